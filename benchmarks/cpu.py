@@ -68,7 +68,7 @@ def main() -> None:
     command.add_argument("--articles", type=int, default=512, help="of a run")
     command.add_argument("--repeats", type=int, default=9, help="runs of each")
     options = command.parse_args()
-    model = load_model(options.model)
+    model = load_model(options.model).asking("all")
     short = random_ids(model, options.articles)
     rng = np.random.default_rng(0)
     long = rng.integers(0, len(model.alphabet) + 1, (options.articles // 4, model.length)).astype(np.uint8)

@@ -65,10 +65,12 @@ class OnDevice:
             for first, last, units, _ in self._batches:
                 ids = network._ids[: last - first]
                 offsets = self._offsets[first : last + 1]
-                network.encode(self._data[self._articles.offsets[first] :], offsets, slot.encoded(ids))
+                text = self._data[self._articles.offsets[first] :]
+                network.encode(text, offsets, slot.encoded(ids))
                 out = slot.scored(last - first, classes, 1)
                 out = out._replace(labels=self.labels[first:last], best=self._best[first:last])
-                network.forward(ids, units, out, slot.device["saturated"])
+                network.score_ngrams(text, offsets, out.logits)
+                network.forward(ids, units, out, slot.device["saturated"], slot.device["asked"])
         network.compute.synchronize()
 
 
@@ -166,7 +168,7 @@ def main() -> None:
     command.add_argument("--repeats", type=int, default=REPEATS)
     command.add_argument("--peers", nargs="*", default=list(KINDS))
     options = command.parse_args()
-    model, articles = load_model(options.model), ag_news(options.articles_csv, options.articles)
+    model, articles = load_model(options.model).asking("all"), ag_news(options.articles_csv, options.articles)
     result: dict[str, Any] = {
         "about": about(options, cuda=cp.cuda.runtime.runtimeGetVersion()),
         "articles": len(articles),

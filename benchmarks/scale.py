@@ -53,7 +53,7 @@ def small(options: argparse.Namespace, keep: Keep) -> Part:
     texts = [
         articles.data[a:b].tobytes().decode() for a, b in zip(articles.offsets, articles.offsets[1:], strict=False)
     ]
-    model, seconds, steps = load_model(options.model), [], []
+    model, seconds, steps = load_model(options.model).asking("all"), [], []
     with connect(options.where, workers=options.workers) as client:
         for _ in range(_SMALL_WARM_UP + options.repeats):
             began = time.perf_counter()

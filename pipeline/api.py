@@ -102,10 +102,11 @@ def classify(
     if client is not None and settings.workers is not None:
         raise UsageError("workers is for a cluster that is started here, and client has its own: leave one of them out")
     cluster = Running(client) if isinstance(client, Client) else OnDemand(client or _embedded(settings.workers))
-    loaded = load_models(model)
+    loaded = load_models(model, settings.network)
     if settings.precision == "int8":
         for each in loaded.every:
-            scales_of(each)  # each worker needs them: without them none is started
+            if each.has_network:
+                scales_of(each)  # each worker needs them: without them none is started
     request = Request(source, folder, loaded, cluster, settings, progress or Progress(), stop, classify_chunks)
     result = run_job(request)
     remark = doubt(result.job, result.tally)
@@ -188,7 +189,7 @@ def label(
             raise UsageError(f"allow_mixed is for a job: {later}")
         made: Frame = label_here(frame, model, settings, suffix)
         return made
-    models = load_models(model)
+    models = load_models(model, settings.network)
     added = computed_columns(settings.model_columns(models), settings.truth_column is not None)
     refuse_taken(frame, [*added.names, REASON.name], suffix)
     return classify(frame, model=models.every, client=client, progress=progress, **options).join(frame, suffix)

@@ -87,7 +87,7 @@ class Classifier:
     engine : Engine
         What computes, with its model; `load` opens it.
     given : tuple
-        Model, device, precision and kernels, by which `load` makes it once more.
+        Model, device, precision, kernels and network, by which `load` makes it once more.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class Classifier:
 
     """
 
-    def __init__(self, engine: Engine, given: tuple[str | Path | Model, str, str, str]) -> None:
+    def __init__(self, engine: Engine, given: tuple[str | Path | Model, str, str, str, str]) -> None:
         self.classes = tuple(engine.model.classes)
         self.backend = engine.backend
         self._engine, self._given = engine, given
@@ -304,7 +304,12 @@ class Classifier:
 
 
 def load(
-    model: str | Path | Model = "ag-news", *, device: str = "auto", precision: str = "auto", kernels: str = "auto"
+    model: str | Path | Model = "ag-news",
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    kernels: str = "auto",
+    network: str = "uncertain",
 ) -> Classifier:
     """Load a model, to label texts as they come. For many texts or for files, use `classify`.
 
@@ -319,6 +324,9 @@ def load(
         activation scales (`quantise`).
     kernels : str
         "auto", or a generation of CUDA kernels: "simt", "sm75", "sm80" or "sm90".
+    network : str
+        Texts about which a model with n-grams asks its network: "uncertain", those on whose label its n-grams are not
+        sure, of a model that has a margin for that; "all"; or "none".
 
     Returns
     -------
@@ -342,7 +350,7 @@ def load(
     >>> classifier.close()
 
     """
-    engine = open_engine(load_model(model), device, precision, kernels=kernels)
+    engine = open_engine(load_model(model).asking(network), device, precision, kernels=kernels)
     try:
         engine.classify(_ONE_TEXT)
     except BaseException:
@@ -350,12 +358,14 @@ def load(
         raise
     if not isinstance(model, Model) and os.path.exists(model):
         model = os.path.abspath(model)  # another process may have another folder
-    return Classifier(engine, (model, device, precision, kernels))
+    return Classifier(engine, (model, device, precision, kernels, network))
 
 
-def _load_again(digest: str, model: str | Path | Model, device: str, precision: str, kernels: str) -> Classifier:
+def _load_again(
+    digest: str, model: str | Path | Model, device: str, precision: str, kernels: str, network: str
+) -> Classifier:
     """What a pickled classifier becomes. Raises ModelError where the model is another one than it had."""
-    classifier = load(model, device=device, precision=precision, kernels=kernels)
+    classifier = load(model, device=device, precision=precision, kernels=kernels, network=network)
     if classifier._engine.model.digest != digest:
         classifier.close()
         raise ModelError(f"{model} is another model than the pickled classifier had: load it anew")

@@ -65,14 +65,16 @@ class EngineKeywords(TypedDict, total=False):
     Otherwise, and with "cpu", it is the CPU; with "cuda" it must be a GPU.
     """
     precision: Annotated[str, Option("Computing", "auto", "auto|fp32|fp16|bf16|int8")]
-    """Number format to compute in; a CPU has fp32, and int8, which is slower there.
-
-    "auto", "fp32", "fp16", "bf16" or "int8"; for the last a model needs activation scales (`quantise`).
-    """
+    """Number format to compute in; a CPU has fp32, and int8, which is slower there and needs `quantise`."""
     kernels: Annotated[str, Option("Computing", "auto", "auto|simt|sm75|sm80|sm90")]
     """Generation of CUDA kernels to use.
 
     They are "simt", "sm75", "sm80" and "sm90"; "auto" chooses.
+    """
+    network: Annotated[str, Option("Computing", "uncertain", choices=("uncertain", "all", "none"), recorded=True)]
+    """Texts about which a model with n-grams asks its network.
+
+    "uncertain": those on whose label its n-grams are not sure, by the margin of `calibrate`. "none": n-grams alone.
     """
 
 
@@ -443,5 +445,6 @@ class Options(_Values):
             "windows": UNSET if self.windows is None else (self.windows, self.overlap, self.window_score),
             "models": models.short_names if len(models.every) > 1 else UNSET,
             "multi_label": several if any(several) else UNSET,
+            "network": UNSET if self.network == TABLE["network"].default else self.network,
         }
         return Settings(**recorded)

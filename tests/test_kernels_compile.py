@@ -17,10 +17,11 @@ from pipeline.errors import BroadsheetError, UsageError
 from pipeline.kernels.catalog import (
     NUMBERS,
     Kernel,
+    branch_kernels,
     choose_generation,
     first_block,
+    gather_kernel,
     network_kernels,
-    ngrams_kernel,
     target,
 )
 from pipeline.kernels.compile import Cubin, cache_folder, compile_kernel, compiler_name, resources
@@ -62,8 +63,8 @@ def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
         for precision in STORAGE[generation]:
             for symbols, classes, frame in shapes:
                 layers = layer_table(symbols, 1014, classes)
-                branch = ngrams_kernel(*NGRAMS[classes], classes)
-                for kernel in [*network_kernels(generation, precision, architecture, layers, frame), branch]:
+                branch = [*branch_kernels(*NGRAMS[classes], classes), gather_kernel()]
+                for kernel in [*network_kernels(generation, precision, architecture, layers, frame), *branch]:
                     compiled_for = target(generation, architecture)
                     found[kernel.file, kernel.expression, compiled_for] = kernel, compiled_for
     if architecture in FIRST_OF_A_GENERATION[1:]:

@@ -15,7 +15,7 @@ from benchmarks.ladder.switches import Setting
 from pipeline.engine.base import Texts
 from pipeline.engine.cuda import Batch, CudaEngine
 from pipeline.kernels.memory_plan import units_by_length
-from pipeline.kernels.network import Slot
+from pipeline.kernels.slots import Slot
 from pipeline.model import quantised, reference
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model

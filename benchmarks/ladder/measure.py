@@ -105,7 +105,7 @@ class Bench:
 
 def network_alone(name: str) -> Model:
     """A model without a branch of n-grams: one-hot columns hold no text for it."""
-    return replace(load_model(name), ngrams=None)
+    return replace(load_model(name), ngrams=None, cascade=None)
 
 
 def compile_all(steps: list[Step], name: str, architecture: str) -> float:

@@ -10,7 +10,8 @@ from benchmarks.ladder.operations import DENSE_CHANNELS, DenseBlock1, SlowOperat
 from benchmarks.ladder.switches import Setting
 from pipeline.kernels.catalog import Kernel, network_kernels, product_kernel, target
 from pipeline.kernels.memory_plan import most_units
-from pipeline.kernels.network import Network, Slot
+from pipeline.kernels.network import Network
+from pipeline.kernels.slots import Slot
 from pipeline.kernels.storage import STORAGE
 from pipeline.kernels.tiles import product_tile
 from pipeline.model.alphabet import Alphabet

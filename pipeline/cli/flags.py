@@ -93,6 +93,7 @@ Endpoint = Annotated[str | None, flag("endpoint")]
 Device = Annotated[str, flag("device")]
 Precision = Annotated[str, flag("precision")]
 Kernels = Annotated[str, flag("kernels")]
+Network = Annotated[str, flag("network")]
 
 PROTOCOL = "Protocol between workers and scheduler."
 Where = Annotated[

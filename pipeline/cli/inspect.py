@@ -16,6 +16,8 @@ from ..storage.names import as_url
 from .flags import Endpoint, OneModel, Root
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..kernels.memory_plan import Buffer
     from ..model.charcnn import Model
     from ..model.ngrams import NGrams
@@ -39,14 +41,15 @@ def inspect(
     precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16|int8", help="Precision for --memory.")] = "fp16",
 ) -> None:
     """Show a model's layers, alphabet, frame, classes and card; of a damaged file, name the first wrong tensor."""
-    from ..kernels.memory_plan import page_locked, plan
+    from ..kernels.memory_plan import Parts, page_locked, plan
     from ..kernels.storage import STORAGE
     from ..model.charcnn import load_model
 
     loaded = load_model(model)
     if precision not in STORAGE["sm80"]:
         raise UsageError(f"precision {precision!r}: choose fp32, fp16, bf16 or int8")
-    buffers = plan(loaded.layers, batch, STORAGE["sm80"][precision], loaded.frame, loaded.ngrams) if memory else []
+    stored, parts = STORAGE["sm80"][precision], Parts.of(loaded)
+    buffers = plan(loaded.layers, batch, stored, loaded.frame, loaded.ngrams, parts) if memory else []
     on_host = page_locked(loaded.layers, batch, loaded.frame) if memory else []
     if as_json:
         about = about_model(loaded)
@@ -94,7 +97,7 @@ def about_model(model: Model) -> dict[str, object]:
         "classes": list(model.classes),
         "layers": [
             {"name": layer.name, "rows": layer.rows_pooled, "channels": layer.outputs, "mflop": layer.flop / 1e6}
-            for layer in model.layers
+            for layer in (model.layers if model.has_network else ())
         ],
         "card": dict(model.card),
     }
@@ -113,9 +116,6 @@ def _worded(ngrams: NGrams) -> str:
 
 def print_model(model: Model, console: PlainConsole) -> None:
     """Name, classes, alphabet, layers and card."""
-    from rich import box
-    from rich.table import Table
-
     names = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in model.classes]
     more = f", … and {len(names) - _MOST_NAMES}" if len(names) > _MOST_NAMES else ""
     print_fact("model", model.name, console)
@@ -132,12 +132,25 @@ def print_model(model: Model, console: PlainConsole) -> None:
     if model.thresholds is not None:
         each = zip(names[:_MOST_NAMES], model.thresholds, strict=False)
         facts["scores"] = "several labels a text, from these scores on: " + ", ".join(f"{n} {t:.2g}" for n, t in each)
+    if not model.has_network:
+        facts["int8"] = "the same as in every precision: n-grams alone, no network"
     if model.scales is not None:
         scales = ", ".join(f"{name} {step:.3g}" for name, step in model.scales.steps.items())
         facts["int8"] = f"steps of 8-bit inputs: {scales}; found on {model.scales.found_on[:16]}"
     if model.ngrams is not None:
         facts["n-grams"] = _worded(model.ngrams)
     console.print(facts_table(facts.items()))
+    if model.has_network:
+        console.print(_layers(model))
+    shown = {k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in model.card.items()}
+    if shown:
+        console.print(facts_table(shown.items()))
+
+
+def _layers(model: Model) -> Table:
+    from rich import box
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column, justify in (("block", "left"), ("operation", "left"), ("output", "right"), ("MFLOP", "right")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
@@ -150,10 +163,7 @@ def print_model(model: Model, console: PlainConsole) -> None:
         steps += [f"max pool {layer.pool}"] if layer.pool > 1 else []
         shape = f"{layer.outputs} × {layer.rows_pooled}" if layer.kind == "conv1d" else f"{layer.outputs}"
         table.add_row(layer.name, ", ".join(steps), shape, f"{layer.flop / 1e6:.1f}")
-    console.print(table)
-    shown = {k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in model.card.items()}
-    if shown:
-        console.print(facts_table(shown.items()))
+    return table
 
 
 def verify(

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import UsageError
 from ..report.console import say
-from .flags import Device, Kernels, Precision, in_panel
+from .flags import Device, Kernels, Network, Precision, in_panel
 
 _NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "prometheus_client")
 _LEAST_TOKEN = 16
@@ -40,6 +40,7 @@ def command(
     device: Device = "auto",
     precision: Precision = "auto",
     kernels: Kernels = "auto",
+    network: Network = "uncertain",
     token_file: Annotated[Path | None, _security("FILE", "File with a token that every request must show.")] = None,
     admin_token_file: Annotated[Path | None, _security("FILE", "Token file for requests to reload models.")] = None,
     cluster: Annotated[
@@ -112,6 +113,7 @@ def command(
         device=device,
         precision=precision,
         kernels=kernels,
+        network=network,
         target_s=None if target_ms is None else target_ms / 1000,
         drain_s=drain_s,
         max_queue=max_queue,

@@ -15,7 +15,7 @@ from ..engine.cpu import CpuEngine
 from ..errors import BroadsheetError, UsageError
 from ..model.alphabet import encode
 from ..model.charcnn import Model, load_model
-from ..model.layers import NORM_EPSILON, Layer
+from ..model.layers import BIAS, NORM_EPSILON, Layer
 from ..model.ngrams import Grams, NGrams, counted, find
 from ..processes.threads import available_cores
 from ..storage.disk import write_file
@@ -130,7 +130,7 @@ def export_onnx(model: str | Path | Model, path: str | Path) -> float:
     True
 
     """
-    loaded = load_model(model)
+    loaded = load_model(model).asking("all")
     data = to_onnx(loaded)
     difference = _difference(loaded, data)
     if not difference <= TOLERANCE:
@@ -176,10 +176,12 @@ class _Graph:
 
     def made(self) -> Any:
         helper, kinds, model = self._onnx.helper, self._onnx.TensorProto, self._model
-        ids = self._node("Cast", ["ids"], "ids int32", to=kinds.INT32)
-        x = self._one_hot(ids)
-        for layer in model.layers:
-            x = self._convolution(x, ids, layer) if layer.kind == "conv1d" else self._linear(x, layer)
+        x = BIAS
+        if model.has_network:
+            ids = self._node("Cast", ["ids"], "ids int32", to=kinds.INT32)
+            x = self._one_hot(ids)
+            for layer in model.layers:
+                x = self._convolution(x, ids, layer) if layer.kind == "conv1d" else self._linear(x, layer)
         if model.ngrams is not None:
             x = self._node("Add", [x, self._branch(model.ngrams)], "logits")
         if model.temperature != 1:

@@ -18,8 +18,9 @@ from distributed import Worker, WorkerPlugin, default_client
 from ..engine.base import Engine
 from ..errors import BroadsheetError, ModelError
 from ..labelling.engines import ENGINES
-from ..model.charcnn import SHIPPED, Model, load_model
+from ..model.charcnn import Model, load_model
 from ..model.model_file import HUB
+from ..model.shipped import SHIPPED
 from ..processes.threads import WORKERS_PER_HOST, available_cores, share_of_cores
 
 
@@ -35,6 +36,7 @@ class Resident:
     device: str = "auto"
     precision: str = "auto"
     kernels: str = "auto"
+    network: str = "uncertain"
 
     @property
     def key(self) -> str:
@@ -51,7 +53,7 @@ class Resident:
         if self.digest in _GIVEN:
             return _GIVEN[self.digest]
         try:
-            found = load_model(self.name)
+            found = load_model(self.name).asking(self.network)
         except ModelError as error:
             raise BroadsheetError(
                 f"a worker cannot load the model: {error.message}. Give the path of a file that each worker can read"
@@ -81,15 +83,19 @@ _GIVEN: dict[str, Model] = {}
 
 
 def resident(
-    model: str | Path | Model, device: str = "auto", precision: str = "auto", kernels: str = "auto"
+    model: str | Path | Model,
+    device: str = "auto",
+    precision: str = "auto",
+    kernels: str = "auto",
+    network: str = "uncertain",
 ) -> tuple[Resident, Model]:
     """A model by name, and the model. One that was given as a `Model` is kept in this process."""
-    loaded = load_model(model)
+    loaded = load_model(model).asking(network)
     if isinstance(model, Model):
-        hold(model)
+        hold(loaded)
     is_file = not isinstance(model, Model) and str(model) not in SHIPPED and not str(model).startswith(HUB)
     name = os.path.abspath(str(model)) if is_file else loaded.name
-    return Resident(name, loaded.digest, device, precision, kernels), loaded
+    return Resident(name, loaded.digest, device, precision, kernels, network), loaded
 
 
 def hold(model: Model) -> None:

@@ -104,8 +104,8 @@ def _without_text(rows: int, first: int, selection: Selection) -> Chunk:
 def labels_of(model: ModelOrModels, options: Options, schema: pa.Schema) -> Labels:
     """What is to be said of rows with this schema. Raises UsageError for a column or option that does not fit."""
     models = [model] if isinstance(model, str | Path | Model) else list(model)
-    loaded = load_models(models)
-    how = (options.device, options.precision, options.kernels)
+    loaded = load_models(models, options.network)
+    how = (options.device, options.precision, options.kernels, options.network)
     named = tuple(resident(one, *how)[0] for one in models)
     selection = resolve(schema, options.selection(loaded))
     return Labels(named, options, selection, columns_of(selection, options.model_columns(loaded), None))

@@ -96,6 +96,9 @@ class Predictions:
         In int8, how many 8-bit activations of all articles have the greatest value, since what was above is there too.
     n_windows : int64 [N], optional
         Windows of each text, where long ones are labelled in windows.
+    asked : int
+        Of a model whose network is asked about some articles only, about how many; of long ones that are labelled in
+        windows, about how many windows.
 
     """
 
@@ -107,6 +110,7 @@ class Predictions:
     unknown_chars: NDArray[np.int64]
     saturated: int = 0
     n_windows: NDArray[np.int64] | None = None
+    asked: int = 0
 
     @property
     def overflowed(self) -> NDArray[np.bool_]:
@@ -118,7 +122,7 @@ class Predictions:
         every = None if self.all_scores is None else self.all_scores[rows]
         counts = (self.n_chars[rows], self.truncated[rows], self.unknown_chars[rows])
         windows = None if self.n_windows is None else self.n_windows[rows]
-        return Predictions(self.labels[rows], self.scores[rows], every, *counts, self.saturated, windows)
+        return Predictions(self.labels[rows], self.scores[rows], every, *counts, self.saturated, windows, self.asked)
 
     def of_whole_texts(self, texts: Texts, length: int) -> Predictions:
         """The same with the counts of the whole texts, where `texts` were cut. length: what the model reads."""

@@ -31,8 +31,9 @@ from threadpoolctl import threadpool_info
 
 from ..model import quantised, reference
 from ..model.alphabet import text_ends
+from ..model.cascade import asked
 from ..model.charcnn import Model
-from ..model.layers import NORM_EPSILON, Layer
+from ..model.layers import BIAS, NORM_EPSILON, Layer
 from ..model.ngrams import scores, scores_of_ids
 from ..model.reference import Floats, Norm, Offsets, Rows, Weights
 from ..processes.threads import SINGLE_THREADED_BLAS
@@ -58,18 +59,26 @@ class CpuEngine:
         self.device_name = "cpu"
         self.backend = Backend("cpu", "numpy", _architecture(), precision)
         self._saturated: list[int] = []
-        weights = reference.prepare(model)
-        with SINGLE_THREADED_BLAS:
-            weights = replace(weights, linear_batches=reference.even_batches(weights))
-            if precision == "int8":
-                integers = quantised.prepare(weights, quantised.scales_of(model))
-                self.blocks = quantised.blocks(weights, integers, self._saturated.append)
-            else:
-                self.blocks = text_blocks(weights) if model.frame == "text" else reference.blocks(weights)
-        self._most = weights.linear_batches[-1].room
         self.memory_ready = time.time()
         self.threads = threads
         self._pool = ThreadPoolExecutor(threads, "broadsheet-compute")
+        self.blocks: list[tuple[str, Callable[[Any], Any]]] = []
+        self._alone = None if model.has_network and model.cascade is None else model.asking("none")
+        if model.has_network:
+            self._prepare(precision)
+
+    def _prepare(self, precision: str) -> None:
+        """The network's weights; a model of n-grams alone has none."""
+        weights = reference.prepare(self.model)
+        with SINGLE_THREADED_BLAS:
+            weights = replace(weights, linear_batches=reference.even_batches(weights))
+            if precision == "int8":
+                integers = quantised.prepare(weights, quantised.scales_of(self.model))
+                self.blocks = quantised.blocks(weights, integers, self._saturated.append)
+            else:
+                self.blocks = text_blocks(weights) if self.model.frame == "text" else reference.blocks(weights)
+        self._most = weights.linear_batches[-1].room
+        self.memory_ready = time.time()
 
     def classify(
         self,
@@ -85,20 +94,30 @@ class CpuEngine:
         with span("kernels", spans, "compute", self.device_name):
             with span("encode", kernels, "compute", self.device_name):
                 ids, n_chars, truncated, unknown = texts.encoded(self.model.alphabet, self.model.length)
-            logits = self._logits(ids, kernels)
-            if self.model.ngrams is not None:
-                with span("ngrams", kernels, "compute", self.device_name):
-                    logits += self.branch(texts)
+            probabilities, asked = self._probabilities(texts, ids, kernels)
             with span("head", kernels, "compute", self.device_name):
-                probabilities = reference.class_scores(logits, self.model)
                 labels, best = reference.top_k(probabilities, top_k)
         every, saturated = probabilities if all_scores else None, sum(self._saturated)
-        found = Predictions(labels, best, every, n_chars, truncated, unknown, saturated)
+        found = Predictions(labels, best, every, n_chars, truncated, unknown, saturated, asked=asked)
         return found.of_whole_texts(texts, self.model.length)
 
-    def _logits(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> NDArray[np.float32]:
-        if not self.model.has_network:
-            return np.tile(self.model.tensors["fc3.bias"].astype(np.float32), (len(ids), 1))
+    def _probabilities(self, texts: Texts, ids: NDArray[np.uint8], kernels: list[Span] | None) -> tuple[Floats, int]:
+        """The score of every class, [N, classes], and `Predictions.asked`."""
+        if self.model.ngrams is None:
+            return reference.class_scores(self._logits(ids, kernels), self.model), 0
+        with span("ngrams", kernels, "compute", self.device_name):
+            beside = self.branch(texts)
+        cascade, found, rows = self.model.cascade, np.empty_like(beside), np.ones(len(texts), np.bool_)
+        if self._alone is not None:
+            logits = self._alone.tensors[BIAS].astype(np.float32) + beside
+            found = reference.class_scores(logits, self._alone)
+            rows &= cascade is not None and asked(logits, cascade.margin, self.model.thresholds)
+        if rows.any():
+            logits = self._logits(ids[rows], kernels) + beside[rows]
+            found[rows] = reference.class_scores(logits, self.model)
+        return found, 0 if cascade is None else int(rows.sum())
+
+    def _logits(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> Floats:
         logits = self.each_group(lambda group: self._forward(group, kernels), self.groups(ids))
         return np.concatenate([np.empty((0, len(self.model.classes)), np.float32), *logits])
 

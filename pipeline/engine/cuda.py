@@ -26,7 +26,8 @@ from ..kernels import memory_plan
 from ..kernels.catalog import choose_generation, largest_batch
 from ..kernels.compile import compiler_name
 from ..kernels.memory_plan import articles_for_a_full_one, units_by_length
-from ..kernels.network import Network, NotPageLocked, Result, Slot
+from ..kernels.network import Network
+from ..kernels.slots import NotPageLocked, Result, Slot, Sums
 from ..kernels.small_batches import SmallBatches
 from ..model import quantised, reference
 from ..model.alphabet import Encoded, encode, of_ids
@@ -104,7 +105,9 @@ class CudaEngine:
             generation, precision = choose_generation(kernels, precision, capability)
             self.backend = Backend("cuda", generation, f"sm_{digits}, {compiler_name()}", precision)
             weights = reference.prepare(model)
-            integers = quantised.prepare(weights, quantised.scales_of(model)) if precision == "int8" else None
+            integers = None
+            if precision == "int8" and model.has_network:
+                integers = quantised.prepare(weights, quantised.scales_of(model))
             self._units = units_by_length(model.layers, model.frame)
             most = largest_batch(generation, precision, f"sm_{digits}", model.layers, model.frame)
             if batch is not None and batch > most:
@@ -188,12 +191,12 @@ class CudaEngine:
         if not _is_on_host(texts):
             self.device.synchronize()  # whoever wrote the text may have used any stream
         if self._is_small(texts) and not each_kernel:
-            saturated = self._in_a_graph(texts, top_k, found, spans)
+            sums = self._in_a_graph(texts, top_k, found, spans)
         else:
-            saturated = self._in_batches(texts, top_k, found, spans, each_kernel, handed_over)
+            sums = self._in_batches(texts, top_k, found, spans, each_kernel, handed_over)
         if self.network.ops.stored.is_split and found.overflowed.any():
             self._classify_by_reference(texts, found, top_k)
-        return replace(found, saturated=saturated).of_whole_texts(texts, self.model.length)
+        return replace(found, saturated=sums.saturated, asked=sums.asked).of_whole_texts(texts, self.model.length)
 
     def _is_small(self, texts: Texts) -> bool:
         """Whether one graph labels these texts. A profile watches each launch, which a graph does not show."""
@@ -201,8 +204,8 @@ class CudaEngine:
         here = texts.ids is None and _is_on_host(texts)
         return here and len(texts) <= self.batch and not watched and self.small.take(texts.offsets)
 
-    def _in_a_graph(self, texts: Texts, top_k: int, found: Predictions, spans: list[Span] | None) -> int:
-        """Label a small batch at once. Returns its saturated activations."""
+    def _in_a_graph(self, texts: Texts, top_k: int, found: Predictions, spans: list[Span] | None) -> Sums:
+        """Label a small batch at once."""
         try:
             with self.device:
                 begun, began = time.time(), time.perf_counter()
@@ -212,7 +215,7 @@ class CudaEngine:
             raise self._failure(error, Batch(0, len(texts), 0)) from error
         _fill(found, slice(None), result, result)
         _note(device_spans(begun, [("kernels", "compute", 0.0, seconds * 1e3)], self.device_name), spans)
-        return result.saturated
+        return result.sums
 
     def _in_batches(
         self,
@@ -222,13 +225,13 @@ class CudaEngine:
         spans: list[Span] | None,
         each_kernel: bool,
         handed_over: Callable[[], object] | None,
-    ) -> int:
-        """Label texts in batches that overlap. Returns their saturated activations.
+    ) -> Sums:
+        """Label texts in batches that overlap.
 
         Where several models share the texts, the first that reads them keeps their ids on the GPU, and the others with
         its alphabet and length neither copy nor encode the text.
         """
-        saturated = 0
+        sums = Sums(0, 0)
         shared, how = texts.shared, (f"{self.device_name} {self.model.alphabet.symbols}", self.model.length)
         keep = self._room_for_ids(len(texts)) if shared is not None and how not in shared else None
         kept = shared.get(how) if shared is not None and self.model.ngrams is None else None  # a branch reads the text
@@ -239,7 +242,7 @@ class CudaEngine:
                 anchor = self._anchor()
                 for batch in self.batches(texts) if kept is None else self._batches_of_kept(kept):
                     if len(running) == memory_plan.SLOTS:
-                        saturated += self._collect(*running[0], found, anchor, spans)
+                        sums = sums.plus(self._collect(*running[0], found, anchor, spans))
                         running.popleft()
                     slot = self._next_slot()
                     running.append((slot, batch))
@@ -248,7 +251,7 @@ class CudaEngine:
                 if handed_over is not None:
                     handed_over()
                 while running:
-                    saturated += self._collect(*running[0], found, anchor, spans)
+                    sums = sums.plus(self._collect(*running[0], found, anchor, spans))
                     running.popleft()
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
             raise self._failure(error, running[0][1] if running else batch) from error
@@ -260,7 +263,7 @@ class CudaEngine:
                     slot.taken.release()
         if shared is not None and keep is not None:
             shared[how] = Encoded(keep, found.n_chars, found.truncated, found.unknown_chars)
-        return saturated
+        return sums
 
     def _next_slot(self) -> Slot:
         """The next one of the ring, taken; another thread may have to copy its last results first."""
@@ -291,7 +294,8 @@ class CudaEngine:
         rows = found.overflowed
         with self._by_reference:
             if self._reference is None:
-                self._reference = CudaEngine(self.model, "fp32", "simt", _BATCH_OF_REFERENCE, self.device.id)
+                asked = self.model.asking("all")
+                self._reference = CudaEngine(asked, "fp32", "simt", _BATCH_OF_REFERENCE, self.device.id)
             again = self._reference.classify(texts.take(rows), top_k, found.all_scores is not None)
         found.labels[rows], found.scores[rows] = again.labels, again.scores
         if found.all_scores is not None:
@@ -395,14 +399,14 @@ class CudaEngine:
         found: Predictions,
         anchor: tuple[float, cp.cuda.Event],
         spans: list[Span] | None,
-    ) -> int:
-        """Wait for a batch, copy its rows to their places, and append its spans. Returns its saturated activations."""
+    ) -> Sums:
+        """Wait for a batch, copy its rows to their places, and append its spans."""
         result = self.network.finish(slot)
         _fill(found, slice(batch.first, batch.last), result, batch.given or result)
         at, event = anchor
         _note(device_spans(at, slot.stages(event), self.device_name), spans)
         slot.taken.release()
-        return result.saturated
+        return result.sums
 
     def close(self) -> None:
         """Release the GPU's memory."""

@@ -83,7 +83,7 @@ def profile(
 
     Raises as `load_model` and `open_engine` do; warns where ncu is installed and cannot read the counters.
     """
-    loaded = load_model(model)
+    loaded = load_model(model).asking("all")
     with closing(open_engine(loaded, device, precision, kernels=kernels)) as engine:
         found = measure(engine, batch)
     if engine.backend.device != "cuda":
@@ -101,14 +101,14 @@ def profile(
 
 def sweep_batch(model: str | Model, device: str = "auto", precision: str = "auto") -> list[SweepPoint]:
     """Latency over batch size, in one precision."""
-    loaded = load_model(model)
+    loaded = load_model(model).asking("all")
     with closing(open_engine(loaded, device, precision)) as engine:
         return _points(engine, BATCHES[engine.backend.device])
 
 
 def sweep_precision(model: str | Model, batch: int | None = None, device: str = "auto") -> list[SweepPoint]:
     """Latency in each precision that the device computes in."""
-    loaded = load_model(model)
+    loaded = load_model(model).asking("all")
     points = []
     for precision in PRECISIONS:
         if precision == "auto":
@@ -156,17 +156,16 @@ def _cpu_kernels(engine: CpuEngine, texts: Texts) -> list[KernelProfile]:
     model, each_group = engine.model, engine.each_group
     ids = encode(texts.data, texts.offsets, model.alphabet, model.length)[0]
     alone = {"encode": _median(lambda: encode(texts.data, texts.offsets, model.alphabet, model.length))}
-    groups: list[Any] = engine.groups(ids)
-    blocks = engine.blocks if model.has_network else []  # the engine skips a network of zeros beside n-grams
-    for name, block in blocks:
+    groups: list[Any] = engine.groups(ids) if engine.blocks else []
+    for name, block in engine.blocks:
         alone[name] = _median(lambda block=block, groups=groups: each_group(block, groups))  # type: ignore[misc]
         groups = each_group(block, groups)
-    logits = np.concatenate(groups) if blocks else np.zeros((len(ids), len(model.classes)), np.float32)
+    logits = np.concatenate(groups) if groups else np.zeros((len(ids), len(model.classes)), np.float32)
     if engine.model.ngrams is not None:
         alone["ngrams"] = _median(lambda: engine.branch(texts))
     alone["head"] = _median(lambda: reference.top_k(reference.class_scores(logits, model), 1))
     stream = _in_the_network(engine, texts)
-    moved = _modelled_bytes(model, ids, len(texts.data), len(engine.groups(ids)))
+    moved = _modelled_bytes(model, ids, len(texts.data), len(engine.groups(ids))) if engine.blocks else {}
     return [
         KernelProfile(
             w.name, w.category, alone[w.name], stream[w.name], w.flop, w.least_bytes, moved.get(w.name, w.least_bytes)

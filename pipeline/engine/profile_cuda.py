@@ -19,8 +19,10 @@ from ..kernels.memory_plan import units_by_length
 from ..kernels.ops import Operations, load, tile_shape
 from ..kernels.storage import FLOAT, Storage
 from ..kernels.work import ELEMENT_WISE, PRODUCT, REDUCTION, KernelWork, computed_rows, kernels_of
+from ..model.cascade import asked
 from ..model.charcnn import Model
-from ..model.layers import Layer
+from ..model.layers import BIAS, Layer
+from ..model.ngrams import scores
 from ..telemetry.profile import Ceilings, KernelProfile
 from ..telemetry.spans import Span
 from .base import Texts
@@ -52,9 +54,10 @@ def kernels(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
     with engine.device:
         alone = {launch.kernel.name: _seconds(lambda at=launch: _launch(ops, at)) for launch in launches}  # type: ignore[misc]
     stream = _in_the_network(engine, texts)
-    works = _works(model, texts, ops.stored)
-    rows = computed_rows(model, texts)
-    units = int(units_by_length(model.layers, model.frame)[np.minimum(np.diff(texts.offsets), model.length)].sum())
+    inner = _asked(model, texts)
+    works = _works(model, texts, inner, ops.stored)
+    rows, count = computed_rows(model, inner), len(inner)
+    units = int(units_by_length(model.layers, model.frame)[np.minimum(np.diff(inner.offsets), model.length)].sum())
     layers = {layer.name: layer for layer in model.layers}
     found = []
     for launch in launches:
@@ -159,13 +162,29 @@ def _in_the_network(engine: CudaEngine, texts: Texts) -> dict[str, float]:
     return {name: statistics.median(found[1:]) for name, found in times.items()}
 
 
-def _works(model: Model, texts: Texts, stored: Storage) -> dict[str, KernelWork]:
+def _asked(model: Model, texts: Texts) -> Texts:
+    """Those about which the network is asked."""
+    if model.cascade is None:
+        return texts
+    alone, ngrams = model.asking("none"), model.ngrams
+    assert ngrams is not None
+    logits = alone.tensors[BIAS].astype(np.float32) + scores(texts.data, texts.offsets, ngrams)
+    return texts.take(asked(logits, model.cascade.margin, model.thresholds))
+
+
+def _works(model: Model, given: Texts, texts: Texts, stored: Storage) -> dict[str, KernelWork]:
     """The work of each kernel. Kernels differ from blocks in four places: block 1's statistics and block 6's norm are
     separate kernels, two find where the rows lie, and one kernel computes the last layer and the head.
+
+    texts: of those that are given, the ones about which the network is asked.
     """
     count, text_bytes = len(texts), len(texts.data)
     rows, second = computed_rows(model, texts), model.layers[1]
     works = {work.name: work for work in kernels_of(model, texts, stored)}
+    of_all = {work.name: work for work in kernels_of(model, given, stored)}
+    works |= {name: of_all[name] for name in ("encode", "ngrams") if name in of_all}
+    works["n-grams alone"] = of_all["head"]
+    works["gather"] = KernelWork("gather", ELEMENT_WISE, 0, 2 * count * model.length)
     works["first units"] = KernelWork("first units", ELEMENT_WISE, 0, 8 * count)
     works["closing units"] = KernelWork(
         "closing units", ELEMENT_WISE, 0, 4 * count + rows[second.name] // second.product_pool

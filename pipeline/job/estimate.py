@@ -229,7 +229,7 @@ def sampled(
     """What a job is asked to do, and about so many rows of its input. Arguments and errors are those of `dry_run`."""
     settings = Options(**options)
     path = None if output is None else place_of(output, settings.endpoint)
-    models = load_models(model)
+    models = load_models(model, settings.network)
     refuse_files(source, path, [each.name for each in models.every], settings)
     found = identify(
         source, len(models.first.alphabet), models.first.length, root=settings.root, endpoint=settings.endpoint

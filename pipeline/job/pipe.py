@@ -96,7 +96,7 @@ def pipe(
     KINDS. Raises UsageError for an option or column that does not fit; with `options.strict` SourceError at the first
     bad row, after the rows before it.
     """
-    models = load_models(model)
+    models = load_models(model, options.network)
     with opened(models.every, options.device, options.precision, options.kernels) as engines:
         most = engines[0].batch or _ROWS_A_CORE * available_cores()
         found = Piped(models)

@@ -335,6 +335,7 @@ def _judged(
         truncated=int(written.truncated.sum()),
         unknown_chars=int(written.unknown_chars.sum()),
         saturated=predictions.saturated,
+        asked=predictions.asked,
         doubtful=doubtful,
         confusion=None if chunk.truth is None else tuple(columns.pairs(predictions, chunk.truth)),
     )

@@ -143,6 +143,24 @@ def head_kernel(stored: Storage, layer: Layer) -> Kernel:
     return Kernel(layer.name, "common/head.cu", instance, HEAD_WARPS * WARP, bytes_a_class * layer.outputs)
 
 
+@cache
+def alone_kernel(classes: int) -> Kernel:
+    """Scores and labels of n-grams alone, and the articles about which the network is asked."""
+    return Kernel(
+        "n-grams alone", "common/head.cu", f"ngrams_alone<{WARPS}, {4 * WARPS}>", WARPS * WARP, 4 * WARPS * classes
+    )
+
+
+@cache
+def gather_kernel() -> Kernel:
+    return Kernel("gather", "common/packing.cu", f"gather<{WARPS}>")
+
+
+def branch_kernels(kinds: Kinds, bits: int, classes: int) -> list[Kernel]:
+    """Every kernel that a model of n-grams alone launches, in order."""
+    return [encode_kernel(), count_kernel(), ngrams_kernel(kinds, bits, classes), alone_kernel(classes)]
+
+
 def network_kernels(
     generation: str, precision: str, architecture: str, layers: Sequence[Layer], frame: Frame
 ) -> list[Kernel]:

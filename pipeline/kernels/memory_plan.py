@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.alphabet import head_bytes
+from ..model.charcnn import Model
 from ..model.layers import Frame, Layer
 from ..model.ngrams import NGrams
 from .storage import Element, Storage
@@ -110,6 +111,7 @@ def result_shapes(layers: Sequence[Layer], count: int, top_k: int) -> Shapes:
         "truncated": ((count,), np.uint8),
         "unknown_chars": ((count,), np.int64),
         "saturated": ((1,), np.uint64),
+        "asked": ((1,), np.int32),
     }
 
 
@@ -244,26 +246,52 @@ def weight_bytes(layers: Sequence[Layer], stored: Storage) -> int:
     return total + 4 * (2 * kernel * ids + kernel * (kernel - 1) * ids * ids)
 
 
+class Parts(NamedTuple):
+    """What a model computes. alone: whether its n-grams give labels without the network, of all articles or of some."""
+
+    network: bool = True
+    alone: bool = False
+
+    @classmethod
+    def of(cls, model: Model) -> Parts:
+        return cls(model.has_network, model.cascade is not None or not model.has_network)
+
+
+NETWORK_ALONE = Parts()
+
+
 def plan(
-    layers: tuple[Layer, ...], batch: int, stored: Storage, frame: Frame, ngrams: NGrams | None = None
+    layers: tuple[Layer, ...],
+    batch: int,
+    stored: Storage,
+    frame: Frame,
+    ngrams: NGrams | None = None,
+    parts: Parts = NETWORK_ALONE,
 ) -> list[Buffer]:
     """Every buffer that an engine keeps on the GPU for batches of up to `batch` articles."""
     room = capacity(layers, batch, frame)
-    wide, narrow = activation_bytes(layers, room, stored)
     length, classes = layers[0].rows_in, layers[-1].outputs
+    ids = id_pitch(length) * batch
+    of_network: list[Buffer] = []
+    if parts.network:
+        wide, narrow = activation_bytes(layers, room, stored)
+        of_network = [
+            Buffer("weights and tables", weight_bytes(layers, stored)),
+            Buffer("statistics", (8 + 4) * batch),
+            Buffer("packing", 4 * (batch + 1) + 8 + room.units),
+            Buffer("activations, first", wide),
+            Buffer("activations, second", narrow),
+            *([Buffer("articles that the network is asked about", ids + 4 * batch)] if parts.alone else []),
+        ]
     return [
-        Buffer("weights and tables", weight_bytes(layers, stored)),
+        *of_network,
         Buffer("text", text_bytes(layers, room), SLOTS),
         Buffer("offsets", 8 * (batch + 1), SLOTS),
-        Buffer("ids", id_pitch(length) * batch),
-        Buffer("statistics", (8 + 4) * batch),
-        Buffer("packing", 4 * (batch + 1) + 8 + room.units),
-        Buffer("activations, first", wide),
-        Buffer("activations, second", narrow),
+        Buffer("ids", ids),
         Buffer("scores and logits", 2 * 4 * classes * batch, SLOTS),
         Buffer("labels and best scores", 2 * 4 * classes * batch, SLOTS),
         Buffer("counts of characters", (8 + 8 + 1) * batch, SLOTS),
-        Buffer("count of saturated values", 8, SLOTS),
+        Buffer("counts of saturated values and of articles", 8 + 4, SLOTS),
         Buffer("small batches", sum(small_bytes(layers, small_batch(layers, room)))),
         *([] if ngrams is None else [Buffer("n-grams", ngram_bytes(ngrams))]),
     ]

@@ -2,116 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import cupy as cp
-import cupyx
 import numpy as np
-from cuda.bindings import driver
 from numpy.typing import NDArray
 
-from ..errors import BroadsheetError
 from ..model.alphabet import Alphabet, head_bytes
-from ..model.layers import Layer
 from ..model.ngrams import NGrams
 from ..model.quantised import Integers
 from ..model.reference import Weights
 from ..processes.threads import available_cores
 from . import memory_plan
-from .catalog import Kernel, network_kernels, ngrams_kernel, target
-from .memory_plan import CLOSING, Capacity, capacity
-from .ops import DeviceEncoded, Launched, Packing, Scored, load, operations
-from .weights import upload, upload_ngrams
+from .catalog import Kernel, branch_kernels, gather_kernel, network_kernels, target
+from .memory_plan import CLOSING, capacity
+from .ops import Asked, DeviceEncoded, Launched, Packing, Scored, load, operations
+from .slots import Result, Slot, Sums, Trail
+from .weights import upload, upload_alone, upload_alphabet, upload_ngrams
 
 _COPYING_THREADS = 4
 _COPIED_AT_ONCE = 1 << 20
 
 
-class Result(NamedTuple):
-    """The results of a batch in page-locked memory, valid until its slot is used again."""
-
-    labels: NDArray[np.int32]
-    best: NDArray[np.float32]
-    scores: NDArray[np.float32]
-    n_chars: NDArray[np.int64]
-    truncated: NDArray[np.uint8]
-    unknown_chars: NDArray[np.int64]
-    saturated: int
-
-
-class NotPageLocked(Exception):
-    """The host has no room for page-locked memory, or does not allow it."""
-
-
-class Slot:
-    """A batch in flight: its text on the host (page-locked) and on the GPU, its results on both, and its events.
-
-    taken: held from when a batch gets the slot until its results are copied. Events are recorded at the beginning and
-    the end of the copy in, the kernels and the copy out. marks: one before each kernel, with `each_kernel`.
-    """
-
-    def __init__(self, layers: Sequence[Layer], room: Capacity) -> None:
-        arrays = memory_plan.slot_arrays(layers, room)
-        self.device = {name: cp.empty(size, dtype) for name, (size, dtype) in arrays.items()}
-        try:
-            self.host = {
-                name: cupyx.empty_pinned(size, dtype)
-                for name, (size, dtype) in arrays.items()
-                if name != memory_plan.ON_GPU_ONLY
-            }
-        except cp.cuda.runtime.CUDARuntimeError as error:
-            raise NotPageLocked(error) from error
-        self.copy_begun, self.copied_in, self.begun, self.computed, self.out_begun, self.copied_out = (
-            cp.cuda.Event() for _ in range(6)
-        )
-        self.taken = Lock()
-        self.each_kernel = False
-        self.marks: list[tuple[str, cp.cuda.Event]] = []
-        self.articles = 0
-        self.top_k = 1
-
-    def encoded(self, ids: cp.ndarray) -> DeviceEncoded:
-        found = (self.device[name][: len(ids)] for name in ("n_chars", "truncated", "unknown_chars"))
-        return DeviceEncoded(ids, *found)
-
-    def scored(self, count: int, classes: int, k: int) -> Scored:
-        def table(name: str, columns: int) -> cp.ndarray:
-            return self.device[name][: count * columns].reshape(count, columns)
-
-        return Scored(table("logits", classes), table("scores", classes), table("labels", k), table("best", k))
-
-    def stages(self, anchor: cp.cuda.Event) -> list[tuple[str, str, float, float]]:
-        """(name, lane, begin, end) of each stage of a finished batch, in milliseconds after `anchor`."""
-
-        def after(event: cp.cuda.Event) -> float:
-            return float(cp.cuda.get_elapsed_time(anchor, event))
-
-        found = [
-            ("copy-in", "copy-in", after(self.copy_begun), after(self.copied_in)),
-            ("kernels", "compute", after(self.begun), after(self.computed)),
-            ("copy-out", "copy-out", after(self.out_begun), after(self.copied_out)),
-        ]
-        times = [(name, after(event)) for name, event in self.marks]
-        ends = [*(time for _, time in times), found[1][3]]
-        return found + [(name, "compute", begin, ends[i + 1]) for i, (name, begin) in enumerate(times)]
-
-    def copy_in(self, name: str, size: int, stream: cp.cuda.Stream) -> None:
-        nbytes = size * self.host[name].itemsize
-        self.device[name].data.copy_from_host_async(self.host[name].ctypes.data, nbytes, stream)
-
-    def copy_out(self, name: str, size: int, stream: cp.cuda.Stream) -> None:
-        nbytes = size * self.host[name].itemsize
-        self.device[name].data.copy_to_host_async(self.host[name].ctypes.data, nbytes, stream)
-
-
 class Network:
     """Weights on a GPU, buffers for batches once `allocate` is called, and the launches from text to labels.
 
-    integers: blocks 2 to 6, for int8. ngrams: the branch beside the network, if there is one. whole: every article
-    takes all rows of the frame, those beyond its text too.
+    weights: those of n-grams alone have no network. integers: blocks 2 to 6, for int8. ngrams: the branch beside the
+    network, if there is one. whole: every article takes all rows of the frame, those beyond its text too.
     """
 
     def __init__(
@@ -121,21 +40,28 @@ class Network:
         self.layers, self.frame = weights.layers, weights.frame
         self._of_scores = (weights.temperature, weights.multi_label)
         self.whole = self.frame == "dense"
+        self.parts = memory_plan.Parts(bool(weights.conv), weights.alone is not None)
         self._length = length
         self._padding = alphabet.padding
-        self._trail = _Trail()
+        self._trail = Trail()
         self._marked: Slot | None = None
         self._capturing = False
         self.watcher: Launched | None = None
         self.ops = operations(generation, precision, device, self._mark)
-        kernels = network_kernels(generation, precision, self.ops.architecture, self.layers, self.frame)
+        kernels: list[Kernel] = []
+        if self.parts.network:
+            kernels += network_kernels(generation, precision, self.ops.architecture, self.layers, self.frame)
+            kernels += [gather_kernel()] if self.parts.alone else []
         if ngrams is not None:
-            kernels.append(ngrams_kernel(ngrams.kinds, ngrams.bits, self.layers[-1].outputs))
+            kernels += branch_kernels(ngrams.kinds, ngrams.bits, self.layers[-1].outputs)
         for kernel in kernels:
             load(kernel.file, kernel.expression, target(generation, self.ops.architecture))
-        self._weights = upload(weights, integers, alphabet, generation, precision, self.ops.architecture)
+        self._alphabet = upload_alphabet(alphabet)
         self._ngrams, self._branch = ngrams, None if ngrams is None else upload_ngrams(ngrams)
-        self._constants = self._after_text()
+        self._alone = None if weights.alone is None else upload_alone(weights.alone)
+        if self.parts.network:
+            self._weights = upload(weights, integers, generation, precision, self.ops.architecture)
+            self._constants = self._after_text()
         cp.cuda.get_current_stream().synchronize()  # the streams below do not wait for it
         self._in, self.compute, self._out = (cp.cuda.Stream(non_blocking=True) for _ in range(3))
         self.slots: list[Slot] = []
@@ -158,7 +84,7 @@ class Network:
         return constants
 
     def plan(self, batch: int) -> list[memory_plan.Buffer]:
-        return memory_plan.plan(self.layers, batch, self.ops.stored, self.frame, self._ngrams)
+        return memory_plan.plan(self.layers, batch, self.ops.stored, self.frame, self._ngrams, self.parts)
 
     def allocate(self, batch: int) -> None:
         """Allocate every buffer of the plan.
@@ -166,14 +92,17 @@ class Network:
         Raises CuPy's OutOfMemoryError, or NotPageLocked; `release` then frees those allocated.
         """
         self.room = capacity(self.layers, batch, "dense" if self.whole else self.frame)
-        sizes = memory_plan.activation_bytes(self.layers, self.room, self.ops.stored)
-        self._activations = [cp.empty(size, np.uint8) for size in sizes]
         self._ids = cp.empty((batch, memory_plan.id_pitch(self._length)), np.uint8)
-        self._statistics = cp.empty((batch, 2), np.float32)
-        self._text_end = cp.empty(batch, np.int32)
-        self._first_unit = cp.empty(batch + 1, np.int32)
-        self._counts = cp.empty(2, np.int32)
-        self._closing = cp.empty(self.room.units, np.uint8)
+        if self.parts.network:
+            sizes = memory_plan.activation_bytes(self.layers, self.room, self.ops.stored)
+            self._activations = [cp.empty(size, np.uint8) for size in sizes]
+            self._statistics = cp.empty((batch, 2), np.float32)
+            self._text_end = cp.empty(batch, np.int32)
+            self._first_unit = cp.empty(batch + 1, np.int32)
+            self._counts = cp.empty(2, np.int32)
+            self._closing = cp.empty(self.room.units, np.uint8)
+        if self.parts.network and self.parts.alone:
+            self._asked_ids, self._asked_rows = cp.empty_like(self._ids), cp.empty(batch, np.int32)
         for _ in range(memory_plan.SLOTS):
             self.slots.append(Slot(self.layers, self.room))
 
@@ -181,12 +110,15 @@ class Network:
         self.slots.clear()
         self._activations = []
         self._ids = self._statistics = self._text_end = self._first_unit = self._counts = self._closing = None
+        self._asked_ids = self._asked_rows = None
 
     def close(self) -> None:
         """Release the weights too."""
         self.release()
         self._copying.shutdown()
-        del self._weights, self._constants, self._branch
+        if self.parts.network:
+            del self._weights, self._constants
+        del self._branch, self._alone
 
     def start_text(
         self,
@@ -280,7 +212,7 @@ class Network:
             if keep is not None:
                 keep[...] = ids
             scored = slot.scored(len(ids), self.layers[-1].outputs, top_k)
-            self.forward(ids, units, scored, slot.device["saturated"])
+            self.forward(ids, units, scored, slot.device["saturated"], slot.device["asked"])
         slot.computed.record(self.compute)
         self._marked = None
         self._out.wait_event(slot.computed)
@@ -291,6 +223,8 @@ class Network:
             slot.copy_out(name, len(ids) * columns, self._out)
         if self.ops.stored.is_int8:
             slot.copy_out("saturated", 1, self._out)
+        if self.parts.alone:
+            slot.copy_out("asked", 1, self._out)
         slot.copied_out.record(self._out)
 
     def settle(self) -> None:
@@ -310,8 +244,13 @@ class Network:
             host["n_chars"][:count],
             host["truncated"][:count],
             host["unknown_chars"][:count],
-            int(host["saturated"][0]) if self.ops.stored.is_int8 else 0,
+            self.sums(host),
         )
+
+    def sums(self, host: dict[str, NDArray[Any]]) -> Sums:
+        """What is counted of a batch."""
+        saturated = int(host["saturated"][0]) if self.ops.stored.is_int8 else 0
+        return Sums(saturated, int(host["asked"][0]) if self.parts.alone else 0)
 
     def ids(self, count: int) -> cp.ndarray:
         """Where the ids of a batch are, uint8 [N, pitch]."""
@@ -337,25 +276,41 @@ class Network:
 
     def encode(self, data: cp.ndarray, offsets: cp.ndarray, out: DeviceEncoded) -> None:
         """Text on the GPU to ids, on the current stream. The characters of long articles are not counted."""
-        self.ops.encode(data, offsets, self._weights.alphabet, self._length, out)
+        self.ops.encode(data, offsets, self._alphabet, self._length, out)
 
     def score_ngrams(self, data: cp.ndarray, offsets: cp.ndarray, out: cp.ndarray) -> None:
         """What the branch adds to the logits of text on the GPU, fp32 [N, classes], on the current stream."""
         if self._branch is not None:
             self.ops.ngrams(data, offsets, self._branch, out)
 
-    def forward(self, ids: cp.ndarray, units: int, out: Scored, saturated: cp.ndarray) -> None:
+    def forward(self, ids: cp.ndarray, units: int, out: Scored, saturated: cp.ndarray, asked_count: cp.ndarray) -> None:
         """Ids on the GPU, uint8 [N, pitch], to scores, on the current stream. units: that they take at most. saturated:
-        uint64 [1], the count of saturated values in int8. `out.logits` already holds what a branch adds to them.
+        uint64 [1], the count of saturated values in int8. asked_count: int32 [1], of the articles about which the
+        network is asked, of a model whose n-grams can be alone. `out.logits` already holds what a branch adds to them.
         """
+        asked, stream = None, cp.cuda.get_current_stream()
+        if self.ops.stored.is_int8:
+            saturated.data.memset_async(0, saturated.nbytes, stream)
+        if (alone := self._alone) is not None:
+            asked_count.data.memset_async(0, asked_count.nbytes, stream)
+            temperature, several = alone.temperature, self._of_scores[1]
+            if not self.parts.network:
+                self.ops.ngrams_alone(alone.bias, out, temperature, several)
+                return
+            asked = Asked(self._asked_rows, asked_count)
+            self.ops.ngrams_alone(alone.bias, out, temperature, several, alone.margin, alone.cuts, asked)
+            self.ops.gather(ids, asked, self._asked_ids)
+            ids = self._asked_ids[: len(ids)]
+        self._ask(ids, units, out, saturated, asked)
+
+    def _ask(self, ids: cp.ndarray, units: int, out: Scored, saturated: cp.ndarray, asked: Asked | None) -> None:
+        """The network. asked: which articles these are, of which the host knows only how many there are at most."""
         count, weights = len(ids), self._weights
         statistics, text_end = self._statistics[:count], self._text_end[:count]
         packing = Packing(self._first_unit[: count + 1], self._counts, self._closing, units)
-        if self.ops.stored.is_int8:
-            saturated.data.memset_async(0, saturated.nbytes, cp.cuda.get_current_stream())
         first, *rest = memory_plan.schedule(self.layers, self.ops.stored)
-        self.ops.norm_statistics(ids, self._length, first.layer, weights.statistics, statistics, text_end)
-        self.ops.pack(text_end, self.layers, self.whole, packing)
+        self.ops.norm_statistics(ids, self._length, first.layer, weights.statistics, statistics, text_end, asked)
+        self.ops.pack(text_end, self.layers, self.whole, packing, asked)
         norm, rows = weights.norm[first.layer.name], self._activation(first.out)
         self.ops.lookup_norm_pool(
             ids, self.layers, self.frame, weights.table, norm, statistics, text_end, packing, rows,
@@ -378,7 +333,7 @@ class Network:
         of_block_1 = statistics if self.ops.stored.is_int8 else None
         beside = None if self._branch is None else out.logits
         weight, bias = weights.products[last.name], weights.bias[last.name]
-        self.ops.head(x, last, weight, bias, out, of_block_1, beside, *self._of_scores)
+        self.ops.head(x, last, weight, bias, out, of_block_1, beside, *self._of_scores, asked)
 
     def _activation(self, at: memory_plan.Activation) -> cp.ndarray:
         """All the room for it, so that tensor maps are the same for every batch."""
@@ -399,24 +354,3 @@ class Network:
     def last_kernel(self) -> str:
         """The kernel that the GPU began last. It works after a failure too, when every CUDA call fails."""
         return self._trail.last()
-
-
-class _Trail:
-    """Which kernel runs: before each one the stream itself writes a number to page-locked memory."""
-
-    def __init__(self) -> None:
-        self._names: list[str] = ["none"]
-        self._at = cupyx.zeros_pinned(1, np.uint32)
-
-    def mark(self, name: str, stream: int) -> None:
-        if name not in self._names:
-            self._names.append(name)
-        (status,) = driver.cuStreamWriteValue32(stream, self._at.ctypes.data, self._names.index(name), 0)
-        if status == driver.CUresult.CUDA_ERROR_NOT_SUPPORTED:
-            return  # without marks, an error names no kernel
-        # After a kernel has failed, this call fails too; the launch that follows raises that error with its batch.
-        if status != driver.CUresult.CUDA_SUCCESS and driver.cuStreamQuery(stream)[0] != status:
-            raise BroadsheetError(f"cuStreamWriteValue32 before kernel {name}: {status.name}")
-
-    def last(self) -> str:
-        return self._names[int(self._at[0])]

@@ -57,6 +57,13 @@ class DeviceEncoded(NamedTuple):
     unknown_chars: cp.ndarray
 
 
+class Asked(NamedTuple):
+    """The articles of a batch that the network is asked about: int32 [N], the first `count`, int32 [1], of them."""
+
+    rows: cp.ndarray
+    count: cp.ndarray
+
+
 class Scored(NamedTuple):
     """logits, scores: fp32 [N, classes]. labels: int32 [N, k], best: fp32 [N, k]."""
 
@@ -131,23 +138,31 @@ class Operations:
         tables: StatisticsTables,
         out: cp.ndarray,
         text_end: cp.ndarray,
+        asked: Asked | None = None,
     ) -> None:
-        """Mean and 1 / standard deviation of block 1, fp32 [N, 2], and where each text ends, int32 [N]."""
+        """Mean and 1 / standard deviation of block 1, fp32 [N, 2], and where each text ends, int32 [N].
+
+        asked: as for `gather`, which has left their ids.
+        """
         self._launch(
             catalog.statistics_kernel(layer),
             (-(-len(ids) // catalog.WARPS),),
-            (ids, _int(len(ids)), _int(length), _int(ids.shape[1]), _int(tables.first.shape[1]), tables.first,
-             tables.pairs, np.float64(tables.sum_of_biases), np.float64(tables.sum_of_square_biases),
+            (ids, _int(len(ids)), _count_of(asked), _int(length), _int(ids.shape[1]), _int(tables.first.shape[1]),
+             tables.first, tables.pairs, np.float64(tables.sum_of_biases), np.float64(tables.sum_of_square_biases),
              np.float64(NORM_EPSILON), out, text_end),
         )  # fmt: skip
 
-    def pack(self, text_end: cp.ndarray, layers: Sequence[Layer], whole: bool, out: Packing) -> None:
-        """Where the rows of N articles lie. text_end: int32 [N]. whole: each article takes the whole frame."""
+    def pack(
+        self, text_end: cp.ndarray, layers: Sequence[Layer], whole: bool, out: Packing, asked: Asked | None = None
+    ) -> None:
+        """Where the rows of N articles lie. text_end: int32 [N]. whole: each article takes the whole frame. asked: as
+        for `gather`; the articles after them have no rows.
+        """
         first, second, *_ = layers
         count = _int(len(text_end))
         most = (_int(first.rows_pooled), _int(second.rows_pooled), np.uint8(whole))
         kernel = catalog.first_units_kernel(first, second)
-        self._launch(kernel, (1,), (text_end, count, *most, out.first, out.counts))
+        self._launch(kernel, (1,), (text_end, count, _count_of(asked), *most, out.first, out.counts))
         grid = (-(-len(text_end) // catalog.WARPS),)
         self._launch(catalog.closing_units_kernel(), grid, (out.first, count, out.closing))
 
@@ -212,21 +227,46 @@ class Operations:
     def head(
         self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: Scored,
         statistics: cp.ndarray | None = None, beside: cp.ndarray | None = None, temperature: float = 1.0,
-        multi_label: bool = False,
+        multi_label: bool = False, asked: Asked | None = None,
     ) -> None:  # fmt: skip
         """The last layer, softmax at a temperature or sigmoids, and the k best classes.
 
         statistics: block 1's, by which its overflow takes the scores where 8-bit rows have not shown it. beside: fp32
-        [N, classes], added to the logits; it may be `out.logits`.
+        [N, classes], added to the logits; it may be `out.logits`. asked: whose rows x has, among those of `beside` and
+        `out`, of which the others stay as they are.
         """
         kernel = catalog.head_kernel(self.stored, layer)
         articles = catalog.HEAD_WARPS * catalog.HEAD_ARTICLES
         self._launch(
             kernel,
             (-(-len(x) // articles),),
-            (x, weight, bias, _or_null(beside), _or_null(statistics), np.float32(1 / temperature), _int(multi_label),
-             _int(len(x)), _int(layer.outputs), _int(out.labels.shape[1]), *out),
+            (x, weight, bias, _or_null(beside), _or_null(statistics), _or_null(asked and asked.rows), _count_of(asked),
+             np.float32(1 / temperature), _int(multi_label), _int(len(x)), _int(layer.outputs),
+             _int(out.labels.shape[1]), *out),
         )  # fmt: skip
+
+    def ngrams_alone(
+        self, bias: cp.ndarray, out: Scored, temperature: float, multi_label: bool, margin: float | None = None,
+        cuts: cp.ndarray | None = None, asked: Asked | None = None,
+    ) -> None:  # fmt: skip
+        """Scores and best classes of n-grams alone, what they add to the logits being in `out.logits`, which stays.
+
+        bias: fp32 [classes]. margin, cuts: as in `cascade`, by which the articles are found that the network is asked
+        about; their number is added to `asked.count`.
+        """
+        count, classes = out.logits.shape
+        self._launch(
+            catalog.alone_kernel(classes),
+            (-(-count // catalog.WARPS),),
+            (bias, out.logits, np.float32(1 / temperature), _int(multi_label), _int(count), _int(classes),
+             _int(out.labels.shape[1]), out.scores, out.labels, out.best, np.float32(margin or 0), _or_null(cuts),
+             _or_null(asked and asked.rows), _count_of(asked)),
+        )  # fmt: skip
+
+    def gather(self, ids: cp.ndarray, asked: Asked, out: cp.ndarray) -> None:
+        """The ids of the articles that the network is asked about, uint8 [N, pitch], one after the other."""
+        grid = (-(-len(ids) // catalog.WARPS),)
+        self._launch(catalog.gather_kernel(), grid, (ids, _int(ids.shape[1]), *asked, out))
 
     def _product(
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, count: cp.ndarray,
@@ -319,6 +359,10 @@ def _blocks_an_sm(architecture: str, kernel: Kernel) -> int:
 
 def _int(value: int) -> np.int32:
     return np.int32(value)
+
+
+def _count_of(asked: Asked | None) -> Any:
+    return _or_null(asked and asked.count)
 
 
 def _or_null(array: cp.ndarray | None) -> Any:

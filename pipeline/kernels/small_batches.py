@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from ..model.alphabet import head_bytes
 from .memory_plan import ArrayPlace, most_units, places, result_shapes, small_batch, small_bytes, small_input
-from .network import Network, NotPageLocked, Result
+from .network import Network
 from .ops import DeviceEncoded, Scored
+from .slots import NotPageLocked, Result
 
 _KEPT = 64
 """Graphs, of those used last."""
@@ -70,12 +71,13 @@ class SmallBatches:
 
     def run(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], top_k: int) -> Result:
         """Label data[offsets[0]:offsets[-1]], UTF-8, and wait for it. The result is valid until the next call."""
-        graph, given, found = self._captured(len(offsets) - 1, top_k)
+        count = len(offsets) - 1
+        graph, given, found = self._captured(count, top_k)
         given["text"][: offsets[-1] - offsets[0]] = data[offsets[0] : offsets[-1]]
         given["offsets"][:] = offsets
         self._network.run(graph)
-        saturated = int(found["saturated"][0]) if self._network.ops.stored.is_int8 else 0
-        return Result(**{name: found[name] for name in Result._fields if name != "saturated"}, saturated=saturated)
+        arrays = {name: found[name] for name in Result._fields if name != "sums"}
+        return Result(**arrays, sums=self._network.sums(found))
 
     def close(self) -> None:
         """Release the graphs, and the memory that they copy from and to."""
@@ -94,7 +96,7 @@ class SmallBatches:
             self._given.copy_in(given_bytes, network.compute)
             network.encode(text["text"], text["offsets"], encoded)
             network.score_ngrams(text["text"], text["offsets"], scored.logits)
-            network.forward(encoded.ids, count * most_units(layers), scored, out["saturated"])
+            network.forward(encoded.ids, count * most_units(layers), scored, out["saturated"], out["asked"])
             self._found.copy_out(found_bytes, network.compute)
 
         return _Captured(network.captured(work), _views(self._given.host, given), _views(self._found.host, found))

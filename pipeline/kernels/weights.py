@@ -15,7 +15,7 @@ from ..model.alphabet import Alphabet
 from ..model.layers import Layer
 from ..model.ngrams import Kinds, NGrams
 from ..model.quantised import Integers
-from ..model.reference import Floats, Weights
+from ..model.reference import Floats, NGramsAlone, Weights
 from . import split
 from .storage import BFLOAT, FLOAT, HALF, STORAGE, Element, Storage
 from .tables import (
@@ -85,7 +85,6 @@ class DeviceWeights:
     8-bit output of block 1.
     """
 
-    alphabet: DeviceAlphabet
     statistics: StatisticsTables
     table: DeviceTable
     products: dict[str, cp.ndarray]
@@ -94,8 +93,28 @@ class DeviceWeights:
     steps_in_one: float
 
 
+@dataclass(frozen=True)
+class DeviceAlone:
+    """`reference.NGramsAlone` on the GPU."""
+
+    bias: cp.ndarray
+    temperature: float
+    margin: float | None
+    cuts: cp.ndarray | None
+
+
+def upload_alphabet(alphabet: Alphabet) -> DeviceAlphabet:
+    byte_ids, points, point_ids = alphabet.tables
+    return DeviceAlphabet(cp.asarray(byte_ids), cp.asarray(points), cp.asarray(point_ids), alphabet.unknown)
+
+
+def upload_alone(alone: NGramsAlone) -> DeviceAlone:
+    cuts = None if alone.cuts is None else cp.asarray(alone.cuts)
+    return DeviceAlone(cp.asarray(alone.bias), alone.temperature, alone.margin, cuts)
+
+
 def upload(
-    weights: Weights, integers: Integers | None, alphabet: Alphabet, generation: str, precision: str, architecture: str
+    weights: Weights, integers: Integers | None, generation: str, precision: str, architecture: str
 ) -> DeviceWeights:
     """Rearrange and copy a model's tensors to the GPU; takes about 30 ms for the shipped model.
 
@@ -103,14 +122,12 @@ def upload(
     """
     stored = STORAGE[generation][precision]
     parts = split.prepare(weights) if stored.is_split else None
-    byte_ids, points, point_ids = alphabet.tables
     sums = statistics_tables(weights)
     products, bias = _upload_parts(weights, parts) if parts else _upload_products(weights, stored)
     if integers:
         by_block = _upload_integers(weights.layers, integers, generation)
         products, bias = {**products, **by_block[0]}, {**bias, **by_block[1]}
     return DeviceWeights(
-        DeviceAlphabet(cp.asarray(byte_ids), cp.asarray(points), cp.asarray(point_ids), alphabet.unknown),
         sums._replace(first=cp.asarray(sums.first), pairs=cp.asarray(sums.pairs)),
         _upload_table(weights, generation, precision, architecture),
         products,

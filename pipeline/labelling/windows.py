@@ -91,6 +91,7 @@ class Windows:
             windows = pa.concat_arrays([piece.texts for piece in pieces])
             found = engine.classify(_texts_of(windows), 1, True, spans, each_kernel)
             together.saturated += found.saturated
+            together.asked += found.asked
             first = 0
             for piece in pieces:
                 if found.all_scores is not None:
@@ -100,7 +101,8 @@ class Windows:
         labels, best = best_of(scores, min(top_k, scores.shape[1]))
         every, of_reached = scores if all_scores else None, _texts_of(reached)
         unknown = count_unknown(of_reached.data, of_reached.offsets, engine.model.alphabet)
-        return Predictions(labels, best, every, n_chars, truncated, unknown, together.saturated, counts)
+        sums = together.saturated, counts, together.asked
+        return Predictions(labels, best, every, n_chars, truncated, unknown, *sums)
 
     def _pieces(self, texts: pa.Array, counts: NDArray[np.int64], length: int) -> Iterator[_Piece]:
         """First the first windows of all texts, then the second ones, and so on."""
@@ -120,7 +122,7 @@ class _Together:
         self._is_mean = score == "mean"
         self._scores = np.zeros((texts, classes), np.float64)
         self._best = np.full(texts, -np.inf)
-        self.saturated = 0
+        self.saturated = self.asked = 0
 
     def add(self, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
         """One window each of some texts. rows: their numbers, [M]. scores: of every class, [M, classes]."""

@@ -206,6 +206,8 @@ def quantise(
 
     """
     loaded = load_model(model)
+    if not loaded.has_network:
+        raise UsageError(f"{loaded.name} has n-grams alone, which compute the same in every precision")
     separator = None if delimiter is None else delimiter_named(delimiter)
     selection = selection_of(text_column, columns, encoding=encoding_named(encoding), delimiter=separator)
     given = identify(source, len(loaded.alphabet), loaded.length, whole_hash=False, by_content=False)

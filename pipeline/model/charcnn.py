@@ -9,45 +9,21 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ModelError
+from ..errors import ModelError, UsageError
 from ..storage.disk import write_file
 from . import model_file
 from .alphabet import MAX_SYMBOLS, PUBLISHED, Alphabet
-from .layers import CLASSES, FRAMES, HIDDEN, LENGTHS, PUBLISHED_LENGTH, Frame, Layer, layer_table, parameter_count
+from .cascade import ASKS, Cascade
+from .layers import BIAS, CLASSES, FRAMES, HIDDEN, LENGTHS, PUBLISHED_LENGTH, Frame, Layer, layer_table, parameter_count
 from .model_file import ActivationScales
 from .ngrams import MOST_TABLE_BYTES, NGrams
-from .scores import TEMPERATURES
-
-
-class Shipped(NamedTuple):
-    """A model that comes with the package.
-
-    header: SHA-256 of what comes before its tensors, by which a copy under another name is recognised. digest: of the
-    model that belongs there. meant_for: the texts that it was trained on, which its card does not say.
-    """
-
-    file: str
-    header: str
-    digest: str
-    meant_for: str
-
-
-SHIPPED = {
-    "ag-news": Shipped(
-        "ag_news.safetensors",
-        "68b4d580cf3144366d4141da3e84d87b97b7d3b4ebbf1fc84896f1ea49b3d75f",
-        "9d7d761dfaf933a171fbacaeb5bb154d0fdbb80d798cd6cbd00e392601459f93",
-        "English news",
-    )
-}
-
-MEANT_FOR = "meant for"
-"""The key of a card that says for which texts a model is."""
+from .scores import TEMPERATURES, check_thresholds
+from .shipped import MEANT_FOR, SHIPPED
 
 
 @dataclass(frozen=True)
@@ -63,7 +39,8 @@ class Model:
     length : int
         Characters of each article that the model reads, from 64 to 4,096.
     tensors : mapping of str to ndarray
-        Weights by PyTorch's names and in its shapes (see `Layer.shapes`), float32 or float16.
+        Weights by PyTorch's names and in its shapes (see `Layer.shapes`), float32 or float16. Of a model of n-grams
+        alone only ``fc3.bias``.
     card : mapping
         JSON values about where the weights come from: data, recipe, accuracy.
     name : str
@@ -80,6 +57,9 @@ class Model:
     thresholds : tuple of float, optional
         Of a model that gives several labels to a text: each class has a score of its own, the sigmoid of its logit, and
         a text has the label of each class whose score reaches its threshold. None for a model that gives one.
+    cascade : Cascade, optional
+        What `train` or `calibrate` found, by which the network is asked about some texts only, of a model that has
+        both. Without it, the network is asked about all.
 
     Raises
     ------
@@ -108,6 +88,7 @@ class Model:
     temperature: float = 1.0
     ngrams: NGrams | None = field(default=None, repr=False)
     thresholds: tuple[float, ...] | None = field(default=None, repr=False)
+    cascade: Cascade | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._check_classes()
@@ -117,6 +98,8 @@ class Model:
             expected = {n: s for layer in self.layers for n, s in layer.shapes.items()}
         except ModelError as error:
             raise ModelError(f"{self.name}: {error.message}") from error
+        if self._is_ngrams_alone:
+            expected = {BIAS: expected[BIAS]}
         for tensor, shape in expected.items():
             if tensor not in self.tensors:
                 raise ModelError(f"{self.name}: tensor {tensor} is missing")
@@ -138,18 +121,14 @@ class Model:
             raise ModelError(f"{self.name}: temperature {self.temperature:g} is outside {least:g} to {most:g}")
         if self.ngrams is not None:
             self.ngrams.check(len(self.classes), self.name)
-
+        if self.cascade is not None:
+            self.cascade.check(len(self.classes), self.name)
+            if self.ngrams is None or not self.has_network:
+                raise ModelError(f"{self.name}: a margin for its n-grams, without n-grams or without a network")
         if self.thresholds is not None:
-            self._check_thresholds(self.thresholds)
-
-    def _check_thresholds(self, thresholds: tuple[float, ...]) -> None:
-        if len(thresholds) != len(self.classes):
-            raise ModelError(f"{self.name}: {len(thresholds)} thresholds for {len(self.classes)} classes")
-        for name, threshold in zip(self.classes, thresholds, strict=True):
-            if not 0 < threshold < 1:
-                raise ModelError(f"{self.name}: the threshold of class {name!r} is {threshold:g}, not between 0 and 1")
-        if self.temperature != 1:
-            raise ModelError(f"{self.name}: a model that gives several labels to a text has no temperature")
+            check_thresholds(self.thresholds, self.classes, self.name)
+            if self.temperature != 1:
+                raise ModelError(f"{self.name}: a model that gives several labels to a text has no temperature")
 
     def _check_classes(self) -> None:
         """Names go into Parquet, CSV and JSON, where a label must be a text that is told from a missing one."""
@@ -177,9 +156,34 @@ class Model:
         return self.length if self.ngrams is None else max(self.length, self.ngrams.kinds.reads)
 
     @property
+    def _is_ngrams_alone(self) -> bool:
+        return self.ngrams is not None and set(self.tensors) == {BIAS}
+
+    @property
     def has_network(self) -> bool:
-        """Whether the network counts: its last layer is not all zeros, as where only n-grams were fitted."""
-        return bool(self.tensors["fc3.weight"].any())
+        """Whether there is a network that counts: files of n-grams alone had one of zeros, before they had none."""
+        return not self._is_ngrams_alone and bool(self.tensors["fc3.weight"].any())
+
+    def asking(self, network: str) -> Model:
+        """The model whose network is asked about "all" texts, those on which its n-grams are "uncertain", or "none".
+
+        Without a margin for its n-grams it asks about all. Raises UsageError where n-grams alone have no scores.
+
+        >>> broadsheet.load_model("ag-news").asking("none").has_network
+        False
+        """
+        if network not in ASKS:
+            raise UsageError(f"network {network!r}: choose one of {', '.join(ASKS)}")
+        if network != "none" or not self.has_network:
+            return self if network == "uncertain" or self.cascade is None else replace(self, cascade=None)
+        if self.cascade is None:
+            remedy = "calibrate" if self.ngrams is not None else "train"
+            raise UsageError(
+                f"{self.name} has no scores without its network: leave out --network none, or make a model that has "
+                f"them, with broadsheet {remedy}"
+            )
+        bias = {BIAS: np.array(self.cascade.bias, np.float32)}
+        return replace(self, tensors=bias, temperature=self.cascade.temperature, scales=None, cascade=None)
 
     @property
     def meant_for(self) -> str | None:
@@ -200,7 +204,7 @@ class Model:
     @property
     def dtype(self) -> str:
         """The dtype of the weights, "float32" or "float16"."""
-        return str(self.tensors["fc3.weight"].dtype)
+        return str(self.tensors[BIAS].dtype)
 
     @cached_property
     def digest(self) -> str:
@@ -218,6 +222,8 @@ class Model:
             about.append({"ngrams": self.ngrams.about})
         if self.thresholds is not None:
             about.append({"thresholds": self.thresholds})
+        if self.cascade is not None:
+            about.append({"cascade": self.cascade.about})
         digest = hashlib.sha256(json.dumps(about).encode())
         for name in sorted(stored := {**self.tensors, **self._of_ngrams}):
             tensor = np.ascontiguousarray(stored[name])
@@ -257,10 +263,12 @@ class Model:
             self.alphabet.symbols, list(self.classes), self.length, dict(self.card), self.frame, self.scales,
             temperature=temperature, ngrams=None if self.ngrams is None else self.ngrams.kinds,
             thresholds=None if self.thresholds is None else list(self.thresholds),
+            ngrams_alone=self._is_ngrams_alone or None, cascade=self.cascade,
         )  # fmt: skip
+        layers = [] if self._is_ngrams_alone else [layer.description for layer in self.layers]
         digest = replace(self, tensors=tensors).digest
         tensors |= self._of_ngrams
-        return model_file.encode(tensors, about, [layer.description for layer in self.layers], digest)
+        return model_file.encode(tensors, about, layers, digest)
 
     def save(self, path: str | Path, dtype: str | None = None) -> None:
         """Write the model to a safetensors file.
@@ -313,7 +321,7 @@ class Model:
         thresholds = None if about.thresholds is None else tuple(about.thresholds)
         model = cls(
             alphabet, classes, about.length, tensors, card, name, about.frame, about.scales, temperature, branch,
-            thresholds,
+            thresholds, about.cascade,
         )  # fmt: skip
         if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
             raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")
@@ -357,7 +365,7 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
         model = Model.from_bytes(shipped.read_bytes(), str(source))
         if model.digest != SHIPPED[str(source)].digest:
             raise ModelError(f"{shipped}: the file is damaged: install broadsheet again")
-        return model
+        return replace(model, cascade=SHIPPED[str(source)].cascade)
     path, name = Path(source), str(source)
     if name.startswith(model_file.HUB):
         path, name = model_file.fetch_from_hub(name)
@@ -433,6 +441,8 @@ def to_params(model: Model) -> bytes:
 
     Raises ModelError for another length.
     """
+    if not model.has_network:
+        raise ModelError(f"params.bin holds a network, and {model.name} has n-grams alone")
     if model.length != PUBLISHED_LENGTH:
         raise ModelError(f"params.bin holds length {PUBLISHED_LENGTH} only, this model has {model.length}")
     order = [name for layer in model.layers for name in layer.shapes]

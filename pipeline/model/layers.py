@@ -25,6 +25,9 @@ LENGTHS = (64, 4096)
 CLASSES = (2, 1000)
 PUBLISHED_LENGTH = 1014
 
+BIAS = "fc3.bias"
+"""The tensor that a model of n-grams alone has of a network: what its classes have without a text."""
+
 # name, kernel width, layer normalisation, pool width
 _CONVOLUTIONS = (
     ("conv1", 7, "norm1", 3),

@@ -26,11 +26,12 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from ..errors import ModelError, UsageError
+from .cascade import Cascade
 from .layers import Frame
 from .ngrams import Kinds
 
 FORMAT = "broadsheet-charcnn/2"
-FEATURES = ("frame", "scales", "temperature", "ngrams", "thresholds")
+FEATURES = ("frame", "scales", "temperature", "ngrams", "thresholds", "ngrams_alone", "cascade")
 _FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
 _CHECKSUM = "checksum"
@@ -80,6 +81,8 @@ class About(Struct):
     temperature: float | None = None
     ngrams: Kinds | None = None
     thresholds: list[float] | None = None
+    ngrams_alone: bool | None = None
+    cascade: Cascade | None = None
 
 
 _OF_EVERY_VERSION = [field for field in About.__struct_fields__ if field not in FEATURES]

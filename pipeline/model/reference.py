@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .alphabet import text_ends
+from .cascade import cuts
 from .charcnn import Model
-from .layers import NORM_EPSILON, Frame, Layer
+from .layers import BIAS, NORM_EPSILON, Frame, Layer
 
 Floats = NDArray[np.float32]
 Offsets = NDArray[np.int64]
@@ -61,14 +62,28 @@ class Norm(NamedTuple):
 
 
 @dataclass(frozen=True)
+class NGramsAlone:
+    """What n-grams have without a network. bias: fp32 [classes]. margin: as in `cascade`, where there is a network that
+    may be asked. cuts: then, of a model that gives several labels, fp32 [classes].
+    """
+
+    bias: Floats
+    temperature: float
+    margin: float | None = None
+    cuts: Floats | None = None
+
+
+@dataclass(frozen=True)
 class Weights:
     """A model's tensors in the layouts that the operations read.
 
     table: fp32 [7, symbols + 2, 256], block 1's weights by tap and id, zero for unknown and padding.
     conv: by layer name fp32 [kernel, inputs, outputs]. linear: fp32 [inputs, outputs], fc1's inputs in channels-last
-    order. bias: fp32 [outputs]. norm: gamma and beta by layer name. temperature: of the scores. multi_label:
-    whether each class has a score of its own. linear_batches: of the
-    linear layers, the one with the least room first.
+    order. bias: fp32 [outputs]. norm: gamma and beta by layer name. temperature: of the scores. multi_label: whether
+    each class has a score of its own. alone: what the n-grams give without the network. linear_batches: of the linear
+    layers, the one with the least room first.
+
+    A model of n-grams alone has no more than layers, padding, frame and `alone`.
     """
 
     layers: tuple[Layer, ...]
@@ -81,11 +96,28 @@ class Weights:
     frame: Frame
     temperature: float = 1.0
     multi_label: bool = False
+    alone: NGramsAlone | None = None
     linear_batches: tuple[LinearBatch, ...] = LINEAR_BATCHES
+
+
+def _alone(model: Model) -> NGramsAlone | None:
+    if model.has_network and model.cascade is None:
+        return None
+    alone = model.asking("none")
+    bias = alone.tensors[BIAS].astype(np.float32)
+    if model.cascade is None:
+        return NGramsAlone(bias, alone.temperature)
+    of_labels = None if model.thresholds is None else cuts(model.thresholds)
+    return NGramsAlone(bias, alone.temperature, model.cascade.margin, of_labels)
 
 
 def prepare(model: Model) -> Weights:
     """Rearrange a model's tensors for the operations below."""
+    alone = _alone(model)
+    of_scores = (model.temperature, model.is_multi_label, alone)
+    if not model.has_network:
+        nothing = np.empty(0, np.float32)
+        return Weights(model.layers, model.alphabet.padding, nothing, {}, {}, {}, {}, model.frame, *of_scores)
     tensors = {name: np.asarray(tensor, np.float32) for name, tensor in model.tensors.items()}
     first, *rest = model.layers
     table = np.zeros((first.kernel, len(model.alphabet) + 2, first.outputs), np.float32)
@@ -107,7 +139,6 @@ def prepare(model: Model) -> Weights:
             norm[layer.name] = Norm(np.ascontiguousarray(gamma.T), np.ascontiguousarray(beta.T))
     bias = {layer.name: tensors[f"{layer.name}.bias"] for layer in model.layers}
     padding = model.alphabet.padding
-    of_scores = (model.temperature, model.is_multi_label)
     return Weights(model.layers, padding, table, conv, linear, bias, norm, model.frame, *of_scores)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ModelError
+
 TEMPERATURES = (0.05, 20.0)
 """The range in which a temperature is looked for, and that a model may have."""
 
@@ -76,6 +78,15 @@ def fitted(
 
 DEFAULT_THRESHOLD = 0.5
 """Of a class that no held-out row has."""
+
+
+def check_thresholds(thresholds: Sequence[float], classes: Sequence[str], model: str) -> None:
+    """Raise ModelError unless there is a usable one for each class."""
+    if len(thresholds) != len(classes):
+        raise ModelError(f"{model}: {len(thresholds)} thresholds for {len(classes)} classes")
+    for name, threshold in zip(classes, thresholds, strict=True):
+        if not 0 < threshold < 1:
+            raise ModelError(f"{model}: the threshold of class {name!r} is {threshold:g}, not between 0 and 1")
 
 
 def assigned(scores: NDArray[np.float32], thresholds: Sequence[float]) -> NDArray[np.bool_]:

@@ -62,15 +62,16 @@ class Models:
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 
-def load_models(source: str | Path | Model | Iterable[str | Path | Model]) -> Models:
-    """Load what the option `model` names: one model, or several.
+def load_models(source: str | Path | Model | Iterable[str | Path | Model], network: str = "uncertain") -> Models:
+    """Load what the option `model` names: one model, or several. network: about which texts theirs are asked.
 
-    Raises ModelError as `load_model` does, and UsageError for no model, or two whose columns would have one name.
+    Raises ModelError as `load_model` does, and UsageError as `Model.asking` does, for no model, and for two
+    whose columns would have one name.
     """
     given = [source] if isinstance(source, str | Path | Model) else list(source)
     if not given:
         raise UsageError("no model is named: give --model")
-    models = Models(tuple(load_model(one) for one in given))
+    models = Models(tuple(load_model(one).asking(network) for one in given))
     names = models.short_names
     for name in names:
         if names.count(name) > 1:

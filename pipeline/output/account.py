@@ -156,6 +156,7 @@ def summed(judged: Sequence[Judged]) -> Judged:
         truncated=sum(each.truncated for each in judged),
         unknown_chars=sum(each.unknown_chars for each in judged),
         saturated=sum(each.saturated for each in judged),
+        asked=sum(each.asked for each in judged),
         doubtful=_sum(each.doubtful for each in judged),
         confusion=_confusion(each.confusion for each in judged),
         scores=summed_scores(each.scores for each in judged),

@@ -37,7 +37,7 @@ _MOST = 1 << 53
 
 SUMS = (
     *("rows_read", "rows_written", "rows_filtered", "rows_quarantined"),
-    *("chars", "truncated", "unknown_chars", "saturated", "unlabelled"),
+    *("chars", "truncated", "unknown_chars", "saturated", "asked", "unlabelled"),
 )
 """The figures of an entry whose sums are those of the totals."""
 
@@ -69,6 +69,7 @@ class Judged(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     truncated: Count
     unknown_chars: Count
     saturated: Count = 0
+    asked: Count = 0
     doubtful: dict[str, Count]
     confusion: tuple[tuple[int, int, Count], ...] | None
     scores: Scores = UNSET
@@ -99,7 +100,8 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     sources: (file, first row, rows) of each piece it was read from. rows_read = rows_written + rows_filtered +
     rows_quarantined. labels: written rows by label. unlabelled: written rows without one, as the score was too low or
     none of several applies. multi_label: whether a row may have several. chars, truncated, unknown_chars: sums of those
-    columns over written rows. saturated: 8-bit activations at their greatest, over all rows that were labelled.
+    columns over written rows. saturated: 8-bit activations at their greatest, over all rows that were labelled. asked:
+    how often a network was asked that is not asked about all rows, over the same rows.
     lengths: written rows by class of `accuracy.LENGTHS`. doubtful: labelled rows that the model could hardly judge, by
     reason, filtered ones too. confusion: (true class, predicted class, rows) of every pair that occurs, where there is
     a truth, over the filtered rows too. problems: messages about whole files. files: one part, or one for each label,
@@ -122,6 +124,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     truncated: Count
     unknown_chars: Count
     saturated: Count = 0
+    asked: Count = 0
     lengths: tuple[Count, ...]
     doubtful: dict[str, Count]
     confusion: tuple[tuple[int, int, Count], ...] | None
@@ -219,7 +222,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options that change a byte of the output. truth: SHA-256 of the answer file. models: the names of several, by
     which their columns are named. abstain: below which score a row has no label. multi_label: for each model, whether
     it gives several labels, where one does. windows: the most of a text, their overlap, and how they are scored
-    together.
+    together. network: about which texts it is asked, where that is not the default.
     """
 
     text_columns: tuple[str, ...]
@@ -242,6 +245,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     abstain: float | UnsetType = UNSET
     multi_label: tuple[bool, ...] | UnsetType = UNSET
     windows: tuple[AtLeastOne, Count, str] | UnsetType = UNSET
+    network: str | UnsetType = UNSET
 
     @property
     def labelled(self) -> tuple[Names, ...]:
@@ -297,6 +301,8 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Over written rows: characters, truncated rows, characters outside the alphabet.
     saturated : int
         In int8, activations at the greatest number of 8 bits, where all that was above is too.
+    asked : int
+        About how many labelled rows, or windows of them, the network was asked; 0 where it is asked about all.
     labels : dict of str to int
         Written rows by label.
     unlabelled : int
@@ -327,6 +333,7 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     truncated: Count
     unknown_chars: Count
     saturated: Count = 0
+    asked: Count = 0
     unlabelled: Count = 0
     labels: dict[str, Count]
     doubtful: dict[str, Count]

@@ -54,6 +54,10 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> list[tuple[str, str]]:
         if " int8," in job.backend:
             each = tally.saturated / tally.rows_written
             found.append(("int8", f"{tally.saturated:,} saturated activations, {each:,.2f} a row"))
+    if tally.asked:
+        labelled = tally.rows_written + tally.rows_filtered
+        share = f"{tally.asked / labelled:.1%}"
+        found.append(("network", f"asked {counted(tally.asked, 'time')} for {counted(labelled, 'row')} ({share})"))
     return found
 
 

@@ -47,6 +47,8 @@ class Tally:
         Over written rows: characters, truncated rows, characters outside the alphabet.
     saturated : int
         In int8, activations at the greatest number of 8 bits, where all that was above is too.
+    asked : int
+        About how many labelled rows, or windows of them, the network was asked; 0 where it is asked about all.
     labels : Counter of str
         Written rows by label.
     scores : dict of str to tuple of int
@@ -79,6 +81,7 @@ class Tally:
     truncated: int = 0
     unknown_chars: int = 0
     saturated: int = 0
+    asked: int = 0
     unlabelled: int = 0
     labels: Counter[str] = field(default_factory=Counter)
     scores: Scores = field(default_factory=dict)

@@ -67,8 +67,8 @@ class _Server:
         self._gpus = max(1, gpus) if device == "cuda" else 0
         self._client = client
         certificates_of(settings)
-        self._models = [_loaded(name, 1, source, load_model(source)) for name, source in settings.models.items()]
         self._settings = replace(settings, target_s=settings.target_s or TARGET_S[device])
+        self._models = [_loaded(name, 1, source, self._load(source)) for name, source in settings.models.items()]
         processes = settings.http_processes or _http_processes(device)
         self._listening = _listen(settings.host, settings.port, processes)
         self._stopping: asyncio.Task[None] | None = None
@@ -104,6 +104,9 @@ class _Server:
                 starting.cancel()
             await asyncio.gather(self._http.close(), self._fleet.close())
         log.info("stopped")
+
+    def _load(self, source: str) -> Model:
+        return load_model(source).asking(self._settings.network)
 
     def _url(self) -> str:
         host, port = self._listening[0].getsockname()[:2]
@@ -168,7 +171,7 @@ class _Server:
         """Read a model's file again and serve it. Raises BroadsheetError; then the one before stays."""
         async with self._one_reload:  # so that the file that was read last is the one that is served
             source = self._dispatcher.models[name].source
-            model = await asyncio.to_thread(load_model, source)
+            model = await asyncio.to_thread(self._load, source)
             self._numbers[name] += 1  # also if it cannot be served: an engine that is late must not have another of it
             new = await asyncio.to_thread(_loaded, name, self._numbers[name], source, model)
             await self._dispatcher.change_model(new)

@@ -29,6 +29,7 @@ class Settings:
     device: str = "auto"
     precision: str = "auto"
     kernels: str = "auto"
+    network: str = "uncertain"
     target_s: float | None = None
     drain_s: float = 30.0
     max_queue: int = 100_000

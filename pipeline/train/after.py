@@ -21,6 +21,7 @@ from scipy.special import expit, logsumexp, softmax
 from ..measures.accuracy import LabelCounts
 from ..measures.reliability import improvement
 from ..model.charcnn import Model
+from ..model.layers import BIAS
 from ..model.ngrams import Kinds, scores
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, assigned, best_thresholds, fitted
@@ -113,15 +114,16 @@ class _Parts:
             ours = branch.logits if len(self.rows) else self.logits
             factor, its = factors(self.logits, ours, data.labels[self.rows]) if outcome.is_trained else (0.0, 1.0)
             if not factor:
-                weights = without_network(job).weights
-            weights["fc3.weight"] = factor * weights["fc3.weight"]
-            weights["fc3.bias"] = (factor * weights["fc3.bias"] + its * branch.bias).astype(np.float32)
+                weights = dict(without_network(job).weights)
+            else:
+                weights["fc3.weight"] = factor * weights["fc3.weight"]
+            weights[BIAS] = (factor * weights[BIAS] + its * branch.bias).astype(np.float32)
             self.branch = branch._replace(ngrams=replace(branch.ngrams, scale=branch.ngrams.scale * np.float32(its)))
             self.logits = factor * self.logits + its * ours
             self._factors = factor, its
         self._tensors = {name: tensor.astype(dtype) for name, tensor in weights.items()}
-        # A network of zeros has the same activations for every text.
-        count = SCALE_ROWS if weights["fc3.weight"].any() else 1
+        self._has_network = len(weights) > 1
+        count = SCALE_ROWS if self._has_network else 0
         self._sample = np.random.default_rng(0).permutation(prepared.fit)[:count]
 
     def card(self, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,7 +134,7 @@ class _Parts:
             "frame": self.job.frame,
             "recipe": self._recipe,
             "seed": self.job.seed,
-            "scales found on": {"rows": len(self._sample)},
+            **({"scales found on": {"rows": len(self._sample)}} if self._has_network else {}),
             "trained_on": self._on,
             "versions": {
                 "broadsheet": version("broadsheet"),
@@ -148,8 +150,10 @@ class _Parts:
 
     def logits_of(self, data: LabelledArticles) -> NDArray[np.float64]:
         """The logits of other articles, [N, classes]."""
-        self._network.load_tensors(self._tensors)
-        found = _logits(self._network, data, np.arange(len(data)))
+        found = np.tile(self._tensors[BIAS].astype(np.float64), (len(data), 1))
+        if self._has_network:
+            self._network.load_tensors(self._tensors)
+            found = _logits(self._network, data, np.arange(len(data)))
         return found if self.branch is None else found + scores(*data.text, self.branch.ngrams)
 
     def model(
@@ -165,7 +169,7 @@ class _Parts:
             temperature=temperature, ngrams=None if self.branch is None else self.branch.ngrams,
             thresholds=thresholds,
         )  # fmt: skip
-        return with_scales(model, data.ids[self._sample])
+        return with_scales(model, data.ids[self._sample]) if self._has_network else model
 
 
 def _sigmoids(logits: NDArray[np.float64]) -> NDArray[np.float32]:

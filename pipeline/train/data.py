@@ -285,7 +285,7 @@ class SoftLabels:
         """Read `source`, with labels where it has them, and `unlabelled`. Arguments and errors as of `read_taught`."""
         if not self.models:
             return read_taught(source, reading, label_column, self.columns, None, classes)
-        with opened([load_model(model) for model in self.models], self.device) as engines:
+        with opened([load_model(model).asking("all") for model in self.models], self.device) as engines:
             by = Teachers(tuple(engines))
             names = classes or by.classes
             if set(names) != set(by.classes):

@@ -45,6 +45,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 2)
     load8(constant + column, after);
 
     for (int article = blockIdx.x; article < articles; article += gridDim.x) {
+        if (packing.units(article) == 0) break;  // nor has any after it
         const T* values = input + (int64)packing.first[article] * CHANNELS + column;
         const int reach = min(packing.reach(article), ROWS);
         const float count = (float)ROWS * CHANNELS;

@@ -8,18 +8,20 @@ __device__ __forceinline__ int pooled(int rows, int pool, int most) { return min
 
 // The running sum over the articles, by one block. text_end [articles] (common/statistics.cu). most_rows, most_units:
 // rows of block 1's and of block 2's pooled output. whole: every article reaches all of the frame. first [articles + 1];
-// counts: units and articles.
+// counts: units and articles. asked_count: null, or how many articles there are, of which the host knows the most: others
+// have no unit.
 template <int POOL_1, int POOL_2, int CLOSING_UNITS, int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
-    first_units(const int* text_end, int articles, int most_rows, int most_units, bool whole, int* first, int* counts) {
+    first_units(const int* text_end, int articles, const int* asked_count, int most_rows, int most_units, bool whole, int* first, int* counts) {
     static_assert(CLOSING_UNITS == CLOSING, "the host plans as many");
     __shared__ int sums[WARPS];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int before = 0;  // units of the articles of earlier rounds
+    const int there = asked_count ? *asked_count : articles;
     for (int begin = 0; begin < articles; begin += WARPS * WARP) {
         const int article = begin + threadIdx.x;
         int units = 0;
-        if (article < articles) {
+        if (article < there) {
             const int rows = pooled(text_end[article], POOL_1, most_rows);
             units = CLOSING + (whole ? most_units : pooled(rows, POOL_2, most_units));
         }
@@ -43,8 +45,20 @@ __global__ void __launch_bounds__(WARPS* WARP)
     }
     if (threadIdx.x == 0) {
         first[articles] = counts[0] = before;
-        counts[1] = articles;
+        counts[1] = there;
     }
+}
+
+// The ids of the articles that the network is asked about, uint8 [*count, pitch], by rows: which articles of the batch they
+// are. A warp takes an article.
+template <int WARPS>
+__global__ void __launch_bounds__(WARPS* WARP)
+    gather(const uint8* ids, int pitch, const int* rows, const int* count, uint8* out) {
+    const int number = blockIdx.x * WARPS + threadIdx.x / WARP;
+    if (number >= *count) return;
+    const uint4* from = reinterpret_cast<const uint4*>(ids + (int64)rows[number] * pitch);
+    uint4* to = reinterpret_cast<uint4*>(out + (int64)number * pitch);
+    for (int i = threadIdx.x % WARP; i < pitch / 16; i += WARP) to[i] = from[i];
 }
 
 // closing: of each unit, whether it is one of the last CLOSING of its article. A warp takes an article.

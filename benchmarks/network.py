@@ -1,0 +1,77 @@
+"""A model whose network is asked about all texts, about some and about none, side by side in one run.
+
+    python -m benchmarks.network --articles-csv test.csv --output out.json
+
+End to end, from Arrow buffers in host memory to labels there, on a GPU where there is one: AG News text, and texts that
+fill the frame. "worst case": with a margin that no text has, so that the network is asked about all. Beside each rate:
+the share of texts that was asked about, and of labels that are those of the whole model.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.articles import Articles, ag_news, of_length
+from benchmarks.record import about, parser, seconds_of, write
+from pipeline.engine.open import open_engine
+from pipeline.model.cascade import ASKS
+from pipeline.model.charcnn import Model, load_model
+
+CHUNK = {"cuda": 131_072, "cpu": 512}
+LARGEST = 1e30
+
+
+def measured(model: Model, articles: Articles, precision: str, repeats: int) -> dict[str, Any]:
+    """The labels are those of the last pass."""
+    with closing(open_engine(model, precision=precision)) as engine:
+        chunks = list(articles.chunks(CHUNK[engine.backend.device]))
+        found = []
+
+        def run() -> None:
+            found[:] = [engine.classify(chunk) for chunk in chunks]
+
+        run()
+        rates = sorted(len(articles) / seconds for seconds in seconds_of(run, repeats))
+        return {
+            "backend": str(engine.backend),
+            "articles_per_second": rates[len(rates) // 2],
+            "lowest": rates[0],
+            "highest": rates[-1],
+            "asked": sum(each.asked for each in found) / len(articles),
+            "labels": np.concatenate([each.labels[:, 0] for each in found]),
+        }
+
+
+def main() -> None:
+    command = parser(__doc__, articles=True)
+    command.add_argument("--articles", type=int, default=1_048_576)
+    command.add_argument("--repeats", type=int, default=5)
+    command.add_argument("--precisions", nargs="*", default=["fp16", "int8"])
+    options = command.parse_args()
+    model, articles = load_model(options.model), ag_news(options.articles_csv, options.articles)
+    assert model.cascade is not None, "give a model with a margin: broadsheet calibrate"
+    result: dict[str, Any] = {"about": about(options), "rows": []}
+    worst = replace(model, cascade=type(model.cascade)(LARGEST, 1.0, 1.0, model.cascade.bias))
+    for precision in options.precisions:
+        for text, given in (("AG News", articles), ("1,100 characters", of_length(articles, 1100, len(articles) // 4))):
+            models = {name: model.asking(name) for name in reversed(ASKS)} | {"worst case": worst}
+            rows = {name: measured(each, given, precision, options.repeats) for name, each in models.items()}
+            whole = rows["all"]["labels"]
+            for name, row in rows.items():
+                row["agreement"] = float((row.pop("labels") == whole).mean())
+                result["rows"].append({"network": name, "text": text, "precision": precision, **row})
+                print(
+                    f"{precision} {text:>16} {name:>10} {row['articles_per_second']:12,.0f}/s "
+                    f"({row['lowest']:,.0f} to {row['highest']:,.0f}), asked {row['asked']:.2%}, "
+                    f"agree {row['agreement']:.3%}",
+                    flush=True,
+                )
+    write(result, options.output)
+
+
+if __name__ == "__main__":
+    main()

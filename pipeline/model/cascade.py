@@ -1,0 +1,90 @@
+"""The texts about which a model's network is asked: those on whose label its n-grams alone are not sure.
+
+The n-grams give a label with a margin: the distance between their two largest logits or, of a model that gives several
+labels to a text, that of the logit nearest to its class's threshold. Where the margin is large, the network changes no
+label, and need not be computed. How large is fitted to rows that the model was not trained on, and kept in the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from ..errors import ModelError
+from .scores import TEMPERATURES
+
+ASKS = ("uncertain", "all", "none")
+"""About which texts the network is asked."""
+
+CARD = "network asked"
+"""The key of a model's card under which it says on which rows the margin was fitted, and how good it is there."""
+
+AGREEMENT = 0.999
+"""The share of labels that stay, unless another is wanted."""
+
+_LARGEST = 1e30
+
+
+class Cascade(Struct, frozen=True):
+    """Whom the network is asked about, and what the n-grams alone say of the others.
+
+    Attributes
+    ----------
+    margin : float
+        The network is asked about a text whose margin is below it.
+    share : float
+        Of the rows on which this was found, how many were asked about.
+    agreement : float
+        Of the same rows, how many had the label that the whole model gives.
+    bias : tuple of float
+        What stands in for the network's logits where it is not asked: their mean on those rows, for each class.
+    temperature : float
+        Of the scores of the n-grams alone.
+
+    """
+
+    margin: float
+    share: Annotated[float, Meta(ge=0, le=1)]
+    agreement: Annotated[float, Meta(ge=0, le=1)]
+    bias: tuple[float, ...]
+    temperature: float = 1.0
+
+    def check(self, classes: int, model: str) -> None:
+        """Raise ModelError unless this fits a model of so many classes."""
+        if len(self.bias) != classes:
+            raise ModelError(f"{model}: {len(self.bias)} biases of n-grams alone for {classes} classes")
+        if not (0 <= self.margin <= _LARGEST and all(abs(value) <= _LARGEST for value in self.bias)):
+            raise ModelError(f"{model}: the margin or a bias of its n-grams is not finite, or beyond {_LARGEST:g}")
+        if not TEMPERATURES[0] <= self.temperature <= TEMPERATURES[1]:
+            raise ModelError(f"{model}: temperature {self.temperature:g} of its n-grams alone is out of range")
+
+    @property
+    def about(self) -> dict[str, object]:
+        """What decides scores, as JSON values."""
+        return {"margin": self.margin, "bias": self.bias, "temperature": self.temperature}
+
+
+def margins(logits: NDArray[np.float32], thresholds: Sequence[float] | None) -> NDArray[np.float32]:
+    """How sure the label of each text is, [N], of fp32 logits [N, classes]."""
+    if thresholds is not None:
+        nearest: NDArray[np.float32] = np.abs(logits - cuts(thresholds)).min(axis=1)
+        return nearest
+    largest = np.sort(logits, axis=1)[:, -2:]
+    apart: NDArray[np.float32] = largest[:, 1] - largest[:, 0]
+    return apart
+
+
+def asked(logits: NDArray[np.float32], margin: float, thresholds: Sequence[float] | None) -> NDArray[np.bool_]:
+    """About which texts the network is asked, [N]. logits: of the n-grams alone, fp32 [N, classes]."""
+    sure: NDArray[np.bool_] = margins(logits, thresholds) >= np.float32(margin)
+    return ~sure
+
+
+def cuts(thresholds: Sequence[float]) -> NDArray[np.float32]:
+    """The logits of the scores from which on a text has a label, one for each class."""
+    return np.array([math.log(score) - math.log1p(-score) for score in thresholds], np.float32)
