@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from ..processes.threads import threads
 from ..source.plan.plan import GroupEnd, part_name
 from . import layout
 from .account import Committed, gaps, groups_of, open_to_change
-from .check import check_chunk, is_of
+from .check import check_chunk
 from .commit import commit_end, committed_entry
 from .layout import (
     CLAIM,
@@ -30,7 +30,6 @@ from .layout import (
     SUCCESS,
     PartNames,
 )
-from .model_columns import ModelColumns
 from .object_store import open_store
 from .record import (
     ClosingEntry,
@@ -289,10 +288,10 @@ class OutputFolder:
                 closed[entry.group] = entry
         return Committed(chunks, closed)
 
-    def committed(self, job: str, models: Sequence[ModelColumns], schema: pa.Schema, update: int) -> Committed:
-        """The entries by which a resumed job skips chunks and groups: not those that are damaged, or have labels other
-        than `models` give or other rows than their group, or whose files are not there in their size. Such a chunk
-        is computed again. schema: of the job's parts. update: the number of the one that is continued; 0 for the job.
+    def committed(self, job: str, fits: Callable[[Entry], bool], schema: pa.Schema, update: int) -> Committed:
+        """The entries by which a resumed job skips chunks and groups: not those that are damaged, that do not fit, or
+        have other rows than their group, or whose files are not there in their size. Such a chunk is computed again.
+        schema: of the job's parts. update: the number of the one that is continued; 0 for the job.
 
         A job that was finished is resumed to be repaired: there all that `verify` looks at is checked, and groups in
         which files could not be read, or not wholly, are read again from there on. If an entry is not as it should be,
@@ -310,12 +309,12 @@ class OutputFolder:
         size = self.store.sizes((PARTS, QUARANTINE))  # once the entries are read: another run may commit meanwhile
 
         def is_whole(entry: Entry) -> bool:
-            if not is_of(entry, models):
+            if not fits(entry):
                 return False
             if not finished:
                 return all(size(file.name) == file.bytes for file in entry.files)
             try:
-                check_chunk(self.store, entry, schema, where, [model.names for model in models])
+                check_chunk(self.store, entry, schema, where, manifest.fingerprint.settings.labelled)
             except OutputError:
                 return False
             return True
