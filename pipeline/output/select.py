@@ -25,7 +25,7 @@ from ..source.chunk import QUARANTINE_SCHEMA
 from ..source.open.ahead import in_order
 from ..source.plan.plan import part_name
 from ..storage.disk import refuse_outputs, write_file
-from .account import Committed, totals_of
+from .account import Committed, Sums
 from .check import scores_of
 from .commit import commit_chunk, committed_rows
 from .cut import Amount, Chosen, Cut, Ranked, chosen, find_cuts, ranked, ties_before
@@ -370,9 +370,11 @@ def _write(
     for end in job.committed.closed.values():
         closed = msgspec.structs.replace(end, job=id_)
         store.add(closed.file_name, to_json(closed), partial(check_claim, store, id_))
-    totals = totals_of(place.entries(id_), job.plan)
-    finish(place, totals, schema, id_, counted, 0, 0)
-    return totals
+    sums = Sums(job.plan)
+    for found, _ in place.each_entry(id_, None, lambda _: None):
+        sums.add(found)
+    finish(place, sums.totals, schema, id_, counted, 0, 0)
+    return sums.totals
 
 
 def _entry(labelled: Entry, rows: pa.Table, models: Sequence[Names], job: str) -> Entry:

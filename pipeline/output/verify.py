@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 from ..errors import OutputError, SourceError, UsageError
 from ..processes.threads import available_cores, threads
 from ..source.formats.onehot import OneHot
 from ..source.plan.plan import Group, GroupEnd, plan_files
 from ..source.read.read import read_group
-from .account import Committed, gaps, totals_of
+from .account import Pieces, Sums, gaps
 from .check import check_chunk
 from .folder import REPAIR, OutputFolder
 from .layout import CLAIM, MANIFEST, OLD_MANIFEST, PARTS, QUARANTINE, SUCCESS
 from .object_store import place_of
 from .read_again import selection_of, unchanged_input
-from .record import Manifest, SavedPlan, Totals
+from .record import ClosingEntry, Manifest, SavedPlan, Totals
 from .store import check_claim, is_claimed
 from .where import Where
 
@@ -72,24 +73,29 @@ def verify(
     schema, given = folder.schema(manifest), manifest.fingerprint.settings.where
     where = None if given is None else Where(given)
     labelled = manifest.fingerprint.settings.labelled
-    committed = folder.entries(job)
+    sums = Sums(plan)
+    updates = [Sums(folder.plan_of(manifest, number)) for number in range(1, 1 + len(manifest.updates))]
+    chunks: dict[str, Pieces] = {}
+    closed: dict[int, ClosingEntry] = {}
     files: set[str] = set()
-    for entry in committed.chunks.values():
-        try:
-            check_chunk(folder.store, entry, schema, where, labelled)
-        except OutputError as error:
-            raise OutputError(f"{error.message}: {REPAIR}") from error
-        files.update(file.name for file in entry.files)
+    for entry, _ in folder.each_entry(job, None, lambda one: check_chunk(folder.store, one, schema, where, labelled)):
+        for each in (sums, *updates):
+            each.add(entry)
+        if isinstance(entry, ClosingEntry):
+            closed[entry.group] = entry
+        else:
+            chunks[entry.chunk] = entry.sources
+            files.update(file.name for file in entry.files)
     for name in (*folder.store.files(PARTS), *folder.store.files(QUARANTINE)):
         if name not in files:
             raise OutputError(f"{folder.path / name} belongs to no entry: {REPAIR}")
-    for gap in gaps(committed, plan):
+    for gap in gaps(chunks, closed, plan):
         raise OutputError(f"{gap.message}: {REPAIR}")
-    _check_totals(folder, totals, totals_of(committed, plan))
-    for number, update in enumerate(manifest.updates, 1):
-        _check_totals(folder, update.totals, totals_of(committed, folder.plan_of(manifest, number)), number)
+    _check_totals(folder, totals, sums.totals)
+    for number, (update, counted) in enumerate(zip(manifest.updates, updates, strict=True), 1):
+        _check_totals(folder, update.totals, counted.totals, number)
     if input:
-        _recount(manifest, plan, committed, root, endpoint)
+        _recount(manifest, plan, closed.values(), root, endpoint)
     return totals
 
 
@@ -127,7 +133,7 @@ def _check_totals(folder: OutputFolder, totals: Totals, counted: Totals, update:
 def _recount(
     manifest: Manifest,
     plan: SavedPlan | None,
-    committed: Committed,
+    closed: Iterable[ClosingEntry],
     root: str | os.PathLike[str] | None,
     endpoint: str | None,
 ) -> None:
@@ -141,7 +147,7 @@ def _recount(
         raise UsageError("the rows of this job were in memory: there is no input that they can be compared with")
     settings = manifest.fingerprint.settings
     files = [file for file in unchanged_input(plan, settings, root, endpoint) if not isinstance(file.format, OneHot)]
-    rows = dict(count for closing in committed.closed.values() for count in closing.files)
+    rows = dict(count for closing in closed for count in closing.files)
     again = plan_files(files, selection_of(plan, settings), plan.chunk_rows, settings.limit)
 
     def counted(group: Group) -> GroupEnd:
