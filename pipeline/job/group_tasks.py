@@ -46,9 +46,9 @@ _PACKED_TOGETHER = 64
 
 @dataclass(frozen=True)
 class ChunksDone:
-    """What a task has done. packed: the chunks in input order, those too that it found committed, pickled and compressed
-    some at a time: as objects, the millions of a long job would take thirty times the memory. examples: of all of them.
-    end: of a group that was read to its end. whole: whether that is all there is; the job may have been stopped.
+    """What a task has done. packed: the chunks in input order, those too that it found committed, some at a time
+    pickled and compressed: as objects, the millions of a long job would take thirty times the memory. examples: of all
+    of them. end: of a group that was read to its end. whole: whether that is all; the job may have been stopped.
     """
 
     packed: tuple[bytes, ...]
