@@ -33,7 +33,7 @@ def parser(doc: str | None, output: Path | None = None, articles: bool = False) 
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--model", default="ag-news", help="a shipped model's name, or a model file")
     made.add_argument("--output", type=Path, default=output, help="JSON file; without one the result is printed")
-    made.add_argument("--commit", default="", help="of the measured code, where it lies in no git repository")
+    made.add_argument("--commit", default="", help="of the measured code; without one, what git says")
     if articles:
         made.add_argument("--articles-csv", type=Path, required=True, help="an AG News CSV: class, title, description")
     made.add_argument("--note", default="", help="what else is to be said of the machine")
@@ -55,7 +55,7 @@ def about(options: argparse.Namespace, **more: Any) -> dict[str, Any]:
             else {}
         ),
         "versions": _versions(),
-        "commit": _answer("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD") or options.commit,
+        "commit": options.commit or _answer("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"),
         "date": datetime.now(UTC).date().isoformat(),
         **({"note": options.note} if options.note else {}),
         **more,

@@ -10,6 +10,7 @@ FLAGS = {
     **dict.fromkeys(("input", "multi-label", "tls"), True),
     **dict.fromkeys(("classes", "held-out", "label-separator", "learning-rate", "model"), False),
     **dict.fromkeys(("nsys", "protocol", "scheduler-file"), False),
+    **dict.fromkeys(("top", "count", "score", "by", "per"), False),
 }
 """The flags that are keywords in Python, and whether each is a switch, without a value in the command and True in
 Python. Those of a job are added by the table of its options, which is loaded with the package.

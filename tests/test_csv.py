@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from reading import found, read_split
+from reading import found, read_files, read_split
 
 from pipeline.source.chunk import Chunk, Selection, concat, empty_chunk
 from pipeline.source.formats.csv import Csv, Dialect
@@ -168,12 +168,13 @@ def test_bad_records_are_set_aside_with_place_and_reason(tmp_path: Path, ending:
         b'5,5" disk \\n',
         b"6,",
         b'7,"never closed',
-        b"8,last",
+        b"\xef\xbb\xbf8,marked",
+        b"9,last",
     ]
     path = tmp_path / "f.csv"
     path.write_bytes(b"\xef\xbb\xbf" + ending.join(lines))
     chunk = concat(read_all(path, TWO, 3))
-    assert chunk.rows.column("id").to_pylist() == ["0", "1", "5", "6", "8"]
+    assert chunk.rows.column("id").to_pylist() == ["0", "1", "5", "6", "\ufeff8", "9"]
     assert chunk.text.to_pylist()[1:4] == [b"two" + ending + b'lines, and a "quote"', b'5" disk \\n', b""]
     aside = {b["row"]: b for b in chunk.quarantine.to_pylist()}
     assert {row: b["reason"] for row, b in aside.items()} == {
@@ -186,6 +187,9 @@ def test_bad_records_are_set_aside_with_place_and_reason(tmp_path: Path, ending:
     for b in aside.values():
         assert raw[b["byte_offset"] :].startswith(b["head"])
     assert aside[7]["head"] == b'7,"never closed'
+    for rows in (1, 2, 3, 100):  # front to back, where a block is cut into chunks, too
+        again = concat(read_files(found([path]), TWO, rows).chunks)
+        assert (again.text, again.rows, again.quarantine) == (chunk.text, chunk.rows, chunk.quarantine)
 
 
 def test_an_unclosed_quote_costs_one_line_of_a_large_file(tmp_path: Path) -> None:

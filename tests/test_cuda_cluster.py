@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Command
+from jobs import Processes, committed, wait_until
 
 import pipeline
 from benchmarks.chaos.jobs import contents
@@ -40,6 +43,13 @@ def by_one(news: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with connect("cuda", workers=1) as client:
         pipeline.classify(str(news), out, client=client, chunk_size=CHUNK_ROWS)
     return out
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    found = Processes()
+    yield found
+    found.end()
 
 
 def contexts() -> Counter[int]:
@@ -107,8 +117,19 @@ def test_a_model_that_goes_gives_its_device_memory_back(news: Path, tmp_path: Pa
     assert all(abs(a - b) < 64 << 20 for a, b in zip(held[MOST_ENGINES - 1], held[-1], strict=True))
 
 
-def test_the_command_uses_the_gpus_unless_told(broadsheet: Command, news: Path, by_one: Path, tmp_path: Path) -> None:
-    run = broadsheet("classify", news, "-o", tmp_path / "out", "--chunk-size", CHUNK_ROWS)
-    assert run.returncode == 0, run.stderr
-    assert "on  cuda" in run.stdout
-    assert contents(tmp_path / "out") == contents(by_one)
+def test_the_command_uses_the_gpus_unless_told(processes: Processes, news: Path, by_one: Path, tmp_path: Path) -> None:
+    """One GPU within its own process; killed, the job goes on there, and its bytes are those of a cluster."""
+    out = tmp_path / "out"
+    command = (sys.executable, "-m", "broadsheet", "classify")
+    killed = processes.start(*command, news, "-o", out, "--chunk-size", CHUNK_ROWS)
+    wait_until(lambda: committed(out) >= 2 or killed.poll() is not None)
+    killed.kill()
+    killed.communicate()
+    resumed = processes.start(*command, "--resume", "-o", out)
+    said, errors = resumed.communicate(timeout=240)
+    assert resumed.returncode == 0, errors
+    assert "on  cuda" in said
+    assert contents(out) == contents(by_one)
+    (run,) = (json.loads(file.read_text()) for file in (out / "_runs").glob("2*.json"))
+    here = [worker["where"].endswith(f":{resumed.pid}") for worker in run["workers"]]
+    assert here == ([True] if count_gpus() == 1 else [False] * count_gpus())

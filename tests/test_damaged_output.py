@@ -248,6 +248,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no plan": ("_plan.json", Path.unlink, "is missing or damaged"),
     "scores of an entry": ("_entries/part-000000-0000000-*", lambda p: changed(p, _turned), "labels or counts"),
     "bins of an entry": ("_entries/part-000000-0000000-*", lambda p: changed(p, _cut), "do not add up"),
+    "rows one before": ("_entries/part-000003-0000002-*", lambda p: changed(p, _earlier), r"missing or duplicated"),
 }
 
 
@@ -265,6 +266,10 @@ def _more_chars(entry: Any) -> None:
 
 def _later(entry: Any) -> None:
     entry["sources"][0][1] += 1
+
+
+def _earlier(entry: Any) -> None:
+    entry["sources"][0][1] -= 1
 
 
 @pytest.mark.parametrize("kinds", [[kind] for kind in DAMAGES] + [[*DAMAGES][:12]], ids=lambda kinds: kinds[-1][:20])

@@ -86,7 +86,7 @@ def test_every_flag_in_a_message_is_known() -> None:
 
 
 def test_known_flags_are_keywords_of_public_functions() -> None:
-    functions = (classify, pipeline.verify, pipeline.calibrate, evaluate_labels, connect)
+    functions = (pipeline.select, classify, pipeline.verify, pipeline.calibrate, evaluate_labels, connect)
     found = {name: p.default for function in functions for name, p in inspect.signature(function).parameters.items()}
     found["learning_rate"] = 0.001  # of `train.Recipe`
     found["multi_label"] = False  # of `train.train`

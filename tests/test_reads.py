@@ -87,7 +87,9 @@ def found_in(chunk: Chunk) -> list[tuple[str, int]]:
     st.lists(texts, min_size=1, max_size=5), st.booleans(), st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")])
 )
 @example(["0" + "\U00010000" * 40], False, (",", ":"))
-@example(["0" * k + character * 400 for character in "é€😀" for k in range(4)], False, (",", ":"))  # cut in each byte
+@example(
+    ["0" * k + character * 400 for character in "é€😀" for k in range(READS)], False, (",", ":")
+)  # cut in each byte
 @example(["x" * 1000 + '"' + "\\" * 7 + "😀"], True, (",", ":"))
 def test_texts_in_json_lines_are_cut_as_python_cuts_them(given: list[str], ascii_only: bool, marks) -> None:
     lines = [

@@ -144,9 +144,10 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     assert 0 < committed(out) < 200
     assert "requeued; the next run continues where this one stopped" in log.read_text()
     wait_until(lambda: idle(slurm) == len(NODES))
-    # Slurm itself waits for two minutes, so that the first run is surely gone, which it is. More time now, since its
-    # signal may come a minute early, and this run would be requeued too.
-    slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=10", "StartTime=now")
+    # Slurm itself waits for two minutes, so that the first run is surely gone, which it is. But not at once: a node
+    # refuses a credential of the second in which it has revoked one. More time now, since Slurm's signal may come a
+    # minute early, and this run would be requeued too.
+    slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=10", "StartTime=now+5")
     ended = wait_for_end(slurm, number, log)
     assert ended["JobState"] == "COMPLETED", log.read_text()
     assert "chunks done before" in log.read_text()

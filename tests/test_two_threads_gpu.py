@@ -39,7 +39,7 @@ def test_chunks_of_several_threads_keep_their_bits_and_leave_no_gap(precision: s
     texts = chunks(24, 9000)
     alone = [engine.classify(each, 2, all_scores=True) for each in texts]
     spans: list[list[Span]] = [[] for _ in texts]
-    handed_over: list[bool] = []
+    handed_over: dict[int, bool] = {}
 
     def label(number: int) -> Predictions:
         handed = []
@@ -52,7 +52,7 @@ def test_chunks_of_several_threads_keep_their_bits_and_leave_no_gap(precision: s
         try:
             return engine.classify(texts[number], 2, True, spans[number], False, hand_over)
         finally:
-            handed_over.append(bool(handed))
+            handed_over[number] = bool(handed)
             if not handed:
                 turn.release()
 
@@ -62,9 +62,9 @@ def test_chunks_of_several_threads_keep_their_bits_and_leave_no_gap(precision: s
         for name in ("labels", "scores", "all_scores", "n_chars", "truncated", "unknown_chars"):
             assert np.array_equal(getattr(one, name), getattr(other, name)), name
         assert one.saturated == other.saturated
-    assert all(handed_over)  # before it waits for its last results: the next chunk is copied in meanwhile
-    several = [each for each in spans if len(each) > 3]  # chunks of more than one graph
-    kernels = sorted((span.start, span.end) for each in several for span in each if span.name == "kernels")
+    several = [number for number, each in enumerate(spans) if len(each) > 3]  # chunks of more than one graph
+    assert all(handed_over[number] for number in several)  # while results are on their way: the next one is copied in
+    kernels = sorted((span.start, span.end) for number in several for span in spans[number] if span.name == "kernels")
     # Each call may compare the clocks of host and GPU anew, to some tenths of a millisecond.
     assert all(after[0] > before[1] - 5e-4 for before, after in pairwise(kernels))
     engine.close()

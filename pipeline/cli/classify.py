@@ -153,6 +153,7 @@ def _run(
     source: Any, place: Location, model: list[str], options: dict[str, Any], connection: dict[str, Any], quiet: bool
 ) -> Any:
     from ...cluster import connect, nearest
+    from ...cluster.protocol import count_gpus
     from ..api import classify
     from ..engine.open import expected_device
     from ..job.beginning import refuse_files
@@ -166,8 +167,9 @@ def _run(
     device = options.get("device", "auto")
     if connection["where"] == "auto":
         connection["where"] = nearest(device)
-    if connection["where"] == "local" and not chosen and "chunk_size" not in options and _is_one_chunk(source):
-        connection["processes"] = False  # which starts in a fraction of the time
+    one_chunk = connection["where"] == "local" and "chunk_size" not in options and _is_one_chunk(source)
+    if not chosen and (one_chunk or (connection["where"] == "cuda" and count_gpus() == 1)):
+        connection |= {"where": "local", "processes": False}  # which starts in a fraction of the time
     elif connection["where"] == "local" and connection["workers"] is None and expected_device(device) == "cuda":
         connection["workers"] = 1  # without dask-cuda, which gives each GPU a worker, the first GPU has one
     stopping = Event()

@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..errors import BroadsheetError, printable
 from ..report.console import say
-from . import classify, evaluate, inspect, machine, models, serve, train
+from . import classify, evaluate, inspect, machine, models, select, serve, train
 
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
 """Click's error for a wrong command line; some versions of Typer have a copy of it."""
@@ -61,6 +61,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "submit": classify.submit,
     "doctor": machine.doctor,
     "verify": inspect.verify,
+    "select": select.command,
     "train": train.command,
     "calibrate": models.calibrate,
     "quantise": models.quantise,

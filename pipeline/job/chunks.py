@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.base import Backend
 from ..engine.open import why_gpu_unused
 from ..output.account import Committed
+from ..output.check import is_of
 from ..output.folder import OutputFolder
 from ..output.record import WRITER, Fingerprint
 from ..output.saved_plan import plan_bytes
@@ -111,7 +112,8 @@ def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprin
         saved = None if plan is None else plan_bytes(plan)
         folder.create(fingerprint, schema, saved, options.resume or options.update, options.overwrite)
     save_asked(folder, request.source, request.models, options, partial(folder.check_claim, job))
-    return folder.committed(job, planned.columns.models, schema, number) if goes_on else Committed({}, {})
+    fits = partial(is_of, models=planned.columns.models)
+    return folder.committed(job, fits, schema, number) if goes_on else Committed({}, {})
 
 
 def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:

@@ -40,12 +40,15 @@ _KEPT_WHOLE = 64
 has heard (`Noted`) before the task ends.
 """
 
+_PACKED_TOGETHER = 64
+"""Chunks that are compressed at a time: their entries are much alike."""
+
 
 @dataclass(frozen=True)
 class ChunksDone:
-    """What a task has done. packed: the chunks in input order, those too that it found committed, each pickled and
-    compressed by itself: as objects, the millions of a long job would take ten times the memory. examples: of all of
-    them. end: of a group that was read to its end. whole: whether that is all there is; the job may have been stopped.
+    """What a task has done. packed: the chunks in input order, those too that it found committed, some at a time
+    pickled and compressed: as objects, the millions of a long job would take thirty times the memory. examples: of all
+    of them. end: of a group that was read to its end. whole: whether that is all; the job may have been stopped.
     """
 
     packed: tuple[bytes, ...]
@@ -55,8 +58,8 @@ class ChunksDone:
 
     @property
     def chunks(self) -> Iterator[Done]:
-        for one in self.packed:
-            yield pickle.loads(zlib.decompress(one))
+        for some in self.packed:
+            yield from pickle.loads(zlib.decompress(some))
 
 
 def label_group(group: Group, alone: bool, job: Job) -> ChunksDone:
@@ -128,7 +131,9 @@ class _Chunks(AbstractContextManager["_Chunks"]):
         self._key: Key = self._worker.get_current_task()
         self._committed: dict[str, Entry] = {}
         self._packed: list[bytes] = []
+        self._ended: list[Done] = []  # the chunks after those, to be packed together
         self._whole: deque[Done | Future[Done]] = deque()  # the chunks after those
+        self._begun = 0
         self._examples: list[Example] = []
         self._failed = False
         self._room: int | None = None  # that was taken for a chunk that has yet to come
@@ -141,22 +146,28 @@ class _Chunks(AbstractContextManager["_Chunks"]):
     @property
     def begun(self) -> int:
         """How many chunks were read: in a group, the number of the next one."""
-        return len(self._packed) + len(self._whole)
+        return self._begun
 
     @property
     def done(self) -> tuple[tuple[bytes, ...], list[Example]]:
         """Every chunk, packed, and the examples of all. Waits for the last of them, and raises its error."""
         while self._whole:
-            self._pack(with_spans=True)
+            self._end(with_spans=True)
+        self._pack()
         return tuple(self._packed), self._examples
 
-    def _pack(self, with_spans: bool) -> None:
-        """Pack the earliest chunk that is not."""
+    def _end(self, with_spans: bool) -> None:
+        """Take the earliest chunk that is whole."""
         first = self._whole.popleft()
         done = first if isinstance(first, Done) else first.result()
         self._examples = sorted([*self._examples, *done.examples])[: self._job.examples]
-        kept = replace(done, spans=done.spans if with_spans else [], examples=[])
-        self._packed.append(zlib.compress(pickle.dumps(kept)))
+        self._ended.append(replace(done, spans=done.spans if with_spans else [], examples=[]))
+        if len(self._ended) == _PACKED_TOGETHER or done.table is not None:  # which is as large as many entries
+            self._pack()
+
+    def _pack(self) -> None:
+        self._packed.append(zlib.compress(pickle.dumps(self._ended)))
+        self._ended = []
 
     def is_committed(self, name: str) -> bool:
         """Whether a chunk is to be skipped: committed by an earlier run, or by a worker that was lost in the middle."""
@@ -203,8 +214,9 @@ class _Chunks(AbstractContextManager["_Chunks"]):
 
     def _append(self, chunk: Done | Future[Done]) -> None:
         self._whole.append(chunk)
+        self._begun += 1
         while len(self._whole) > _KEPT_WHOLE and _is_committed(self._whole[0]):
-            self._pack(with_spans=False)
+            self._end(with_spans=False)
 
     def _label(self, work: Work, taken: int, stored: int) -> Done:
         try:

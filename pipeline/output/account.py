@@ -19,6 +19,9 @@ from .layout import group_of
 from .record import SUMS, ClosingEntry, Entry, Judged, ListedFile, SavedPlan, Scores, Totals
 from .saved_plan import files_of
 
+Pieces = tuple[tuple[str, int, int], ...]
+"""(file, first row, rows) of each piece that a chunk was read from."""
+
 
 @dataclass(frozen=True)
 class Committed:
@@ -67,25 +70,25 @@ def open_to_change(closing: ClosingEntry, chunks: Mapping[str, Entry]) -> list[s
     return names[-1:]
 
 
-def gaps(committed: Committed, plan: SavedPlan | None) -> Iterator[Gap]:
-    """Everything in which the chunks' entries are not those that the closing entries of all groups count. plan: None
-    for rows in memory.
+def gaps(chunks: Mapping[str, Pieces], closed: Mapping[int, ClosingEntry], plan: SavedPlan | None) -> Iterator[Gap]:
+    """Everything in which the chunks' entries are not those that the closing entries of all groups count. chunks: the
+    sources in each one's entry. plan: None for rows in memory.
     """
-    entries: dict[int, dict[str, Entry]] = defaultdict(dict)
-    for name, entry in committed.chunks.items():
-        entries[int(name.split("-")[1])][name] = entry
+    entries: dict[int, dict[str, Pieces]] = defaultdict(dict)
+    for name, sources in chunks.items():
+        entries[int(name.split("-")[1])][name] = sources
     listed: Sequence[tuple[ListedFile, ...] | None] = files_of(plan) if plan else [None]
     numbers = groups_of(plan)
     for number, files in zip(numbers, listed, strict=True):
-        yield from _of_group(number, files, committed.closed.get(number), entries.pop(number, {}))
+        yield from _of_group(number, files, closed.get(number), entries.pop(number, {}))
     for others in entries.values():
         yield from (Gap(f"{name} is no chunk of this job", name) for name in others)
-    for number in committed.closed.keys() - set(numbers):
+    for number in closed.keys() - set(numbers):
         yield Gap(f"there is a closing entry of group {number}, which is none of this job", group=number)
 
 
 def _of_group(
-    number: int, files: tuple[ListedFile, ...] | None, closing: ClosingEntry | None, entries: dict[str, Entry]
+    number: int, files: tuple[ListedFile, ...] | None, closing: ClosingEntry | None, entries: dict[str, Pieces]
 ) -> Iterator[Gap]:
     """The chunks of a group are numbered from 0, and each begins where the one before it ends."""
     what = f"group {number}" if files is None or len(files) != 1 else files[0].path
@@ -100,11 +103,11 @@ def _of_group(
     rows = {path: 0 for path, count in closing.files if count is not None}
     for chunk in range(closing.chunks):
         name = part_name(number, chunk)
-        entry = entries.pop(name, None)
-        if entry is None:
+        sources = entries.pop(name, None)
+        if sources is None:
             yield Gap(f"the chunk {name} of {what} has no entry", name)
             return  # where the next one should begin is not known
-        for path, first, count in entry.sources if rows else ():
+        for path, first, count in sources if rows else ():
             if rows.get(path) != first:
                 yield Gap(f"the entry of {name} does not begin where the chunk before it ends, in {path}", name)
                 return
@@ -124,27 +127,53 @@ def most_quarantined(limit: str | int, rows: int) -> int:
     return int(found[2]) if found[2] else int(float(found[1]) / 100 * rows)
 
 
-def totals_of(committed: Committed, plan: SavedPlan | None) -> Totals:
-    """The totals over the groups of a plan; None for rows in memory."""
-    groups = groups_of(plan)
-    entries = [entry for name, entry in committed.chunks.items() if group_of(name) in groups]
-    closed = [closing for number, closing in committed.closed.items() if number in groups]
-    problems = [(entry.sources[0][0], problem) for entry in entries for problem in entry.problems]
-    problems += [problem for closing in closed for problem in closing.problems]
-    unread = [each for closing in closed for each in closing.unread]
-    others = zip(*(entry.judged[1:] for entry in entries), strict=False)
-    return Totals(
-        chunks=len(entries),
-        **{name: sum(getattr(entry, name) for entry in entries) for name in SUMS},
-        labels=_sum(entry.labels for entry in entries),
-        doubtful=_sum(entry.doubtful for entry in entries),
-        lengths=tuple(sum(entry.lengths[i] for entry in entries) for i in range(len(LENGTHS))),
-        confusion=_confusion(entry.confusion for entry in entries),
-        problems=tuple(sorted((*(plan.problems if plan else ()), *problems))),
-        unread=tuple(sorted((*(plan.unread if plan else ()), *unread), key=str)),
-        others=tuple(map(summed, others)) or UNSET,
-        scores=summed_scores(entry.scores for entry in entries),
-    )
+class Sums:
+    """Totals over the entries of a plan's groups, which are added one by one. plan: None for rows in memory."""
+
+    def __init__(self, plan: SavedPlan | None) -> None:
+        self._plan, self._groups = plan, groups_of(plan)
+        self._figures: Counter[str] = Counter()
+        self._labels: Counter[str] = Counter()
+        self._doubtful: Counter[str] = Counter()
+        self._lengths = (0,) * len(LENGTHS)
+        self._confusion: tuple[tuple[int, int, int], ...] | None = None
+        self._scores: Scores = {}
+        self._others: tuple[Judged, ...] = ()
+        self._problems = [*plan.problems] if plan else []
+        self._unread = [*plan.unread] if plan else []
+
+    def add(self, found: Entry | ClosingEntry) -> None:
+        """Count an entry, unless it is of another group."""
+        if isinstance(found, ClosingEntry):
+            if found.group in self._groups:
+                self._problems += found.problems
+                self._unread += found.unread
+        elif group_of(found.chunk) in self._groups:
+            self._figures.update(chunks=1, **{name: getattr(found, name) for name in SUMS})
+            self._labels.update(found.labels)
+            self._doubtful.update(found.doubtful)
+            self._lengths = tuple(map(add, self._lengths, found.lengths))
+            self._confusion = _confusion((self._confusion, found.confusion))
+            self._scores = summed_scores((self._scores, found.scores))
+            others = found.judged[1:]
+            pairs = zip(self._others, others, strict=True) if self._others else ((each,) for each in others)
+            self._others = tuple(map(summed, pairs))
+            self._problems += [(found.sources[0][0], problem) for problem in found.problems]
+
+    @property
+    def totals(self) -> Totals:
+        return Totals(
+            chunks=self._figures["chunks"],
+            **{name: self._figures[name] for name in SUMS},
+            labels=dict(self._labels),
+            doubtful=dict(self._doubtful),
+            lengths=self._lengths,
+            confusion=self._confusion,
+            problems=tuple(sorted(self._problems)),
+            unread=tuple(sorted(self._unread, key=str)),
+            others=self._others or UNSET,
+            scores=self._scores,
+        )
 
 
 def summed(judged: Sequence[Judged]) -> Judged:

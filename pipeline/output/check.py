@@ -28,12 +28,15 @@ _ROWS = ["file", "row"]
 def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | None, names: Sequence[Names]) -> None:
     """Raise OutputError unless the files of an entry are as they were written, hold what it says, and each row of its
     sources is there once, written or quarantined, but for as many as were filtered. schema: of the job's parts. Each
-    written row must satisfy `where`, if all its columns are there. names: of each model's columns.
+    written row must satisfy `where`, if all its columns are there; and the figures of the entry must be those of its
+    rows, where their columns are there: of rows chosen from another job's, some may be left out. names: of each model's
+    columns.
     """
     named = where.columns if where is not None else set()
     decided = where if named <= set(schema.names) else None
     filled = {*_ROWS, N_CHARS.name, *(column for each in names for column in _figures(each).values())}
-    looked_at = filled | {name for each in names for name in (each.label, each.score)} | (named if decided else set())
+    judged = filled | {name for each in names for name in (each.label, each.score)}
+    looked_at = judged | (named if decided else set())
     columns = [name for name in schema.names if name in looked_at]
     parts, tables = [], []
     for file in entry.files:
@@ -52,7 +55,8 @@ def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | No
             raise OutputError(f"{path} has a row for which the job's `where` is not true")
         tables.append(table.select(_ROWS))
     _check_rows(entry, tables)
-    _check_figures(entry, pa.concat_tables([schema.empty_table().select(columns), *parts]), names)
+    if judged <= set(schema.names):
+        _check_figures(entry, pa.concat_tables([schema.empty_table().select(columns), *parts]), names)
 
 
 def _figures(names: Names) -> dict[str, str]:
@@ -64,7 +68,7 @@ def _check_figures(entry: Entry, rows: pa.Table, names: Sequence[Names]) -> None
     """The entry's share of the totals must be that of its written rows."""
     same = len(entry.judged) == len(names) and entry.chars == (pc.sum(rows.column(N_CHARS.name)).as_py() or 0)
     for each, judged in zip(names, entry.judged, strict=False):
-        scores, unlabelled = _scores(rows.column(each.label), rows.column(each.score))
+        scores, unlabelled = scores_of(rows.column(each.label), rows.column(each.score))
         sums = {name: pc.sum(rows.column(column)).as_py() or 0 for name, column in _figures(each).items()}
         labels = {name: sum(bins) for name, bins in scores.items()}
         same = same and (labels, unlabelled) == (judged.labels, judged.unlabelled)
@@ -74,7 +78,7 @@ def _check_figures(entry: Entry, rows: pa.Table, names: Sequence[Names]) -> None
         raise OutputError(f"{entry.chunk}: the labels or counts in its entry are not those of its part")
 
 
-def _scores(labels: pa.ChunkedArray, scores: pa.ChunkedArray) -> tuple[dict[str, tuple[int, ...]], int]:
+def scores_of(labels: pa.ChunkedArray, scores: pa.ChunkedArray) -> tuple[dict[str, tuple[int, ...]], int]:
     """Rows by label and score, and rows without a label, of columns of labels and scores, or of lists of them."""
     without = labels.null_count
     if pa.types.is_list(labels.type):

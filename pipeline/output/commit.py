@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -79,15 +80,21 @@ def read_committed(store: Store, file: FileRecord) -> bytes:
     raise OutputError(f"{path} is damaged: {what}")
 
 
-def committed_rows(store: Store, entry: Entry, schema: pa.Schema) -> pa.Table:
-    """The written rows of a chunk, in input order. schema: of the job's parts. Raises OutputError."""
-    names = [file.name for file in entry.files if not file.name.startswith(QUARANTINE)]
-    found = [read_part(store.read(name), name, store.root / name, schema) for name in names]
-    rows = pa.concat_tables([schema.empty_table(), *found])
+def committed_rows(store: Store, entry: Entry, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
+    """The written rows of a chunk, in input order. schema: of the job's parts. columns: of them, `file` and `row` among
+    them; None for all. Raises OutputError.
+    """
+    chosen = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+    files = [file for file in entry.files if not file.name.startswith(QUARANTINE)]
+    found = [
+        read_part(read_committed(store, file), file.name, store.root / file.name, schema, chosen.names)
+        for file in files
+    ]
+    rows = pa.concat_tables([chosen.empty_table(), *found])
     if len(found) < 2:
         return rows
-    files = pa.array([file for file, *_ in entry.sources], pa.string()).unique()
-    order = pa.table([pc.index_in(rows.column("file"), files), rows.column("row")], ["file", "row"])
+    sources = pa.array([file for file, *_ in entry.sources], pa.string()).unique()
+    order = pa.table([pc.index_in(rows.column("file"), sources), rows.column("row")], ["file", "row"])
     return rows.take(pc.sort_indices(order, [("file", "ascending"), ("row", "ascending")]))
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
 import pyarrow as pa
 
 from ..errors import OutputError
-from ..processes.threads import threads
 from . import layout
-from .account import Committed, Gap, gaps, groups_of, totals_of
+from .account import Gap, Pieces, Sums, gaps, groups_of
 from .commit import read_committed
 from .folder import REPAIR, OutputFolder
 from .layout import ENTRIES, FOLDERS, MANIFEST, PARTS, QUARANTINE, SUCCESS
-from .record import Entry, Manifest, SavedPlan, Totals, Update, to_json
+from .record import ClosingEntry, Entry, Manifest, SavedPlan, Totals, Update, to_json
 from .saved_plan import schema_hex
 from .store import check_claim
 
@@ -57,14 +56,15 @@ def finish(
     ours = {layout.entry_file(chunk, job) for chunk in counted}
     ours |= {layout.closing_file(number, job) for number in groups}
     _remove_others(folder, (ENTRIES,), lambda name: name in ours or layout.group_in(name, job) in others, check)
-    committed = _check_committed(folder, manifest, plan, counted, check)
-    parts = {file.name for entry in committed.chunks.values() for file in entry.files}
+    numbers = [update] if update else range(1, 1 + len(manifest.updates))
+    sums = {number: Sums(folder.plan_of(manifest, number)) for number in numbers}
+    parts = _check_committed(folder, manifest, plan, counted, list(sums.values()), check)
     _remove_others(
         folder, (PARTS, QUARANTINE), lambda name: name in parts or layout.group_in(name, job) in others, check
     )
     folder.store.remove_empty_folders(PARTS)
     manifest = msgspec.structs.replace(
-        manifest, totals=totals, schema=schema_hex(schema), updates=_updates(folder, manifest, update, committed)
+        manifest, totals=totals, schema=schema_hex(schema), updates=_updates(folder, manifest, update, sums)
     )
     folder.store.update(MANIFEST, before, to_json(manifest), check)
     folder.store.add(SUCCESS, b"", check)
@@ -82,20 +82,17 @@ def seal(folder: OutputFolder, manifest: Manifest) -> None:
     found = sum(not layout.is_closing(name) for name in files)
     if totals is not None and found != totals.chunks:
         raise OutputError(f"{folder.path} has {found:,} entries, its job had {totals.chunks:,} chunks: {REPAIR}")
-    _check_committed(folder, manifest, plan, {}, check)
+    _check_committed(folder, manifest, plan, {}, [], check)
     folder.store.add(SUCCESS, b"", check)
 
 
-def _updates(folder: OutputFolder, manifest: Manifest, number: int, committed: Committed) -> tuple[Update, ...]:
-    """Those of the manifest and the one of this number; with 0, those of the manifest counted anew. committed: of
-    that update, or of all. Raises OutputError.
+def _updates(folder: OutputFolder, manifest: Manifest, update: int, sums: Mapping[int, Sums]) -> tuple[Update, ...]:
+    """Those of the manifest and the one that ends; with 0, those of the manifest counted anew. sums: of those that are
+    counted, by number. Raises OutputError.
     """
-    job, counted = manifest.fingerprint.id, []
-    for each in [number] if number else range(1, 1 + len(manifest.updates)):
-        data = folder.store.read(layout.update_plan(each, job))
-        totals = totals_of(committed, folder.plan_of(manifest, each))
-        counted.append(Update(plan=hashlib.sha256(data).hexdigest(), totals=totals))
-    return (*(manifest.updates if number else ()), *counted)
+    plans = {number: folder.store.read(layout.update_plan(number, manifest.fingerprint.id)) for number in sums}
+    counted = (Update(plan=hashlib.sha256(plans[number]).hexdigest(), totals=sums[number].totals) for number in sums)
+    return (*(manifest.updates if update else ()), *counted)
 
 
 def _remove_others(
@@ -112,22 +109,21 @@ def _check_committed(
     manifest: Manifest,
     plan: SavedPlan | None,
     counted: Mapping[str, bytes],
+    sums: Sequence[Sums],
     check: Callable[[], None],
-) -> Committed:
-    """The entries, which must be those that were counted, with their files as they were written.
+) -> set[str]:
+    """The names of the chunks' files. Their entries must be those that were counted, with their files as they were
+    written; they are added to `sums`.
 
     Otherwise raises OutputError, and the entries of the chunks that are not so are removed, so that a resumed job
     computes these again.
     """
     job = manifest.fingerprint.id
-    committed = folder.entries(job, groups_of(plan))
-    wrong = list(gaps(committed, plan))
-    for chunk, digest in counted.items():
-        entry, path = committed.chunks.get(chunk), folder.path / layout.entry_file(chunk, job)
-        if entry is None:
-            wrong.insert(0, Gap(f"{path} was removed while the job ran", chunk))
-        elif entry.digest != digest:
-            wrong.insert(0, Gap(f"{path} was changed while the job ran", chunk))
+    chunks: dict[str, Pieces] = {}
+    closed: dict[int, ClosingEntry] = {}
+    parts: set[str] = set()
+    paths: dict[str, str] = {}  # each once, as there may be millions of chunks
+    changed, damaged = [], []
 
     def damage(entry: Entry) -> Gap | None:
         try:
@@ -137,16 +133,26 @@ def _check_committed(
             return Gap(error.message, entry.chunk)
         return None
 
-    with threads(folder.store.readers) as pool:
-        wrong += [gap for gap in pool.map(damage, committed.chunks.values()) if gap]
+    for found, gap in folder.each_entry(job, groups_of(plan), damage):
+        for each in sums:
+            each.add(found)
+        if isinstance(found, ClosingEntry):
+            closed[found.group] = found
+            continue
+        chunks[found.chunk] = tuple((paths.setdefault(path, path), first, rows) for path, first, rows in found.sources)
+        parts.update(file.name for file in found.files)
+        damaged += [gap] if gap else []
+        if counted.get(found.chunk, found.digest) != found.digest:
+            changed.append(Gap(f"{folder.path / found.file_name} was changed while the job ran", found.chunk))
+    lost = [Gap(f"{folder.path / layout.entry_file(n, job)} was removed while the job ran", n) for n in counted]
+    wrong = [*changed, *(gap for gap in lost if gap.chunk not in chunks), *gaps(chunks, closed, plan), *damaged]
     for chunk in {gap.chunk for gap in wrong if gap.chunk}:
         check()
         folder.store.remove(layout.entry_file(chunk, job))
-        if chunk in committed.chunks:
-            folder.store.remove_all([file.name for file in committed.chunks[chunk].files])
+        folder.store.remove_all([name for name in parts if name.rpartition("/")[2].startswith(f"{chunk}-")])
     for group in {gap.group for gap in wrong if gap.group is not None}:
         check()
         folder.store.remove(layout.closing_file(group, job))
     for gap in wrong:
         raise OutputError(f"{gap.message}: {REPAIR}")
-    return committed
+    return parts

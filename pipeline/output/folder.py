@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
 from ..errors import BroadsheetError, OutputError, OutputUnavailable, UsageError
 from ..processes.threads import threads
+from ..source.open.ahead import in_order
 from ..source.plan.plan import GroupEnd, part_name
 from . import layout
 from .account import Committed, gaps, groups_of, open_to_change
-from .check import check_chunk, is_of
+from .check import check_chunk
 from .commit import commit_end, committed_entry
 from .layout import (
     CLAIM,
@@ -30,7 +32,6 @@ from .layout import (
     SUCCESS,
     PartNames,
 )
-from .model_columns import ModelColumns
 from .object_store import open_store
 from .record import (
     ClosingEntry,
@@ -46,6 +47,8 @@ from .record import (
 from .saved_plan import check_plan, schema_from, schema_hex, together
 from .store import Location, Store, check_claim, claim, claimed_by, is_claimed, take_over
 from .where import Where
+
+_Seen = TypeVar("_Seen")
 
 _FORMAT, _OLD_FORMAT = b'"broadsheet-output"', b'"broadsheet-output/1"'
 _OLD_QUARANTINE = "quarantine"
@@ -280,19 +283,28 @@ class OutputFolder:
         damaged one.
         """
         chunks, closed = {}, {}
-        for entry in self._entries(self.entry_files(job, groups), job):
-            if isinstance(entry, OutputError):
-                raise entry
+        for entry, _ in self.each_entry(job, groups, lambda _: None):
             if isinstance(entry, Entry):
                 chunks[entry.chunk] = entry
             else:
                 closed[entry.group] = entry
         return Committed(chunks, closed)
 
-    def committed(self, job: str, models: Sequence[ModelColumns], schema: pa.Schema, update: int) -> Committed:
-        """The entries by which a resumed job skips chunks and groups: not those that are damaged, or have labels other
-        than `models` give or other rows than their group, or whose files are not there in their size. Such a chunk
-        is computed again. schema: of the job's parts. update: the number of the one that is continued; 0 for the job.
+    def each_entry(
+        self, job: str, groups: range | None, look: Callable[[Entry], _Seen]
+    ) -> Iterator[tuple[Entry | ClosingEntry, _Seen | None]]:
+        """The same one by one: those of millions of chunks fill the memory. look: at that of a chunk, in a thread; what
+        it returns stands beside the entry.
+        """
+        for entry, seen in self._entries(self.entry_files(job, groups), job, look):
+            if isinstance(entry, OutputError):
+                raise entry
+            yield entry, seen
+
+    def committed(self, job: str, fits: Callable[[Entry], bool], schema: pa.Schema, update: int) -> Committed:
+        """The entries by which a resumed job skips chunks and groups: not those that are damaged, that do not fit, or
+        have other rows than their group, or whose files are not there in their size. Such a chunk is computed again.
+        schema: of the job's parts. update: the number of the one that is continued; 0 for the job.
 
         A job that was finished is resumed to be repaired: there all that `verify` looks at is checked, and groups in
         which files could not be read, or not wholly, are read again from there on. If an entry is not as it should be,
@@ -306,16 +318,17 @@ class OutputFolder:
         given = manifest.fingerprint.settings.where
         where = None if given is None else Where(given)
         names = self.entry_files(job, groups if update else None)
-        entries = [entry for entry in self._entries(names, job) if not isinstance(entry, OutputError)]
+        found_there = (entry for entry, _ in self._entries(names, job, lambda _: None))
+        entries = [entry for entry in found_there if not isinstance(entry, OutputError)]
         size = self.store.sizes((PARTS, QUARANTINE))  # once the entries are read: another run may commit meanwhile
 
         def is_whole(entry: Entry) -> bool:
-            if not is_of(entry, models):
+            if not fits(entry):
                 return False
             if not finished:
                 return all(size(file.name) == file.bytes for file in entry.files)
             try:
-                check_chunk(self.store, entry, schema, where, [model.names for model in models])
+                check_chunk(self.store, entry, schema, where, manifest.fingerprint.settings.labelled)
             except OutputError:
                 return False
             return True
@@ -327,7 +340,7 @@ class OutputFolder:
         for closing in again:
             for chunk in open_to_change(closed.pop(closing.group), chunks):
                 found.pop(chunk, None)
-        for gap in gaps(Committed(found, closed), plan):
+        for gap in gaps({name: entry.sources for name, entry in found.items()}, closed, plan):
             found.pop(gap.chunk or "", None)
             closed.pop(-1 if gap.group is None else gap.group, None)
         with threads(self.store.readers) as pool:
@@ -347,28 +360,28 @@ class OutputFolder:
         ours = (name for name in self.store.files(ENTRIES) if layout.of_job(name, job))
         return [name for name in ours if groups is None or layout.group_in(name, job) in groups]
 
-    def _entries(self, files: list[str], job: str) -> Iterator[Entry | ClosingEntry | OutputError]:
-        """The entries of a job in these files, and errors for damaged ones."""
+    def _entries(
+        self, files: list[str], job: str, look: Callable[[Entry], _Seen]
+    ) -> Iterator[tuple[Entry | ClosingEntry | OutputError, _Seen | None]]:
+        """The entries of a job in these files, and errors for damaged ones. look: as of `each_entry`."""
 
-        def read(name: str) -> Entry | ClosingEntry | OutputError:
+        def read(name: str) -> tuple[Entry | ClosingEntry | OutputError, _Seen | None]:
             kind: type[Entry | ClosingEntry] = ClosingEntry if layout.is_closing(name) else Entry
             try:
                 found = from_json(self.store.read(name), kind, self.path / name)
                 if isinstance(found, Entry) and not found.has_files(names):
                     raise OutputError(f"{self.path / name} is damaged: it names other files than those of its chunk")
-                return found
+                if found.job == job and found.file_name != name:
+                    raise OutputError(f"{self.path / name} is the entry of {found.file_name}")
+                return found, look(found) if isinstance(found, Entry) and found.job == job else None
             except OutputError as error:
-                return OutputError(f"{error.message}: {REPAIR}")
+                return OutputError(f"{error.message}: {REPAIR}"), None
 
-        names = self.manifest().fingerprint.settings.names
-        with threads(self.store.readers) as pool:
-            for name, found in zip(files, pool.map(read, files), strict=True):
-                if isinstance(found, OutputError):
-                    yield found
-                elif found.job == job and found.file_name != name:
-                    yield OutputError(f"{self.path / name} is the entry of {found.file_name}: {REPAIR}")
-                elif found.job == job:
-                    yield found
+        names, readers = self.manifest().fingerprint.settings.names, self.store.readers
+        with threads(readers) as pool:
+            for found, seen in in_order(pool, (partial(read, name) for name in files), lambda: 2 * readers):
+                if isinstance(found, OutputError) or found.job == job:
+                    yield found, seen
 
     def close(self, end: GroupEnd, job: str) -> None:
         """Commit the end of a group. Raises OutputError, also where another job took the folder."""

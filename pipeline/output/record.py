@@ -19,6 +19,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from ..engine.base import Backend
 from ..errors import OutputError
 from ..measures.accuracy import LENGTHS, SCORES
+from .cut import Chosen
 from .layout import (
     CHUNK_PATTERN,
     FILE_PATTERN,
@@ -222,7 +223,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options that change a byte of the output. truth: SHA-256 of the answer file. models: the names of several, by
     which their columns are named. abstain: below which score a row has no label. multi_label: for each model, whether
     it gives several labels, where one does. windows: the most of a text, their overlap, and how they are scored
-    together. network: about which texts it is asked, where that is not the default.
+    together. chosen: of rows that were chosen from those of a finished job. network: about which texts it is asked,
+    where that is not the default.
     """
 
     text_columns: tuple[str, ...]
@@ -245,6 +247,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     abstain: float | UnsetType = UNSET
     multi_label: tuple[bool, ...] | UnsetType = UNSET
     windows: tuple[AtLeastOne, Count, str] | UnsetType = UNSET
+    chosen: Chosen | UnsetType = UNSET
     network: str | UnsetType = UNSET
 
     @property

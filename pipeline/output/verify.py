@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 from ..errors import OutputError, SourceError, UsageError
 from ..processes.threads import available_cores, threads
-from ..source.chunk import Selection
-from ..source.find.files import find_again
 from ..source.formats.onehot import OneHot
 from ..source.plan.plan import Group, GroupEnd, plan_files
 from ..source.read.read import read_group
-from .account import Committed, gaps, totals_of
+from .account import Pieces, Sums, gaps
 from .check import check_chunk
 from .folder import REPAIR, OutputFolder
 from .layout import CLAIM, MANIFEST, OLD_MANIFEST, PARTS, QUARANTINE, SUCCESS
 from .object_store import place_of
-from .record import ListedFile, Manifest, SavedPlan, Settings, Totals
-from .saved_plan import listed
+from .read_again import selection_of, unchanged_input
+from .record import ClosingEntry, Manifest, SavedPlan, Totals
 from .store import check_claim, is_claimed
 from .where import Where
 
@@ -68,6 +67,40 @@ def verify(
 
     """
     folder = OutputFolder(place_of(path, endpoint))
+    manifest, totals = finished(folder)
+    job = manifest.fingerprint.id
+    plan = folder.checked_plan(manifest)
+    schema, given = folder.schema(manifest), manifest.fingerprint.settings.where
+    where = None if given is None else Where(given)
+    labelled = manifest.fingerprint.settings.labelled
+    sums = Sums(plan)
+    updates = [Sums(folder.plan_of(manifest, number)) for number in range(1, 1 + len(manifest.updates))]
+    chunks: dict[str, Pieces] = {}
+    closed: dict[int, ClosingEntry] = {}
+    files: set[str] = set()
+    for entry, _ in folder.each_entry(job, None, lambda one: check_chunk(folder.store, one, schema, where, labelled)):
+        for each in (sums, *updates):
+            each.add(entry)
+        if isinstance(entry, ClosingEntry):
+            closed[entry.group] = entry
+        else:
+            chunks[entry.chunk] = entry.sources
+            files.update(file.name for file in entry.files)
+    for name in (*folder.store.files(PARTS), *folder.store.files(QUARANTINE)):
+        if name not in files:
+            raise OutputError(f"{folder.path / name} belongs to no entry: {REPAIR}")
+    for gap in gaps(chunks, closed, plan):
+        raise OutputError(f"{gap.message}: {REPAIR}")
+    _check_totals(folder, totals, sums.totals)
+    for number, (update, counted) in enumerate(zip(manifest.updates, updates, strict=True), 1):
+        _check_totals(folder, update.totals, counted.totals, number)
+    if input:
+        _recount(manifest, plan, closed.values(), root, endpoint)
+    return totals
+
+
+def finished(folder: OutputFolder) -> tuple[Manifest, Totals]:
+    """The manifest of a finished job, and its totals. Raises OutputError for anything else."""
     if not folder.exists:
         raise OutputError(f"{folder.path} does not exist or is empty")
     if not {MANIFEST, OLD_MANIFEST} & folder.store.names():
@@ -75,34 +108,12 @@ def verify(
             raise OutputError(f"{folder.path} has lost its {MANIFEST}: {REPAIR}")
         raise OutputError(f"{folder.path} is not an output folder of broadsheet: {MANIFEST} is missing")
     manifest = folder.manifest()
-    totals, job = manifest.totals, manifest.fingerprint.id
+    totals = manifest.totals
     if CLAIM in folder.store.names():
-        check_claim(folder.store, job)
+        check_claim(folder.store, manifest.fingerprint.id)
     if totals is None or not folder.store.has(SUCCESS) or folder.under_way(manifest):
         raise OutputError(f"{folder.path} is not finished: continue with --resume")
-    plan = folder.checked_plan(manifest)
-    schema, given = folder.schema(manifest), manifest.fingerprint.settings.where
-    where = None if given is None else Where(given)
-    labelled = manifest.fingerprint.settings.labelled
-    committed = folder.entries(job)
-    files: set[str] = set()
-    for entry in committed.chunks.values():
-        try:
-            check_chunk(folder.store, entry, schema, where, labelled)
-        except OutputError as error:
-            raise OutputError(f"{error.message}: {REPAIR}") from error
-        files.update(file.name for file in entry.files)
-    for name in (*folder.store.files(PARTS), *folder.store.files(QUARANTINE)):
-        if name not in files:
-            raise OutputError(f"{folder.path / name} belongs to no entry: {REPAIR}")
-    for gap in gaps(committed, plan):
-        raise OutputError(f"{gap.message}: {REPAIR}")
-    _check_totals(folder, totals, totals_of(committed, plan))
-    for number, update in enumerate(manifest.updates, 1):
-        _check_totals(folder, update.totals, totals_of(committed, folder.plan_of(manifest, number)), number)
-    if input:
-        _recount(manifest, plan, committed, root, endpoint)
-    return totals
+    return manifest, totals
 
 
 def _check_totals(folder: OutputFolder, totals: Totals, counted: Totals, update: int = 0) -> None:
@@ -122,7 +133,7 @@ def _check_totals(folder: OutputFolder, totals: Totals, counted: Totals, update:
 def _recount(
     manifest: Manifest,
     plan: SavedPlan | None,
-    committed: Committed,
+    closed: Iterable[ClosingEntry],
     root: str | os.PathLike[str] | None,
     endpoint: str | None,
 ) -> None:
@@ -135,15 +146,9 @@ def _recount(
     if plan is None:
         raise UsageError("the rows of this job were in memory: there is no input that they can be compared with")
     settings = manifest.fingerprint.settings
-    found = find_again([file.path for file in plan.files], root, settings.hash == "full", endpoint)
-    if found.problems:
-        raise SourceError(found.problems[0][1])
-    now = {file.path: file for file in listed(found.found)}
-    for before in plan.files:
-        _refuse_difference(before, now.get(before.path))
-    rows = dict(count for closing in committed.closed.values() for count in closing.files)
-    files = [file for file in found.found if not isinstance(file.format, OneHot)]
-    again = plan_files(files, _selection(plan, settings), plan.chunk_rows, settings.limit)
+    files = [file for file in unchanged_input(plan, settings, root, endpoint) if not isinstance(file.format, OneHot)]
+    rows = dict(count for closing in closed for count in closing.files)
+    again = plan_files(files, selection_of(plan, settings), plan.chunk_rows, settings.limit)
 
     def counted(group: Group) -> GroupEnd:
         *_, end = read_group(group, again.selection, plan.chunk_rows, lambda _: True)
@@ -156,30 +161,3 @@ def _recount(
             for path, count in end.files:
                 if count != rows[path]:
                     raise SourceError(f"{path} has {count:,} rows, {rows[path]:,} are in the output")
-
-
-def _refuse_difference(before: ListedFile, file: ListedFile | None) -> None:
-    """Raise SourceError where the file is another now."""
-    if file is None:
-        raise SourceError(f"{before.path} is not there any more")
-    for what, was, now in (
-        ("size", before.size, file.size),
-        ("time of modification", before.modified, file.modified),
-        ("hash", before.digest, file.digest),
-    ):
-        if was != now:
-            raise SourceError(f"{before.path} has changed since it was labelled: its {what} was {was}, now {now}")
-
-
-def _selection(plan: SavedPlan, settings: Settings) -> Selection:
-    """As the job's options had it."""
-    return Selection(
-        settings.text_columns,
-        plan.selection.kept,
-        settings.truth_column,
-        settings.columns,
-        plan.selection.classes,
-        keep_all=settings.keep_all,
-        encoding=settings.encoding,
-        delimiter=settings.delimiter,
-    )

@@ -1,0 +1,89 @@
+"""broadsheet select: rows of a finished job by their scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import counted
+from ..report.console import PlainConsole, facts_table, print_json, say
+from .flags import Endpoint, Json, Overwrite, Quiet, Root, in_panel
+
+if TYPE_CHECKING:
+    from ..output.cut import Cut
+
+_WHICH, _OUTPUT = "Which rows", "What is written"
+
+
+def command(
+    labels: Annotated[Path, typer.Argument(metavar="LABELS/", help="The output folder of a finished job, or its URL.")],
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", metavar="OUT", help="A new folder, or a .parquet, .jsonl or .csv file."),
+    ],
+    top: Annotated[str | None, in_panel(_WHICH, "SHARE", "The share with the highest scores, such as 10%.")] = None,
+    count: Annotated[int | None, in_panel(_WHICH, "N", "So many with the highest scores.")] = None,
+    score: Annotated[str | None, in_panel(_WHICH, "TEST", "What the score must be, such as '>= 0.8'.")] = None,
+    where: Annotated[
+        str | None, in_panel(_WHICH, "EXPRESSION", "Only rows for which this is true, as in classify.", "--where")
+    ] = None,
+    by: Annotated[
+        str | None, in_panel(_WHICH, "NAME", "Column of scores: score, or score_NAME of one class.", "--by")
+    ] = None,
+    per: Annotated[
+        str | None, in_panel(_WHICH, "NAME", "Take --top or --count of each value of this column.", "--per")
+    ] = None,
+    columns: Annotated[
+        list[str] | None, in_panel(_OUTPUT, "NAME", "Column to write; may be repeated. Default: all.", "--column")
+    ] = None,
+    with_input: Annotated[
+        bool, in_panel(_OUTPUT, "", "Also every column of the input, which is read again.", "--input")
+    ] = False,
+    root: Root = None,
+    endpoint: Endpoint = None,
+    format_: Annotated[
+        str | None, in_panel(_OUTPUT, "parquet|jsonl|csv", "Of the parts. Default: as the labels.", "--format")
+    ] = None,
+    resume: Annotated[bool, in_panel(_OUTPUT, "", "Go on with what was begun in OUT.", "--resume")] = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Choose rows of a finished job by their scores: a threshold, or the best share overall or of each group."""
+    from ..output.select import select
+
+    found = select(
+        labels,
+        output,
+        top=top,
+        count=count,
+        score=score,
+        where=where,
+        by=by,
+        per=per,
+        columns=columns,
+        input=with_input,
+        root=root,
+        endpoint=endpoint,
+        format=format_,
+        resume=resume,
+        overwrite=overwrite,
+    )
+    if as_json:
+        cuts = [
+            {"group": name, "rows": cut.rows, "chosen": cut.chosen, "score": cut.score}
+            for name, cut in found.cuts.items()
+        ]
+        print_json({"rows": found.rows, "chosen": found.chosen, "cuts": cuts})
+    elif not quiet:
+        told = f"{output}: {found.chosen:,} of {counted(found.rows, 'row')}"
+        say(told if per is not None or not found.cuts else f"{told}{_lowest(found.cuts[''])}")
+        if per is not None:
+            lines = ((str(name), f"{cut.chosen:,} of {cut.rows:,}{_lowest(cut)}") for name, cut in found.cuts.items())
+            PlainConsole().print(facts_table(lines))
+
+
+def _lowest(cut: Cut) -> str:
+    return "" if cut.score is None else f", scores from {cut.score:.6g}"

@@ -1,0 +1,153 @@
+"""Choosing rows of a finished job by their scores, against the same choice by sorting."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import CommandHere
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.chaos.jobs import contents
+from pipeline import OutputError, SourceError, UsageError, classify, select, verify
+from pipeline.model.charcnn import Model
+from pipeline.output.cut import Amount, chosen, find_cuts, ranked, ties_before
+
+GROUPS = ("a", "b", None)
+ROWS = st.lists(
+    st.tuples(
+        st.one_of(st.floats(width=32, allow_nan=False), st.sampled_from([0.25, 0.5, 1.0])), st.sampled_from(GROUPS)
+    )
+)
+
+
+@given(ROWS, st.lists(st.integers(0, 50)), st.integers(0, 100), st.none() | st.integers(0, 20))
+def test_a_cut_chooses_what_sorting_does(
+    rows: list[tuple[float, str | None]], ends: list[int], percent: int, count: int | None
+) -> None:
+    """Of any floats, in chunks of any sizes; rows with the same score in the order of the input."""
+    amount = Amount.of(None, count) if count is not None else Amount.of(f"{percent}%", None)
+    scores, groups = np.array([score for score, _ in rows], np.float32), [group for _, group in rows]
+    pieces = np.split(np.arange(len(rows)), sorted(min(end, len(rows)) for end in ends))
+    kept = [pa.array([groups[i] for i in piece], pa.string()) for piece in pieces]
+    chunks = [ranked(piece, scores[piece], group) for piece, group in zip(pieces, kept, strict=True)]
+    cuts = find_cuts(lambda: chunks, amount)
+    before = ties_before(chunks, cuts)
+    found = np.concatenate([chosen(chunk, cuts, ties) for chunk, ties in zip(chunks, before, strict=True)])
+    frame = pd.DataFrame({"score": scores, "group": groups})
+    expected = []
+    for group, of_group in frame.groupby("group", dropna=False):
+        name = None if pd.isna(group) else group
+        best = of_group.sort_values("score", ascending=False, kind="stable")[: amount.rows(len(of_group))]
+        expected += list(best.index)
+        assert (cuts[name].rows, cuts[name].chosen) == (len(of_group), len(best))
+        assert not len(best) or cuts[name].score == scores[best.index].min()
+    assert sorted(found) == sorted(expected)
+
+
+@pytest.fixture(scope="module")
+def labels(client: Client, small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job over three files with the scores of every class, many of which are the same, and rows in quarantine."""
+    folder = tmp_path_factory.mktemp("select")
+    for number, name in enumerate(("b", "a", "c")):
+        texts = [None if i % 17 == 3 else f"text {(i * 7 + number) % 40}" for i in range(150)]
+        table = pa.table({"text": texts, "id": range(number * 1000, number * 1000 + 150), "lang": [*"xyz"] * 50})
+        pq.write_table(table, folder / f"{name}.parquet", row_group_size=40)
+    files = [folder / "b.parquet", folder / "a.parquet", folder / "c.parquet"]
+    options = {"model": small_model, "client": client, "chunk_size": 24, "scores": True}
+    classify(files, folder / "labels", id_column=["id", "lang"], **options)
+    classify(files, folder / "by_label", id_column=["id", "lang"], partition_by="label", format="jsonl", **options)
+    return folder / "labels"
+
+
+def frame_of(folder: Path) -> pd.DataFrame:
+    return pd.read_parquet(folder / "parts", partitioning=None)
+
+
+@pytest.mark.parametrize("source", ["labels", "by_label"])
+@pytest.mark.parametrize(("options", "per"), [({"top": "30%"}, None), ({"count": 7}, "lang"), ({"top": 0.1}, "file")])
+def test_the_best_rows_are_those_that_sorting_finds(
+    labels: Path, tmp_path: Path, source: str, options: dict, per: str | None
+) -> None:
+    """In a folder that verifies, from which rows can be chosen again."""
+    by = next(name for name in frame_of(labels).columns if name.startswith("score_"))
+    out = tmp_path / "out"
+    report = select(labels.parent / source, out, by=by, per=per, where="n_chars > 6", format="parquet", **options)
+    rows = frame_of(labels)
+    may = rows[rows["n_chars"] > 6]
+    ranks = may.sort_values(by, ascending=False, kind="stable")
+    amount = Amount.of(options.get("top"), options.get("count"))
+    groups = [ranks] if per is None else [of_group for _, of_group in ranks.groupby(per)]
+    expected = pd.concat([each[: amount.rows(len(each))] for each in groups])
+    assert sorted(frame_of(out)["id"]) == sorted(expected["id"])
+    assert report.chosen == len(expected) == verify(out, input=True).rows_written
+    assert report.rows == len(rows)
+    assert {cut.score for cut in report.cuts.values()} == {each[: amount.rows(len(each))][by].min() for each in groups}
+    again = select(out, tmp_path / "one.csv", count=3, by=by)
+    assert list(pd.read_csv(tmp_path / "one.csv")["id"]) == sorted(ranks[:3]["id"], key=list(rows["id"]).index)
+    assert again.rows == report.chosen
+
+
+def test_a_choice_that_was_interrupted_is_finished_as_if_it_had_not_been(labels: Path, tmp_path: Path) -> None:
+    options = {"top": "40%", "per": "lang", "input": True}
+    select(labels, tmp_path / "whole", **options)
+    out = tmp_path / "out"
+    select(labels, out, **options)
+    entries, parts = (sorted((out / name).rglob("part-*")) for name in ("_entries", "parts"))
+    for path in (*entries[::3], *parts[1::3]):  # an entry without its part, a part without its entry, neither
+        path.unlink()
+    (out / "_SUCCESS").unlink()
+    with pytest.raises(OutputError, match="not finished"):
+        verify(out)
+    with pytest.raises(UsageError, match="other rows were to be chosen there"):
+        select(labels, out, top="41%", per="lang", input=True, resume=True)
+    select(labels, out, resume=True, **options)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_the_chosen_rows_of_the_input(labels: Path, tmp_path: Path) -> None:
+    """Every column of it, and the labels; not of files that have changed."""
+    select(labels, tmp_path / "out", count=5, per="lang", input=True)
+    found = frame_of(tmp_path / "out")
+    assert list(found.columns[:5]) == ["file", "row", "text", "id", "lang"]
+    assert (found["text"].str.len() == found["n_chars"]).all()
+    files = [pd.read_parquet(file).assign(file=str(file)) for file in sorted(labels.parent.glob("*.parquet"))]
+    texts = pd.concat(files).set_index("id")["text"]
+    assert list(found["text"]) == list(texts[found["id"]])
+    assert verify(tmp_path / "out", input=True).rows_written == 15
+    file = labels.parent / "a.parquet"
+    data = file.read_bytes()
+    file.write_bytes(data + b" ")
+    try:
+        with pytest.raises(SourceError, match=r"a.parquet has changed since it was labelled"):
+            select(labels, tmp_path / "late.jsonl", count=5, input=True)
+    finally:
+        file.write_bytes(data)
+    assert not (tmp_path / "late.jsonl").exists()
+
+
+def test_what_the_command_says(labels: Path, tmp_path: Path, broadsheet_here: CommandHere) -> None:
+    out = tmp_path / "ids.csv"
+    code, said = broadsheet_here("select", labels, "-o", out, "--count", 2, "--per", "lang", "--column", "id", "--json")
+    assert code == 0, said
+    told = json.loads(said)
+    assert (told["chosen"], [cut["group"] for cut in told["cuts"]]) == (6, ["x", "y", "z"])
+    assert len(out.read_text().splitlines()) == 7
+    for arguments, message in (
+        (["--count", 2], "is there already: give another name, or --overwrite"),
+        (["--top", "11", "--overwrite"], "it must be a share such as 10% or 0.1; --count takes a number of rows"),
+        (["--overwrite"], "Give --top, --count, --score or --where"),
+        (["--count", 1, "--by", "scor", "--overwrite"], "did you mean 'score'?"),
+        (["--count", 1, "--per", "lng", "--overwrite"], "did you mean 'lang'?"),
+        (["--score", "=> 0.5", "--overwrite"], "where: "),
+    ):
+        code, said = broadsheet_here("select", labels, "-o", out, *arguments)
+        assert (code, message in said) == (2, True), said
+    assert len(out.read_text().splitlines()) == 7
