@@ -12,13 +12,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import cupy as cp
-import cupyx
 import numpy as np
 from numpy.typing import NDArray
 
 from ..model.alphabet import head_bytes
 from .memory_plan import ArrayPlace, most_units, places, result_shapes, small_batch, small_bytes, small_input
-from .network import Network, NotPageLocked, Result
+from .network import Network, NotPageLocked, Result, page_locked
 from .ops import DeviceEncoded, Scored
 
 _KEPT = 64
@@ -31,7 +30,7 @@ class _Twins:
     def __init__(self, size: int) -> None:
         self.device = cp.empty(size, np.uint8)
         try:
-            self.host = cupyx.empty_pinned(size, np.uint8)
+            self.host = page_locked(size, np.uint8)
         except cp.cuda.runtime.CUDARuntimeError as error:
             raise NotPageLocked(error) from error
 
