@@ -221,7 +221,8 @@ def test_a_stalled_job_says_which_chunk_worker_and_step_it_waits_for(
     expected = rf"no chunk has finished for \d s: group-000000 is in label on worker ({workers}) for \d s; "
     named = [w for w in told.warnings if re.fullmatch(expected + re.escape("; ".join(stopped)), w)]
     assert 1 <= len(named) <= 3, told.warnings  # after one second, two, and four, not again and again
-    assert [*named, told.warnings[-1]] == told.warnings  # said once more, at the end
+    of_chunks = [w for w in told.warnings if not w.startswith("the model is not loaded")]  # which may take its time
+    assert [*named, told.warnings[-1]] == of_chunks  # said once more, at the end
     assert told.warnings[-1].startswith(f"{stopped[-1]}; whoever reads what this command says")
 
 

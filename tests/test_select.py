@@ -140,10 +140,14 @@ def test_what_the_command_says(labels: Path, tmp_path: Path, broadsheet_here: Co
     told = json.loads(said)
     assert (told["chosen"], [cut["group"] for cut in told["cuts"]]) == (6, ["x", "y", "z"])
     assert len(out.read_text().splitlines()) == 7
+    code, said = broadsheet_here("classify", labels.parent / "a.parquet", "-o", tmp_path / "labels.csv")
+    assert (code, "select OUT -o labels.csv` makes one file of it" in said) == (2, True), said
+    whole = tmp_path / "labels.jsonl"
+    assert broadsheet_here("select", labels, "-o", whole)[0] == 0
+    assert [json.loads(line)["id"] for line in whole.read_text().splitlines()] == list(frame_of(labels)["id"])
     for arguments, message in (
         (["--count", 2], "is there already: give another name, or --overwrite"),
         (["--top", "11", "--overwrite"], "it must be a share such as 10% or 0.1; --count takes a number of rows"),
-        (["--overwrite"], "Give --top, --count, --score or --where"),
         (["--count", 1, "--by", "scor", "--overwrite"], "did you mean 'score'?"),
         (["--count", 1, "--per", "lng", "--overwrite"], "did you mean 'lang'?"),
         (["--score", "=> 0.5", "--overwrite"], "where: "),

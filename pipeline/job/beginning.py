@@ -21,7 +21,7 @@ from ..output.account import groups_of
 from ..output.columns import Columns
 from ..output.finish import seal
 from ..output.folder import OutputFolder
-from ..output.layout import MANIFEST, PLAN, SUCCESS
+from ..output.layout import FORMATS, MANIFEST, PLAN, SUCCESS
 from ..output.record import WRITER, Fingerprint, Manifest, SavedPlan, Totals
 from ..output.saved_plan import changes, plan_again, plan_from, resolved
 from ..output.store import Location
@@ -80,6 +80,12 @@ def refuse_files(source: Any, output: Location | None, models: Iterable[str], op
 
     A job that goes on replaces the trace and the report of its last run. models: their files.
     """
+    kind = str(output or "").rpartition(".")[2]
+    if kind in FORMATS and not (isinstance(output, Path) and output.is_dir()):
+        raise UsageError(
+            f"-o {output} is to be a folder of parts, and is called like a file: give a folder, OUT. Then `broadsheet "
+            f"select OUT -o labels.{kind}` makes one file of it; or write to stdout, with `-o - --format jsonl` or csv"
+        )
     paths = paths_of(source)
     if paths is None and options.root is not None:
         raise UsageError("--root is for the paths of files, and the input has none: leave it out")

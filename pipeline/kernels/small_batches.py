@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import cupy as cp
-import cupyx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,7 +19,7 @@ from ..model.alphabet import head_bytes
 from .memory_plan import ArrayPlace, most_units, places, result_shapes, small_batch, small_bytes, small_input
 from .network import Network
 from .ops import DeviceEncoded, Scored
-from .slots import NotPageLocked, Result
+from .slots import NotPageLocked, Result, page_locked
 
 _KEPT = 64
 """Graphs, of those used last."""
@@ -32,7 +31,7 @@ class _Twins:
     def __init__(self, size: int) -> None:
         self.device = cp.empty(size, np.uint8)
         try:
-            self.host = cupyx.empty_pinned(size, np.uint8)
+            self.host = page_locked(size, np.uint8)
         except cp.cuda.runtime.CUDARuntimeError as error:
             raise NotPageLocked(error) from error
 

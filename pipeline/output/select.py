@@ -83,7 +83,8 @@ def select(
     resume: bool = False,
     overwrite: bool = False,
 ) -> Selected:
-    """Choose rows of a finished job by their scores, without a model: the best share, or those above a threshold.
+    """Choose rows of a finished job by their scores, without a model: the best share, or those above a threshold. Or
+    all of them, to have them in one file, or with the columns of the input.
 
     Parameters
     ----------
@@ -221,8 +222,6 @@ class _Chooser:
         schema, column = job.schema, by or Names().score
         if not {N_CHARS.name, *(names.label for names in job.settings.labelled)} <= {*schema.names}:
             raise UsageError(f"columns were left out of {job.folder.path}: choose from the labels that it comes from")
-        if amount.is_all and where is None:
-            raise UsageError("which rows? Give --top, --count, --score or --where")
         if amount.is_all and per is not None:
             raise UsageError("--per goes with --top or --count")
         if where is not None:

@@ -1,0 +1,71 @@
+"""Seconds that commands over 100 rows take, most of which is their start: each in a process of its own, in turns.
+
+    python -m benchmarks.start --output benchmarks/results/start.json
+
+Compile the bytecode first (`python -m compileall`). `load` is `broadsheet.load` and one call, for comparison.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.processes import environment
+from benchmarks.record import about, parser, write
+from cluster.protocol import count_gpus
+
+_ROWS = 100
+_LOAD = "import broadsheet; broadsheet.load({!r})('the market fell as oil rose')"
+
+
+def ways(folder: Path, model: str) -> dict[str, tuple[list[str], dict[str, str]]]:
+    """By name: what is run, and variables of its environment."""
+    job = [sys.executable, "-m", "broadsheet", "classify", "in.txt", "-o", "out", "--overwrite", "--quiet"]
+    job += ["--model", model]
+    cluster = "cuda" if count_gpus() else "local"
+    found: dict[str, tuple[list[str], dict[str, str]]] = {
+        "job": (job, {}),
+        "job, --cluster": ([*job, "--cluster", cluster], {}),
+        "load": ([sys.executable, "-c", _LOAD.format(model)], {}),
+    }
+    if count_gpus():
+        found["job, --device cpu"] = ([*job, "--device", "cpu"], {})
+        nothing = dict.fromkeys(("BROADSHEET_CACHE_DIR", "CUPY_CACHE_DIR"), str(folder / "kernels"))
+        found["job, no kernels compiled"] = (job, nothing)
+    return found
+
+
+def main() -> None:
+    command = parser(__doc__)
+    command.add_argument("--rounds", type=int, default=5)
+    options = command.parse_args()
+    seconds: dict[str, list[float]] = {}
+    phases: dict[str, list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "in.txt").write_text("".join(f"the market fell as oil rose {row}\n" for row in range(_ROWS)))
+        for _ in range(1 + options.rounds):  # the first round fills caches
+            for way, (arguments, variables) in ways(folder, options.model).items():
+                shutil.rmtree(folder / "kernels", ignore_errors=True)
+                began = time.perf_counter()
+                subprocess.run(arguments, cwd=folder, env=environment(**variables), check=True, capture_output=True)
+                seconds.setdefault(way, []).append(time.perf_counter() - began)
+                for report in (folder / "out" / "_runs").glob("2*.json") if way != "load" else ():
+                    phases.setdefault(way, []).append(json.loads(report.read_text())["timings"])
+    runs: list[dict[str, Any]] = []
+    for way, each in seconds.items():
+        told = phases.get(way, [])[1:]
+        medians = {name: round(statistics.median(one[name] for one in told), 3) for name in (told[0] if told else ())}
+        runs.append({"way": way, "seconds": round(statistics.median(each[1:]), 3), "timings": medians})
+    write({"about": about(options), "rows": _ROWS, "rounds": options.rounds, "runs": runs}, options.output)
+
+
+if __name__ == "__main__":
+    main()
