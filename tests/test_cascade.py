@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,6 +21,8 @@ from pipeline.engine.base import Predictions, Texts
 from pipeline.engine.cpu import CpuEngine
 from pipeline.errors import ModelError, UsageError
 from pipeline.measures.asking import fitted_cascade, labels_of
+from pipeline.measures.evaluate import evaluate
+from pipeline.measures.fitting import calibrate
 from pipeline.model.cascade import Cascade, asked, margins
 from pipeline.model.charcnn import Model, load_model
 from pipeline.model.ngrams import Kinds, scores
@@ -159,6 +162,27 @@ def test_the_margin_keeps_what_was_asked_for() -> None:
             assert np.allclose(np.array(found.bias), [1, -1, 0, 2], atol=0.1)
     equal = fitted_cascade(branch_of.astype(np.float64), branch_of, truth, 0.999)
     assert (equal.margin, equal.share, equal.agreement) == (0.0, 0.0, 1.0)
+
+
+def test_calibrate_finds_a_margin_and_evaluate_compares(small_model: Model, tmp_path: Path) -> None:
+    """Each class has a word of its own in most texts."""
+    rng, classes = np.random.default_rng(0), small_model.classes
+    truth = rng.integers(0, len(classes), 400)
+    words = [f"{WORDS[label]} " * (rng.random() < 0.9) + " ".join(rng.choice(WORDS, 5)) for label in truth]
+    rows = pa.table({"text": words, "kind": [classes[label] for label in truth]})
+    both = replace(of_both(small_model), cascade=None)
+    found = calibrate(both, rows, label_column="kind", agreement=0.95, device="cpu")
+    assert found.cascade is not None
+    card = found.card["network asked"]
+    assert (card["rows"], card["all"]["share"], card["none"]["share"]) == (400, 1, 0)
+    assert found.cascade.agreement == pytest.approx(card["uncertain"]["agreement"], abs=1e-6)
+    assert found.cascade.agreement >= 0.95
+    told = evaluate(found, rows, label_column="kind", device="cpu").networks
+    for name, figures in told.items():
+        assert figures._asdict() == pytest.approx(card[name], abs=0.006), name
+    assert evaluate(small_model, rows, label_column="kind", device="cpu").networks == {}
+    with pytest.raises(UsageError, match="a share of labels"):
+        calibrate(both, rows, label_column="kind", agreement=1.0)
 
 
 def test_the_shipped_model_asks_about_few_texts() -> None:

@@ -116,6 +116,7 @@ def test_network_and_n_grams_are_added() -> None:
     rows = articles(120)
     model = few(rows, recipe=QUICK, hold_out_share=0.0, dtype="float32").model
     assert model.has_network
+    assert model.cascade is None  # there are no held-out rows to fit a margin to
     assert model.ngrams is not None
     texts = Texts.of([text.encode() for text in rows["text"].to_pylist()])
     found = load(model, device="cpu").predict_proba(rows["text"].to_pylist())

@@ -12,7 +12,7 @@ import typer
 from ..errors import UsageError, counted
 from ..report.console import PlainConsole, facts_table, print_fact, print_json
 from ..storage.disk import refuse_outputs
-from .flags import Columns, Device, Json, Kernels, Label, OneModel, Precision, Texts, in_panel, names_of
+from .flags import Columns, Device, Json, Kernels, Label, Network, OneModel, Precision, Texts, in_panel, names_of
 
 if TYPE_CHECKING:
     from ..measures.evaluate import Evaluation, LabelEvaluation
@@ -36,6 +36,7 @@ def command(
     device: Device = "auto",
     precision: Precision = "auto",
     kernels: Kernels = "auto",
+    network: Network = "uncertain",
     as_json: Json = False,
     plot: Annotated[Path | None, _report("FILE.png", "Draw the confusion matrix.")] = None,
     reliability: Annotated[
@@ -63,6 +64,7 @@ def command(
     options: dict[str, Any] = {"device": device, "precision": precision, "kernels": kernels}
     options |= {"text_column": text_column or (), "label_column": label_column, "columns": names_of(columns)}
     if loaded.is_multi_label:
+        loaded = loaded.asking(network)
         if plot or reliability or abstain is not None or precision_target is not None:
             raise UsageError(
                 f"{model} gives a text several labels: --plot, --reliability, --abstain and --precision-target are for "
@@ -72,7 +74,7 @@ def command(
         return
     if label_separator is not None:
         raise UsageError(f"{model} gives each text one label: --label-separator is for models that give several")
-    options |= {"mistakes": mistakes, "abstain": abstain, "precision_target": precision_target}
+    options |= {"network": network, "mistakes": mistakes, "abstain": abstain, "precision_target": precision_target}
     result = evaluate(loaded, Paths(data), **options)
     if not result.confusion.rows and not result.abstained:
         raise UsageError(f"no row has a class of the model in column {label_column!r}")
@@ -117,7 +119,7 @@ def _print(result: Evaluation, abstain: float | None, diagram: bool, console: Pl
     """diagram: whether the reliability diagram is part of it."""
     from rich.padding import Padding
 
-    from ..report.tables import print_confusion, print_reliability, print_thresholds
+    from ..report.tables import print_asking, print_confusion, print_reliability, print_thresholds
 
     print_fact("model", result.model, console)
     console.print(facts_table([("on", result.backend)]))
@@ -127,7 +129,9 @@ def _print(result: Evaluation, abstain: float | None, diagram: bool, console: Pl
         share = f"{result.abstained:,} of {rows:,} rows ({result.abstained / rows:.1%})"
         console.print(f"{share} have a score below {abstain:g}, and no label; the figures are those of the others")
     print_confusion(result.confusion, console)
-    print_reliability(result.reliability, result.uncalibrated, diagram, console)
+    print_reliability(result.reliability, result.uncalibrated, diagram, console, bool(result.networks))
+    if result.networks:
+        print_asking({name: figures._asdict() for name, figures in result.networks.items()}, console)
     if result.thresholds:
         print_thresholds(result.thresholds, console)
     if result.mistakes:

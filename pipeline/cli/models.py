@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import UsageError, cause
-from ..report.console import say
+from ..report.console import PlainConsole, say
 from ..storage.disk import refuse_outputs, write_file
 from .flags import (
     Columns,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _LABELLED = "Labelled articles that the model was not trained on: files, folders, globs or URLs."
 _HELD_OUT = "Use only the rows of DATA that `train --hold-out SHARE` kept out."
+_AGREEMENT = "Share of labels that stay where the network is asked about some texts only."
 _LIKE = "Text like that to be labelled: files, folders, globs or URLs, read as `classify` reads them."
 
 
@@ -41,16 +42,19 @@ def calibrate(
     text_column: Texts = None,
     columns: Columns = None,
     held_out: Annotated[float | None, in_panel("Input", "SHARE", _HELD_OUT)] = None,
+    agreement: Annotated[float, in_panel("Labels", "SHARE", _AGREEMENT)] = 0.999,
     device: Device = "auto",
     precision: Precision = "auto",
     overwrite: Overwrite = False,
 ) -> None:
     """Make scores probabilities: of the labels with a score of 0.9, 90 % are then right.
 
-    No label changes: all logits are divided by one number, the temperature, which is found here. `train` does this
-    itself, on the rows that it holds out. (The scales for `--precision int8` are another thing: `broadsheet quantise`.)
+    All logits are divided by one number, the temperature, which is found here, and changes no label. For a model with
+    n-grams, so is the margin below which its network is asked (`--network`). `train` does this itself, on the rows that
+    it holds out. (The scales for `--precision int8` are another thing: `broadsheet quantise`.)
     """
     from ..measures import fitting
+    from ..model import cascade
     from ..model.scores import CARD
     from ..source.inputs import Paths, local_paths
 
@@ -62,6 +66,7 @@ def calibrate(
         label_column=label_column,
         columns=names_of(columns),
         held_out=held_out,
+        agreement=agreement,
         device=device,
         precision=precision,
     )
@@ -70,6 +75,10 @@ def calibrate(
     say(f"{output}: temperature {found.temperature:.3f}, fitted on {about['rows']:,} rows")
     for name in ("calibration error", "log loss"):
         say(f"{name:>20}  {about[f'{name} before']:.4f} before, {about[f'{name} after']:.4f} after")
+    if found.cascade is not None:
+        from ..report.tables import print_asking
+
+        print_asking({name: found.card[cascade.CARD][name] for name in cascade.ASKS}, PlainConsole())
 
 
 def quantise(

@@ -83,19 +83,25 @@ def compare(
     temperature: float,
 ) -> dict[str, Figures]:
     """The figures of N rows with the network asked about all of them, about some, and about none."""
-    alone = (branch + np.array(cascade.bias, np.float32)).astype(np.float32)
+    alone = branch + np.array(cascade.bias, np.float32)
     rows = asked(alone, cascade.margin, None)
     of_whole, of_alone = probabilities(whole, temperature), probabilities(alone.astype(np.float64), cascade.temperature)
     each = {"all": np.ones(len(rows), np.bool_), "uncertain": rows, "none": np.zeros(len(rows), np.bool_)}
     found = {}
     for name in ASKS:
         scores = np.where(each[name][:, None], of_whole, of_alone)
-        labels = scores.argmax(axis=1)
-        right = labels == truth
-        error = reliability(scores.max(axis=1).astype(np.float32), right).expected_error
-        agreement = float((labels == whole.argmax(axis=1)).mean())
-        found[name] = Figures(float(right.mean()), agreement, float(each[name].mean()), error)
+        labels, best = scores.argmax(axis=1), scores.max(axis=1).astype(np.float32)
+        found[name] = figures_of(labels, best, truth, whole.argmax(axis=1), float(each[name].mean()))
     return found
+
+
+def figures_of(
+    labels: NDArray[Any], scores: NDArray[np.float32], truth: NDArray[Any], whole: NDArray[Any], share: float
+) -> Figures:
+    """labels, scores, truth: of N rows. whole: their labels with the network asked about all. share: that was asked."""
+    right = labels == truth
+    agreement = float((labels == whole).mean())
+    return Figures(float(right.mean()), agreement, share, reliability(scores, right).expected_error)
 
 
 def about(figures: dict[str, Figures], rows: int) -> dict[str, Any]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import UsageError
+from ..model.cascade import ASKS
 from ..model.charcnn import Model, load_model
 from ..model.scores import assigned, log_scores, probabilities
 from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH, label_lists, label_sets
 from ..source.inputs import identify
 from .accuracy import Confusion, LabelCounts, confusion_of, count_pairs
+from .asking import Figures, figures_of
 from .reliability import Reliability, Threshold, reliability, threshold
 from .rows import scored_rows, selection_of
 
@@ -73,11 +76,16 @@ class Evaluation:
     reliability : Reliability
         How the scores of all rows with a true class compare with the share that is right.
     uncalibrated : Reliability or None
-        The same as it would be without the model's temperature; None for a model that has none.
+        The same as it would be without the model's temperature; None for a model that has none, or one of its own for
+        rows about which its network is not asked.
     thresholds : tuple of Threshold
         Of the wanted precision, if one was given: for all labels, then for those of each class.
     abstained : int
         Rows with a true class whose score is below `abstain`, so that they would get no label.
+    networks : dict of str to Figures
+        Of a model whose network can be asked about some texts only: accuracy, agreement with the labels of the whole
+        model, share of rows asked about, and calibration error with the network asked about "uncertain" rows, "all" and
+        "none". Over the rows with a true class, whatever `abstain`.
 
     """
 
@@ -91,6 +99,7 @@ class Evaluation:
     uncalibrated: Reliability | None
     thresholds: tuple[Threshold, ...] = ()
     abstained: int = 0
+    networks: dict[str, Figures] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the evaluation as JSON values.
@@ -121,6 +130,7 @@ class Evaluation:
             ),
             "reliability": [_values(found) for found in self.reliability.bins],
             "thresholds": [_values(found) for found in self.thresholds],
+            "networks": {name: _values(found) for name, found in self.networks.items()},
         }
 
 
@@ -198,6 +208,7 @@ def evaluate(
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
+    network: str = "uncertain",
 ) -> Evaluation:
     """Label every article of `source` in this process, and compare the labels with the true ones.
 
@@ -226,6 +237,8 @@ def evaluate(
         "auto", "fp32", "fp16", "bf16" or "int8".
     kernels : str
         "auto", "simt", "sm75", "sm80" or "sm90".
+    network : str
+        About which texts the network is asked, as `classify` takes it. The result compares all three.
 
     Returns
     -------
@@ -252,7 +265,8 @@ def evaluate(
     for name, share in (("abstain", abstain), ("precision_target", precision_target)):
         if share is not None and not 0 < share <= 1:
             raise UsageError(f"{name} is {share:g}: give a number above 0, up to 1")
-    loaded = load_model(model)
+    given_model = load_model(model)
+    loaded = given_model.asking(network)
     if loaded.is_multi_label:
         raise UsageError(f"{loaded.name} gives a text several labels: evaluate_labels() is for such models")
     classes = loaded.classes
@@ -260,9 +274,12 @@ def evaluate(
     given = identify(source, len(loaded.alphabet), loaded.length)
     # Of the rows with a true class: label, score, the score without the model's temperature, and the true class.
     parts = [(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0, np.int32))]
+    ways = {network: loaded} | ({name: given_model.asking(name) for name in ASKS} if given_model.cascade else {})
+    by_way: dict[str, list[tuple[NDArray[Any], NDArray[Any], int]]] = {name: [] for name in ways}
+    rows_read = 0
     worst: list[Mistake] = []
     without_truth = quarantined = overflowed = 0
-    with scored_rows(loaded, given, selection, device, precision, kernels) as (backend, chunks):
+    with scored_rows([*ways.values()], given, selection, device, precision, kernels) as (backend, chunks):
         for each in chunks:
             chunk, truth, found = each.chunk, each.chunk.truth, each.predictions[0]
             quarantined += len(chunk.quarantine) - each.overflowed
@@ -273,6 +290,9 @@ def evaluate(
             if loaded.temperature != 1 and found.all_scores is not None and len(chunk):
                 before = probabilities(log_scores(found.all_scores, loaded.temperature), 1.0).max(axis=1)
             known = truth != NO_TRUTH
+            rows_read += len(chunk)
+            for name, one in zip(ways, each.predictions, strict=True):
+                by_way[name].append((one.labels[known, 0], one.scores[known, 0], one.asked))
             without_truth += int((~known).sum())
             parts.append((labels[known], scores[known], before[known].astype(np.float32), truth[known]))
             wrong = np.flatnonzero((labels != truth) & known & (scores >= (abstain or 0)))
@@ -294,10 +314,23 @@ def evaluate(
         quarantined=quarantined,
         overflowed=overflowed,
         reliability=reliability(scores, right),
-        uncalibrated=None if loaded.temperature == 1 else reliability(before, right),
+        uncalibrated=None if loaded.temperature == 1 or loaded.cascade else reliability(before, right),
         thresholds=tuple(thresholds),
         abstained=int((~kept).sum()),
+        networks=_compared(by_way, truth, rows_read) if given_model.cascade else {},
     )
+
+
+def _compared(
+    by_way: dict[str, list[tuple[NDArray[Any], NDArray[Any], int]]], truth: NDArray[Any], rows: int
+) -> dict[str, Figures]:
+    """by_way: of each chunk labels and scores of rows with a true class, and how many of all rows were asked about."""
+    if not len(truth):
+        return {}
+    labels = {name: np.concatenate([part[0] for part in parts]) for name, parts in by_way.items()}
+    scores = {name: np.concatenate([part[1] for part in parts]) for name, parts in by_way.items()}
+    shares = {name: sum(part[2] for part in parts) / rows for name, parts in by_way.items()} | {"all": 1.0}
+    return {name: figures_of(labels[name], scores[name], truth, labels["all"], shares[name]) for name in ASKS}
 
 
 def _mistake(chunk: Chunk, i: int, label: str, score: float, classes: tuple[str, ...]) -> Mistake:
@@ -372,7 +405,7 @@ def evaluate_labels(
     nothing = np.empty((0, len(loaded.classes)), np.bool_)
     counts = LabelCounts.of(loaded.classes, nothing, nothing)
     unknown = quarantined = overflowed = 0
-    with scored_rows(loaded, given, selection, device, precision, kernels) as (backend, chunks):
+    with scored_rows([loaded], given, selection, device, precision, kernels) as (backend, chunks):
         for each in chunks:
             chunk, all_scores = each.chunk, each.predictions[0].all_scores
             quarantined += len(chunk.quarantine) - each.overflowed

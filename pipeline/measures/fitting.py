@@ -14,8 +14,12 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..labelling.scored import rows_of, texts_of
+from ..model import cascade as cascades
+from ..model.cascade import AGREEMENT
 from ..model.charcnn import Model, load_model
 from ..model.ngrams import MOST_READ
+from ..model.ngrams import scores as ngram_scores
+from ..model.ngrams import scores_of_ids as ngram_scores_of_ids
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, LEAST_ROWS, fitted, log_scores
 from ..source.chunk import Chunk
@@ -24,6 +28,8 @@ from ..source.formats.record_format import delimiter_named
 from ..source.inputs import identify
 from ..source.open.compression import encoding_named
 from ..source.plan.sample import sample_input
+from . import asking
+from .asking import compare, fitted_cascade
 from .reliability import improvement
 from .rows import files_of, hold_out, numbered, scored_rows, selection_of
 
@@ -36,14 +42,17 @@ def calibrate(
     label_column: str,
     columns: Iterable[str] | None = None,
     held_out: float | None = None,
+    agreement: float = AGREEMENT,
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
 ) -> Model:
-    """Find the temperature at which a model's scores are as high as they should be.
+    """Find the temperature at which a model's scores are as high as they should be, and when its network is asked.
 
-    Logits are divided by it. It is the one at which the negative log likelihood of the true classes is least (Guo and
-    others, 2017). No label changes. `train` does this itself, on the rows that it holds out.
+    Logits are divided by the temperature. It is the one at which the negative log likelihood of the true classes is
+    least (Guo and others, 2017). It changes no label. A model that has n-grams beside its network also gets the margin
+    of the n-grams' label below which the network is asked, and a temperature for n-grams alone. `train` does all this
+    itself, on the rows that it holds out.
 
     Parameters
     ----------
@@ -59,6 +68,8 @@ def calibrate(
         Column names of a CSV or TSV without a header line.
     held_out : float, optional
         `source` is what the model was trained on, with this share held out: only those rows are used.
+    agreement : float
+        The share of labels that are to be those of the whole model where the network is asked about some texts only.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
@@ -70,7 +81,8 @@ def calibrate(
     -------
     Model
         The same model with a temperature, and a note in its card of what it was found on, with negative log likelihood
-        and expected calibration error before and after.
+        and expected calibration error before and after. With n-grams and a network, also with a margin, and a note of
+        accuracy, agreement, share and calibration error with the network asked about all rows, some, and none.
 
     Raises
     ------
@@ -92,20 +104,24 @@ def calibrate(
     """
     if held_out is not None and not 0 < held_out <= 0.5:
         raise UsageError(f"{held_out:g} of the rows cannot have been held out: above 0, up to 0.5")
-    loaded = load_model(model)
+    if not 0.5 <= agreement < 1:
+        raise UsageError(f"an agreement of {agreement:g}: give a share of labels from 0.5 on, below 1")
+    loaded = load_model(model).asking("all")
     if loaded.is_multi_label:
         raise UsageError(f"{loaded.name} gives a text several labels: it has thresholds, and no temperature")
     plain = replace(loaded, temperature=1.0)
     reads = plain.reads if held_out is None else MOST_READ  # as `train` reads, which holds out by text
     selection = selection_of(text_column, columns, truth=label_column, classes=plain.classes, reads=reads)
     given = identify(source, len(plain.alphabet), plain.length)
-    scores, true = [np.empty((0, len(plain.classes)), np.float32)], [np.empty(0, np.int64)]
+    nothing = np.empty((0, len(plain.classes)), np.float32)
+    scores, beside, true = [nothing], [nothing], [np.empty(0, np.int64)]
     chosen = partial(_with_truth, share=held_out)
-    with scored_rows(plain, given, selection, device, precision, kernels, chosen) as (_, chunks):
+    with scored_rows([plain], given, selection, device, precision, kernels, chosen) as (_, chunks):
         for each in chunks:
             assert each.predictions[0].all_scores is not None
             scores.append(each.predictions[0].all_scores)
             true.append(_truth(each.chunk))
+            beside.append(_beside(plain, each.chunk))
     truth, logits = np.concatenate(true), log_scores(np.concatenate(scores))
     if len(truth) < LEAST_ROWS:
         raise UsageError(
@@ -119,7 +135,22 @@ def calibrate(
             "more rows, which the model was not trained on"
         )
     about = {"rows": len(truth), **improvement(logits, truth, temperature), **files_of(given)}
-    return replace(plain, temperature=temperature, card={**plain.card, CARD: about})
+    found = replace(plain, temperature=temperature, card={**plain.card, CARD: about})
+    if plain.ngrams is None or not plain.has_network:
+        return found
+    branch = np.concatenate(beside)
+    cascade = fitted_cascade(logits, branch, truth, agreement)
+    figures = asking.about(compare(logits, branch, truth, cascade, temperature), len(truth))
+    return replace(found, cascade=cascade, card={**found.card, cascades.CARD: {**figures, **files_of(given)}})
+
+
+def _beside(model: Model, chunk: Chunk) -> NDArray[np.float32]:
+    """What a model's n-grams add to its logits, [N, classes]; nothing without n-grams."""
+    if model.ngrams is None:
+        return np.empty((0, len(model.classes)), np.float32)
+    if chunk.ids is not None:
+        return ngram_scores_of_ids(chunk.ids, model.alphabet, model.ngrams)
+    return ngram_scores(chunk.data, chunk.offsets, model.ngrams)
 
 
 def _with_truth(chunks: Iterable[Chunk], share: float | None) -> Iterator[Chunk]:

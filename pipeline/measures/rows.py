@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +30,7 @@ def selection_of(text_column: str | Iterable[str], columns: Iterable[str] | None
 
 @contextmanager
 def scored_rows(
-    model: Model,
+    models: Sequence[Model],
     source: Given,
     selection: Selection,
     device: str,
@@ -38,14 +38,15 @@ def scored_rows(
     kernels: str,
     chosen: Callable[[Iterable[Chunk]], Iterable[Chunk]] = lambda chunks: chunks,
 ) -> Iterator[tuple[Backend, Iterator[ScoredChunk]]]:
-    """What computes, and the chunks of a source with the score of every class. chosen: takes some of their rows.
+    """What computes, and the chunks of a source with the score of every class of each model. chosen: takes some of
+    their rows.
 
     Raises UsageError for a column, device or precision that is not available, and a model that overflows on every row;
     SourceError for a file that cannot be read.
     """
     chunks = chosen(chunks_here(open_input(source, selection, _CHUNK_ROWS)))
-    with opened([model], device, precision, kernels) as engines:
-        yield engines[0].backend, scored(chunks, engines, [Scoring(all_scores=True)])
+    with opened(models, device, precision, kernels) as engines:
+        yield engines[0].backend, scored(chunks, engines, [Scoring(all_scores=True)] * len(engines))
 
 
 def files_of(source: Given) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich import box
 from rich.console import Group, OverflowMethod, RenderableType
@@ -206,12 +206,26 @@ def figure(value: float, unit: str = "") -> str:
 _BAR = 30
 
 
-def print_reliability(found: Reliability, before: Reliability | None, diagram: bool, console: PlainConsole) -> None:
+def print_asking(figures: Mapping[str, Mapping[str, float]], console: PlainConsole) -> None:
+    """How good a model is with its network asked about some texts, about all and about none."""
+    table = new_table("network", "asked", "right", "same label as all", "calibration error")
+    for name, each in figures.items():
+        shares = (f"{each[key]:.2%}" for key in ("share", "accuracy", "agreement"))
+        table.add_row(name, *shares, f"{each['calibration_error']:.4f}")
+    console.print(table)
+
+
+def print_reliability(
+    found: Reliability, before: Reliability | None, diagram: bool, console: PlainConsole, two: bool = False
+) -> None:
     """The expected calibration error with the model's temperature and without it, and a bar for each bin of scores.
 
-    before: without the temperature; None for a model that has none. diagram: whether to print the bars.
+    before: without the temperature; None for a model that has none. diagram: whether to print the bars. two: whether
+    the model has a temperature for n-grams alone too.
     """
-    if before is None:
+    if two and before is None:
+        console.print(f"expected calibration error {found.expected_error:.4f}")
+    elif before is None:
         console.print(
             f"expected calibration error {found.expected_error:.4f}; the model has no temperature: "
             "broadsheet calibrate finds one"

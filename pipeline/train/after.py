@@ -19,7 +19,11 @@ from scipy.optimize import minimize
 from scipy.special import expit, logsumexp, softmax
 
 from ..measures.accuracy import LabelCounts
+from ..measures.asking import about as asking_about
+from ..measures.asking import compare, fitted_cascade
 from ..measures.reliability import improvement
+from ..model import cascade as cascades
+from ..model.cascade import AGREEMENT, Cascade
 from ..model.charcnn import Model
 from ..model.layers import BIAS
 from ..model.ngrams import Kinds, scores
@@ -56,7 +60,7 @@ def _one_label_model(parts: _Parts, card: dict[str, Any]) -> tuple[Model, Compar
     prepared, branch, rows, logits = parts.prepared, parts.branch, parts.rows, parts.logits
     data = prepared.data
     truth = data.labels[rows]
-    temperature, against = None, None
+    temperature, against, cascade = None, None, None
     if len(rows):
         right = _right(parts.job, logits, truth)
         card["held_out_accuracy"] = round(float(right.mean()), 6)
@@ -67,10 +71,14 @@ def _one_label_model(parts: _Parts, card: dict[str, Any]) -> tuple[Model, Compar
         temperature = fitted(logits, truth)
         if temperature is not None:
             card[CARD] = {"rows": len(rows), **improvement(logits, truth, temperature)}
+    if parts.beside is not None:
+        cascade = fitted_cascade(logits, parts.beside, truth, AGREEMENT)
+        figures = compare(logits, parts.beside, truth, cascade, temperature or 1.0)
+        card[cascades.CARD] = asking_about(figures, len(rows))
     if prepared.tested is not None:
         right = _right(parts.job, parts.logits_of(prepared.tested), prepared.tested.labels)
         card["test"] = prepared.tested.about() | {"accuracy": round(float(right.mean()), 6)}
-    return parts.model(card, temperature=temperature or 1.0), against
+    return parts.model(card, temperature=temperature or 1.0, cascade=cascade), against
 
 
 def _multi_label_model(parts: _Parts, card: dict[str, Any]) -> Model:
@@ -86,13 +94,19 @@ def _multi_label_model(parts: _Parts, card: dict[str, Any]) -> Model:
     if (tested := parts.prepared.tested) is not None:
         figures = _f1(data.classes, _sigmoids(parts.logits_of(tested)), tested.labels, thresholds)
         card["test"] = tested.about() | figures
-    return parts.model(card, thresholds=thresholds)
+    cascade = None
+    if parts.beside is not None:
+        cascade = fitted_cascade(parts.logits, parts.beside, None, AGREEMENT, thresholds)
+        of_rows = {"share": round(cascade.share, 6), "agreement": round(cascade.agreement, 6)}
+        card[cascades.CARD] = {"rows": len(parts.rows), **of_rows}
+    return parts.model(card, thresholds=thresholds, cascade=cascade)
 
 
 class _Parts:
     """The network and the branch of a run, each with its factor; one may be missing.
 
     branch: scaled by its factor. rows: which nothing was fitted to. logits: of these rows, [N, classes], the sum.
+    beside: what the n-grams add to them, where there are both parts, and enough rows to fit a margin.
     """
 
     def __init__(
@@ -109,7 +123,7 @@ class _Parts:
         if outcome.is_trained and len(self.rows):
             self._network.load_tensors({name: tensor.astype(dtype) for name, tensor in weights.items()})
             self.logits = _logits(self._network, data, self.rows)
-        self._factors = 1.0, 0.0
+        self._factors, self.beside = (1.0, 0.0), None
         if branch is not None:
             ours = branch.logits if len(self.rows) else self.logits
             factor, its = factors(self.logits, ours, data.labels[self.rows]) if outcome.is_trained else (0.0, 1.0)
@@ -121,6 +135,8 @@ class _Parts:
             self.branch = branch._replace(ngrams=replace(branch.ngrams, scale=branch.ngrams.scale * np.float32(its)))
             self.logits = factor * self.logits + its * ours
             self._factors = factor, its
+            if factor and len(self.rows) >= LEAST_ROWS:
+                self.beside = (its * (ours - branch.bias)).astype(np.float32)
         self._tensors = {name: tensor.astype(dtype) for name, tensor in weights.items()}
         self._has_network = len(weights) > 1
         count = SCALE_ROWS if self._has_network else 0
@@ -161,13 +177,14 @@ class _Parts:
         card: dict[str, Any],
         temperature: float = 1.0,
         thresholds: tuple[float, ...] | None = None,
+        cascade: Cascade | None = None,
     ) -> Model:
         """The model, with its scales for int8."""
         data = self.prepared.data
         model = Model(
             self.prepared.symbols, data.classes, self.job.length, self._tensors, card, frame=self.job.frame,
             temperature=temperature, ngrams=None if self.branch is None else self.branch.ngrams,
-            thresholds=thresholds,
+            thresholds=thresholds, cascade=cascade,
         )  # fmt: skip
         return with_scales(model, data.ids[self._sample]) if self._has_network else model
 
