@@ -61,7 +61,7 @@ def fitted_cascade(
     kept = int(np.floor(allowed * count + 1e-9)) - 1
     if kept < 0 and len(worst):
         margin = worst[0] - worst.mean() * np.log(allowed * count)
-    elif kept < len(worst):
+    elif 0 <= kept < len(worst):
         margin = worst[kept]
     margin = float(np.nextafter(np.float32(margin), np.float32(np.inf))) if margin else 0.0
     temperature = None if truth is None or thresholds is not None else fitted(alone.astype(np.float64), truth)

@@ -22,7 +22,7 @@ from .cascade import ASKS, Cascade
 from .layers import BIAS, CLASSES, FRAMES, HIDDEN, LENGTHS, PUBLISHED_LENGTH, Frame, Layer, layer_table, parameter_count
 from .model_file import ActivationScales
 from .ngrams import MOST_TABLE_BYTES, NGrams
-from .scores import TEMPERATURES, check_thresholds
+from .scores import TEMPERATURES, check_classes, check_thresholds
 from .shipped import MEANT_FOR, SHIPPED
 
 
@@ -91,7 +91,7 @@ class Model:
     cascade: Cascade | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self._check_classes()
+        check_classes(self.classes, self.name)
         if self.frame not in FRAMES:
             raise ModelError(f"{self.name}: frame {self.frame!r:.80}: a model has one of {', '.join(FRAMES)}")
         try:
@@ -130,17 +130,6 @@ class Model:
             if self.temperature != 1:
                 raise ModelError(f"{self.name}: a model that gives several labels to a text has no temperature")
 
-    def _check_classes(self) -> None:
-        """Names go into Parquet, CSV and JSON, where a label must be a text that is told from a missing one."""
-        if len(set(self.classes)) != len(self.classes):
-            raise ModelError(f"{self.name}: two classes have the same name")
-        if "" in self.classes:
-            raise ModelError(f"{self.name}: class {1 + self.classes.index('')} has no name")
-        try:
-            "".join(self.classes).encode()
-        except UnicodeEncodeError as error:
-            raise ModelError(f"{self.name}: the name of a class is not valid Unicode") from error
-
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """The nine blocks, in order."""
@@ -165,12 +154,23 @@ class Model:
         return not self._is_ngrams_alone and bool(self.tensors["fc3.weight"].any())
 
     def asking(self, network: str) -> Model:
-        """The model whose network is asked about "all" texts, those on which its n-grams are "uncertain", or "none".
+        """The same model with its network asked about some texts.
 
-        Without a margin for its n-grams it asks about all. Raises UsageError where n-grams alone have no scores.
+        Parameters
+        ----------
+        network : str
+            "all", "none", or "uncertain": by its margin; all where it has none.
 
-        >>> broadsheet.load_model("ag-news").asking("none").has_network
-        False
+        Returns
+        -------
+        Model
+            With a digest of its own.
+
+        Raises
+        ------
+        UsageError
+            For "none", where n-grams alone have no scores.
+
         """
         if network not in ASKS:
             raise UsageError(f"network {network!r}: choose one of {', '.join(ASKS)}")

@@ -80,6 +80,18 @@ DEFAULT_THRESHOLD = 0.5
 """Of a class that no held-out row has."""
 
 
+def check_classes(classes: Sequence[str], model: str) -> None:
+    """Names go into Parquet, CSV and JSON, where a label must be a text that is told from a missing one."""
+    if len(set(classes)) != len(classes):
+        raise ModelError(f"{model}: two classes have the same name")
+    if "" in classes:
+        raise ModelError(f"{model}: class {1 + classes.index('')} has no name")
+    try:
+        "".join(classes).encode()
+    except UnicodeEncodeError as error:
+        raise ModelError(f"{model}: the name of a class is not valid Unicode") from error
+
+
 def check_thresholds(thresholds: Sequence[float], classes: Sequence[str], model: str) -> None:
     """Raise ModelError unless there is a usable one for each class."""
     if len(thresholds) != len(classes):
