@@ -214,7 +214,7 @@ class Operations:
         self._launch(
             catalog.norm_kernel(self.stored, self.architecture, layer),
             (min(count, 2 * self.sms),),
-            (rows, packing.first, constant, norm.gamma, norm.beta, out, _int(count), np.float32(NORM_EPSILON),
+            (rows, packing.first, constant, norm.gamma, norm.beta, out, packing.counts[1:], np.float32(NORM_EPSILON),
              np.float32(norm.least_variance)),
         )  # fmt: skip
 

@@ -17,11 +17,12 @@ struct __align__(16) Eight {
 };
 
 // input [units, CHANNELS]; first [articles + 1]; constant [CHANNELS]; gamma, beta [ROWS, CHANNELS]; output [articles,
-// ROWS / POOL, CHANNELS]. least_variance: below it an article gets NaN. Dynamic shared memory: gamma and beta, or none.
+// ROWS / POOL, CHANNELS]. articles: their number, in device memory. least_variance: below it an article gets NaN. Dynamic
+// shared memory: gamma and beta, or none.
 template <typename T, typename Out, int CHANNELS, int POOL, int ROWS, int WARPS, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 2)
     norm_relu_pool(const T* input, const int* first, const T* constant, const T* gamma, const T* beta, Out* output,
-                   int articles, float epsilon, float least_variance) {
+                   const int* articles, float epsilon, float least_variance) {
     constexpr int WINDOWS = ROWS / POOL, ALL_WINDOWS = (ROWS + POOL - 1) / POOL;  // the pool leaves out a partial one
     constexpr int TURNS = (ALL_WINDOWS + WARPS - 1) / WARPS;                      // windows of a warp
     constexpr bool KEPT = TURNS * POOL * sizeof(Eight<T>) <= 240;                 // in 60 registers
@@ -30,8 +31,11 @@ __global__ void __launch_bounds__(Launch::THREADS, 2)
     static_assert(!SHARED || Launch::SHARED_BYTES == 2 * ROWS * CHANNELS * sizeof(T), "gamma and beta");
     extern __shared__ __align__(16) char shared[];
     __shared__ float scratch[WARPS];
+    __shared__ volatile int there;  // not in a register: there is none to spare
     const Packing packing{first};
     const int warp = threadIdx.x / WARP, column = threadIdx.x % WARP * 8;
+    if (threadIdx.x == 0) there = *articles;
+    __syncthreads();
     if (SHARED) {
         T* both = reinterpret_cast<T*>(shared);
         for (int i = threadIdx.x * 8; i < ROWS * CHANNELS; i += Launch::THREADS * 8) {
@@ -44,8 +48,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 2)
     float after[8];
     load8(constant + column, after);
 
-    for (int article = blockIdx.x; article < articles; article += gridDim.x) {
-        if (packing.units(article) == 0) break;  // nor has any after it
+    for (int article = blockIdx.x; article < there; article += gridDim.x) {
         const T* values = input + (int64)packing.first[article] * CHANNELS + column;
         const int reach = min(packing.reach(article), ROWS);
         const float count = (float)ROWS * CHANNELS;
