@@ -55,9 +55,9 @@ def test_a_job_says_where_its_time_went(broadsheet_in_process: Command, small_mo
         assert sum(device["shares"].values()) == pytest.approx(1, abs=1e-3)
         assert 0 < device["shares"]["compute"] < 1
     assert all(abs(w["clock_offset"]) <= w["clock_error"] < 1 for w in report["workers"])  # one host, one clock
-    if breakdown["window"] < 3:  # too short to say what it was bound by
-        assert breakdown["verdict"] is breakdown["bound_by"] is None
-    else:
+    if breakdown["window"] < 3:
+        assert breakdown["bound_by"] == "start"
+    if breakdown["end"] >= 3:
         assert breakdown["verdict"] in " ".join(" ".join(shown).split())
 
     spans = spans_of(out)
@@ -129,7 +129,10 @@ def test_a_busy_gpu_copies_and_uneven_shares_are_told_apart() -> None:
     assert both.clock_error == float("inf") or both.clock_error == 0.002
     soon = Timeline(began=100.0, ended=103.0)
     soon.add("part-0", 10, made_up(("read", 101, 101.1), ("compute", 101.1, 102.9), ("write", 102.9, 103)), place)
-    assert break_down(soon, "fp16").verdict is break_down(soon, "fp16").bound_by is None
+    assert break_down(soon, "fp16").bound_by == "GPU"
+    soon.ended = 105.5
+    assert break_down(soon, "fp16").bound_by == "start"
+    assert break_down(soon, "fp16").verdict.startswith("bound by the start: start and end took 3.5 of 5.5 s; ")
     busy = Timeline(began=100.0, ended=111.0)
     busy.add("part-1", 30, spans, other)
     assert break_down(busy, "fp16").verdict == "bound by the GPU, busy 98%: go faster with more GPUs"

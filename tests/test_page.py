@@ -82,7 +82,7 @@ def test_the_page_tells_the_whole_job(chromium: Any, page_file: Path, width: int
     ):
         assert text in seen, text
     assert page.title().startswith("Broadsheet: 39 articles")
-    assert page.locator("#verdict").count() == 0  # it was over in a moment
+    assert "bound by the " in page.locator("#verdict").text_content()
     assert "GPU" not in page.locator("body").text_content()
     assert page.locator("#confusion tr").count() == 5
     assert "before" in page.locator("#meaning").text_content()

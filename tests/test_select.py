@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -155,3 +156,26 @@ def test_what_the_command_says(labels: Path, tmp_path: Path, broadsheet_here: Co
         code, said = broadsheet_here("select", labels, "-o", out, *arguments)
         assert (code, message in said) == (2, True), said
     assert len(out.read_text().splitlines()) == 7
+
+
+def test_a_folder_tells_what_each_threshold_keeps(labels: Path, tmp_path: Path, broadsheet_here: CommandHere) -> None:
+    """Of a job that is not finished, of what there is; with the figures that the rows give."""
+    rows = frame_of(labels)
+    for finished in (True, False):
+        if not finished:
+            labels = Path(shutil.copytree(labels, tmp_path / "begun"))
+            manifest = json.loads((labels / "_manifest.json").read_text())
+            (labels / "_manifest.json").write_text(json.dumps({**manifest, "totals": None}))
+        code, said = broadsheet_here("inspect", labels, "--json")
+        assert code == 0, said
+        told = json.loads(said)
+        assert (told["finished"], told["totals"]["rows_written"]) == (finished, len(rows))
+        (model,) = told["models"]
+        assert model["labels"] == rows["label"].value_counts().to_dict()
+        for label, kept in model["kept"].items():
+            scores = rows["score"][rows["label"] == label].to_numpy()
+            assert kept == [int((scores >= np.float32(least)).sum()) for least in told["thresholds"]]
+        code, said = broadsheet_here("inspect", labels)
+        assert (code, max(map(len, said.splitlines())) <= 80, "≥ 0.95" in said) == (0, True, True)
+    code, said = broadsheet_here("inspect", tmp_path)
+    assert (code, "not the output of a job" in said) == (2, True)

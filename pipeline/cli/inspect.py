@@ -1,4 +1,4 @@
-"""broadsheet inspect and verify: what a model file holds, and whether an output folder is whole."""
+"""broadsheet inspect and verify: what a model file or an output folder holds, and whether the latter is whole."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import msgspec
 import typer
 
 from ..errors import UsageError, counted
-from ..report.console import PlainConsole, facts_table, print_fact, print_json, say
+from ..report.console import PlainConsole, facts_table, lines, print_fact, print_json, say
 from ..storage.names import as_url
-from .flags import Endpoint, OneModel, Root
+from .flags import Endpoint, Root
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,13 +34,24 @@ _NO_TEMPERATURE = "not calibrated: broadsheet calibrate finds a temperature"
 
 
 def inspect(
-    model: OneModel,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|OUT/", help="A shipped model's name, a file, hf://USER/NAME, or an output folder."
+        ),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print all of this as JSON.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Show how much GPU memory the model takes.")] = False,
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Articles in a batch, for --memory.")] = 4096,
     precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16|int8", help="Precision for --memory.")] = "fp16",
 ) -> None:
-    """Show a model's layers, alphabet, frame, classes and card; of a damaged file, name the first wrong tensor."""
+    """Show a model's layers, alphabet, frame, classes and card; of a damaged file, name the first wrong tensor.
+
+    Of the output folder of a job, also of one that runs: the labels, and how many rows have at least which score.
+    """
+    if Path(model).is_dir():
+        _show_output(model, as_json)
+        return
     from ..kernels.memory_plan import Parts, page_locked, plan
     from ..kernels.storage import STORAGE
     from ..model.charcnn import load_model
@@ -194,3 +205,50 @@ def verify(
         say(f"{name}: whole. {counted(totals.chunks, 'chunk')}; {counted(totals.rows_read, 'row')} {balance(totals)}")
         if totals.unread:
             say(f"Of the input, {unread_line(totals.unread)}")
+
+
+def _show_output(name: str, as_json: bool) -> None:
+    """The totals of a job so far, and its scores. Raises OutputError for a folder that is none of a job."""
+    from rich import box
+    from rich.table import Table
+
+    from ..measures.accuracy import THRESHOLDS, kept
+    from ..output.account import Sums
+    from ..output.folder import OutputFolder
+    from ..output.object_store import place_of
+
+    folder = OutputFolder(place_of(name))
+    if not folder.is_begun:
+        raise UsageError(
+            f"{name} is a folder, but not the output of a job: give one that has a _manifest.json, or a model"
+        )
+    manifest = folder.manifest()
+    totals = manifest.totals
+    if totals is None:
+        sums = Sums(folder.checked_plan(manifest))
+        for entry, _ in folder.each_entry(manifest.fingerprint.id, None, lambda _: None):
+            sums.add(entry)
+        totals = sums.totals
+    judged = [(totals.labels, totals.scores), *((each.labels, each.scores) for each in totals.others or ())]
+    found = [
+        (names.label, labels, {label: kept(bins) for label, bins in (scores or {}).items()})
+        for names, (labels, scores) in zip(manifest.fingerprint.settings.labelled, judged, strict=True)
+    ]
+    if as_json:
+        models = [{"column": column, "labels": labels, "kept": of_each} for column, labels, of_each in found]
+        facts = {"finished": manifest.totals is not None, "thresholds": THRESHOLDS, "models": models}
+        print_json({**facts, "totals": msgspec.to_builtins(totals)})
+        return
+    console = PlainConsole()
+    state = "finished" if manifest.totals is not None else "not finished"
+    rows = f"{totals.rows_read:,} read, {totals.rows_written:,} written, {totals.rows_quarantined:,} quarantined"
+    console.print(facts_table([("job", f"{state}, {counted(totals.chunks, 'chunk')}"), ("rows", rows)]))
+    for column, labels, of_each in found:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column(column)
+        for head in ("rows", *(f"≥ {score}" for score in THRESHOLDS)):
+            table.add_column(head, justify="right")
+        for label, count in sorted(labels.items(), key=lambda item: -item[1]):
+            shares = [f"{n / count:.0%}" for n in of_each.get(label, ())]
+            table.add_row(lines(label), f"{count:,}", *(shares or ["–"] * len(THRESHOLDS)))
+        console.print(table)

@@ -38,7 +38,7 @@ last chunk of a device, it is the imbalance between devices.
 
 _FEW_CHUNKS = 3
 _TELLING_SECONDS = 3.0
-"""In less, start and end outweigh the rest: a job of a second would be told to cut its one chunk."""
+"""In less, start and end outweigh the rest: it is they that are told, and not how to cut one chunk."""
 
 NEAR = 0.5
 """A kernel that reaches this share of a ceiling is bound by it."""
@@ -71,7 +71,7 @@ class DeviceTimes:
 @dataclass(frozen=True)
 class Breakdown:
     """Where the time of a job went. devices: in order of host and device. seconds: of the whole job. window: seconds
-    from the first input to the last output. bound_by, verdict: None for a job that was over too soon to tell.
+    from the first input to the last output. bound_by, verdict: None where no chunk was left to do.
     clock_error: by which times of two hosts may differ at most, in seconds.
     """
 
@@ -91,6 +91,11 @@ class Breakdown:
     def is_telling(self) -> bool:
         """Whether there was work for long enough to say something about speed."""
         return self.window >= _TELLING_SECONDS
+
+    @property
+    def is_worth_a_line(self) -> bool:
+        """Whether somebody has waited for long enough to ask for what."""
+        return self.seconds >= _TELLING_SECONDS and self.verdict is not None
 
     @property
     def busy(self) -> float:
@@ -143,9 +148,14 @@ def break_down(timeline: Timeline, precision: str) -> Breakdown:
         devices.append(
             DeviceTimes(place.host, place.device, place.where, rows, len(chunks), moments[place.where], shares)
         )
-    bound_by, verdict = None, None
-    if end - begin >= _TELLING_SECONDS:
-        bound_by, verdict = _verdict(devices, precision, streamed=bool(elsewhere))
+    bound_by, verdict = _verdict(devices, precision, streamed=bool(elsewhere))
+    window, rest = end - begin, seconds - (end - begin)
+    if rest > window:
+        start = f"start and end took {rest:.1f} of {seconds:.1f} s"
+        if window < _TELLING_SECONDS:
+            bound_by, verdict = "start", f"bound by the start: {start}; label more rows at once, or keep a model loaded"
+        else:
+            verdict = f"{verdict}. But {start}"
     error = max(timeline.clock.error, *(p.clock.error for p in places))
     rows = sum(timeline.rows.values())
     return Breakdown(tuple(devices), seconds, end - begin, rows, bound_by, verdict, error)

@@ -104,7 +104,7 @@ def _done(reach: Reach) -> str:
 def print_report(report: JobReport, console: PlainConsole) -> None:
     """Totals and labels; then accuracy, quarantined rows, breakdown, profile and problems, where there are any.
 
-    The breakdown of a job that was over in a moment tells nothing: it is shown only where kernels were profiled.
+    The breakdown of chunks that were done in a moment is shown only where kernels were profiled; else its verdict is.
     """
     _print_totals(report, console)
     for model in report.models:
@@ -119,6 +119,8 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
         _print_quarantine(report, console)
     if report.breakdown.is_telling or report.run.profile is not None:
         print_breakdown(report.breakdown, console)
+    elif report.breakdown.is_worth_a_line:
+        console.print(report.breakdown.verdict, style="bold")
     if report.run.profile is not None:
         print_profile(report.run.profile, console)
     print_list("skipped", report.job.left_out, console)
