@@ -9,7 +9,7 @@ import resource
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -237,3 +237,13 @@ def test_a_temporary_folder_that_is_full_is_named() -> None:
             Readers(1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_reader_does_without_pandas(readers: Readers, large: Path) -> None:
+    """Which pyarrow would import in each of them, for as long as it takes to read a small file."""
+    plan = plan_files(found([large]), Selection(reads=1014), 100)
+    with closing(readers.read_group(plan.groups[0], plan.selection, 100, lambda _: False)) as reading:
+        assert next(reading)
+        loaded = [Path(f"/proc/{pid}/maps").read_text() for pid in pids_of(os.getpid())]
+    assert loaded
+    assert [("pyarrow" in maps, "pandas" in maps) for maps in loaded] == [(True, False)] * len(loaded)

@@ -16,7 +16,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import BroadsheetError, printable
-from ..processes.child import spare_pandas
 from ..report.console import say
 from . import classify, evaluate, inspect, machine, models, select, serve, train
 
@@ -105,7 +104,6 @@ def run() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may know fewer letters than UTF-8
     warnings.showwarning = _show_warning  # type: ignore[assignment]
-    spare_pandas()
     try:
         code = app(standalone_mode=False)
         if code == _INTERRUPTED:

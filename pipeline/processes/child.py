@@ -8,7 +8,6 @@ ends. A terminal's signals do not reach it. What it writes on stderr goes on to 
 from __future__ import annotations
 
 import os
-import runpy
 import select
 import signal
 import socket
@@ -57,7 +56,8 @@ class _NoPandas(MetaPathFinder):
 
 def spare_pandas() -> None:
     """Do without pandas in this process, which makes no DataFrames: it takes 0.1 to 0.6 s to import, and pyarrow would
-    do that at its first conversion of a Python value, to find out whether it is one of pandas.
+    do that at its first conversion of a Python value, to find out whether it is one of pandas. Not where PyTorch or
+    Bokeh are imported: they fail then.
     """
     if "pyarrow" not in sys.modules:
         sys.meta_path.insert(0, _NoPandas())
@@ -90,7 +90,7 @@ class Child:
                         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
                         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
                 self.process = subprocess.Popen(
-                    python("-m", "broadsheet.pipeline.processes.child", module, theirs.fileno(), *arguments),
+                    python("-m", module, theirs.fileno(), *arguments),
                     stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, bufsize=0,
                     pass_fds=(theirs.fileno(), *descriptors), process_group=0,
                     env={**(defaults or {}), **os.environ, **(environment or {}), **import_path()},
@@ -156,9 +156,3 @@ def _end_with(connection: socket.socket) -> None:
     other_end.register(connection, 0)  # that it was closed is always told
     other_end.poll()
     os._exit(1)
-
-
-if __name__ == "__main__":
-    spare_pandas()
-    del sys.argv[0]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

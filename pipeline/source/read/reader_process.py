@@ -14,15 +14,18 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ...errors import BroadsheetError
-from ...processes.child import parent_of
-from ...processes.messages import Closed, packed, receive, send, unpacked
-from ...telemetry.spans import Span
-from ..chunk import Chunk
-from ..open.ahead import PARSING, ahead
-from ..plan.plan import GroupChunk, GroupEnd, RowGroups, Unit
-from .read import read_group, read_run, read_unit
-from .readers import Answer, End, Failure, Item, Question, Request, Share, Size, bytes_of
+from ...processes.child import parent_of, spare_pandas
+
+spare_pandas()  # before pyarrow is imported
+
+from ...errors import BroadsheetError  # noqa: E402
+from ...processes.messages import Closed, packed, receive, send, unpacked  # noqa: E402
+from ...telemetry.spans import Span  # noqa: E402
+from ..chunk import Chunk  # noqa: E402
+from ..open.ahead import PARSING, ahead  # noqa: E402
+from ..plan.plan import GroupChunk, GroupEnd, RowGroups, Unit  # noqa: E402
+from .read import read_group, read_run, read_unit  # noqa: E402
+from .readers import Answer, End, Failure, Item, Question, Request, Share, Size, bytes_of  # noqa: E402
 
 
 class _Reading:
