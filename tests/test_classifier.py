@@ -206,6 +206,7 @@ def main():
     except KeyboardInterrupt:
         print("heard")
     del many
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts with & ignores it
     over = threading.Event()
     def press(first=0.3, again=20):
         while not over.wait(first):
