@@ -89,7 +89,7 @@ def logits_of(engine: Engine, texts: Texts) -> NDArray[np.float32]:
 
 
 def opened_for(model: Model, kernels: str, precision: str) -> Engine:
-    if precision == "int8" and model.scales is None:
+    if precision == "int8" and model.scales is None and model.has_network:
         texts = Texts.of(random_texts(11, 64))
         model = with_scales(model, encode(texts.data, texts.offsets, model.alphabet, model.length).ids)
     try:
