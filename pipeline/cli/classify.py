@@ -72,6 +72,9 @@ def command(
     than --max-quarantined allows, or --update found files that have changed. 4: stopped early by SIGUSR1, continue with
     --resume. 1: any other error.
     """
+    from ..processes.child import spare_pandas
+
+    spare_pandas()
     from ..job.again import how_to_go_on, taken_up
     from ..output.object_store import place_of
     from ..report.terminal import print_report

@@ -51,16 +51,22 @@ class _NoPandas(MetaPathFinder):
 
     def find_spec(self, name: str, *_: object) -> None:
         if name == "pandas":
-            raise ModuleNotFoundError("this process makes no DataFrames, and does without pandas", name=name)
+            raise ModuleNotFoundError("pyarrow does without pandas here", name=name)
 
 
 def spare_pandas() -> None:
-    """Do without pandas in this process, which makes no DataFrames: it takes 0.1 to 0.6 s to import, and pyarrow would
-    do that at its first conversion of a Python value, to find out whether it is one of pandas. Not where PyTorch or
-    Bokeh are imported: they fail then.
+    """Have pyarrow do without pandas in this process, which gives it no DataFrames: that takes 0.1 to 0.6 s to import,
+    and pyarrow would do so at its first conversion of a Python value, to find out whether it is one of pandas. It does
+    not ask again; who imports pandas itself, as PyTorch and Bokeh do, finds it.
     """
-    if "pyarrow" not in sys.modules:
-        sys.meta_path.insert(0, _NoPandas())
+    if "pyarrow" in sys.modules:
+        return
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    import pyarrow
+
+    pyarrow.scalar(0)
+    sys.meta_path.remove(finder)
 
 
 class Child:
