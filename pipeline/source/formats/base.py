@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -258,6 +259,11 @@ class Format(ABC):
     jumps : bool
         Whether its files are read at many places, so that they cannot be compressed, in an archive, or on a server that
         sends them from the first byte on only.
+    unit_begins : bytes
+        What each gzip member of its files begins with, where a record has one of its own: reading goes on with the next
+        such member after a damaged one, in whose place comes a zero byte. Empty where damage ends reading.
+    boundary : re.Pattern
+        What is before a record, by which one is looked for in the middle of a file.
     limits : Limits
         The sizes that reading and planning keep to.
     encoding : str
@@ -271,6 +277,8 @@ class Format(ABC):
     magic: ClassVar[bytes] = b""
     takes_header: ClassVar[bool] = False
     jumps: ClassVar[bool] = False
+    unit_begins: ClassVar[bytes] = b""
+    boundary: ClassVar[re.Pattern[bytes]] = re.compile(rb"\r\n|\n|\r")
 
     limits: Limits = LIMITS
     encoding: str = UTF8
