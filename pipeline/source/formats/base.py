@@ -123,7 +123,7 @@ class Schema:
     names : tuple of str, or None
         The columns in order; None for a file of encoded articles.
     types : mapping of str to pyarrow.DataType
-        Their types; a column that is not in it holds strings.
+        Their types, and those of what is within them, by names with dots; a column that is not in it holds strings.
     start : int
         First byte of the data, after a header.
     named : bool
@@ -138,6 +138,11 @@ class Schema:
     start: int = 0
     named: bool = True
     complete: bool = True
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """The names, and those of what is within columns."""
+        return tuple(dict.fromkeys((*(self.names or ()), *self.types)))
 
 
 @dataclass(frozen=True)
