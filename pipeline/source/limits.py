@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 131_072}
-"""Rows in a chunk by default, at least: a second or two of work on a CPU, 0.1 s on a GPU; scheduling takes milliseconds.
-"""
+"""Rows in a chunk by default, at least: a second or two of a CPU, 0.1 s of a GPU; scheduling takes milliseconds."""
 
 MOST_CHUNK_ROWS = 65_536
 """On a CPU, where a model is faster."""
