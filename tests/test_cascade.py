@@ -26,7 +26,7 @@ from pipeline.measures.fitting import calibrate
 from pipeline.model.cascade import Cascade, asked, margins
 from pipeline.model.charcnn import Model, load_model
 from pipeline.model.ngrams import Kinds, scores
-from pipeline.model.several import load_models
+from pipeline.model.several import Models, load_models
 from pipeline.source.limits import chunk_rows
 
 WORDS = ["stocks", "fell", "monday", "oil", "rose", "home", "team", "won", "comet", "orbit", "12", "ü", "market"]
@@ -203,7 +203,7 @@ def test_a_chunk_is_a_second_or_two_of_the_models_work_and_a_resume_keeps_what_t
     rows = [chunk_rows("cpu", load_models(both, network).cost) for network in ("all", "uncertain", "none")]
     assert rows == [2048, 4096, 65_536]
     assert chunk_rows("cpu", load_models(small_model).cost) == 512  # in the dense frame
-    assert chunk_rows("cpu", load_models([both, small_model]).cost) == 512
+    assert chunk_rows("cpu", Models((both, small_model)).cost) == 512
     assert chunk_rows("cuda", 1.0) == chunk_rows("cuda", 0.01) == 131_072
     source, out = tmp_path / "in.txt", tmp_path / "out"
     source.write_text("oil rose\n" * 9000)
