@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_CHUNK_ROWS = (
-    f"{CHUNK_ROWS['cpu']:,} to {MOST_CHUNK_ROWS:,} on a CPU, by the model's speed; {CHUNK_ROWS['cuda']:,} on a GPU"
-)
+_CHUNK_ROWS = f"{CHUNK_ROWS['cpu']} to {MOST_CHUNK_ROWS:,} on a CPU, by speed; {CHUNK_ROWS['cuda']:,} on a GPU"
 _FORMAT = "parquet; jsonl to stdout"
 
 PANELS = ("Input", "Labels", "Output", "Computing", "Cluster", "Job", "Report")

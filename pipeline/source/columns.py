@@ -317,6 +317,14 @@ def value_at(item: Mapping[str, Any], name: str) -> Any:
     return item[name]
 
 
+def value_or_none(item: Mapping[str, Any], name: str) -> Any:
+    """The same, and None where it has no such key."""
+    try:
+        return value_at(item, name)
+    except KeyError:
+        return None
+
+
 def keys_within(item: Mapping[Any, Any], before: str = "") -> Iterator[str]:
     """The keys of objects in the values of an object, as `value_at` takes them, down to some depth."""
     for key, value in item.items() if before.count(".") < _DEEPEST else ():

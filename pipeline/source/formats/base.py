@@ -141,7 +141,6 @@ class Schema:
 
     @property
     def every(self) -> tuple[str, ...]:
-        """The names, and those of what is within columns."""
         return tuple(dict.fromkeys((*(self.names or ()), *self.types)))
 
 
@@ -225,10 +224,8 @@ class FilePlan:
 
 
 class Seek(Enum):
-    """Where reading of a file can begin.
-
-    ROWS: at any row, by the metadata of the file. RECORDS: at any record, once a scan has found them. NOTHING: only at
-    the front.
+    """Where reading of a file can begin. ROWS: at any row, by its metadata. RECORDS: at any record, once a scan has found
+    them. NOTHING: only at the front.
     """
 
     ROWS = auto()
@@ -265,8 +262,7 @@ class Format(ABC):
         Whether its files are read at many places, so that they cannot be compressed, in an archive, or on a server that
         sends them from the first byte on only.
     unit_begins : bytes
-        What each gzip member of its files begins with, where a record has one of its own: reading goes on with the next
-        such member after a damaged one, in whose place comes a zero byte. Empty where damage ends reading.
+        What gzip members begin with, if reading goes on after a damaged one, in whose place comes a zero byte.
     boundary : re.Pattern
         What is before a record, by which one is looked for in the middle of a file.
     limits : Limits

@@ -22,7 +22,7 @@ from pyarrow import json as pa_json
 
 from ...errors import SourceError
 from ..chunk import BadRow, Chunk, Selection, assemble, concat
-from ..columns import keys_within, not_utf8, value_at
+from ..columns import keys_within, not_utf8, value_at, value_or_none
 from ..open.compression import UTF8, why_not_decoded
 from .base import InputFile, Schema
 from .json_strings import Shortened, Strings, is_worth_cutting, lines_refused
@@ -314,21 +314,13 @@ def _schema(line: bytes, selection: Selection) -> pa.Schema | None:
     try:
         value = _value(line)
         kinds = {name: type(value_at(value, name)) for name in _needed(selection)}
-        kinds |= {name: type(_kept(value, name)) for name in selection.kept}
+        kinds |= {name: type(value_or_none(value, name)) for name in selection.kept}
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return None
     kinds = {name: str if kind is type(None) and name != selection.truth else kind for name, kind in kinds.items()}
     if any(kind is not str and (kind is not int or name in selection.text) for name, kind in kinds.items()):
         return None
     return _with_structs({name: pa.large_string() if kind is str else pa.int64() for name, kind in kinds.items()})
-
-
-def _kept(value: dict[str, Any], name: str) -> Any:
-    """None where there is no such key."""
-    try:
-        return value_at(value, name)
-    except KeyError:
-        return None
 
 
 def _with_structs(kinds: dict[str, pa.DataType]) -> pa.Schema | None:

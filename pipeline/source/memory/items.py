@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ...errors import UsageError
 from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, assemble, concat, held_of_record
-from ..columns import is_textual, keys_within, value_at
+from ..columns import is_textual, keys_within, value_at, value_or_none
 from ..find.files import format_of, is_known
 from ..limits import LIMITS, Limits
 from .tables import MEMORY, Tables, is_pandas, of_table, resolve
@@ -104,7 +104,7 @@ class Items:
         """The type of a kept column: a string where its values are of several types."""
         if self.rows is None:
             return pa.string()
-        return _type_of([_value_at(item, name) for item in self._items if isinstance(item, Mapping)])
+        return _type_of([value_or_none(item, name) for item in self._items if isinstance(item, Mapping)])
 
     def chunks(self, selection: Selection, chunk_rows: int, limits: Limits = LIMITS) -> Iterator[Chunk]:
         """The rows in chunks of up to `chunk_rows` rows, of which about `limits.chunk_bytes` characters of text are
@@ -267,16 +267,8 @@ def _is_path(item: Any) -> bool:
 def _length(item: Any, text: Sequence[str]) -> int:
     """Characters of text, about."""
     if isinstance(item, Mapping):
-        return sum(_length(_value_at(item, name), ()) for name in text)
+        return sum(_length(value_or_none(item, name), ()) for name in text)
     return len(item) if isinstance(item, str | bytes) else 0
-
-
-def _value_at(item: Mapping[str, Any], name: str) -> Any:
-    """None where it has no such key."""
-    try:
-        return value_at(item, name)
-    except KeyError:
-        return None
 
 
 def _texts(values: Sequence[Any]) -> pa.Array:
