@@ -224,9 +224,7 @@ class FilePlan:
 
 
 class Seek(Enum):
-    """Where reading of a file can begin. ROWS: at any row, by its metadata. RECORDS: at any record, once a scan has found
-    them. NOTHING: only at the front.
-    """
+    """Where reading can begin. ROWS: any row, by metadata. RECORDS: any record, once found. NOTHING: the front."""
 
     ROWS = auto()
     RECORDS = auto()
