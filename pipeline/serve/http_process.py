@@ -29,6 +29,7 @@ from ..processes.messages import Closed, receive, unpacked
 from .app import App
 from .http_link import Held, Listens, Main
 from .settings import Settings, start_log
+from .tracing import open_traces
 
 _SIZE, _LAST_DATA_RECEIVED = 60, 52
 """Of `struct tcp_info` (linux/tcp.h), and where `tcpi_last_data_recv` is in it."""
@@ -295,7 +296,7 @@ async def _serve(connection: socket.socket, begin: Begin) -> None:
         server.should_exit, server.force_exit = True, now
 
     main, held = Main(stop), Held(begin.held, begin.number)
-    app = App(begin.settings, main, held)
+    app = App(begin.settings, main, held, open_traces())
     server = _Uvicorn(_configured(begin.settings, app, main, held), main)
     await loop.create_connection(lambda: main.link, sock=connection)
     await server.serve(sockets=[socket.socket(fileno=begin.listening)])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -50,6 +51,7 @@ class RequestCounts:
             self.buckets[model] = [a + b for a, b in zip(self.buckets[model], counts, strict=True)]
 
 
+_USED_SECONDS, _STEP_SECONDS = 10.0, 0.5
 _TEXTS = tuple(4**i for i in range(9))
 
 
@@ -73,6 +75,10 @@ class Metrics:
         self._restarts = Counter("engine_restarts", "Engines started again", ["device"], **options)
         self._http_restarts = Counter("http_restarts", "HTTP processes started again", **options)
         self._queue = Gauge("queue_texts", "Texts that wait", **options)
+        help_ = "Share of the time which they may take that requests of the last ten seconds took, on average"
+        self._used = Gauge("target_used_share", help_, **options)
+        self._used.set_function(self._used_share)
+        self._shares: deque[tuple[float, float, int]] = deque()
 
     def waited(self, key: str, seconds: float) -> None:
         if key not in self._in_queue_of:
@@ -82,6 +88,22 @@ class Metrics:
     def computed(self, key: str, device: str, texts: int, seconds: float) -> None:
         self._batch.labels(name_of(key), device).observe(texts)
         self._in_engine.labels(name_of(key), device).observe(seconds)
+
+    def took(self, now: float, shares: Sequence[float]) -> None:
+        """Of requests whose labels are computed: the share of the time to their deadlines."""
+        if not self._shares or now - self._shares[-1][0] > _STEP_SECONDS:
+            self._shares.append((now, 0.0, 0))
+            self._forget(now)
+        since, total, count = self._shares[-1]
+        self._shares[-1] = since, total + sum(shares), count + len(shares)
+
+    def _forget(self, now: float) -> None:
+        while self._shares and self._shares[0][0] < now - _USED_SECONDS:
+            self._shares.popleft()
+
+    def _used_share(self) -> float:
+        self._forget(time.monotonic())
+        return sum(total for _, total, _ in self._shares) / max(1, sum(count for *_, count in self._shares))
 
     def restarted(self, device: str) -> None:
         self._restarts.labels(device).inc()

@@ -94,19 +94,26 @@ class Request:
 
     key, model: of the loaded model that they are for. arrived, deadline: by the monotonic clock. answer: their
     predictions as rows, or an error. is_large: for one batch. all_chars: that the model reads of all texts. started:
-    texts that went to a device. parts: rows by the number of their first text.
+    texts that went to a device. parts: rows by the number of their first text. trace: of `Traces.carried`.
     """
 
     __slots__ = (
         *("key", "model", "texts", "top_k", "arrived", "deadline", "answer", "is_large", "all_chars", "started"),
-        *("first_started", "tries", "parts", "finished", "_before"),
+        *("first_started", "tries", "parts", "finished", "trace", "_before"),
     )
 
     def __init__(
-        self, key: str, model: Model, texts: Texts, top_k: int, arrived: float, answer: asyncio.Future[bytes]
+        self,
+        key: str,
+        model: Model,
+        texts: Texts,
+        top_k: int,
+        arrived: float,
+        answer: asyncio.Future[bytes],
+        trace: str = "",
     ) -> None:
         self.key, self.model, self.texts, self.top_k = key, model, texts, top_k
-        self.arrived, self.answer = arrived, answer
+        self.arrived, self.answer, self.trace = arrived, answer, trace
         self.deadline, self.first_started = math.inf, 0.0
         self.is_large, self.started, self.tries, self.finished = False, 0, 0, 0
         self.parts: dict[int, bytes] = {}
