@@ -9,11 +9,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..engine.base import Predictions, Texts
+from ..engine.base import Texts
 from ..errors import BroadsheetError, UsageError
-from .engines import LONGEST_S, BatchTime, EngineLost, LoadedModel, Ready, RemoteEngine
+from .engines import LONGEST_S, BatchTime, EngineLost, LoadedModel, Ready, RemoteEngine, Rows
 from .metrics import Metrics
-from .requests import NOTHING, STRETCH, Batch, Gone, Piece, Refused, Request, Waiting, cut, to_rows
+from .requests import NOTHING, STRETCH, Batch, Gone, Piece, Refused, Request, Waiting, cut
 from .settings import log
 from .tracing import Traces
 
@@ -342,7 +342,7 @@ class Dispatcher:
     async def _compute(self, device: Device, number: int, batch: Batch, began: float) -> None:
         top_k = max(piece.request.top_k for piece in batch.pieces)
         try:
-            predictions, seconds = await device.engine.classify(batch.key, batch.joined(), top_k)
+            rows, seconds = await device.engine.classify(batch.key, batch.joined(), top_k)
         except EngineLost as error:
             self.remove(device)
             for piece in batch.pieces:
@@ -358,14 +358,13 @@ class Dispatcher:
         device.busy.append((now, seconds))
         self._metrics.computed(batch.key, device.engine.name, batch.texts, seconds)
         self._pump()
-        self._deliver(batch, predictions)
+        self._deliver(batch, rows)
         whole = (request for request, _, last in batch.pieces if last == len(request.texts))
         self._metrics.took(now, [(now - each.arrived) / (each.deadline - each.arrived) for each in whole])
         if self._traces is not None:
             self._traces.add_batch(batch, device.engine.name, began, seconds)
 
-    def _deliver(self, batch: Batch, predictions: Predictions) -> None:
-        rows = to_rows(predictions)
+    def _deliver(self, batch: Batch, rows: Rows) -> None:
         found = {top_k: cut(rows, top_k) for top_k in {piece.request.top_k for piece in batch.pieces}}
         data = {top_k: (each.tobytes(), each.itemsize) for top_k, each in found.items()}
         at = 0

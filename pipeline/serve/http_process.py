@@ -152,6 +152,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.headers = []  # what comes after the body in its place is no header of the request
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["method"] == "POST":
+            cycle.transport = _WholeAnswers(cycle)  # type: ignore[assignment]
         if "arrived" in cycle.scope:  # it has waited for the answer to the one before it on this connection
             cycle.scope["arrived"] = time.monotonic()  # type: ignore[typeddict-unknown-key]
         self._running = cycle
@@ -204,6 +206,27 @@ class LimitedProtocol(HttpToolsProtocol):
             head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
             self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.transport.close()
+
+
+class _WholeAnswers:
+    """A transport by which the head of an answer goes with the beginning of its body: a client wakes up once."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle, self._transport, self._head = cycle, cycle.transport, b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._cycle.response_started and not self._head:
+            self._head = data
+        else:
+            self._transport.write(self._head + data)
+            self._cycle.transport = self._transport
+
+    def close(self) -> None:
+        self._transport.write(self._head)
+        self._transport.close()
 
 
 _COUNT_SECONDS = 1

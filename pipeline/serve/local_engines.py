@@ -10,16 +10,20 @@ import subprocess
 import time
 from contextlib import suppress
 from functools import partial
+from pickle import PickleBuffer
 from typing import Any
 
-from ..engine.base import Predictions, Texts
+import numpy as np
+
+from ..engine.base import Texts
 from ..errors import BroadsheetError
 from ..processes.child import Child
 from ..processes.messages import Closed, Frame, packed, pieces, read, unpacked
 from ..processes.threads import available_cores
 from .dispatcher import Dispatcher
-from .engines import Choice, Classified, Classify, EngineLost, Failed, Load, Loaded, LoadedModel, Ready, Unload
+from .engines import Choice, Classified, Classify, EngineLost, Failed, Load, Loaded, LoadedModel, Ready, Rows, Unload
 from .metrics import Metrics
+from .requests import kind_of
 from .settings import log
 
 _BUFFER_BYTES = 4 << 20
@@ -141,13 +145,15 @@ class ProcessEngine:
     async def unload(self, key: str) -> None:
         self._write(packed(Unload(key)))
 
-    async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Predictions, float]:
+    async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Rows, float]:
         self._number += 1
         answer = self._computing[self._number] = asyncio.get_running_loop().create_future()
         watch = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._lose, "it does not answer")
         try:
-            self._write(packed(Classify(self._number, key, texts, top_k)))
-            found: tuple[Predictions, float] = await answer
+            assert texts.n_chars is not None
+            data, offsets, n_chars = (PickleBuffer(each.data) for each in (texts.data, texts.offsets, texts.n_chars))
+            self._write(packed(Classify(self._number, key, (data, offsets, n_chars), top_k)))
+            found: tuple[Rows, float] = await answer
             return found
         finally:
             watch.cancel()
@@ -178,7 +184,8 @@ class ProcessEngine:
             while True:
                 message = unpacked(await read(reader))
                 if isinstance(message, Classified):
-                    _resolve(self._computing.pop(message.number), (message.predictions, message.seconds))
+                    rows = np.frombuffer(message.rows, kind_of(message.classes, message.top_k))
+                    _resolve(self._computing.pop(message.number), (rows, message.seconds))
                 elif isinstance(message, Loaded):
                     _resolve(self._loading.pop(message.key), message.ready)
                 elif isinstance(message, Failed) and message.key:

@@ -69,6 +69,7 @@ class Metrics:
             "queue_seconds", "Seconds from arrival to the first batch", ["model"], buckets=SECONDS, **options
         )
         self._in_queue_of: dict[str, Histogram] = {}
+        self._computed_of: dict[tuple[str, str], tuple[Histogram, Histogram]] = {}
         self._in_engine = Histogram(
             "engine_seconds", "Seconds of a batch on its device", ["model", "device"], buckets=SECONDS, **options
         )
@@ -86,8 +87,12 @@ class Metrics:
         self._in_queue_of[key].observe(seconds)
 
     def computed(self, key: str, device: str, texts: int, seconds: float) -> None:
-        self._batch.labels(name_of(key), device).observe(texts)
-        self._in_engine.labels(name_of(key), device).observe(seconds)
+        if (key, device) not in self._computed_of:
+            labels = name_of(key), device
+            self._computed_of[key, device] = self._batch.labels(*labels), self._in_engine.labels(*labels)
+        batch, in_engine = self._computed_of[key, device]
+        batch.observe(texts)
+        in_engine.observe(seconds)
 
     def took(self, now: float, shares: Sequence[float]) -> None:
         """Of requests whose labels are computed: the share of the time to their deadlines."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..engine.base import Predictions, Texts
 from ..model.charcnn import Model
-from .engines import BatchTime
+from .engines import BatchTime, Rows
 
 
 class Packed(NamedTuple):
@@ -56,7 +56,7 @@ def kind_of(classes: int, top_k: int) -> np.dtype[np.void]:
     return np.dtype([("n_chars", np.int64), ("unknown_chars", np.int64), *labels, ("truncated", np.bool_)], align=True)
 
 
-def to_rows(found: Predictions) -> NDArray[np.void]:
+def to_rows(found: Predictions) -> Rows:
     """Predictions with all scores as an array of rows, [N]."""
     assert found.all_scores is not None
     rows = np.zeros(len(found.labels), kind_of(found.all_scores.shape[1], found.labels.shape[1]))
@@ -65,7 +65,7 @@ def to_rows(found: Predictions) -> NDArray[np.void]:
     return rows
 
 
-def cut(rows: NDArray[np.void], top_k: int) -> NDArray[np.void]:
+def cut(rows: Rows, top_k: int) -> Rows:
     """The same with the `top_k` best labels only."""
     had, classes = rows["labels"].shape[1], rows["all_scores"].shape[1]
     if had == top_k:
