@@ -51,7 +51,7 @@ class RequestCounts:
             self.buckets[model] = [a + b for a, b in zip(self.buckets[model], counts, strict=True)]
 
 
-_USED_SECONDS, _STEP_SECONDS = 10.0, 0.5
+_USED_SECONDS = 10.0
 _TEXTS = tuple(4**i for i in range(9))
 
 
@@ -96,19 +96,14 @@ class Metrics:
 
     def took(self, now: float, shares: Sequence[float]) -> None:
         """Of requests whose labels are computed: the share of the time to their deadlines."""
-        if not self._shares or now - self._shares[-1][0] > _STEP_SECONDS:
-            self._shares.append((now, 0.0, 0))
-            self._forget(now)
-        since, total, count = self._shares[-1]
-        self._shares[-1] = since, total + sum(shares), count + len(shares)
-
-    def _forget(self, now: float) -> None:
-        while self._shares and self._shares[0][0] < now - _USED_SECONDS:
+        self._shares.append((now, sum(shares), len(shares)))
+        while self._shares[0][0] < now - _USED_SECONDS:
             self._shares.popleft()
 
     def _used_share(self) -> float:
-        self._forget(time.monotonic())
-        return sum(total for _, total, _ in self._shares) / max(1, sum(count for *_, count in self._shares))
+        since = time.monotonic() - _USED_SECONDS
+        last = [(share, count) for at, share, count in self._shares if at >= since]
+        return sum(share for share, _ in last) / max(1, sum(count for _, count in last))
 
     def restarted(self, device: str) -> None:
         self._restarts.labels(device).inc()

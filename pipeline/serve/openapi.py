@@ -92,7 +92,7 @@ def describe(settings: Settings) -> dict[str, Any]:
         "/": {"post": _spoken("The same, for Hugging Face's client with this server's URL", "PredictRequest")},
         "/classify": {"post": _spoken("Label texts, as vLLM and Infinity do", "ClassifyInput")},
         "/v2/models/{name}/infer": {"post": _spoken("Label texts by the Open Inference Protocol", "InferRequest")},
-        "/invocations": {"post": _spoken("Label texts, as a container of SageMaker does", "Invocation")},
+        "/invocations": {"post": _spoken("Label texts, as a container of SageMaker does", "Invocation", _LINES)},
         "/v1/models": {"get": _get("List the models", "ModelList")},
         "/v1/models/{name}/reload": {"post": _reload()},
         "/info": {"get": _get("Tell of the first model, as Text Embeddings Inference does")},
@@ -169,16 +169,23 @@ def _classify(settings: Settings) -> dict[str, Any]:
                     ARROW: {"schema": {"type": "string", "format": "binary"}},
                 },
             },
-            "400": _answer("The body is not JSON in UTF-8, or no Arrow stream"),
-            "401": _answer(_NO_TOKEN),
-            "404": _answer("There is no such model"),
-            "413": _answer("The body is too long, or has too many texts"),
-            "415": _answer("The content type is neither JSON nor an Arrow stream"),
-            "422": _answer("A field, a type or a column is wrong, or a text is null"),
-            "503": {
-                **_answer("The answer would come too late, or the engine was lost: try again"),
-                "headers": {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}},
-            },
+            **_refusals(),
+        },
+    }
+
+
+def _refusals(late: str = "503") -> dict[str, Any]:
+    """What may become of a request to classify but an answer."""
+    return {
+        "400": _answer("The body is not in UTF-8, or not in the form that its content type names"),
+        "401": _answer(_NO_TOKEN),
+        "404": _answer("There is no such model"),
+        "413": _answer("The body or a text is too long, or there are too many texts"),
+        "415": _answer("The content type is none that the route takes"),
+        "422": _answer("A field, a type, a column or an option is wrong, or a text is null"),
+        late: {
+            **_answer("The answer would come too late, or the engine was lost: try again"),
+            "headers": {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}},
         },
     }
 
@@ -199,24 +206,20 @@ def _reload() -> dict[str, Any]:
     }
 
 
+_LINES = "The body may also be lines of JSON (application/jsonlines), CSV of one column, or lines (text/plain)."
 _NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
-def _spoken(summary: str, schema: str) -> dict[str, Any]:
+def _spoken(summary: str, schema: str, description: str = "") -> dict[str, Any]:
     """A route as clients of another server have it."""
     return {
         "summary": summary,
+        **({"description": description} if description else {}),
         "requestBody": {"required": True, "content": {JSON: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}},
         "responses": {
             "200": _answer("The labels", None),
-            "400": _answer("The body is not what the route takes"),
-            "401": _answer(_NO_TOKEN),
-            "404": _answer("There is no such model"),
-            "413": _answer("The body, or a text, is too long, or there are too many texts"),
-            "415": _answer("The content type is another"),
-            "422": _answer("A field, a type or an option is wrong"),
             "424": _answer("The model overflows on a text, so that it has no label"),
-            "429" if schema == "PredictRequest" else "503": _answer("The answer would come too late: try again"),
+            **_refusals("429" if schema == "PredictRequest" else "503"),
         },
     }
 

@@ -81,7 +81,7 @@ class _Server:
         settings = self._settings
         assert settings.target_s is not None
         metrics = self._metrics = Metrics()
-        retries, traces = int(self._client is not None), open_traces()
+        retries, traces = int(self._client is not None), open_traces(is_told=True)
         self._dispatcher = Dispatcher(settings.target_s, settings.max_queue, retries, metrics, traces=traces)
         self._dispatcher.models |= {loaded.name: loaded for loaded in self._models}
         choice = Choice(settings.device, settings.precision, settings.kernels, settings.target_s)

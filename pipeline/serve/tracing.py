@@ -19,8 +19,10 @@ _ASKS = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_O
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
 
-def open_traces() -> Traces | None:
-    """As the variables say; None where they do not ask for any, or the packages are not there, which the log says."""
+def open_traces(is_told: bool = False) -> Traces | None:
+    """As the variables say; None where they do not ask for any, or the packages are not there, which the log says if
+    `is_told`.
+    """
     given = os.environ
     names = [name.strip() for name in given.get("OTEL_TRACES_EXPORTER", "otlp").split(",")]
     is_off = "none" in names or given.get("OTEL_SDK_DISABLED", "").lower() == "true"
@@ -32,7 +34,8 @@ def open_traces() -> Traces | None:
     missing = [name for name in names if name not in found]
     if missing:
         reason = f"there is no exporter {missing[0]}: pip install 'broadsheet[traces]'"
-        log.warning("no traces", extra={"fields": {"reason": reason}})
+        if is_told:
+            log.warning("no traces", extra={"fields": {"reason": reason}})
         return None
     return Traces([found[name].load()() for name in names])
 
