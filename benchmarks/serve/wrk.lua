@@ -1,6 +1,6 @@
 -- Requests for wrk: `wrk -s wrk.lua URL -- BODIES` sends lines of the file BODIES, in random order, and prints what came
--- of them as JSON.
-local requests = {}
+-- of them as JSON. Whoever is refused asks again a tenth of a second later.
+local requests, wait = {}, 0
 
 function init(arguments)
   local headers = {["content-type"] = "application/json"}
@@ -11,6 +11,16 @@ end
 
 function request()
   return requests[math.random(#requests)]
+end
+
+function response(status)
+  if status == 503 then wait = 100 end
+end
+
+function delay()
+  local now = wait
+  wait = 0
+  return now
 end
 
 function done(summary, latency, _)
