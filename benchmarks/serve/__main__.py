@@ -80,6 +80,8 @@ def main() -> None:
     parser.add_argument("--load", type=int, default=1, metavar="N", help="processes of load.py")
     parser.add_argument("--arrow", action="store_true", help="Arrow streams of 1,024 texts")
     options = parser.parse_args()
+    if "Triton" in options.stacks and not options.wrk:
+        parser.error("Triton goes with --wrk: load.py does not speak its protocol")
     about = record.about(options, rounds=options.rounds, grid=GRID[options.device])
     if options.server_cores:
         os.sched_setaffinity(0, _cores(options.server_cores))
@@ -142,15 +144,14 @@ class _Bench:
     def _by_wrk(self, each: int) -> list[dict[str, Any]]:
         """Medians of the rounds for each server and number of connections."""
         options, texts = self._options, json.loads(self._texts.read_text())
-        for stack in options.stacks:
-            if stack != OURS:
-                self._tuned(stack, each)
         runs: dict[tuple[str, int], list[dict[str, Any]]] = {(s, n): [] for s in options.stacks for n in options.wrk}
         with ExitStack() as running, tempfile.TemporaryDirectory() as folder:
             servers = {}
             for stack in options.stacks:
                 bodies = [body_of(stack, texts[first : first + each]) for first in range(0, _WRK_BODIES * each, each)]
                 (Path(folder) / stack).write_bytes(b"\n".join(bodies))
+                if stack != OURS:
+                    self._tune_by_wrk(stack, each, Path(folder) / stack)
                 servers[stack] = running.enter_context(self._served(stack, options.model))
                 servers[stack].pause()
             for _ in range(options.rounds):
@@ -167,6 +168,18 @@ class _Bench:
             about = {"stack": stack, "each": each, "target_ms": self._target, "seconds": self._seconds}
             rows.append({**about, "chosen": chosen, "highest": max(held, default=0.0), "wrk": wrk})
         return rows
+
+    def _tune_by_wrk(self, stack: str, each: int, bodies: Path) -> None:
+        """The batch and the wait of the grid with which the most connections are answered at the highest rate."""
+        grid, rates = GRID[self._options.device]["one" if each == 1 else "many"], []
+        self._chosen[stack] = grid[0]
+        if not self._options.tune:
+            return
+        for chosen in grid:
+            self._chosen[stack] = chosen
+            with self._served(stack, self._options.model) as server:
+                rates.append((self._wrk(server.url, bodies, max(self._options.wrk))["rate"], chosen))
+        self._chosen[stack] = max(rates)[1]
 
     def _wrk(self, url: str, bodies: Path, connections: int) -> dict[str, Any]:
         command = ["taskset", "-c", self._options.client_cores] if self._options.client_cores else []
