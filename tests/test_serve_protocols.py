@@ -192,6 +192,8 @@ def test_tritons_client(server: Server, binary: bool) -> None:
         ):
             found = client.infer(name, [given], request_id="7", outputs=outputs)
             assert found.get_response()["id"] == "7"
+            sizes = [each.get("parameters", {}).get("binary_data_size") for each in found.get_response()["outputs"]]
+            assert sizes[-1 if outputs is None else 0] == (4 * 4 * len(TEXTS) if binary or outputs is None else None)
             assert found.as_numpy("scores").tolist() == [[np.float32(s) for s in each.values()] for each in wanted]
             labels = [each.decode() if isinstance(each, bytes) else each for each in found.as_numpy("label").tolist()]
             assert labels == [max(scores, key=scores.__getitem__) for scores in wanted]
