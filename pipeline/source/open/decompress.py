@@ -7,8 +7,10 @@ damage, anything unknown. From there on the file is read by one core, which know
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import cache, partial
 from typing import BinaryIO
 
@@ -24,6 +26,11 @@ _CAREFUL_BYTES = 2 * _INPUT_BYTES
 """So many are fed one by one where decompression has failed: what a failing call has decompressed is lost."""
 _MOST_OUTPUT = 8 << 20
 """More than one such byte can stand for."""
+
+
+_LEAST_CUT_OFF, _TAILS = 4 << 20, (64 << 10, 256 << 10)
+"""Stored bytes of a unit of which only the tail is read again where it is cut off, first the smaller one."""
+_MOST_LAST = 4 << 20
 
 
 class Damaged(Exception):
@@ -126,6 +133,8 @@ class Decompressed:
         self._exact = False
         self._ready = memoryview(b"")
         self._failure: Exception | None = None
+        self._last: deque[bytes] = deque()  # of what was read, so that a unit that is cut off is not read again
+        self._last_bytes = 0
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; none at the end. Raises Damaged, or what the file raises, after all that is before."""
@@ -167,6 +176,11 @@ class Decompressed:
                     raise EOFError(f"it ends within a {self._compression.name} {self._compression.unit}")
             if block := decoder.decompress(data, size):
                 self._unit_given += len(block)
+                if self._compression.rest is not None:
+                    self._last.append(block)
+                    self._last_bytes += len(block)
+                    while self._last_bytes - len(self._last[0]) >= _MOST_LAST:
+                        self._last_bytes -= len(self._last.popleft())
                 return block
 
     def _begin(self) -> Decoder | None:
@@ -199,6 +213,9 @@ class Decompressed:
             return
         given = self._unit_given
         try:
+            if isinstance(error, EOFError) and (rest := self._rest()) is not None:
+                self._ready, self._failure = memoryview(rest), _told(error)
+                return
             self._raw.close()
             self._raw = Raw(self._open_raw(), self._unit_start)
             self._raw.be_careful(self._fed)
@@ -208,6 +225,22 @@ class Decompressed:
                 pass
         except Exception as again:
             self._failure = _told(again)
+
+    def _rest(self) -> bytes | None:
+        """What `exact` reads of a large unit that is cut off after all that was read; None where it must be asked."""
+        end = self._raw.place
+        if self._compression.rest is None or self._exact or end - self._unit_start < _LEAST_CUT_OFF:
+            return None
+        known = b"".join(self._last)
+        for size in _TAILS:
+            with closing(self._open_raw()) as stream:
+                if not stream.seekable():
+                    return None
+                stream.seek(end - size)
+                tail = stream.read(size)
+            if (rest := self._compression.rest(tail, known)) is not None:
+                return rest
+        return None
 
 
 def decompressed(data: bytes, compression: Compression, most: int) -> bytes | None:
