@@ -279,7 +279,8 @@ def _block_starts(data: bytes) -> NDArray[np.int64]:
     taken = np.zeros(len(starts), np.int32)
     for code in range(19):
         taken += np.where(code < codes, shares[starts + 17 + 3 * code], 0)
-    return starts[taken == 128]
+    found: NDArray[np.int64] = starts[taken == 128]
+    return found
 
 
 def _igzip() -> Decoder:
