@@ -245,14 +245,13 @@ class Decompressed:
         end = self._raw.place
         if self._compression.rest is None or self._exact or end - self._unit_start < _LEAST_CUT_OFF:
             return None
-        known = b"".join(self._last)
         for size in _TAILS:
             with closing(self._open_raw()) as stream:
                 if not stream.seekable():
                     return None
                 stream.seek(end - size)
                 tail = stream.read(size)
-            if (rest := self._compression.rest(tail, known)) is not None:
+            if (rest := self._compression.rest(tail, b"".join(self._last))) is not None:
                 return rest
         return None
 
