@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import os
 import random
@@ -14,8 +15,10 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import lz4.frame
+import numpy as np
 import pytest
 import zstandard
 from conftest import ROOT
@@ -68,9 +71,11 @@ def content(path: Path, compression: str | None, size: int = 1 << 20) -> tuple[b
     return b"".join(found), ""
 
 
-def by_one_core(path: Path, compression: Compression) -> tuple[bytes, str]:
+def by_one_core(
+    path: Path, compression: Compression, open_raw: Callable[[], BinaryIO] | None = None
+) -> tuple[bytes, str]:
     """What a file holds, and why it ends."""
-    stream, found = Decompressed(lambda: path.open("rb"), compression), []
+    stream, found = Decompressed(open_raw or (lambda: path.open("rb")), compression), []
     try:
         while block := stream.read(1 << 20):
             found.append(block)
@@ -254,6 +259,28 @@ def test_trouble_in_a_file_that_all_cores_read_is_what_one_core_finds(tmp_path: 
     assert found == expected
     assert bool(why) == bool(error)
     assert why in error
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_of_a_gzip_file_that_is_cut_off_only_the_end_is_read_twice(tmp_path: Path, repeated: bool) -> None:
+    """What is read is what zlib reads, also where another decoder has found less; of what repeats itself, from all."""
+    rng = np.random.default_rng(5)
+    words = [rng.bytes(rng.integers(1, 9)).hex().encode() for _ in range(3000)]
+    text = b" ".join([words[i] for i in rng.integers(0, 3000, 1_200_000)])
+    data = gzip.compress(text if not repeated else noise(5 << 20) + b"all the same " * 100_000, 1)
+    path, read = tmp_path / "f.gz", []
+
+    class Counted(io.FileIO):
+        def readinto(self, buffer: Any) -> int | None:
+            read.append(super().readinto(buffer) or 0)
+            return read[-1]
+
+    for cut in (3, 8, 9, *rng.integers(10, 4000, 5).tolist()):
+        path.write_bytes(data[:-cut])
+        read.clear()
+        expected = zlib.decompressobj(31).decompress(data[:-cut]), "it ends within a gzip member"
+        assert by_one_core(path, COMPRESSIONS["gzip"], lambda: io.BufferedReader(Counted(path, "rb"))) == expected
+        assert (sum(read) > 1.5 * len(data)) == repeated
 
 
 @pytest.mark.parametrize("compression", ["gzip", "bz2"])

@@ -17,16 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import kubernetes_validate
 import pandas as pd
 import pytest
 import warm
+import yaml
 import zstandard
-from conftest import ROOT, Command, random_model
+from conftest import ROOT, Command, CommandHere, random_model
 from s3 import Folder
 
 import pipeline
 from pipeline.ecosystem.onnx import to_onnx
 from pipeline.model.charcnn import Model
+from pipeline.serve.metrics import Metrics
+from pipeline.serve.openapi import describe
+from pipeline.serve.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +177,27 @@ def test_what_a_page_says_can_be_done_in_its_order(
             rows = pd.read_csv("doubtful.csv")
             rows[::2].to_csv("even.csv", index=False)
             rows[1::2].to_csv("odd.csv", index=False)
+
+
+def test_kubernetes_takes_the_examples_and_what_they_name_is_there(broadsheet_here: CommandHere) -> None:
+    """By Kubernetes' own schemas, in which no other field is allowed; the two kinds that are others' have none here."""
+    files = {file.stem: list(yaml.safe_load_all(file.read_text())) for file in (ROOT / "examples/kubernetes").iterdir()}
+    documents = [each for found in files.values() for each in found]
+    for each in documents:
+        if each["apiVersion"].split("/")[0] not in ("keda.sh", "monitoring.coreos.com"):
+            kubernetes_validate.validate(each, "1.37", strict=True)
+    kinds = ["Deployment", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler", "ScaledObject", "PodMonitor"]
+    assert sorted(each["kind"] for each in documents) == sorted(kinds)
+    (container,) = files["broadsheet"][0]["spec"]["template"]["spec"]["containers"]
+    command, *flags = container["args"]
+    _, printed = broadsheet_here(command, "--help")
+    assert [flag for flag in flags if flag.partition("=")[0] not in printed] == []
+    assert f"--port={container['ports'][0]['containerPort']}" in flags
+    paths = describe(Settings({"ag-news": "ag-news"}))["paths"]
+    probes = [container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")]
+    assert [path for path in probes if path not in paths] == []
+    named = set(re.findall(r"broadsheet_[a-z_]+", str(documents)))
+    assert named == {"broadsheet_target_used_share", "broadsheet_queue_texts"}
+    assert all(name in Metrics().page().decode() for name in named)
+    triggers = files["keda"][0]["spec"]["triggers"]
+    assert all(isinstance(value, str) for trigger in triggers for value in trigger["metadata"].values())

@@ -8,6 +8,7 @@ damage, anything unknown. From there on the file is read by one core, which know
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -26,6 +27,11 @@ _CAREFUL_BYTES = 2 * _INPUT_BYTES
 """So many are fed one by one where decompression has failed: what a failing call has decompressed is lost."""
 _MOST_OUTPUT = 8 << 20
 """More than one such byte can stand for."""
+
+
+_LEAST_CUT_OFF, _TAILS = 4 << 20, (64 << 10, 256 << 10)
+"""Stored bytes of a unit of which only the tail is read again where it is cut off, first the smaller one."""
+_MOST_LAST = 4 << 20
 
 
 class Damaged(Exception):
@@ -128,6 +134,8 @@ class Decompressed:
         self._exact = False
         self._ready = memoryview(b"")
         self._failure: Exception | None = None
+        self._last: deque[bytes] = deque()  # of what was read, so that a unit that is cut off is not read again
+        self._last_bytes = 0
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; none at the end. Raises Damaged, or what the file raises, after all that is before."""
@@ -169,6 +177,11 @@ class Decompressed:
                     raise EOFError(f"it ends within a {self._compression.name} {self._compression.unit}")
             if block := decoder.decompress(data, size):
                 self._unit_given += len(block)
+                if self._compression.rest is not None:
+                    self._last.append(block)
+                    self._last_bytes += len(block)
+                    while self._last_bytes - len(self._last[0]) >= _MOST_LAST:
+                        self._last_bytes -= len(self._last.popleft())
                 return block
 
     def _begin(self) -> Decoder | None:
@@ -201,6 +214,9 @@ class Decompressed:
             return
         given = self._unit_given
         try:
+            if isinstance(error, EOFError) and (rest := self._rest()) is not None:
+                self._ready, self._failure = memoryview(rest), _told(error)
+                return
             self._raw.close()
             self._raw = Raw(self._open_raw(), self._unit_start)
             self._raw.be_careful(self._fed)
@@ -223,6 +239,21 @@ class Decompressed:
         self._decoder, self._exact, self._failure = None, False, None
         self._ready = memoryview(b"\0")
         return True
+
+    def _rest(self) -> bytes | None:
+        """What `exact` reads of a large unit that is cut off after all that was read; None where it must be asked."""
+        end = self._raw.place
+        if self._compression.rest is None or self._exact or end - self._unit_start < _LEAST_CUT_OFF:
+            return None
+        for size in _TAILS:
+            with closing(self._open_raw()) as stream:
+                if not stream.seekable():
+                    return None
+                stream.seek(end - size)
+                tail = stream.read(size)
+            if (rest := self._compression.rest(tail, b"".join(self._last))) is not None:
+                return rest
+        return None
 
 
 def _next_marked(open_raw: Callable[[], BinaryIO], start: int, mark: bytes) -> int | None:
@@ -339,7 +370,7 @@ class Frames:
         self._raw = open_raw()
         self._buffer = memoryview(b"")
         self._place = 0  # the byte of the file at which the buffer begins
-        self._contents = in_order(_pool(), self._calls(), _threads)
+        self._contents = in_order(_pool(), self._calls(), lambda: min(PARSING.share(), _MOST_CORES))
         self._ready = memoryview(b"")
         self._rest: Decompressed | None = None
 
@@ -411,10 +442,6 @@ def _number(data: memoryview, place: int, width: int) -> int:
     if place + width > len(data):
         raise IndexError
     return int.from_bytes(data[place : place + width], "little")
-
-
-def _threads() -> int:
-    return min(PARSING.share(), _MOST_CORES)
 
 
 @cache
