@@ -22,7 +22,8 @@ import pandas as pd
 import pytest
 import warm
 import yaml
-from conftest import ROOT, Command, CommandHere
+import zstandard
+from conftest import ROOT, Command, CommandHere, random_model
 from s3 import Folder
 
 import pipeline
@@ -71,6 +72,39 @@ def test_labels_are_added_in_a_bucket_day_by_day(s3: Folder, capsys: pytest.Capt
     said = capsys.readouterr().out
     assert "1 new file; 1 file labelled before" in said
     assert said.splitlines()[-1] == f"{s3.url}/labels: 200 labels of 200 articles"
+
+
+def test_a_web_corpus_in_a_bucket_is_filtered_as_its_page_says(
+    s3: Folder, broadsheet_in_process: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a small model in place of one of quality, and compared with pandas."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    replace(random_model(7, length=123, classes=2), classes=("high", "low")).save("quality.safetensors")
+    rows = [
+        {
+            "id": f"a{i}",
+            "doc": {"text": f"page {i * i} of {i % 7}", "language": "en" if i % 3 else "de"},
+            "url": f"u{i}",
+        }
+        for i in range(90)
+    ]
+    for number in range(3):
+        lines = "".join(json.dumps(row) + "\n" for row in rows[number::3])
+        s3.write(f"crawl/{number}.jsonl.zst", zstandard.compress(lines.encode()))
+    page = (ROOT / "docs" / "web_corpus.md").read_text().replace("s3://corpus", s3.url)
+    for block in re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        for command in block.splitlines():
+            done = broadsheet_in_process(*shlex.split(command)[1:])
+            assert done.returncode == 0, (command, done.stderr)
+    labels = pd.concat(map(pd.read_parquet, (io.BytesIO(s3.read(n)) for n in s3.names() if "labels/parts/" in n)))
+    best = pd.concat(map(pd.read_parquet, (io.BytesIO(s3.read(n)) for n in s3.names() if "best/parts/" in n)))
+    ranked = labels.sort_values("score_high", ascending=False, kind="stable")
+    counts = {"de": 3, "en": 6}  # a tenth of each
+    expected = {name for one, count in counts.items() for name in ranked[ranked["doc.language"] == one]["id"][:count]}
+    assert {*best["id"]} == expected
+    assert {*best["url"]} == {name.replace("a", "u") for name in expected}
+    assert len(pd.read_csv("best.csv")) == 2
 
 
 def test_the_first_hour_goes_without_a_stumble(path: str, tmp_path: Path) -> None:
