@@ -186,7 +186,9 @@ class _Bench:
         threads = min(connections, self._options.load)
         command += ["wrk", f"-t{threads}", f"-c{connections}", f"-d{self._seconds:g}s", "--timeout", "30s"]
         command += ["-s", str(Path(__file__).with_name("wrk.lua")), url, "--", str(bodies)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"wrk of {url}: {done.stdout}{done.stderr}")
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return {**found, "rate": found["answered"] / found["seconds"]}
 
