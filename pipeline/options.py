@@ -33,6 +33,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _CHUNK_ROWS = f"{CHUNK_ROWS['cpu']:,} on a CPU, {CHUNK_ROWS['cuda']:,} on a GPU"
 _FORMAT = "parquet; jsonl to stdout"
+_FORMATS = ("parquet", "jsonl", "csv", "npy")
 
 PANELS = ("Input", "Labels", "Output", "Computing", "Cluster", "Job", "Report")
 """Of the command's help, in this order."""
@@ -158,6 +159,12 @@ class OptionKeywords(LabelKeywords, total=False):
 
     It is a folder, or the beginning of a URL, above all input files; the paths are in the column ``file``.
     """
+    shard: Annotated[str | None, Option("Input", None, "I/N", recorded=True)]
+    """Label share I of N of the files, for N jobs without a cluster.
+
+    I is from 1 to N. The files are divided by their sizes, the same way wherever they are listed. Each share has an
+    output folder of its own; ``broadsheet merge`` makes one of all.
+    """
     limit: Annotated[int | None, Option("Input", None, "N", least=1, recorded=True)]
     """Label the first N rows only."""
     truth: Annotated[str | os.PathLike[str] | None, Option("Input", None, "FILE", recorded=True)]
@@ -188,10 +195,17 @@ class OptionKeywords(LabelKeywords, total=False):
     """
     keep_all: Annotated[bool, Option("Output", False, recorded=True)]
     """Copy every column to the output."""
-    format: Annotated[str, Option("Output", "parquet", "", _FORMAT, choices=("parquet", "jsonl", "csv"), recorded=True)]
+    format: Annotated[str, Option("Output", "parquet", "", _FORMAT, choices=_FORMATS, recorded=True)]
     """Format of the output.
 
-    "parquet", "jsonl" or "csv". Default: "parquet".
+    "parquet", "jsonl" or "csv"; "npy" with `layout`. Default: "parquet".
+    """
+    layout: Annotated[str, Option("Output", "parts", choices=("parts", "attributes"), recorded=True)]
+    """Write parts, or a file beside each input file, row for row.
+
+    "attributes": OUT/ repeats the paths of the input below `root`. Each file has a row for each of the input file's, in
+    its order, with ids and scores, and nulls for a row in quarantine: as Parquet; as Dolma's attributes ("jsonl"); or
+    as an array of the scores of every class ("npy").
     """
     partition_by: Annotated[str | None, Option("Output", None, choices=("label",), recorded=True)]
     """Write a folder for each label.
@@ -334,8 +348,10 @@ class Options(_Values):
     def _check(self) -> None:
         """Raise UsageError for a value that cannot be; columns, encoding and delimiter get the form that is used."""
         from .output.account import most_quarantined
+        from .output.sidecars import refuse_unfit
         from .output.where import parse
         from .source.columns import distinct
+        from .source.find.files import share_of
         from .source.find.search import refuse_not_utf8
         from .source.formats.record_format import delimiter_named
         from .source.open.compression import encoding_named
@@ -370,6 +386,16 @@ class Options(_Values):
             raise UsageError(f"abstain is {self.abstain!r}, it must be a score above 0, up to 1")
         if self.where is not None:
             parse(self.where)
+        if self.layout != TABLE["layout"].default:
+            chosen = {"--where": self.where is not None, "--partition-by": self.partition_by is not None}
+            refuse_unfit(self.format, self._kept, self.scores, self.root, chosen)
+        elif self.format == "npy":
+            raise UsageError("--format npy goes with --layout attributes")
+        if self.shard is not None:
+            share_of(self.shard)
+            for flag, given in (("--update", self.update), ("--limit", self.limit is not None)):
+                if given:
+                    raise UsageError(f"{flag} does not go with --shard: the files are divided once, whole")
         most_quarantined(self.max_quarantined, 0)
 
     def _set(self, name: str, value: object) -> None:
@@ -445,6 +471,8 @@ class Options(_Values):
             "windows": UNSET if self.windows is None else (self.windows, self.overlap, self.window_score),
             "models": models.short_names if len(models.every) > 1 else UNSET,
             "multi_label": several if any(several) else UNSET,
+            "layout": UNSET if self.layout == TABLE["layout"].default else self.layout,
+            "shard": UNSET if self.shard is None else self.shard,
             "network": UNSET if self.network == TABLE["network"].default else self.network,
         }
         return Settings(**recorded)

@@ -40,6 +40,7 @@ class Chosen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 _HALF = 16
 _LOWER = (1 << _HALF) - 1
+_FEW_GROUPS = 16
 _MOST_COUNTED = 1 << 20
 """Counts that wait to be added up."""
 
@@ -132,7 +133,12 @@ class _Counts:
     def add(self, chunk: Ranked, keys: NDArray[np.uint32]) -> None:
         """Count rows. keys: one of each row of the chunk."""
         known = np.array([self.numbers.setdefault(name, len(self.numbers)) for name in chunk.names], np.int64)
-        found, rows = np.unique(known[chunk.groups] << _HALF | keys, return_counts=True)
+        if len(known) < _FEW_GROUPS:  # without sorting
+            counts = np.bincount(chunk.groups << _HALF | keys, minlength=1)
+            here = np.flatnonzero(counts)
+            found, rows = known[here >> _HALF] << _HALF | here & _LOWER, counts[here]
+        else:
+            found, rows = np.unique(known[chunk.groups] << _HALF | keys, return_counts=True)
         self._keys.append(found)
         self._rows.append(rows)
         if sum(map(len, self._keys[1:])) > _MOST_COUNTED:

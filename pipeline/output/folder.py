@@ -22,13 +22,13 @@ from .commit import commit_end, committed_entry
 from .layout import (
     CLAIM,
     ENTRIES,
-    FOLDERS,
+    EVERY_FOLDER,
     MANIFEST,
+    OF_CHUNKS,
     OLD_MANIFEST,
-    PARTS,
     PLAN,
-    QUARANTINE,
     RUNS,
+    SIDECARS,
     SUCCESS,
     PartNames,
 )
@@ -45,6 +45,7 @@ from .record import (
     to_json,
 )
 from .saved_plan import check_plan, schema_from, schema_hex, together
+from .sidecars import remove_sidecars
 from .store import Location, Store, check_claim, claim, claimed_by, is_claimed, take_over
 from .where import Where
 
@@ -102,9 +103,9 @@ class OutputFolder:
         """Whether it holds only what `create` writes before the manifest: a job was killed at that moment."""
         names = self.store.names()
         attempts = {name for name in names if self.store.is_attempt(name)}
-        if not names or not names <= {*FOLDERS, _OLD_QUARANTINE, PLAN, CLAIM, *attempts, *self._update_plans()}:
+        if not names or not names <= {*EVERY_FOLDER, _OLD_QUARANTINE, PLAN, CLAIM, *attempts, *self._update_plans()}:
             return False
-        return all(self.store.is_empty(name) for name in (*FOLDERS, _OLD_QUARANTINE))
+        return all(self.store.is_empty(name) for name in (*EVERY_FOLDER, _OLD_QUARANTINE))
 
     @property
     def _is_ours(self) -> bool:
@@ -170,14 +171,15 @@ class OutputFolder:
         files = {PLAN: plan, MANIFEST: to_json(manifest)}
         if overwrite:
             store.remove_attempts(())
-            old = [SUCCESS, *FOLDERS, _OLD_QUARANTINE, PLAN, *self._update_plans(), MANIFEST, OLD_MANIFEST]
+            remove_sidecars(store, lambda _: True)
+            old = [SUCCESS, *EVERY_FOLDER, _OLD_QUARANTINE, PLAN, *self._update_plans(), MANIFEST, OLD_MANIFEST]
         else:  # of a run of this job that was killed, or of one beside this one, which writes the same
             there = [name for name in files if store.has(name)]
             old = [_OLD_QUARANTINE, *(name for name in there if store.read(name) != files[name])]
         for name in old:
             check()
             store.remove(name)
-        store.make(FOLDERS)
+        store.make(manifest.fingerprint.settings.names.folders)
         for name, data in files.items():
             if data is not None:
                 store.add(name, data, check)
@@ -203,7 +205,8 @@ class OutputFolder:
         """Remove an update that is not finished, its plan last."""
         self.check_claim(job)
         first = groups_of(plan).start
-        names = [name for folder in (ENTRIES, PARTS, QUARANTINE) for name in self.store.files(folder)]
+        remove_sidecars(self.store, lambda name: layout.group_in(name, job) >= first)
+        names = [name for folder in (ENTRIES, *OF_CHUNKS, SIDECARS) for name in self.store.files(folder)]
         self.store.remove_all([name for name in names if layout.group_in(name, job) >= first])
         self.store.remove(layout.update_plan(number, job))
 
@@ -228,7 +231,9 @@ class OutputFolder:
         job = manifest.fingerprint.id
         if not claim(self.store, job) and claimed_by(self.store) != job:
             raise UsageError(f"cannot resume {self.path}: it was being overwritten. Start again with --overwrite")
-        self.store.make(FOLDERS)  # copies of a folder may lack those that were empty
+        self.store.make(
+            manifest.fingerprint.settings.names.folders
+        )  # copies of a folder may lack those that were empty
         return manifest
 
     @property
@@ -320,7 +325,7 @@ class OutputFolder:
         names = self.entry_files(job, groups if update else None)
         found_there = (entry for entry, _ in self._entries(names, job, lambda _: None))
         entries = [entry for entry in found_there if not isinstance(entry, OutputError)]
-        size = self.store.sizes((PARTS, QUARANTINE))  # once the entries are read: another run may commit meanwhile
+        size = self.store.sizes(OF_CHUNKS)  # once the entries are read: another run may commit meanwhile
 
         def is_whole(entry: Entry) -> bool:
             if not fits(entry):

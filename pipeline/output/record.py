@@ -23,13 +23,16 @@ from .cut import Chosen
 from .layout import (
     CHUNK_PATTERN,
     FILE_PATTERN,
+    HIDDEN_PARTS,
     JOB_PATTERN,
     PART_ENCODING,
+    SHARD_PATTERN,
     VERSION,
     PartNames,
     closing_file,
     entry_file,
     quarantine_file,
+    sidecars_file,
 )
 from .model_columns import Names
 
@@ -203,6 +206,29 @@ class ClosingEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return closing_file(self.group, self.job)
 
 
+class Sidecar(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file with a row for each of an input file's. name: within the output folder."""
+
+    name: str
+    rows: Count
+    bytes: Count
+    sha256: Digest
+
+
+class Sidecars(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Those of a group's files. made_from: SHA-256 of its entries."""
+
+    version: Version = VERSION
+    job: JobId
+    group: Count
+    made_from: Digest
+    files: tuple[Sidecar, ...]
+
+    @property
+    def file_name(self) -> str:
+        return sidecars_file(self.group, self.job)
+
+
 class ListedFile(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What identifies an input file. size: None where its server does not tell. modified: time in ns, or the equivalent
     of a remote file system. digest: of its content, where the user asked for it; of rows in memory, of these.
@@ -224,7 +250,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     which their columns are named. abstain: below which score a row has no label. multi_label: for each model, whether
     it gives several labels, where one does. windows: the most of a text, their overlap, and how they are scored
     together. chosen: of rows that were chosen from those of a finished job. network: about which texts it is asked,
-    where that is not the default.
+    where that is not the default. layout: the same. shard: which share of the files, as "3/64".
     """
 
     text_columns: tuple[str, ...]
@@ -249,6 +275,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     windows: tuple[AtLeastOne, Count, str] | UnsetType = UNSET
     chosen: Chosen | UnsetType = UNSET
     network: str | UnsetType = UNSET
+    layout: Literal["attributes"] | UnsetType = UNSET
+    shard: Annotated[str, Meta(pattern=SHARD_PATTERN)] | UnsetType = UNSET
 
     @property
     def labelled(self) -> tuple[Names, ...]:
@@ -259,6 +287,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def names(self) -> PartNames:
+        if self.layout is not UNSET:
+            return PartNames(folder=HIDDEN_PARTS)
         return PartNames(self.format, None if self.partition_by is None else self.labelled[0].label)
 
 
@@ -385,6 +415,7 @@ class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The files of a job, or of an update, as they were listed, and how many of them, one after the other, are in each
     group. first_group: the number of the first of these groups. first: path and columns of the job's first readable
     file, by which the selection was resolved. problems: of what could not be listed. unread: the same.
+    whole: SHA-256 of the listing of which these files are a share.
     """
 
     version: Version = VERSION
@@ -396,6 +427,7 @@ class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     chunk_rows: AtLeastOne
     problems: tuple[tuple[str, str], ...]
     unread: tuple[tuple[str, Count | None], ...]
+    whole: Digest | UnsetType = UNSET
 
 
 class Claim(Struct, frozen=True, forbid_unknown_fields=True):
@@ -410,7 +442,7 @@ class _Versioned(Struct):
 
 
 # msgspec prepares a type when it is first decoded, and crashes where two threads do that at once: so it is done here.
-for _kind in (Entry, ClosingEntry, Manifest, SavedPlan, Claim, _Versioned):
+for _kind in (Entry, ClosingEntry, Sidecars, Manifest, SavedPlan, Claim, _Versioned):
     msgspec.json.Decoder(_kind)
 
 

@@ -8,13 +8,14 @@ from itertools import accumulate, chain
 
 import msgspec
 import pyarrow as pa
+from msgspec import UNSET
 
 from ..errors import OutputError, first_of
 from ..source.chunk import Selection
 from ..source.find.files import Files
 from ..source.formats.base import InputFile, Schema
 from ..source.plan.plan import Plan, bound, plan_files
-from .record import ListedFile, SavedPlan, SavedSelection, from_json
+from .record import ListedFile, SavedPlan, SavedSelection, from_json, listing_digest
 
 
 def listed(files: Iterable[InputFile]) -> Iterator[ListedFile]:
@@ -33,6 +34,7 @@ def plan_bytes(plan: Plan) -> bytes:
         chunk_rows=plan.chunk_rows,
         problems=plan.problems,
         unread=plan.unread,
+        whole=listing_digest(listed(plan.whole)) if plan.whole else UNSET,
     )
     return msgspec.json.encode(saved) + b"\n"
 
@@ -67,7 +69,9 @@ def check_plan(saved: SavedPlan) -> None:
     """Raise ValueError where a plan contradicts itself: each file is in one group."""
     if sum(saved.groups) != len(saved.files):
         raise ValueError(f"its groups have {sum(saved.groups):,} files, {len(saved.files):,} were listed")
-    if saved.first is not None and not saved.first_group and saved.first[0] not in {file.path for file in saved.files}:
+    if saved.first is None or saved.first_group or saved.whole is not UNSET:
+        return
+    if saved.first[0] not in {file.path for file in saved.files}:
         raise ValueError(f"there is no file {saved.first[0]}")
 
 
