@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _CHUNK_ROWS = f"{CHUNK_ROWS['cpu']:,} on a CPU, {CHUNK_ROWS['cuda']:,} on a GPU"
-_FORMAT = "parquet; jsonl to stdout"
-_FORMATS = ("parquet", "jsonl", "csv", "npy")
+_FORMAT, _FORMATS = "parquet; jsonl to stdout", ("parquet", "jsonl", "csv", "npy")
 
 PANELS = ("Input", "Labels", "Output", "Computing", "Cluster", "Job", "Report")
 """Of the command's help, in this order."""
@@ -160,11 +159,7 @@ class OptionKeywords(LabelKeywords, total=False):
     It is a folder, or the beginning of a URL, above all input files; the paths are in the column ``file``.
     """
     shard: Annotated[str | None, Option("Input", None, "I/N", recorded=True)]
-    """Label share I of N of the files, for N jobs without a cluster.
-
-    I is from 1 to N. The files are divided by their sizes, the same way wherever they are listed. Each share has an
-    output folder of its own; ``broadsheet merge`` makes one of all.
-    """
+    """Label share I, from 1 on, of N of the files, for N jobs without a cluster that ``merge`` joins."""
     limit: Annotated[int | None, Option("Input", None, "N", least=1, recorded=True)]
     """Label the first N rows only."""
     truth: Annotated[str | os.PathLike[str] | None, Option("Input", None, "FILE", recorded=True)]
@@ -203,9 +198,8 @@ class OptionKeywords(LabelKeywords, total=False):
     layout: Annotated[str, Option("Output", "parts", choices=("parts", "attributes"), recorded=True)]
     """Write parts, or a file beside each input file, row for row.
 
-    "attributes": OUT/ repeats the paths of the input below `root`. Each file has a row for each of the input file's, in
-    its order, with ids and scores, and nulls for a row in quarantine: as Parquet; as Dolma's attributes ("jsonl"); or
-    as an array of the scores of every class ("npy").
+    "attributes": at the paths of the input below `root`; rows in quarantine are nulls. `format` is "parquet", "jsonl"
+    for Dolma's attributes, or "npy" for an array of the scores of every class.
     """
     partition_by: Annotated[str | None, Option("Output", None, choices=("label",), recorded=True)]
     """Write a folder for each label.
@@ -351,7 +345,7 @@ class Options(_Values):
         from .output.sidecars import refuse_unfit
         from .output.where import parse
         from .source.columns import distinct
-        from .source.find.files import share_of
+        from .source.find.files import refuse_unfit_share
         from .source.find.search import refuse_not_utf8
         from .source.formats.record_format import delimiter_named
         from .source.open.compression import encoding_named
@@ -386,16 +380,8 @@ class Options(_Values):
             raise UsageError(f"abstain is {self.abstain!r}, it must be a score above 0, up to 1")
         if self.where is not None:
             parse(self.where)
-        if self.layout != TABLE["layout"].default:
-            chosen = {"--where": self.where is not None, "--partition-by": self.partition_by is not None}
-            refuse_unfit(self.format, self._kept, self.scores, self.root, chosen)
-        elif self.format == "npy":
-            raise UsageError("--format npy goes with --layout attributes")
-        if self.shard is not None:
-            share_of(self.shard)
-            for flag, given in (("--update", self.update), ("--limit", self.limit is not None)):
-                if given:
-                    raise UsageError(f"{flag} does not go with --shard: the files are divided once, whole")
+        refuse_unfit(self, self._kept)
+        refuse_unfit_share(self.shard, self.update, self.limit)
         most_quarantined(self.max_quarantined, 0)
 
     def _set(self, name: str, value: object) -> None:
@@ -435,23 +421,11 @@ class Options(_Values):
 
     def model_columns(self, models: Models) -> tuple[ModelColumns, ...]:
         """What each model is to say of each row."""
-        from .output.model_columns import ModelColumns, Names, refuse_unfit
+        from .output.model_columns import columns_of_models, refuse_unfit
 
         judged = self.truth_column is not None or self.truth is not None
         refuse_unfit(models, judged, self.partition_by, self.abstain, self.format)
-        return tuple(
-            ModelColumns(
-                classes=model.classes,
-                top_k=self.top_k,
-                scores=self.scores,
-                names=Names(prefix, model.is_multi_label),
-                truths=models.classes,
-                abstain=None if model.is_multi_label else self.abstain,
-                thresholds=model.thresholds,
-                windows=self._windows,
-            )
-            for model, prefix in zip(models.every, models.prefixes, strict=True)
-        )
+        return columns_of_models(models, self.top_k, self.scores, self.abstain, self._windows)
 
     def settings(self, chunk_rows: int, models: Models) -> Settings:
         """What the record of a job holds: the options that change a byte of the output."""
@@ -467,12 +441,9 @@ class Options(_Values):
             "kept_columns": self._kept,
             "truth": None if self.truth is None else digest_of(self.truth),
             "chunk_size": chunk_rows,
-            "abstain": UNSET if self.abstain is None else self.abstain,
             "windows": UNSET if self.windows is None else (self.windows, self.overlap, self.window_score),
             "models": models.short_names if len(models.every) > 1 else UNSET,
             "multi_label": several if any(several) else UNSET,
-            "layout": UNSET if self.layout == TABLE["layout"].default else self.layout,
-            "shard": UNSET if self.shard is None else self.shard,
-            "network": UNSET if self.network == TABLE["network"].default else self.network,
         }
-        return Settings(**recorded)
+        unset = (name for name in ("abstain", "network", "layout", "shard") if recorded[name] == TABLE[name].default)
+        return Settings(**recorded | dict.fromkeys(unset, UNSET))

@@ -18,12 +18,15 @@ from typing import Any
 import datasets
 import pandas as pd
 import pytest
+import yaml
 from conftest import ROOT, Command
 from s3 import Folder
 
 import pipeline
 from pipeline.ecosystem.onnx import to_onnx
 from pipeline.model.charcnn import Model
+
+SHARDS = ROOT / "examples" / "shards"
 
 
 @pytest.mark.parametrize("command", [["examples/batch.sh"], [sys.executable, "examples/batch.py"]])
@@ -50,6 +53,52 @@ def test_a_batch_example_tells_its_result_by_json_and_exit_code(tmp_path: Path, 
     assert wrong.returncode in (2, 3)
     assert not wrong.stdout
     assert "Traceback" not in wrong.stderr
+
+
+def _of_kubernetes() -> list[str]:
+    (container,) = yaml.safe_load((SHARDS / "kubernetes.yaml").read_text())["spec"]["template"]["spec"]["containers"]
+    return [*container["command"], *container["args"]]
+
+
+def _of_batch() -> list[str]:
+    return json.loads((SHARDS / "aws_batch.json").read_text())["containerProperties"]["command"]
+
+
+def _of_skypilot() -> list[str]:
+    return ["bash", "-c", yaml.safe_load((SHARDS / "skypilot.yaml").read_text())["run"]]
+
+
+@pytest.mark.parametrize(
+    ("command", "variables"),
+    [
+        (_of_kubernetes(), {"JOB_COMPLETION_INDEX": "1"}),
+        (_of_batch(), {"AWS_BATCH_JOB_ARRAY_INDEX": "1"}),
+        (_of_skypilot(), {"SHARE": "2"}),
+        ([SHARDS / "container.sh", "2/3", "in/*.txt", "out"], {"RUNTIME": "apptainer", "IMAGE": "an.sif"}),
+        ([SHARDS / "container.sh", "2/3", "in/*.txt", "out"], {"RUNTIME": "enroot", "IMAGE": "an.sqsh"}),
+    ],
+    ids=["kubernetes", "batch", "skypilot", "apptainer", "enroot"],
+)
+def test_an_example_labels_its_share(tmp_path: Path, command: list[object], variables: dict[str, str]) -> None:
+    """By its own command line; in place of a container's runtime is a program that runs what follows the image."""
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        (tmp_path / "in" / f"{number}.txt").write_text("the market fell as oil rose\n" * (number + 1))
+    runtimes = tmp_path / "bin"
+    runtimes.mkdir()
+    (runtimes / "apptainer").write_text('#!/bin/sh\nwhile [ "$1" != an.sif ]; do shift; done; shift; exec "$@"\n')
+    start = 'while [ "$1" != broadsheet ]; do shift; done; exec "$@"'
+    (runtimes / "enroot").write_text(f'#!/bin/sh\n[ "$1" = create ] || {{ {start}; }}\n')
+    for program in runtimes.iterdir():
+        program.chmod(0o755)
+    path = f"{runtimes}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    given = {"PATH": path, "HOME": str(tmp_path), "INPUT": "in/*.txt", "OUTPUT": "out", "SHARES": "3", **variables}
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **given}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "out/share-2/_manifest.json").read_text())
+    assert (manifest["fingerprint"]["settings"]["shard"], manifest["totals"]["rows_written"]) == ("2/3", 2)
 
 
 def test_labels_are_added_in_a_bucket_day_by_day(s3: Folder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job(corpus: Path, client: Client, small_model: Model):
     """Label the documents into a folder."""
 
-    def run(out: Path | str, **options: object):
+    def run(out: Path | str | None, **options: object):
         given = {"model": small_model, "client": client, "root": corpus, "id_column": "id", "chunk_size": 7}
         return classify(corpus, out, **{**given, "scores": True, "layout": "attributes", **options})
 
@@ -170,9 +170,9 @@ def test_what_cannot_be_beside_a_file_is_refused(job, tmp_path: Path, client: Cl
     documents = write_documents(tmp_path / "documents", ("_parts/0.jsonl",))
     given = {"model": small_model, "client": client, "layout": "attributes"}
     with pytest.raises(UsageError, match=r"the output has a folder _parts of its own"):
-        classify(documents, tmp_path / "out", root=documents, **given)
-    with pytest.raises(UsageError, match="is for files, whose labels go into a folder"):
-        classify(["a text"], tmp_path / "out", root=tmp_path, **given)
+        classify(documents / "_parts" / "0.jsonl", tmp_path / "out", root=documents, **given)
+    with pytest.raises(UsageError, match="give a folder for these"):
+        job(None)
     assert not (tmp_path / "out").exists()
 
 

@@ -53,6 +53,9 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Choose rows of a finished job by their scores: a threshold, or the best share overall or of each group."""
+    from ..processes.child import spare_pandas
+
+    spare_pandas()
     from ..output.select import select
 
     found = select(
@@ -99,6 +102,9 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Make one folder of all shares of a job that ran with --shard: no row is copied on the same disk."""
+    from ..processes.child import spare_pandas
+
+    spare_pandas()
     import msgspec
 
     from ..output.merge import merge as join

@@ -26,7 +26,8 @@ from ..output.finish import finish as finish_folder
 from ..output.folder import OutputFolder
 from ..output.formats import check_writable
 from ..output.layout import PLAN
-from ..output.record import Fingerprint, ListedFile, Manifest, SavedPlan, from_json, listing_digest, to_json
+from ..output.record import Fingerprint, ListedFile, Manifest, SavedPlan, from_json, to_json
+from ..output.saved_plan import listing_digest
 from ..output.sidecars import check_names
 from ..processes.threads import in_background
 from ..report.facts import RunFacts
@@ -219,8 +220,8 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
     columns = columns_of(job_input.selection, options.model_columns(models), options.where)
     if options.layout != "parts":
-        if job_input.plan is None or request.folder is None:
-            raise UsageError(f"--layout {options.layout} is for files, whose labels go into a folder: leave it out")
+        if request.folder is None or job_input.plan is None:
+            raise UsageError("--layout attributes writes a file beside each input file: give a folder for these")
         known = [file.path for file in beginning.update.whole.files] if isinstance(beginning, Updated) else []
         check_names([*known, *(file.path for file in job_input.plan.files)], options.format)
     if request.folder is not None:

@@ -84,20 +84,20 @@ class Ranked:
     the scores. groups: the number of each one's group in `names`.
     """
 
-    places: NDArray[np.int64]
+    places: NDArray[np.int32]
     keys: NDArray[np.uint32]
-    groups: NDArray[np.int64]
+    groups: NDArray[np.int32]
     names: tuple[Any, ...]
 
 
-def ranked(places: NDArray[np.int64], scores: NDArray[np.float32], groups: pa.Array | None) -> Ranked:
+def ranked(places: NDArray[np.int32], scores: NDArray[np.float32], groups: pa.Array | None) -> Ranked:
     """Rows with scores, none of them null or NaN. groups: what each is grouped by; None for one group."""
     bits = (scores + np.float32(0)).view(np.uint32)  # which makes of -0.0 the same as 0.0
     keys = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
     if groups is None:
-        return Ranked(places, keys, np.zeros(len(keys), np.int64), ("",))
+        return Ranked(places, keys, np.zeros(len(keys), np.int32), ("",))
     coded = groups.dictionary_encode(null_encoding="encode")
-    return Ranked(places, keys, coded.indices.to_numpy().astype(np.int64), tuple(coded.dictionary.to_pylist()))
+    return Ranked(places, keys, coded.indices.to_numpy(), tuple(coded.dictionary.to_pylist()))
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class _Counts:
         """Count rows. keys: one of each row of the chunk."""
         known = np.array([self.numbers.setdefault(name, len(self.numbers)) for name in chunk.names], np.int64)
         if len(known) < _FEW_GROUPS:  # without sorting
-            counts = np.bincount(chunk.groups << _HALF | keys, minlength=1)
+            counts = np.bincount(chunk.groups.astype(np.int64) << _HALF | keys, minlength=1)
             here = np.flatnonzero(counts)
             found, rows = known[here >> _HALF] << _HALF | here & _LOWER, counts[here]
         else:
@@ -198,7 +198,7 @@ def ties_before(chunks: Iterable[Ranked], cuts: dict[Any, Cut]) -> Iterator[dict
                 passed[name] += int(np.sum(chunk.keys[chunk.groups == number] == cuts[name].key))
 
 
-def chosen(chunk: Ranked, cuts: dict[Any, Cut], before: dict[Any, int]) -> NDArray[np.int64]:
+def chosen(chunk: Ranked, cuts: dict[Any, Cut], before: dict[Any, int]) -> NDArray[np.int32]:
     """The places of the chosen rows of a chunk. before: as `ties_before` has it."""
     lowest = np.array([cuts[name].key for name in chunk.names], np.uint32)
     taken = chunk.keys >= lowest[chunk.groups]

@@ -44,7 +44,6 @@ NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 CHUNK_PATTERN = r"^part-\d{6,}-\d{7,}$"
 JOB_PATTERN = r"^[0-9a-f]{16}$"
-SHARD_PATTERN = r"^[1-9]\d{0,5}/[1-9]\d{0,5}$"
 FILE_PATTERN = r"^(_?parts|parts/[^/=]*label=[^/]+|_quarantine)/part-\d{6,}-\d{7,}-[0-9a-f]{8}\.(parquet|jsonl|csv)$"
 
 

@@ -26,8 +26,8 @@ from .finish import finish
 from .folder import OutputFolder
 from .layout import closing_file, group_of
 from .object_store import place_of
-from .record import ClosingEntry, Entry, Fingerprint, Manifest, SavedPlan, Totals, listing_digest, to_json
-from .saved_plan import together
+from .record import ClosingEntry, Entry, Fingerprint, Manifest, SavedPlan, Totals, to_json
+from .saved_plan import listing_digest, together
 from .store import check_claim
 from .verify import finished
 

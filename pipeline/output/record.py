@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Annotated, Literal, TypeVar
 
@@ -26,13 +25,11 @@ from .layout import (
     HIDDEN_PARTS,
     JOB_PATTERN,
     PART_ENCODING,
-    SHARD_PATTERN,
     VERSION,
     PartNames,
     closing_file,
     entry_file,
     quarantine_file,
-    sidecars_file,
 )
 from .model_columns import Names
 
@@ -206,29 +203,6 @@ class ClosingEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return closing_file(self.group, self.job)
 
 
-class Sidecar(Struct, frozen=True, forbid_unknown_fields=True):
-    """A file with a row for each of an input file's. name: within the output folder."""
-
-    name: str
-    rows: Count
-    bytes: Count
-    sha256: Digest
-
-
-class Sidecars(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Those of a group's files. made_from: SHA-256 of its entries."""
-
-    version: Version = VERSION
-    job: JobId
-    group: Count
-    made_from: Digest
-    files: tuple[Sidecar, ...]
-
-    @property
-    def file_name(self) -> str:
-        return sidecars_file(self.group, self.job)
-
-
 class ListedFile(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What identifies an input file. size: None where its server does not tell. modified: time in ns, or the equivalent
     of a remote file system. digest: of its content, where the user asked for it; of rows in memory, of these.
@@ -238,11 +212,6 @@ class ListedFile(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     size: Count | None = None
     modified: str = ""
     digest: str = ""
-
-
-def listing_digest(files: Iterable[ListedFile]) -> str:
-    """SHA-256 of a listing."""
-    return hashlib.sha256(msgspec.json.encode(list(files))).hexdigest()
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -276,7 +245,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     chosen: Chosen | UnsetType = UNSET
     network: str | UnsetType = UNSET
     layout: Literal["attributes"] | UnsetType = UNSET
-    shard: Annotated[str, Meta(pattern=SHARD_PATTERN)] | UnsetType = UNSET
+    shard: str | UnsetType = UNSET
 
     @property
     def labelled(self) -> tuple[Names, ...]:
@@ -442,7 +411,7 @@ class _Versioned(Struct):
 
 
 # msgspec prepares a type when it is first decoded, and crashes where two threads do that at once: so it is done here.
-for _kind in (Entry, ClosingEntry, Sidecars, Manifest, SavedPlan, Claim, _Versioned):
+for _kind in (Entry, ClosingEntry, Manifest, SavedPlan, Claim, _Versioned):
     msgspec.json.Decoder(_kind)
 
 

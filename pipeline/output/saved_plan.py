@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
@@ -15,12 +16,17 @@ from ..source.chunk import Selection
 from ..source.find.files import Files
 from ..source.formats.base import InputFile, Schema
 from ..source.plan.plan import Plan, bound, plan_files
-from .record import ListedFile, SavedPlan, SavedSelection, from_json, listing_digest
+from .record import ListedFile, SavedPlan, SavedSelection, from_json
 
 
 def listed(files: Iterable[InputFile]) -> Iterator[ListedFile]:
     """What identifies each file."""
     return (ListedFile(file.path, file.size, file.modified, file.digest) for file in files)
+
+
+def listing_digest(files: Iterable[ListedFile]) -> str:
+    """SHA-256 of a listing."""
+    return hashlib.sha256(msgspec.json.encode(list(files))).hexdigest()
 
 
 def plan_bytes(plan: Plan) -> bytes:

@@ -37,12 +37,15 @@ from .merge import begin
 from .model_columns import N_CHARS, Names
 from .object_store import place_of
 from .read_again import InputAgain, input_again, with_input
-from .record import WRITER, Entry, Fingerprint, Judged, Manifest, Totals, listing_digest, to_json
+from .record import WRITER, Entry, Fingerprint, Judged, Manifest, Totals, to_json
+from .saved_plan import listing_digest
 from .store import check_claim
 from .verify import finished
 from .where import Where, written
 
 _ROWS = ("file", "row")
+_MOST_HELD = 20_000_000
+"""Rows whose scores are kept from pass to pass, of 12 bytes each; the others are read again."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +247,14 @@ class _Chooser:
         return cls(job, amount, where, column, per)
 
     @cached_property
+    def _held(self) -> dict[int, Ranked]:
+        return {}
+
+    @cached_property
+    def _room(self) -> list[int]:
+        return [_MOST_HELD]
+
+    @cached_property
     def cuts(self) -> dict[Any, Cut]:
         if self.amount.is_all:
             return {}
@@ -262,28 +273,40 @@ class _Chooser:
 
     def chosen(self, number: int) -> np.ndarray:
         """The places of the chosen rows of a chunk."""
-        found = self._ranked_of(self.job.chunks[number])
         if self.amount.is_all:
-            return found.places
+            return self._may(self.job.chunks[number])[1]
+        found = self._ranked_of(number)
         return chosen(found, self.cuts, self._ties[number] if self._ties else {})
 
     def _ranked(self) -> Iterator[Ranked]:
         with threads(available_cores()) as pool:
-            calls = (partial(self._ranked_of, entry) for entry in self.job.chunks)
+            calls = (partial(self._ranked_of, number) for number in range(len(self.job.chunks)))
             yield from in_order(pool, calls, lambda: 2 * available_cores())
 
-    def _ranked_of(self, entry: Entry) -> Ranked:
-        named = {self.by, *(self.where.columns if self.where else ()), *([self.per] if self.per else ())}
-        rows = self.job.rows(entry, sorted(named))
+    def _ranked_of(self, number: int) -> Ranked:
+        """Of a chunk; read once, as long as there is room."""
+        if number not in self._held:
+            rows, places = self._may(self.job.chunks[number])
+            scores = rows.column(self.by).combine_chunks().to_numpy(zero_copy_only=False)
+            groups = None if self.per is None else rows.column(self.per).combine_chunks()
+            if len(places) < len(rows):
+                scores, groups = scores[places], None if groups is None else groups.take(pa.array(places))
+            found = ranked(places, scores, groups)
+            if self._room[0] < len(places):
+                return found
+            self._room[0] -= len(places)
+            self._held[number] = found
+        return self._held[number]
+
+    def _may(self, entry: Entry) -> tuple[pa.Table, np.ndarray]:
+        """The rows of a chunk, and the places of those that may be chosen."""
+        ranking = not self.amount.is_all
+        named = {*(self.where.columns if self.where else ()), *([self.by] if ranking else ())}
+        rows = self.job.rows(entry, sorted(named | {self.per or self.by}))
         may = np.ones(len(rows), np.bool_) if self.where is None else self.where.mask(rows)
-        scores = rows.column(self.by).combine_chunks()
-        if not self.amount.is_all:
-            may &= np.asarray(scores.is_valid())
-        places = np.flatnonzero(may)
-        groups = None if self.per is None else rows.column(self.per).combine_chunks()
-        if groups is not None and len(places) < len(rows):
-            groups = groups.dictionary_encode(null_encoding="encode").take(pa.array(places))
-        return ranked(places, scores.to_numpy(zero_copy_only=False)[places], groups)
+        if ranking and rows.column(self.by).null_count:
+            may &= rows.column(self.by).is_valid().to_numpy()
+        return rows, np.flatnonzero(may).astype(np.int32)
 
 
 def _schema(job: _Labels, source: InputAgain | None, columns: Sequence[str] | None, whole: bool) -> pa.Schema:

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from ..errors import OutputError, UsageError
 from ..processes.threads import available_cores, threads
@@ -30,9 +30,21 @@ from ..source.plan.plan import part_name
 from . import layout
 from .commit import committed_rows, read_committed
 from .formats import from_plain, to_plain, writable_type
-from .layout import EVERY_FOLDER, QUARANTINE, SIDECARS
+from .layout import EVERY_FOLDER, QUARANTINE, SIDECARS, VERSION, sidecars_file
 from .model_columns import N_CHARS, Names
-from .record import ClosingEntry, Entry, Fingerprint, Manifest, Settings, Sidecar, Sidecars, from_json, to_json
+from .record import (
+    ClosingEntry,
+    Count,
+    Digest,
+    Entry,
+    Fingerprint,
+    JobId,
+    Manifest,
+    Settings,
+    Version,
+    from_json,
+    to_json,
+)
 from .store import Store, check_claim
 
 FORMATS = ("parquet", "jsonl", "npy")
@@ -46,20 +58,48 @@ KEPT = "kept"
 REPAIR = "--resume repairs this"
 
 
-def refuse_unfit(format_: str, ids: Iterable[str], scores: bool, root: object, others: dict[str, bool]) -> None:
-    """Raise UsageError for options that do not go with `--layout attributes`. ids: columns that are copied. others:
-    whether options were given, by flag, that choose or divide rows.
-    """
-    if format_ not in FORMATS:
-        raise UsageError(f"--layout attributes writes {', '.join(FORMATS)}: leave out --format {format_}")
-    for flag, given in others.items():
-        if given:
+class Sidecar(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file with a row for each of an input file's. name: within the output folder."""
+
+    name: str
+    rows: Count
+    bytes: Count
+    sha256: Digest
+
+
+class Sidecars(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Those of a group's files. made_from: SHA-256 of its entries."""
+
+    version: Version = VERSION
+    job: JobId
+    group: Count
+    made_from: Digest
+    files: tuple[Sidecar, ...]
+
+    @property
+    def file_name(self) -> str:
+        return sidecars_file(self.group, self.job)
+
+
+msgspec.json.Decoder(Sidecars)  # now, as in `record`
+
+
+def refuse_unfit(options: Any, ids: Iterable[str]) -> None:
+    """Raise UsageError for options of a job that do not go with its layout. ids: columns that are copied."""
+    if options.layout == "parts":
+        if options.format == "npy":
+            raise UsageError("--format npy goes with --layout attributes")
+        return
+    if options.format not in FORMATS:
+        raise UsageError(f"--layout attributes writes {', '.join(FORMATS)}: leave out --format {options.format}")
+    for flag, given in (("--where", options.where), ("--partition-by", options.partition_by)):
+        if given is not None:
             raise UsageError(f"--layout attributes has a row for each row of the input: leave out {flag}")
-    if root is None:
+    if options.root is None:
         raise UsageError("--layout attributes repeats the paths of the input below --root: give the folder above it")
-    if format_ == "jsonl" and not [*ids]:
+    if options.format == "jsonl" and not [*ids]:
         raise UsageError("--layout attributes --format jsonl writes the id of each document: add --id-column id")
-    if format_ == "npy" and not scores:
+    if options.format == "npy" and not options.scores:
         raise UsageError("--layout attributes --format npy writes the score of every class: add --scores")
 
 
@@ -153,7 +193,7 @@ def remove_sidecars(store: Store, chosen: Callable[[str], bool]) -> None:
 
 def _record(store: Store, group: int, job: Fingerprint) -> Sidecars | None:
     """None where there is none, or it is damaged."""
-    name = layout.sidecars_file(group, job.id)
+    name = sidecars_file(group, job.id)
     try:
         return from_json(store.read(name), Sidecars, store.root / name) if store.has(name) else None
     except OutputError:

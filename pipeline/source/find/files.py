@@ -152,6 +152,16 @@ def share_of(shard: str) -> tuple[int, int]:
     return number, count
 
 
+def refuse_unfit_share(shard: str | None, update: bool, limit: int | None) -> None:
+    """Raise UsageError for what is no share, or does not go with one."""
+    if shard is None:
+        return
+    share_of(shard)
+    for flag, given in (("--update", update), ("--limit", limit is not None)):
+        if given:
+            raise UsageError(f"{flag} does not go with --shard: the files are divided once, whole")
+
+
 def divided(files: Files, shard: str, known: Container[str] | None) -> Files:
     """A share of the files, which is the same wherever these are listed. known: the files that it had before.
 
