@@ -189,10 +189,10 @@ def find_cuts(chunks: Callable[[], Iterable[Ranked]], amount: Amount) -> dict[An
 
 
 def ties_before(chunks: Iterable[Ranked], cuts: dict[Any, Cut]) -> Iterator[dict[Any, int]]:
-    """For each chunk, how many rows before it have exactly the score of a cut, of the groups where that matters."""
+    """For each chunk, how many rows before it have exactly the score of a cut, of its groups where that matters."""
     passed = {name: 0 for name, cut in cuts.items() if cut.chosen_ties < cut.ties}
     for chunk in chunks:
-        yield dict(passed)
+        yield {name: passed[name] for name in chunk.names if name in passed}
         for number, name in enumerate(chunk.names if passed else ()):
             if name in passed:
                 passed[name] += int(np.sum(chunk.keys[chunk.groups == number] == cuts[name].key))

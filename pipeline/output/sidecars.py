@@ -12,16 +12,18 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Meta, Struct
 
 from ..errors import OutputError, UsageError
 from ..processes.threads import available_cores, threads
@@ -61,7 +63,7 @@ REPAIR = "--resume repairs this"
 class Sidecar(Struct, frozen=True, forbid_unknown_fields=True):
     """A file with a row for each of an input file's. name: within the output folder."""
 
-    name: str
+    name: Annotated[str, Meta(pattern=r"^(?!/)(?!(.*/)?\.\.?(/|$)).+$")]
     rows: Count
     bytes: Count
     sha256: Digest
@@ -124,8 +126,8 @@ def check_names(paths: Iterable[str], format_: str) -> None:
     for path in paths:
         name = sidecar_name(path, format_)
         first = name.partition("/")[0]
-        if "://" in path or os.path.isabs(path):
-            raise UsageError(f"{path}: --layout attributes has no place for files of archives: unpack it")
+        if "://" in path or os.path.isabs(path) or {"", ".", ".."} & {*name.split("/")}:
+            raise UsageError(f"{path}: --layout attributes has no place for it: unpack an archive, or rename the file")
         if first in EVERY_FOLDER:
             raise UsageError(f"{path}: the output has a folder {first} of its own: give a --root one folder higher")
         if name in found:
@@ -186,9 +188,10 @@ def check_sidecars(store: Store, manifest: Manifest, groups: Iterable[int]) -> N
 
 
 def remove_sidecars(store: Store, chosen: Callable[[str], bool]) -> None:
-    """Remove the files of records whose names are chosen; the records stay."""
+    """Remove the files of records whose names are chosen; the records stay. One that is damaged names none."""
     for name in filter(chosen, store.files(SIDECARS)):
-        store.remove_all([file.name for file in from_json(store.read(name), Sidecars, store.root / name).files])
+        with suppress(OutputError):
+            store.remove_all([file.name for file in from_json(store.read(name), Sidecars, store.root / name).files])
 
 
 def _record(store: Store, group: int, job: Fingerprint) -> Sidecars | None:
@@ -266,9 +269,10 @@ def _pieces(store: Store, entry: Entry, schema: pa.Schema, about: _About) -> Ite
     written = committed_rows(store, entry, schema)
     tables = [written, *(_quarantined(store, entry, schema, about))]
     rows = pa.concat_tables(tables, promote_options="default").select(schema.names)
-    files, numbers = rows.column("file").to_numpy(zero_copy_only=False), rows.column("row").to_numpy()
+    numbers = rows.column("row").to_numpy()
     for path, first, count in entry.sources:
-        here = np.flatnonzero((files == path) & (numbers >= first) & (numbers < first + count))
+        of_file = pc.equal(rows.column("file"), path).to_numpy()
+        here = np.flatnonzero(of_file & (numbers >= first) & (numbers < first + count))
         places = np.full(count, -1, np.int64)
         places[numbers[here] - first] = here
         yield path, rows.select(about.schema.names).take(pa.array(places, mask=places < 0))
