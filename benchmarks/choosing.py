@@ -46,6 +46,7 @@ _CHOICES = {
 }
 _DUCKDB = """
 import duckdb, sys
+duckdb.sql("SET enable_progress_bar = false")
 duckdb.sql(f"CREATE VIEW labels AS SELECT * FROM read_parquet('{sys.argv[1]}/parts/*.parquet')")
 duckdb.sql(f"COPY ({sys.argv[2]}) TO '{sys.argv[3]}' (FORMAT parquet)")
 """

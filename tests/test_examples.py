@@ -21,7 +21,7 @@ import pandas as pd
 import pytest
 import warm
 import yaml
-from conftest import ROOT, Command
+from conftest import ROOT, Command, CommandHere
 from s3 import Folder
 
 import pipeline
@@ -76,43 +76,41 @@ def _of_skypilot() -> list[str]:
     return ["bash", "-c", yaml.safe_load((SHARDS / "skypilot.yaml").read_text())["run"]]
 
 
-@pytest.mark.parametrize(
-    ("command", "variables"),
-    [
-        (_of_kubernetes(), {"JOB_COMPLETION_INDEX": "1"}),
-        (_of_batch(), {"AWS_BATCH_JOB_ARRAY_INDEX": "1"}),
-        (_of_skypilot(), {"SHARE": "2"}),
-        ([SHARDS / "container.sh", "2/3", "in/*.txt", "out"], {"RUNTIME": "apptainer", "IMAGE": "an.sif"}),
-        ([SHARDS / "container.sh", "2/3", "in/*.txt", "out"], {"RUNTIME": "enroot", "IMAGE": "an.sqsh"}),
-    ],
-    ids=["kubernetes", "batch", "skypilot", "apptainer", "enroot"],
-)
-def test_an_example_labels_its_share(
-    path: str, tmp_path: Path, command: list[object], variables: dict[str, str]
-) -> None:
-    """By its own command line; in place of a container's runtime is a program that runs what follows the image."""
+def test_the_examples_of_shares_label_each_its_own(tmp_path: Path, broadsheet_here: CommandHere) -> None:
+    """By their own command lines, each of which is the same command in the end; in place of a container's runtime is a
+    program that runs what follows the image.
+    """
     (tmp_path / "in").mkdir()
     for number in range(3):
         (tmp_path / "in" / f"{number}.txt").write_text("the market fell as oil rose\n" * (number + 1))
     runtimes = tmp_path / "bin"
     runtimes.mkdir()
-    (runtimes / "apptainer").write_text('#!/bin/sh\nwhile [ "$1" != an.sif ]; do shift; done; shift; exec "$@"\n')
-    start = 'while [ "$1" != broadsheet ]; do shift; done; exec "$@"'
-    (runtimes / "enroot").write_text(f'#!/bin/sh\n[ "$1" = create ] || {{ {start}; }}\n')
-    for program in runtimes.iterdir():
-        program.chmod(0o755)
-    given = {
-        "PATH": f"{runtimes}:{path}",
-        "HOME": str(tmp_path),
-        "INPUT": "in/*.txt",
-        "OUTPUT": "out",
-        "SHARES": "3",
-        **variables,
+    of_image = 'while [ "$1" != {} ]; do shift; done'
+    for name, script in (
+        ("broadsheet", "printf '%s\\n' \"$@\""),
+        ("apptainer", f'{of_image.format("an.sif")}; shift; exec "$@"'),
+        ("enroot", f'[ "$1" = create ] || {{ {of_image.format("broadsheet")}; exec "$@"; }}'),
+    ):
+        (runtimes / name).write_text(f"#!/bin/sh\n{script}\n")
+        (runtimes / name).chmod(0o755)
+    source, out = f"{tmp_path}/in/*.txt", str(tmp_path / "out")
+    given = {"PATH": f"{runtimes}:{os.environ['PATH']}", "HOME": str(tmp_path), "INPUT": source, "OUTPUT": out}
+    container: list[object] = [SHARDS / "container.sh", "2/3", source, out]
+    said = {
+        subprocess.run(
+            command, env={**os.environ, **given, "SHARES": "3", **more}, check=True, stdout=subprocess.PIPE
+        ).stdout.decode()
+        for command, more in (
+            (_of_kubernetes(), {"JOB_COMPLETION_INDEX": "1"}),
+            (_of_batch(), {"AWS_BATCH_JOB_ARRAY_INDEX": "1"}),
+            (_of_skypilot(), {"SHARE": "2"}),
+            (container, {"RUNTIME": "apptainer", "IMAGE": "an.sif"}),
+            (container, {"RUNTIME": "enroot", "IMAGE": "an.sqsh"}),
+        )
     }
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, **given}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    (arguments,) = said
+    code, told = broadsheet_here(*arguments.splitlines())
+    assert code == 0, told
     manifest = json.loads((tmp_path / "out/share-2/_manifest.json").read_text())
     assert (manifest["fingerprint"]["settings"]["shard"], manifest["totals"]["rows_written"]) == ("2/3", 2)
 
