@@ -56,17 +56,19 @@ def main() -> None:
     command = parser(__doc__)
     command.add_argument("--rows", type=int, default=10_000_000)
     command.add_argument("--rounds", type=int, default=5)
+    command.add_argument("--folder", type=Path, help="where the labels are kept for another run, or are already")
     options = command.parse_args()
     runs = []
     with tempfile.TemporaryDirectory() as name:
-        folder, choose = Path(name), random.Random(0).choices
+        folder, choose = options.folder or Path(name), random.Random(0).choices
         block = "".join(f"{' '.join(choose(_WORDS, k=6))} {row}\n" for row in range(100_000))
-        with open(folder / "in.txt", "w") as file:
-            for _ in range(-(-options.rows // 100_000)):
-                file.write(block)
         ours = [sys.executable, "-m", "broadsheet"]
-        job = ["classify", "in.txt", "-o", "labels", "--network", "none", "--chunk-size", "131072", "--limit"]
-        subprocess.run([*ours, *job, str(options.rows), "--quiet"], cwd=folder, env=environment(), check=True)
+        if not (folder / "labels" / "_SUCCESS").exists():
+            with open(folder / "in.txt", "w") as file:
+                for _ in range(-(-options.rows // 100_000)):
+                    file.write(block)
+            job = ["classify", "in.txt", "-o", "labels", "--network", "none", "--chunk-size", "131072", "--limit"]
+            subprocess.run([*ours, *job, str(options.rows), "--quiet"], cwd=folder, env=environment(), check=True)
         for choice, (flags, query) in _CHOICES.items():
             write_ours = ["select", "labels", "-o", "broadsheet.parquet", "--overwrite", "--column", "file", "--column"]
             ways = {
