@@ -159,6 +159,7 @@ def test_what_cannot_be_beside_a_file_is_refused(job, tmp_path: Path, client: Cl
     for options, message in (
         ({"where": "score > 0.5"}, "has a row for each row of the input: leave out where="),
         ({"partition_by": "label"}, "leave out partition_by="),
+        ({"limit": 3}, "leave out limit="),
         ({"root": None}, "give the folder above it"),
         ({"format": "csv"}, 'leave out format="csv"'),
         ({"format": "jsonl", "id_column": ()}, "add id_column= id"),

@@ -11,7 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -172,8 +172,10 @@ def _share_of(found: Given, request: Request) -> Given:
         return found
     if folder is None or not isinstance(found, Files):
         raise UsageError("--shard is for files, whose labels go into a folder: leave it out")
-    saved = folder.plan() if request.options.resume and folder.is_begun else None
-    known = None if saved is None else {file.path for file in from_json(saved, SavedPlan, PLAN).files}
+    known = None
+    with suppress(OutputError):  # which is told, or repaired, later
+        if request.options.resume and folder.is_begun and (saved := folder.plan()) is not None:
+            known = {file.path for file in from_json(saved, SavedPlan, PLAN).files}
     return divided(found, shard, known)
 
 

@@ -94,8 +94,9 @@ def refuse_unfit(options: Any, ids: Iterable[str]) -> None:
         return
     if options.format not in FORMATS:
         raise UsageError(f"--layout attributes writes {', '.join(FORMATS)}: leave out --format {options.format}")
-    for flag, given in (("--where", options.where), ("--partition-by", options.partition_by)):
-        if given is not None:
+    for name in ("where", "partition_by", "limit"):
+        if getattr(options, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"--layout attributes has a row for each row of the input: leave out {flag}")
     if options.root is None:
         raise UsageError("--layout attributes repeats the paths of the input below --root: give the folder above it")
