@@ -2,12 +2,14 @@
 
     python -m benchmarks.start --output benchmarks/results/start.json
 
-Compile the bytecode first (`python -m compileall`). `load` is `broadsheet.load` and one call, for comparison.
+Compile the bytecode first (`python -m compileall`). `load` is `broadsheet.load` and one call, for comparison. Processor
+seconds are those of the command and of processes that it has waited for: of a cluster, not those of its workers.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -47,6 +49,7 @@ def main() -> None:
     command.add_argument("--rounds", type=int, default=5)
     options = command.parse_args()
     seconds: dict[str, list[float]] = {}
+    busy: dict[str, list[float]] = {}
     phases: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -54,16 +57,21 @@ def main() -> None:
         for _ in range(1 + options.rounds):  # the first round fills caches
             for way, (arguments, variables) in ways(folder, options.model).items():
                 shutil.rmtree(folder / "kernels", ignore_errors=True)
-                began = time.perf_counter()
+                began, before = time.perf_counter(), os.times()
                 subprocess.run(arguments, cwd=folder, env=environment(**variables), check=True, capture_output=True)
                 seconds.setdefault(way, []).append(time.perf_counter() - began)
+                after = os.times()
+                spent = after.children_user - before.children_user + after.children_system - before.children_system
+                busy.setdefault(way, []).append(spent)
                 for report in (folder / "out" / "_runs").glob("2*.json") if way != "load" else ():
                     phases.setdefault(way, []).append(json.loads(report.read_text())["timings"])
     runs: list[dict[str, Any]] = []
     for way, each in seconds.items():
         told = phases.get(way, [])[1:]
         medians = {name: round(statistics.median(one[name] for one in told), 3) for name in (told[0] if told else ())}
-        runs.append({"way": way, "seconds": round(statistics.median(each[1:]), 3), "timings": medians})
+        found = {"seconds": statistics.median(each[1:]), "processor_seconds": min(busy[way][1:])}
+        found |= {"beside": found["seconds"] - sum(medians.values())}  # Python, imports, and the end
+        runs.append({"way": way, **{name: round(value, 3) for name, value in found.items()}, "timings": medians})
     write({"about": about(options), "rows": _ROWS, "rounds": options.rounds, "runs": runs}, options.output)
 
 

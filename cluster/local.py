@@ -30,6 +30,7 @@ from .settings import (
     THREADS_PER_WORKER,
     configured,
     default_scheduler,
+    forked,
     no_workers_seconds,
     silenced,
     with_settings,
@@ -153,7 +154,7 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path, protocol: 
 def _running(kind: Any, options: dict[str, Any], protocol: str, count: int) -> Iterator[Client]:
     end_in_a_worker()
     need_open_files(count)
-    with scratch_folder() as folder, configured():
+    with scratch_folder() as folder, configured(), forked():
         if protocol == "tls":
             options["security"] = make_certificates(folder / _TLS_FOLDER)
         with _open(kind, {**options, "protocol": protocol}, folder, noticed(folder)) as client:

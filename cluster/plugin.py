@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from weakref import WeakValueDictionary
 
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
@@ -34,6 +35,9 @@ _BEGUN = {False: 1, True: 2}
 _SWITCH_SECONDS = 0.0005
 """How long a thread of a GPU's worker may keep the others, which feed the GPU, from running: by default it is 5 ms."""
 
+_HERE: WeakValueDictionary[str, Model] = WeakValueDictionary()
+"""By key, the models of jobs whose worker is in this process."""
+
 _log = logging.getLogger("distributed.worker.broadsheet")  # so that Dask's own handlers show it
 
 
@@ -42,7 +46,8 @@ class EnginePlugin(WorkerPlugin):
 
     It carries the model's bytes, so a worker needs no file. There is one for each model; their engines live side by
     side (`pipeline/labelling/engines.py`). The CPU engine of a worker gets the cores of its host, divided
-    by the number of workers there. read_in_processes: starts so many processes that read, for a GPU's worker.
+    by the number of workers there. read_in_processes: starts so many processes that read, for a GPU's worker. here: the
+    worker is in this process, and takes the model as it is.
     """
 
     def __init__(
@@ -53,10 +58,13 @@ class EnginePlugin(WorkerPlugin):
         kernels: str,
         workers_per_host: int,
         read_in_processes: Callable[[int], None] | None = None,
+        here: bool = False,
     ) -> None:
         self.key = engine_key(model, device, precision, kernels)
         self.name = _name_of(self.key)
-        self._model = model.to_bytes()
+        self._model = b"" if here else model.to_bytes()
+        if here:
+            _HERE[self.key] = model
         self._device = device
         self._precision = precision
         self._kernels = kernels
@@ -74,9 +82,11 @@ class EnginePlugin(WorkerPlugin):
         if is_cuda and self._read_in_processes is not None:
             read_for_a_gpu(self._share, self._read_in_processes)
 
+        here = None if self._model else _HERE[self.key]
+
         def load() -> Engine:
             began = time.perf_counter()
-            model = Model.from_bytes(self._model)
+            model = here or Model.from_bytes(self._model)
             engine = ENGINES.open_engine(model, self._device, self._precision, threads, self._kernels)
             engine.classify(_ONE_ARTICLE)  # loads or compiles the kernels and allocates memory before the first chunk
             _log.info("ready in %.1f s: %s", time.perf_counter() - began, engine.backend)
@@ -170,7 +180,8 @@ def start_engines(
             client.run_on_scheduler(_prepare)
             most = max((hosts.count(host) for host in hosts), default=1)
             client.register_plugin(ClockPlugin())
-            client.register_plugin(EnginePlugin(model, device, precision, kernels, most, read_in_processes))
+            here = client.scheduler.address.startswith("inproc://")
+            client.register_plugin(EnginePlugin(model, device, precision, kernels, most, read_in_processes, here))
             found = _wait_for_engines(client, key)
         client.run_on_scheduler(_note, key, found)
     return key, _one_backend([backend for backend in found.values() if backend is not None], mixed)

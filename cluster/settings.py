@@ -13,12 +13,16 @@ from typing import Any
 
 import dask
 from dask.utils import parse_timedelta
+from distributed import utils
 from distributed.utils import silence_logging_cmgr
 
+from ..pipeline.processes.child import FORKS, OF_WORKERS
 from .private import LINK, TOKEN, new_token
 
 _ENVIRON = "distributed.nanny.pre-spawn-environ."
 _NO_WORKERS_TIMEOUT = "distributed.scheduler.no-workers-timeout"
+
+_METHOD = "distributed.worker.multiprocessing-method"
 
 GPU_EXECUTOR = "gpu"
 """The executor of a worker on which its engines compute."""
@@ -49,13 +53,7 @@ SETTINGS: Mapping[str, Any] = {
     "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.pause": 0.85,
     "distributed.worker.memory.terminate": 0.95,
-    # glibc's malloc and Arrow's mimalloc keep the buffers of a chunk for the next chunk: returned to the system, they
-    # would cost page faults again. With one arena, threads share them.
-    f"{_ENVIRON}MALLOC_TRIM_THRESHOLD_": 1 << 30,
-    f"{_ENVIRON}MALLOC_MMAP_THRESHOLD_": 32 << 20,  # the most that glibc takes
-    f"{_ENVIRON}MALLOC_ARENA_MAX": 1,
-    f"{_ENVIRON}MIMALLOC_PURGE_DELAY": 10_000,
-    f"{_ENVIRON}UCX_WARN_UNUSED_ENV_VARS": "n",
+    **{f"{_ENVIRON}{name}": value for name, value in OF_WORKERS.items()},
     "distributed.admin.log-format": "%(asctime)s %(name)s: %(message)s",
     "distributed.worker.http.routes": [],  # a worker's HTTP server has no login, and nobody reads it
 }
@@ -161,6 +159,20 @@ def configured() -> AbstractContextManager[None]:
 
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # before UCX is loaded here
     return with_settings(settings() | dashboard_settings(_TOKEN))
+
+
+@contextmanager
+def forked() -> Iterator[None]:
+    """In the block, let Dask's workers be forks of the process of `FORKS`, where that has the environment in which they
+    are to begin, and the user has not chosen how they start.
+    """
+    wanted = {name: os.environ.get(name, str(value)) for name, value in dask.config.get(_ENVIRON[:-1]).items()}
+    if wanted != FORKS.variables or dask.config.get(_METHOD) != "spawn":
+        yield
+        return
+    utils._forkserver_preload_set = True  # Dask would import all that it can use
+    with with_settings({_METHOD: "forkserver"}):
+        yield
 
 
 def default_scheduler() -> AbstractContextManager[None]:

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, Unpack, get_type_hints
 
 from .errors import FLAGS, UsageError
-from .source.limits import CHUNK_ROWS
+from .source.limits import CHUNK_ROWS, MOST_CHUNK_ROWS
 
 if TYPE_CHECKING:
     from .labelling.windows import Windows
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_CHUNK_ROWS = f"{CHUNK_ROWS['cpu']:,} on a CPU, {CHUNK_ROWS['cuda']:,} on a GPU"
+_CHUNK_ROWS = (
+    f"{CHUNK_ROWS['cpu']:,} to {MOST_CHUNK_ROWS:,} on a CPU, by the model's speed; {CHUNK_ROWS['cuda']:,} on a GPU"
+)
 _FORMAT, _FORMATS = "parquet; jsonl to stdout", ("parquet", "jsonl", "csv", "npy")
 
 PANELS = ("Input", "Labels", "Output", "Computing", "Cluster", "Job", "Report")
@@ -198,8 +200,7 @@ class OptionKeywords(LabelKeywords, total=False):
     layout: Annotated[str, Option("Output", "parts", choices=("parts", "attributes"), recorded=True)]
     """Write parts, or a file beside each input file, row for row.
 
-    "attributes": at the paths of the input below `root`; rows in quarantine are nulls. `format` is "parquet", "jsonl"
-    for Dolma's attributes, or "npy" for an array of the scores of every class.
+    "attributes": below `root` as the input; "jsonl" are Dolma's attributes, "npy" an array of the scores of all classes.
     """
     partition_by: Annotated[str | None, Option("Output", None, choices=("label",), recorded=True)]
     """Write a folder for each label.

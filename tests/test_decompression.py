@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import os
 import random
 import re
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import lz4.frame
+import numpy as np
 import pytest
 import zstandard
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading import found, read_files
 
 from pipeline.errors import InputChanged, SourceError
+from pipeline.processes.threads import available_cores, available_memory
 from pipeline.source.chunk import Selection
 from pipeline.source.find.files import FORMATS, find_files
 from pipeline.source.formats.base import InputFile
@@ -64,9 +71,11 @@ def content(path: Path, compression: str | None, size: int = 1 << 20) -> tuple[b
     return b"".join(found), ""
 
 
-def by_one_core(path: Path, compression: Compression) -> tuple[bytes, str]:
+def by_one_core(
+    path: Path, compression: Compression, open_raw: Callable[[], BinaryIO] | None = None
+) -> tuple[bytes, str]:
     """What a file holds, and why it ends."""
-    stream, found = Decompressed(lambda: path.open("rb"), compression), []
+    stream, found = Decompressed(open_raw or (lambda: path.open("rb")), compression), []
     try:
         while block := stream.read(1 << 20):
             found.append(block)
@@ -252,6 +261,28 @@ def test_trouble_in_a_file_that_all_cores_read_is_what_one_core_finds(tmp_path: 
     assert why in error
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_of_a_gzip_file_that_is_cut_off_only_the_end_is_read_twice(tmp_path: Path, repeated: bool) -> None:
+    """What is read is what zlib reads, also where another decoder has found less; of what repeats itself, from all."""
+    rng = np.random.default_rng(5)
+    words = [rng.bytes(rng.integers(1, 9)).hex().encode() for _ in range(3000)]
+    text = b" ".join([words[i] for i in rng.integers(0, 3000, 1_200_000)])
+    data = gzip.compress(text if not repeated else noise(5 << 20) + b"all the same " * 100_000, 1)
+    path, read = tmp_path / "f.gz", []
+
+    class Counted(io.FileIO):
+        def readinto(self, buffer: Any) -> int | None:
+            read.append(super().readinto(buffer) or 0)
+            return read[-1]
+
+    for cut in (3, 8, 9, *rng.integers(10, 4000, 5).tolist()):
+        path.write_bytes(data[:-cut])
+        read.clear()
+        expected = zlib.decompressobj(31).decompress(data[:-cut]), "it ends within a gzip member"
+        assert by_one_core(path, COMPRESSIONS["gzip"], lambda: io.BufferedReader(Counted(path, "rb"))) == expected
+        assert (sum(read) > 1.5 * len(data)) == repeated
+
+
 @pytest.mark.parametrize("compression", ["gzip", "bz2"])
 def test_rapidgzip_reads_a_sound_file_to_its_end(tmp_path: Path, compression: str) -> None:
     data, path = noise(3 << 20), tmp_path / "f.txt"
@@ -284,16 +315,50 @@ def test_a_bomb_fills_no_memory(tmp_path: Path, compression: str) -> None:
     assert resident("VmHWM") - before < 50 << 20
 
 
-def test_a_zstd_frame_with_a_window_of_a_gigabyte_is_refused(tmp_path: Path) -> None:
-    wide = zstandard.ZstdCompressionParameters(window_log=30, compression_level=1)
+def streamed(data: bytes, window: int, asked: int | None = None) -> bytes:
+    """A zstd frame with a window of so many bytes, as a power of two. asked: what it says instead."""
+    wide = zstandard.ZstdCompressionParameters(window_log=window, compression_level=1, enable_ldm=window > 27)
     packer = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    frame = packer.compress(data) + packer.flush()
+    return frame[:5] + bytes([((asked or window) - 10) << 3]) + frame[6:]
+
+
+def test_zstd_frames_with_long_windows_are_read_where_memory_is_enough(tmp_path: Path) -> None:
+    """Of `zstd --long=31` and less: several, between frames without data, as in the seekable format."""
+    far = noise(1 << 10) + bytes(140 << 20) + noise(1 << 10)  # found again 140 MiB further on
+    table = b"\x5e\x2a\x4d\x18" + (4).to_bytes(4, "little") + bytes(4)
     path = tmp_path / "f.txt.zst"
-    path.write_bytes(zstandard.compress(b"before\n") + packer.compress(b"an article\n") + packer.flush())
-    assert content(path, "zstd") == (
-        b"before\n",
-        f"{path}: cut off or damaged after 7 decompressed bytes; all before is read (its zstd frame asks for a window "
-        "of 1,024 MiB, more than 128: compress it without --long)",
-    )
+    path.write_bytes(table + streamed(far, 28) + streamed(b"an article\n", 20, 31) + table + streamed(b"end", 20, 30))
+    if available_memory() < available_cores() << 32:
+        pytest.skip("a core needs 4 GiB here for the longest window")
+    found, error = content(path, "zstd")
+    assert (found == far + b"an article\nend", error) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("window", "gibibytes", "why"),
+    [
+        (32, 0, "of 4,096 MiB, more than {most}: compress it without --long"),
+        (31, 2, "of 2,048 MiB, more than {most}: compress it with --long={log}, or use fewer cores (taskset): all of "
+         "them may take half of the memory"),
+    ],
+)  # fmt: skip
+def test_a_longer_window_is_refused_in_words(tmp_path: Path, window: int, gibibytes: int, why: str) -> None:
+    """And as a process with little memory sees it."""
+    path = tmp_path / "f.txt.zst"
+    frame, memory = streamed(b"an article\n", 20, window), available_memory()
+    path.write_bytes(zstandard.compress(b"before\n") + frame)
+    code = "from pipeline.source.open.compression import COMPRESSIONS, refusal; "
+    code += f"print(refusal(COMPRESSIONS['zstd'], {frame[:18]!r}))"
+    if gibibytes:
+        memory = gibibytes << 30
+        code = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({memory}, -1)); {code}"
+    log = min(31, (memory // (2 * available_cores())).bit_length() - 1)
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert told.strip() == "its zstd frame asks for a window " + why.format(most=f"{1 << (log - 20):,}", log=log)
+    if not gibibytes:
+        cut = f"{path}: cut off or damaged after 7 decompressed bytes; all before is read ({told.strip()})"
+        assert content(path, "zstd") == (b"before\n", cut)
 
 
 def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import os
 import platform
 import re
@@ -122,12 +123,16 @@ def test_files_of_the_users_that_bear_our_folders_names_change_nothing(
     small_model_file: Path, tmp_path: Path, how: str
 ) -> None:
     """Neither in the process nor in its workers: a `pipeline.py` or a folder `cluster` is as good as any. And a job
-    whose dashboard nobody opens does without Bokeh.
+    whose dashboard nobody opens does without Bokeh. The workers of a command are forks of a process that has imported
+    what they need, in the environment in which they are to begin.
     """
     (tmp_path / "cluster").mkdir()
     for name in ("pipeline.py", "cluster/__init__.py"):
         (tmp_path / name).write_text("raise SystemExit('the file of the user has run')\n")
     (tmp_path / "news.txt").write_text("Stocks fell on Monday\n")
+    tell = "import json, os, psutil, sys\ndef dask_setup(_):\n    json.dump({told}, open({file!r}, 'w'))\n"
+    told = "[psutil.Process(os.getppid()).cmdline(), os.environ['MALLOC_ARENA_MAX'], 'pandas' in sys.modules]"
+    (tmp_path / "tell.py").write_text(tell.format(told=told, file=str(tmp_path / "told.json")))
     no_bokeh = "assert 'distributed' in sys.modules and 'bokeh.models' not in sys.modules\n"
     script = tmp_path / ("bin/broadsheet" if how == "console script" else "script.py")
     script.parent.mkdir(exist_ok=True)
@@ -147,7 +152,7 @@ def test_files_of_the_users_that_bear_our_folders_names_change_nothing(
             *{"console script": [script, *arguments], "import": [script]}.get(how, ["-m", "broadsheet", *arguments]),
         ],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "tell.py")},
         capture_output=True,
         text=True,
         timeout=120,
@@ -155,6 +160,8 @@ def test_files_of_the_users_that_bear_our_folders_names_change_nothing(
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
     assert (tmp_path / "out" / "_SUCCESS").is_file()
+    parent, arenas, has_pandas = json.loads((tmp_path / "told.json").read_text())
+    assert ("forkserver" in " ".join(parent), arenas, has_pandas) == (how != "import", "1", False)
 
 
 def test_classify_takes_every_option_by_name_as_an_editor_shows_it() -> None:

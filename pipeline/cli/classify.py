@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -47,6 +47,15 @@ _STDOUT = Path("-")
 _EXTRAS = {"slurm": ("dask_jobqueue", "slurm"), "cuda": ("dask_cuda", "cluster")}
 """What kinds of cluster need: a module, and the extra that installs it."""
 
+_OF_UCX = ("distributed_ucxx", "rmm")
+"""What Dask imports, where it is installed, to talk over UCX: a tenth of a second."""
+
+_MODULES_OF_WORKERS = [
+    f"broadsheet.{name}"
+    for name in ("pipeline.source.read.reader_process", "__main__", "cluster.plugin", "pipeline.job.group_tasks")
+] + ["distributed.nanny"]
+"""What the workers of a command import, as one process does of which they are forks; the first spares pandas."""
+
 _SHOWN = 10
 
 
@@ -58,7 +67,7 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help=_DRY_RUN)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     quiet: Quiet = False,
-    stdin_format: Annotated[str | None, in_panel("Input", "text|csv|tsv|jsonl", _STDIN)] = None,
+    stdin_format: Annotated[str | None, in_panel("Input", "text|csv|tsv|jsonl|wet", _STDIN)] = None,
     cluster: Where = None,
     scheduler_file: SchedulerFile = None,
     protocol: Protocol = "auto",
@@ -72,8 +81,10 @@ def command(
     than --max-quarantined allows, or --update found files that have changed. 4: stopped early by SIGUSR1, continue with
     --resume. 1: any other error.
     """
-    from ..processes.child import spare_pandas
+    from ..processes.child import FORKS, spare_pandas
 
+    if not dry_run and output not in (None, _STDOUT) and _starts_workers(inputs, cluster, scheduler_file, flags):
+        FORKS.begin(_MODULES_OF_WORKERS)
     spare_pandas()
     from ..job.again import how_to_go_on, taken_up
     from ..output.object_store import place_of
@@ -144,24 +155,39 @@ def _command_to_go_on(
     return " ".join(["broadsheet classify", "--update" if options.get("update") else "--resume", "-o", name, *given])
 
 
-def _is_one_chunk(source: Any) -> bool:
-    """Whether the inputs are files so small that another process would have nothing to do beside this one."""
-    from ..source.inputs import Paths
+def _starts_workers(
+    inputs: list[str] | None, cluster: str | None, scheduler_file: Path | None, flags: dict[str, Any]
+) -> bool:
+    """Whether workers will probably be started on this machine: told before anything is imported that takes time."""
+    if cluster is not None or scheduler_file is not None:
+        return cluster in ("local", "cuda")
+    if flags.get("workers") is not None:
+        return True
+    if flags.get("device") != "cpu" and os.path.exists("/proc/driver/nvidia"):
+        return False  # with one GPU this process is the worker
+    return flags.get("chunk_size") is not None or not _is_one_chunk(inputs or ())
 
-    inputs = source if isinstance(source, Paths) else ()
+
+def _is_one_chunk(inputs: Sequence[str]) -> bool:
+    """Whether the inputs are files so small that another process would have nothing to do beside this one."""
     return bool(inputs) and all(map(os.path.isfile, inputs)) and sum(map(os.path.getsize, inputs)) <= _ONE_CHUNK_BYTES
 
 
 def _run(
     source: Any, place: Location, model: list[str], options: dict[str, Any], connection: dict[str, Any], quiet: bool
 ) -> Any:
-    from ...cluster import connect, nearest
+    from ..processes.child import hidden
+
+    is_here = connection["where"] in ("auto", "local", "cuda") and not connection["scheduler_file"]
+    with hidden(*(_OF_UCX if is_here and connection["protocol"] != "ucx" else ())):
+        from ...cluster import connect, nearest
     from ...cluster.protocol import count_gpus
     from ..api import classify
     from ..engine.open import expected_device
     from ..job.beginning import refuse_files
     from ..options import Options
     from ..report.terminal import NoProgress, TerminalProgress
+    from ..source.inputs import Paths
 
     connection |= {"say": lambda line: None} if quiet else {}
     progress: Progress = NoProgress() if quiet else TerminalProgress(PlainConsole(stderr=True))
@@ -170,7 +196,8 @@ def _run(
     device = options.get("device", "auto")
     if connection["where"] == "auto":
         connection["where"] = nearest(device)
-    one_chunk = connection["where"] == "local" and "chunk_size" not in options and _is_one_chunk(source)
+    files = source if isinstance(source, Paths) else ()
+    one_chunk = connection["where"] == "local" and "chunk_size" not in options and _is_one_chunk(files)
     if not chosen and (one_chunk or (connection["where"] == "cuda" and count_gpus() == 1)):
         connection |= {"where": "local", "processes": False}  # which starts in a fraction of the time
     elif connection["where"] == "local" and connection["workers"] is None and expected_device(device) == "cuda":
@@ -178,7 +205,7 @@ def _run(
     stopping = Event()
     signal.signal(signal.SIGUSR1, lambda *_: stopping.set())
     run = partial(classify, source, str(place), model=model, progress=progress, stop=stopping.is_set, **options)
-    if connection["where"] in ("local", "cuda") and not connection["scheduler_file"]:
+    if is_here:
         return run(client=lambda: connect(**connection))  # beside the planning
     with connect(**connection) as client:  # at once: what its workers have decides the chunk size
         return run(client=client)

@@ -105,6 +105,10 @@ def run() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may know fewer letters than UTF-8
     warnings.showwarning = _show_warning  # type: ignore[assignment]
+    every = app.registered_commands
+    if set(sys.argv[1:2]) & set(_COMMANDS):  # Typer would look at the parameters of all
+        needed = {sys.argv[1], "classify"}  # whose options `submit` takes
+        app.registered_commands = [one for one in every if one.name in needed]
     try:
         code = app(standalone_mode=False)
         if code == _INTERRUPTED:
@@ -125,6 +129,8 @@ def run() -> None:
     except Exception:
         say(f"broadsheet: please report this\n{traceback.format_exc()}", error=True)
         sys.exit(1)
+    finally:
+        app.registered_commands = every
 
 
 def _show_warning(message: Warning | str, *_where: object) -> None:

@@ -16,14 +16,16 @@ import stat
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..errors import BroadsheetError, UsageError
+from ..processes.threads import available_cores
 from .tiles import shared_limit
 
 FOLDER = Path(__file__).resolve().parent
@@ -73,6 +75,22 @@ def compile_kernel(
                 found = _compile(folder, file, expression, architecture)
                 _write(path, found, f"{file} {expression}")
     return found
+
+
+@cache
+def kernel_here(file: str, expression: str, architecture: str) -> Cubin:
+    """As of `compile_kernel`; once a process."""
+    return compile_kernel(file, expression, architecture)
+
+
+def compile_all(kernels: Iterable[tuple[str, str]], architecture: str) -> None:
+    """Compile kernels, file and expression of each, on all cores: one after the other, a model's take five seconds.
+
+    Workers that share a cache share the work: each kernel is compiled by the first that comes to it.
+    """
+    with ThreadPoolExecutor(available_cores(), "broadsheet-compile") as pool:
+        for _ in pool.map(lambda kernel: kernel_here(*kernel, architecture), kernels):
+            pass
 
 
 def cache_folder() -> Path:

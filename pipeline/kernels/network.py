@@ -17,6 +17,7 @@ from ..model.reference import Weights
 from ..processes.threads import available_cores
 from . import memory_plan
 from .catalog import Kernel, branch_kernels, gather_kernel, network_kernels, target
+from .compile import compile_all
 from .memory_plan import CLOSING, capacity
 from .ops import Asked, DeviceEncoded, Launched, Packing, Scored, load, operations
 from .slots import Result, Slot, Sums, Trail
@@ -54,8 +55,10 @@ class Network:
             kernels += [gather_kernel()] if self.parts.alone else []
         if ngrams is not None:
             kernels += branch_kernels(ngrams.kinds, ngrams.bits, self.layers[-1].outputs)
+        compiled_for = target(generation, self.ops.architecture)
+        compile_all([(kernel.file, kernel.expression) for kernel in kernels], compiled_for)
         for kernel in kernels:
-            load(kernel.file, kernel.expression, target(generation, self.ops.architecture))
+            load(kernel.file, kernel.expression, compiled_for)
         self._alphabet = upload_alphabet(alphabet)
         self._ngrams, self._branch = ngrams, None if ngrams is None else upload_ngrams(ngrams)
         self._alone = None if weights.alone is None else upload_alone(weights.alone)

@@ -21,7 +21,7 @@ from ..model.alphabet import head_bytes
 from ..model.layers import NORM_EPSILON, Frame, Layer
 from . import catalog
 from .catalog import Kernel
-from .compile import compile_kernel
+from .compile import kernel_here
 from .memory_plan import most_units
 from .storage import STORAGE, Storage
 from .tables import StatisticsTables
@@ -340,7 +340,7 @@ def _load(file: str, expression: str, target: str, device: int) -> Any:
 
     All models of a process share it, and need different amounts of shared memory, so it may use the maximum.
     """
-    cubin = compile_kernel(file, expression, target)
+    cubin = kernel_here(file, expression, target)
     module = cp.cuda.Module()
     module.load(cubin.code)
     function = module.get_function(cubin.symbol)

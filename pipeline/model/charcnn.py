@@ -254,10 +254,12 @@ class Model:
             If a weight does not fit `dtype`.
 
         """
-        tensors = {n: np.ascontiguousarray(t, dtype or t.dtype) for n, t in self.tensors.items()}
-        for name, tensor in tensors.items():
-            if not np.isfinite(tensor).all():
-                raise ModelError(f"tensor {name} does not fit {dtype}")
+        tensors, digest = {n: np.ascontiguousarray(t, dtype or t.dtype) for n, t in self.tensors.items()}, self.digest
+        if dtype is not None:
+            for name, tensor in tensors.items():
+                if not np.isfinite(tensor).all():
+                    raise ModelError(f"tensor {name} does not fit {dtype}")
+            digest = replace(self, tensors=tensors).digest
         temperature = None if self.temperature == 1 else self.temperature
         about = model_file.About(
             self.alphabet.symbols, list(self.classes), self.length, dict(self.card), self.frame, self.scales,
@@ -266,9 +268,7 @@ class Model:
             ngrams_alone=self._is_ngrams_alone or None, cascade=self.cascade,
         )  # fmt: skip
         layers = [] if self._is_ngrams_alone else [layer.description for layer in self.layers]
-        digest = replace(self, tensors=tensors).digest
-        tensors |= self._of_ngrams
-        return model_file.encode(tensors, about, layers, digest)
+        return model_file.encode(tensors | self._of_ngrams, about, layers, digest)
 
     def save(self, path: str | Path, dtype: str | None = None) -> None:
         """Write the model to a safetensors file.

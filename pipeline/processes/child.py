@@ -7,6 +7,7 @@ ends. A terminal's signals do not reach it. What it writes on stderr goes on to 
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import signal
@@ -14,10 +15,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
-from multiprocessing import util
+from multiprocessing import forkserver, resource_tracker, util
 from typing import IO
 
 _END_SECONDS = 5.0
@@ -46,12 +47,84 @@ def protect_multiprocessing() -> None:
         util._args_from_interpreter_flags = lambda: list(flags)  # type: ignore[attr-defined]
 
 
-class _NoPandas(MetaPathFinder):
-    """Says that there is no pandas."""
+OF_WORKERS: Mapping[str, str] = {
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that glibc takes
+    "MALLOC_ARENA_MAX": "1",
+    "MIMALLOC_PURGE_DELAY": "10000",
+    "UCX_WARN_UNUSED_ENV_VARS": "n",
+}
+"""Variables of the environment in which processes begin that read and label: glibc's malloc and Arrow's mimalloc keep
+the buffers of a chunk for the next chunk. Returned to the system, they would cost page faults again. With one arena,
+threads share them.
+"""
+
+_ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
+"""As Dask has it in its workers: BLAS counts its threads when it is loaded."""
+
+
+class Forks:
+    """The process of which others are forks that `multiprocessing` starts here, by its method "forkserver"."""
+
+    def __init__(self) -> None:
+        self.variables: dict[str, str] = {}
+
+    def begin(self, modules: Sequence[str]) -> None:
+        """Start it, unless it cannot be. It imports the modules, nothing of which may use CUDA, while this process goes
+        on, and ends with it. A terminal's Ctrl-C reaches neither it nor the forks. For a process of ours: user code
+        could have other uses for it.
+        """
+        if sys.version_info < (3, 11, 1):  # whose socket is open to other users of the host: CVE-2022-42919
+            return
+        protect_multiprocessing()
+        forkserver.set_forkserver_preload([*modules])
+        resource_tracker.ensure_running()  # else it would be started below, and unblock SIGINT
+        found = {name: os.environ.get(name, value) for name, value in {**OF_WORKERS, **_ONE_THREAD}.items()}
+        missing = found.keys() - os.environ.keys()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        os.environ.update(found)
+        try:
+            with suppress(OSError):
+                forkserver.ensure_running()
+                self.variables = found
+                atexit.register(self._end)
+        finally:
+            for name in missing:
+                del os.environ[name]
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _end(self) -> None:
+        """It may be importing still, and whoever reads what this process says would wait for it."""
+        with suppress(OSError, TypeError):
+            os.kill(forkserver._forkserver._forkserver_pid, signal.SIGTERM)  # type: ignore[attr-defined]
+
+
+FORKS = Forks()
+"""That of this process."""
+
+
+class _Hidden(MetaPathFinder):
+    """Says that there are no modules of these names."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
 
     def find_spec(self, name: str, *_: object) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError("pyarrow does without pandas here", name=name)
+        if name in self._names:
+            raise ModuleNotFoundError("another package does without it here", name=name)
+
+
+@contextmanager
+def hidden(*modules: str) -> Iterator[None]:
+    """In the block, packages that are imported do without these modules, which they need for some uses only. Those who
+    import them later find them.
+    """
+    finder = _Hidden(modules)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
 
 
 def spare_pandas() -> None:
@@ -59,14 +132,11 @@ def spare_pandas() -> None:
     and pyarrow would do so at its first conversion of a Python value, to find out whether it is one of pandas. It does
     not ask again; who imports pandas itself, as PyTorch and Bokeh do, finds it.
     """
-    if "pyarrow" in sys.modules:
-        return
-    finder = _NoPandas()
-    sys.meta_path.insert(0, finder)
-    import pyarrow
+    if "pyarrow" not in sys.modules:
+        with hidden("pandas"):
+            import pyarrow
 
-    pyarrow.scalar(0)
-    sys.meta_path.remove(finder)
+            pyarrow.scalar(0)
 
 
 class Child:

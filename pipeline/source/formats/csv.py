@@ -152,7 +152,7 @@ def _split_regular(
     The count is right as long as every quote is where a quoted field may open or close. every: as of `Dialect`.
     """
     array = np.frombuffer(buffer, np.uint8)
-    has_cr = bool((array == _CR).any())
+    has_cr = b"\r" in buffer
     is_mark = (array == _LF) | (array == _QUOTE)
     marks = np.flatnonzero(is_mark | (array == _CR) if has_cr else is_mark)
     is_quote = array[marks] == _QUOTE

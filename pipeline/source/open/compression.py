@@ -19,12 +19,16 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, BinaryIO, Protocol, cast
 
 import lz4.frame
+import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ...processes.threads import available_cores, available_memory
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -134,8 +138,8 @@ class Transcoded:
 
 
 _HAS_ISAL = find_spec("isal") is not None  # it has no wheel for some machines
-_MOST_WINDOW = 27
-"""Of a zstd frame, as a power of two: 128 MiB, what zstd itself allows."""
+_WINDOWS = (27, 31)
+"""Of a zstd frame, as powers of two: 128 MiB, what zstd itself always allows, and 2 GiB, the longest that it has."""
 _MOST_XZ = 256 << 20
 """Bytes of memory for xz; `xz -9` takes 65 MiB."""
 HEAD_BYTES = 1000
@@ -165,7 +169,9 @@ class Decoder(Protocol):
 class Compression:
     """One of them. unit: what a file is a sequence of. decoder: the fastest. exact: the one that decides which bytes of
     damaged data can be read, the same on every machine. padding: zeros between units and at the end are allowed in
-    multiples of so many; 0 for none.
+    multiples of so many; 0 for none. mark: what units begin with, where reading goes on after a damaged one. rest: what
+    `exact` reads of a unit that is cut off, after what `decoder` has read, as `gzip_rest` finds it; None where that
+    takes reading it again.
     """
 
     name: str
@@ -175,6 +181,8 @@ class Compression:
     decoder: Callable[[], Decoder]
     exact: Callable[[], Decoder]
     padding: int = 0
+    mark: bytes = b""
+    rest: Callable[[bytes, bytes], bytes | None] | None = None
 
 
 class _Zlib:
@@ -217,14 +225,83 @@ class _Zlib:
         return b"".join(found)
 
 
+_WINDOW = 32 << 10
+_MOST_MORE = 16
+"""Bytes of a cut member that zlib may read, and another decoder, which looks up several at once, may not."""
+_SURE_CONTENT, _MOST_KNOWN = 4 << 10, 4 << 20
+"""Bytes of content that zlib is to read from a block on."""
+_FIELDS = 80
+"""Bits at the beginning of a block: its last code length ends before."""
+_SHARES = np.array([0, 64, 32, 16, 8, 4, 2, 1], np.int32)
+"""Of all codes, in parts of 128, what one takes by its length; those of a block take all."""
+
+
+def gzip_rest(tail: bytes, known: bytes) -> bytes | None:
+    """What zlib reads of a gzip member that is cut off, after all that another decoder has read; None where it is not
+    told without reading all again.
+
+    tail, known: its last bytes as they are stored, and the last that were read. zlib begins at a block of the deflate
+    format (RFC 1951) in the tail. It reads what is known from there, or it was no block.
+    """
+    for bit in _block_starts(tail)[::-1].tolist():
+        word = np.frombuffer(tail, np.uint8)[bit >> 3 :].astype(np.uint16)
+        block = (word >> (bit & 7) | np.append(word[1:], 0) << (8 - (bit & 7))).astype(np.uint8).tobytes()
+        try:
+            size = len(_inflated(block, bytes(_WINDOW)))
+            if not _SURE_CONTENT <= size < _MOST_KNOWN:
+                continue
+            found = []
+            for more in range(_MOST_MORE):
+                begin = len(known) + more - size
+                if begin < _WINDOW:
+                    return None
+                content = _inflated(block, known[begin - _WINDOW : begin])
+                if content[: size - more] == known[begin:]:
+                    found.append(content[size - more :])
+        except zlib.error:
+            continue
+        if len(found) == 1:  # of what repeats itself there may be several
+            return found[0]
+    return None
+
+
+def _inflated(block: bytes, window: bytes) -> bytes:
+    return zlib.decompressobj(-15, zdict=window).decompress(block, _MOST_KNOWN)
+
+
+def _block_starts(data: bytes) -> NDArray[np.int64]:
+    """The bits of `data` at which a block with Huffman codes of its own may begin, by what it would say of them."""
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    count = max(len(bits) - _FIELDS, 0)
+    kind = [bits[place : place + count] for place in range(13)]
+    good = (kind[1] == 0) & (kind[2] == 1)
+    for lengths in (kind[4:8], kind[9:13]):  # no 30 or 31
+        good &= ~np.logical_and.reduce(lengths)
+    starts = np.flatnonzero(good)
+    codes = 4 + bits[starts[:, None] + np.arange(13, 17)] @ np.array([1, 2, 4, 8])
+    shares = _SHARES[bits[:-2] + 2 * bits[1:-1] + 4 * bits[2:]]
+    taken = np.zeros(len(starts), np.int32)
+    for code in range(19):
+        taken += np.where(code < codes, shares[starts + 17 + 3 * code], 0)
+    found: NDArray[np.int64] = starts[taken == 128]
+    return found
+
+
 def _igzip() -> Decoder:
     from isal import igzip_lib
 
     return cast(Decoder, igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP))
 
 
+@cache
+def _most_window() -> int:
+    """Of a zstd frame here, as a power of two: where every core reads such a file, they take half of the memory."""
+    least, most = _WINDOWS
+    return max(least, min(most, (available_memory() // (2 * available_cores())).bit_length() - 1))
+
+
 def _zstd() -> Decoder:
-    limit = {int(zstd.DecompressionParameter.window_log_max): _MOST_WINDOW}
+    limit = {int(zstd.DecompressionParameter.window_log_max): _most_window()}
     return cast(Decoder, zstd.ZstdDecompressor(options=limit))
 
 
@@ -241,7 +318,8 @@ def _magic(magic: bytes) -> Callable[[bytes], bool]:
     return lambda head: bool(head) and head[: len(magic)] == magic[: len(head)]
 
 
-_is_gzip = _magic(b"\x1f\x8b\x08")
+GZIP_MAGIC = b"\x1f\x8b\x08"
+_is_gzip = _magic(GZIP_MAGIC)
 _is_zstd_frame = _magic(b"\x28\xb5\x2f\xfd")
 _is_xz = _magic(b"\xfd7zXZ\x00")
 _is_lz4_frame = _magic(b"\x04\x22\x4d\x18")
@@ -271,7 +349,9 @@ def is_skippable(head: bytes) -> bool:
 COMPRESSIONS = {
     found.name: found
     for found in (
-        Compression("gzip", ".gz", "member", _is_gzip, _igzip if _HAS_ISAL else _Zlib, _Zlib, padding=1),
+        Compression(
+            "gzip", ".gz", "member", _is_gzip, _igzip if _HAS_ISAL else _Zlib, _Zlib, padding=1, rest=gzip_rest
+        ),
         Compression("zstd", ".zst", "frame", _is_zstd, _zstd, _zstd),
         Compression("bz2", ".bz2", "stream", _is_bz2, bz2.BZ2Decompressor, bz2.BZ2Decompressor),
         Compression("xz", ".xz", "stream", _is_xz, _xz, _xz, padding=4),
@@ -301,9 +381,13 @@ def _is_text(head: bytes) -> bool:
 
 def refusal(compression: Compression, head: bytes) -> str:
     """Why a unit that begins so cannot be decompressed, in words of a user; empty where nothing is known."""
-    if compression.name == "zstd" and (window := _window(head)) > 1 << _MOST_WINDOW:
-        most = (1 << _MOST_WINDOW) >> 20
-        return f"its zstd frame asks for a window of {window >> 20:,} MiB, more than {most}: compress it without --long"
+    if compression.name == "zstd" and (window := _window(head)) > 1 << (most := _most_window()):
+        remedy = "compress it without --long"
+        if window <= 1 << _WINDOWS[1]:
+            remedy = (
+                f"compress it with --long={most}, or use fewer cores (taskset): all of them may take half of the memory"
+            )
+        return f"its zstd frame asks for a window of {window >> 20:,} MiB, more than {1 << (most - 20):,}: {remedy}"
     return ""
 
 

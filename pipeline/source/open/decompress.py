@@ -7,15 +7,18 @@ damage, anything unknown. From there on the file is read by one core, which know
 
 from __future__ import annotations
 
+import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import cache, partial
 from typing import BinaryIO
 
 from ...errors import InputUnavailable, SourceError
 from ...processes.threads import available_cores
 from .ahead import PARSING, in_order
-from .compression import COMPRESSIONS, Compression, Decoder, is_skippable, refusal
+from .compression import COMPRESSIONS, GZIP_MAGIC, Compression, Decoder, beginning, is_skippable, refusal
 
 _INPUT_BYTES = 256 << 10
 _LEAST_INPUT = 1 << 10
@@ -24,6 +27,11 @@ _CAREFUL_BYTES = 2 * _INPUT_BYTES
 """So many are fed one by one where decompression has failed: what a failing call has decompressed is lost."""
 _MOST_OUTPUT = 8 << 20
 """More than one such byte can stand for."""
+
+
+_LEAST_CUT_OFF, _TAILS = 4 << 20, (64 << 10, 256 << 10)
+"""Stored bytes of a unit of which only the tail is read again where it is cut off, first the smaller one."""
+_MOST_LAST = 4 << 20
 
 
 class Damaged(Exception):
@@ -85,14 +93,14 @@ class Raw:
     def skip_zeros(self) -> int:
         """Pass over zeros, and say how many there were."""
         count = 0
-        while True:
-            self._fill(1)
+        self._fill(1)
+        while self._buffer.startswith(b"\0", self._at):
             rest = self._buffer[self._at :]
             zeros = len(rest) - len(rest.lstrip(b"\0"))
             self._at += zeros
             count += zeros
-            if not zeros or self._at < len(self._buffer):
-                return count
+            self._fill(1)
+        return count
 
     def close(self) -> None:
         self._stream.close()
@@ -126,6 +134,8 @@ class Decompressed:
         self._exact = False
         self._ready = memoryview(b"")
         self._failure: Exception | None = None
+        self._last: deque[bytes] = deque()  # of what was read, so that a unit that is cut off is not read again
+        self._last_bytes = 0
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; none at the end. Raises Damaged, or what the file raises, after all that is before."""
@@ -142,7 +152,7 @@ class Decompressed:
                 if len(block) <= size:
                     return block
                 self._ready = memoryview(block)
-        if not self._ready and self._failure is not None:
+        if not self._ready and self._failure is not None and not self._goes_on():
             raise self._failure
         found, self._ready = bytes(self._ready[:size]), self._ready[size:]
         return found
@@ -167,6 +177,11 @@ class Decompressed:
                     raise EOFError(f"it ends within a {self._compression.name} {self._compression.unit}")
             if block := decoder.decompress(data, size):
                 self._unit_given += len(block)
+                if self._compression.rest is not None:
+                    self._last.append(block)
+                    self._last_bytes += len(block)
+                    while self._last_bytes - len(self._last[0]) >= _MOST_LAST:
+                        self._last_bytes -= len(self._last.popleft())
                 return block
 
     def _begin(self) -> Decoder | None:
@@ -199,6 +214,9 @@ class Decompressed:
             return
         given = self._unit_given
         try:
+            if isinstance(error, EOFError) and (rest := self._rest()) is not None:
+                self._ready, self._failure = memoryview(rest), _told(error)
+                return
             self._raw.close()
             self._raw = Raw(self._open_raw(), self._unit_start)
             self._raw.be_careful(self._fed)
@@ -208,6 +226,50 @@ class Decompressed:
                 pass
         except Exception as again:
             self._failure = _told(again)
+
+    def _goes_on(self) -> bool:
+        """Whether there is a unit with the mark after a damaged one: then that is read next, after a zero byte."""
+        if not (self._compression.mark and isinstance(self._failure, Damaged)):
+            return False
+        place = _next_marked(self._open_raw, self._unit_start + 1, self._compression.mark)
+        if place is None:
+            return False
+        self._raw.close()
+        self._raw = Raw(self._open_raw(), place)
+        self._decoder, self._exact, self._failure = None, False, None
+        self._ready = memoryview(b"\0")
+        return True
+
+    def _rest(self) -> bytes | None:
+        """What `exact` reads of a large unit that is cut off after all that was read; None where it must be asked."""
+        end = self._raw.place
+        if self._compression.rest is None or self._exact or end - self._unit_start < _LEAST_CUT_OFF:
+            return None
+        for size in _TAILS:
+            with closing(self._open_raw()) as stream:
+                if not stream.seekable():
+                    return None
+                stream.seek(end - size)
+                tail = stream.read(size)
+            if (rest := self._compression.rest(tail, b"".join(self._last))) is not None:
+                return rest
+        return None
+
+
+def _next_marked(open_raw: Callable[[], BinaryIO], start: int, mark: bytes) -> int | None:
+    """The byte, `start` or later, at which a gzip member begins whose content begins with the mark."""
+    with closing(open_raw()) as stream:
+        _go_to(stream, start)
+        held = block = stream.read(_INPUT_BYTES)
+        while held:
+            looked_at = max(0, len(held) - (_LEAST_INPUT if block else 0))
+            for found in re.finditer(re.escape(GZIP_MAGIC), held[: looked_at + len(GZIP_MAGIC) - 1]):
+                if beginning(held[found.start() :][:_LEAST_INPUT], len(mark)) == mark:
+                    return start + found.start()
+            held, start = held[looked_at:], start + looked_at
+            block = stream.read(_INPUT_BYTES) if block else b""
+            held += block
+    return None
 
 
 def decompressed(data: bytes, compression: Compression, most: int) -> bytes | None:
@@ -308,7 +370,7 @@ class Frames:
         self._raw = open_raw()
         self._buffer = memoryview(b"")
         self._place = 0  # the byte of the file at which the buffer begins
-        self._contents = in_order(_pool(), self._calls(), _threads)
+        self._contents = in_order(_pool(), self._calls(), lambda: min(PARSING.share(), _MOST_CORES))
         self._ready = memoryview(b"")
         self._rest: Decompressed | None = None
 
@@ -380,10 +442,6 @@ def _number(data: memoryview, place: int, width: int) -> int:
     if place + width > len(data):
         raise IndexError
     return int.from_bytes(data[place : place + width], "little")
-
-
-def _threads() -> int:
-    return min(PARSING.share(), _MOST_CORES)
 
 
 @cache
