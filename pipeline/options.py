@@ -200,7 +200,7 @@ class OptionKeywords(LabelKeywords, total=False):
     layout: Annotated[str, Option("Output", "parts", choices=("parts", "attributes"), recorded=True)]
     """Write parts, or a file beside each input file, row for row.
 
-    "attributes": below `root` as the input; "jsonl" are Dolma's attributes, "npy" an array of the scores of all classes.
+    "attributes": below `root` as the input; "jsonl" are Dolma's attributes, "npy" an array of all scores.
     """
     partition_by: Annotated[str | None, Option("Output", None, choices=("label",), recorded=True)]
     """Write a folder for each label.
