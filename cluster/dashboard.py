@@ -49,6 +49,7 @@ _CARD = (
     '<div style="display:inline-block;margin:0 28px 6px 0"><div style="color:#777;font-size:12px">{}</div>'
     '<div style="font-size:22px;font-weight:600;font-variant-numeric:tabular-nums">{}</div></div>'
 )
+_CELL = '<td style="background:{};padding:2px 10px">{}</td>'
 
 
 class _Pace:
@@ -98,8 +99,15 @@ class _Page:
         self._chart = chart
         self._gantt = self._new_strip()
         self._legend = Div(text="")
+        self._kept = Div(text="", sizing_mode="stretch_width")
         self.root = column(
-            self._cards, chart, self._gantt, self._legend, sizing_mode="stretch_width", margin=(10, 20, 10, 20)
+            self._cards,
+            chart,
+            self._gantt,
+            self._legend,
+            self._kept,
+            sizing_mode="stretch_width",
+            margin=(10, 20, 10, 20),
         )
 
     def _new_strip(self) -> Any:
@@ -130,6 +138,7 @@ class _Page:
         job = self._scheduler.task_metadata.get(TOPIC)
         total = sum(self._paces[ws.address].rate for ws in workers)
         self._cards.text = self._cards_of(job, total, now)
+        self._kept.text = _kept_of(job) if job and job["kept"] else ""
         self._legend.text = _legend(on_gpu=bool(job) and job["backend"].startswith("cuda"))
         self._seen.append((now, total))
         self._rates.data = {"time": [t - now for t, _ in self._seen], "rate": [rate for _, rate in self._seen]}
@@ -203,6 +212,17 @@ class _Page:
 def _legend(on_gpu: bool) -> str:
     shown = [name for name in _LEGEND if on_gpu or name not in _COPIES]
     return "".join(_SWATCH.format(_COLORS[name], _LEGEND[name]) for name in shown)
+
+
+def _kept_of(job: dict[str, Any]) -> str:
+    """For each label its rows, and which share of them has at least which score; darker where it is more."""
+    heads = ["label", "rows", *(f"≥ {score}" for score in job["thresholds"])]
+    lines = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
+    for label, rows, of_each in job["kept"]:
+        shares = [(f"{n / rows:.0%}", f"rgba(42,157,92,{0.5 * n / rows:.2f})") for n in of_each]
+        cells = [(escape(printable(label)), "none"), (f"{rows:,}", "none"), *shares]
+        lines.append(f"<tr>{''.join(_CELL.format(color, text) for text, color in cells)}</tr>")
+    return f'<h3 style="margin:8px 0">Scores so far</h3><table style="text-align:right">{"".join(lines)}</table>'
 
 
 def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Any) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # what `_NAMES` says, as type checkers and editors read it
     from .measures.fitting import calibrate as calibrate, quantise as quantise
     from .model.charcnn import Model as Model, load_model as load_model
     from .options import Options as Options
+    from .output.merge import merge as merge
     from .output.select import select as select
     from .output.verify import verify as verify
     from .report.job import JobReport as JobReport
@@ -48,6 +49,7 @@ _NAMES = {
     "measures.fitting": ("calibrate", "quantise"),
     "model.charcnn": ("Model", "load_model"),
     "options": ("Options",),
+    "output.merge": ("merge",),
     "output.select": ("select",),
     "output.verify": ("verify",),
     "report.job": ("JobReport",),

@@ -16,7 +16,10 @@ FLAGS = {
 Python. Those of a job are added by the table of its options, which is loaded with the package.
 """
 
-_VALUES = "fp32|fp16|bf16|int8|simt|sm75|sm80|sm90|cpu|cuda|tcp|ucx|listing|full|[0-9]+(?:\\.[0-9]+)?"
+_VALUES = (
+    "fp32|fp16|bf16|int8|simt|sm75|sm80|sm90|cpu|cuda|tcp|ucx|listing|full|attributes|parquet|jsonl|csv|npy|"
+    "[0-9]+(?:\\.[0-9]+)?"
+)
 _ENDS = r"(?![\w/-]|\.\w)"
 _FLAG = re.compile(rf"(?<![^\s(`'\"])--([a-z]+(?:-[a-z]+)*){_ENDS}")
 _WITH_VALUE = re.compile(rf"{_FLAG.pattern} ({_VALUES}|'[^']+'|(?<=--encoding )[\w-]+|(?<=--delimiter )tab){_ENDS}")

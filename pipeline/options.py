@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _CHUNK_ROWS = f"{CHUNK_ROWS['cpu']} to {MOST_CHUNK_ROWS:,} on a CPU, by speed; {CHUNK_ROWS['cuda']:,} on a GPU"
-_FORMAT = "parquet; jsonl to stdout"
+_FORMAT, _FORMATS = "parquet; jsonl to stdout", ("parquet", "jsonl", "csv", "npy")
 
 PANELS = ("Input", "Labels", "Output", "Computing", "Cluster", "Job", "Report")
 """Of the command's help, in this order."""
@@ -158,6 +158,8 @@ class OptionKeywords(LabelKeywords, total=False):
 
     It is a folder, or the beginning of a URL, above all input files; the paths are in the column ``file``.
     """
+    shard: Annotated[str | None, Option("Input", None, "I/N", recorded=True)]
+    """Label share I, from 1 on, of N of the files, for N jobs without a cluster that ``merge`` joins."""
     limit: Annotated[int | None, Option("Input", None, "N", least=1, recorded=True)]
     """Label the first N rows only."""
     truth: Annotated[str | os.PathLike[str] | None, Option("Input", None, "FILE", recorded=True)]
@@ -188,10 +190,15 @@ class OptionKeywords(LabelKeywords, total=False):
     """
     keep_all: Annotated[bool, Option("Output", False, recorded=True)]
     """Copy every column to the output."""
-    format: Annotated[str, Option("Output", "parquet", "", _FORMAT, choices=("parquet", "jsonl", "csv"), recorded=True)]
+    format: Annotated[str, Option("Output", "parquet", "", _FORMAT, choices=_FORMATS, recorded=True)]
     """Format of the output.
 
-    "parquet", "jsonl" or "csv". Default: "parquet".
+    "parquet", "jsonl" or "csv"; "npy" with `layout`. Default: "parquet".
+    """
+    layout: Annotated[str, Option("Output", "parts", choices=("parts", "attributes"), recorded=True)]
+    """Write parts, or a file beside each input file, row for row.
+
+    "attributes": below `root` as the input; "jsonl" are Dolma's attributes, "npy" an array of all scores.
     """
     partition_by: Annotated[str | None, Option("Output", None, choices=("label",), recorded=True)]
     """Write a folder for each label.
@@ -334,8 +341,10 @@ class Options(_Values):
     def _check(self) -> None:
         """Raise UsageError for a value that cannot be; columns, encoding and delimiter get the form that is used."""
         from .output.account import most_quarantined
+        from .output.sidecars import refuse_unfit
         from .output.where import parse
         from .source.columns import distinct
+        from .source.find.files import refuse_unfit_share
         from .source.find.search import refuse_not_utf8
         from .source.formats.record_format import delimiter_named
         from .source.open.compression import encoding_named
@@ -370,6 +379,8 @@ class Options(_Values):
             raise UsageError(f"abstain is {self.abstain!r}, it must be a score above 0, up to 1")
         if self.where is not None:
             parse(self.where)
+        refuse_unfit(self, self._kept)
+        refuse_unfit_share(self.shard, self.update, self.limit)
         most_quarantined(self.max_quarantined, 0)
 
     def _set(self, name: str, value: object) -> None:
@@ -409,23 +420,11 @@ class Options(_Values):
 
     def model_columns(self, models: Models) -> tuple[ModelColumns, ...]:
         """What each model is to say of each row."""
-        from .output.model_columns import ModelColumns, Names, refuse_unfit
+        from .output.model_columns import columns_of_models, refuse_unfit
 
         judged = self.truth_column is not None or self.truth is not None
         refuse_unfit(models, judged, self.partition_by, self.abstain, self.format)
-        return tuple(
-            ModelColumns(
-                classes=model.classes,
-                top_k=self.top_k,
-                scores=self.scores,
-                names=Names(prefix, model.is_multi_label),
-                truths=models.classes,
-                abstain=None if model.is_multi_label else self.abstain,
-                thresholds=model.thresholds,
-                windows=self._windows,
-            )
-            for model, prefix in zip(models.every, models.prefixes, strict=True)
-        )
+        return columns_of_models(models, self.top_k, self.scores, self.abstain, self._windows)
 
     def settings(self, chunk_rows: int, models: Models) -> Settings:
         """What the record of a job holds: the options that change a byte of the output."""
@@ -441,10 +440,9 @@ class Options(_Values):
             "kept_columns": self._kept,
             "truth": None if self.truth is None else digest_of(self.truth),
             "chunk_size": chunk_rows,
-            "abstain": UNSET if self.abstain is None else self.abstain,
             "windows": UNSET if self.windows is None else (self.windows, self.overlap, self.window_score),
             "models": models.short_names if len(models.every) > 1 else UNSET,
             "multi_label": several if any(several) else UNSET,
-            "network": UNSET if self.network == TABLE["network"].default else self.network,
         }
-        return Settings(**recorded)
+        unset = (name for name in ("abstain", "network", "layout", "shard") if recorded[name] == TABLE[name].default)
+        return Settings(**recorded | dict.fromkeys(unset, UNSET))

@@ -74,6 +74,9 @@ def test_the_page_shows_a_running_job_until_it_ends(
         assert figures["articles done"] == f"{4 * done} of {ROWS}"
         assert figures["quarantined rows"] == str(BAD)
         assert re.fullmatch(r"0:0\d:\d\d", figures["time left"])
+        heads, first, *_ = page.locator("tr").all_inner_texts()
+        assert heads.split()[:4] == ["label", "rows", "≥", "0.5"]
+        assert int(first.split()[-8]) <= 4 * int(shown()["chunks done"])  # rows of the most frequent label
         assert page.locator("a[href='individual-broadsheet']").inner_text() == "Broadsheet"  # in the menu
         assert page.locator("canvas").count() >= 2  # the chart and the strip
         picture = page.screenshot(path=tmp_path / "page.png")

@@ -33,6 +33,8 @@ from pipeline.serve.metrics import Metrics
 from pipeline.serve.openapi import describe
 from pipeline.serve.settings import Settings
 
+SHARDS = ROOT / "examples" / "shards"
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -64,6 +66,58 @@ def test_a_batch_example_tells_its_result_by_json_and_exit_code(path: str, tmp_p
     assert wrong.returncode in (2, 3)
     assert not wrong.stdout
     assert "Traceback" not in wrong.stderr
+
+
+def _of_kubernetes() -> list[str]:
+    (container,) = yaml.safe_load((SHARDS / "kubernetes.yaml").read_text())["spec"]["template"]["spec"]["containers"]
+    return [*container["command"], *container["args"]]
+
+
+def _of_batch() -> list[str]:
+    return json.loads((SHARDS / "aws_batch.json").read_text())["containerProperties"]["command"]
+
+
+def _of_skypilot() -> list[str]:
+    return ["bash", "-c", yaml.safe_load((SHARDS / "skypilot.yaml").read_text())["run"]]
+
+
+def test_the_examples_of_shares_label_each_its_own(tmp_path: Path, broadsheet_here: CommandHere) -> None:
+    """By their own command lines, each of which is the same command in the end; in place of a container's runtime is a
+    program that runs what follows the image.
+    """
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        (tmp_path / "in" / f"{number}.txt").write_text("the market fell as oil rose\n" * (number + 1))
+    runtimes = tmp_path / "bin"
+    runtimes.mkdir()
+    of_image = 'while [ "$1" != {} ]; do shift; done'
+    for name, script in (
+        ("broadsheet", "printf '%s\\n' \"$@\""),
+        ("apptainer", f'{of_image.format("an.sif")}; shift; exec "$@"'),
+        ("enroot", f'[ "$1" = create ] || {{ {of_image.format("broadsheet")}; exec "$@"; }}'),
+    ):
+        (runtimes / name).write_text(f"#!/bin/sh\n{script}\n")
+        (runtimes / name).chmod(0o755)
+    source, out = f"{tmp_path}/in/*.txt", str(tmp_path / "out")
+    given = {"PATH": f"{runtimes}:{os.environ['PATH']}", "HOME": str(tmp_path), "INPUT": source, "OUTPUT": out}
+    container: list[object] = [SHARDS / "container.sh", "2/3", source, out]
+    said = {
+        subprocess.run(
+            command, env={**os.environ, **given, "SHARES": "3", **more}, check=True, stdout=subprocess.PIPE
+        ).stdout.decode()
+        for command, more in (
+            (_of_kubernetes(), {"JOB_COMPLETION_INDEX": "1"}),
+            (_of_batch(), {"AWS_BATCH_JOB_ARRAY_INDEX": "1"}),
+            (_of_skypilot(), {"SHARE": "2"}),
+            (container, {"RUNTIME": "apptainer", "IMAGE": "an.sif"}),
+            (container, {"RUNTIME": "enroot", "IMAGE": "an.sqsh"}),
+        )
+    }
+    (arguments,) = said
+    code, told = broadsheet_here(*arguments.splitlines())
+    assert code == 0, told
+    manifest = json.loads((tmp_path / "out/share-2/_manifest.json").read_text())
+    assert (manifest["fingerprint"]["settings"]["shard"], manifest["totals"]["rows_written"]) == ("2/3", 2)
 
 
 def test_labels_are_added_in_a_bucket_day_by_day(s3: Folder, capsys: pytest.CaptureFixture[str]) -> None:

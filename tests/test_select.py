@@ -107,7 +107,7 @@ def test_a_choice_that_was_interrupted_is_finished_as_if_it_had_not_been(labels:
     (out / "_SUCCESS").unlink()
     with pytest.raises(OutputError, match="not finished"):
         verify(out)
-    with pytest.raises(UsageError, match="other rows were to be chosen there"):
+    with pytest.raises(UsageError, match="it was to hold something else"):
         select(labels, out, top="41%", per="lang", input=True, resume=True)
     select(labels, out, resume=True, **options)
     assert contents(out) == contents(tmp_path / "whole")

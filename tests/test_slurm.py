@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import Command
+from conftest import ROOT, Command
 from jobs import check_whole, committed, run_undisturbed, spans_of, wait_until
 from test_settings import settings_of
 
@@ -17,7 +20,7 @@ from benchmarks.chaos.slow import slowed
 from benchmarks.chaos.slurm_nodes import BRIDGE, NODES, SlurmNodes, missing
 from cluster import connect, probes
 from cluster.settings import SETTINGS
-from pipeline import classify
+from pipeline import classify, merge, verify
 from pipeline.model.charcnn import Model
 
 pytestmark = [
@@ -157,6 +160,32 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     assert "without TLS" not in log.read_text()
     check_whole(out, undisturbed)
     assert not list((tmp_path / "shared").iterdir())  # the certificates are gone with the job
+
+
+def test_a_job_array_labels_shares_one_of_which_is_preempted(
+    slurm: SlurmNodes, slow: dict[str, str], small_model_file: Path, tmp_path: Path
+) -> None:
+    """By the example; a task that gets SIGTERM queues again, and goes on."""
+    folder, out = tmp_path / "in", tmp_path / "shares"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"{number}.txt").write_text("".join(f"text {i} of {number}\n" for i in range(40)))
+    options = ["--model", small_model_file, "--chunk-size", 5, "--workers", 1]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, **slurm.environment, **slow, "PATH": path, "INPUT": str(folder), "OUTPUT": str(out)}
+    command = ["sbatch", "--parsable", "--array=1-2", "--output", "log-%a", ROOT / "examples/shards/slurm_array.sh"]
+    submitted = [str(part) for part in (*command, *options)]
+    number = subprocess.run(submitted, cwd=tmp_path, env=env, check=True, capture_output=True, text=True).stdout.strip()
+    first = f"{number}_1"
+    wait_until(lambda: committed(out / "share-1") >= 2)
+    subprocess.run(["scancel", "--batch", "--signal=TERM", first], env=env, check=True)
+    wait_until(lambda: int(slurm.job(first)["Restarts"]) == 1)
+    (tmp_path / "fast").touch()
+    slurm.run("scontrol", "update", f"JobId={first}", "StartTime=now+5")  # as above
+    for task in (first, f"{number}_2"):
+        assert wait_for_end(slurm, task, tmp_path / "log-1")["ExitCode"] == "0:0", (tmp_path / "log-1").read_text()
+    assert merge([out / "share-1", out / "share-2"], tmp_path / "merged").rows_written == 160
+    verify(tmp_path / "merged", input=True)
 
 
 def test_workers_for_a_notebook_come_by_script_or_on_demand(

@@ -62,6 +62,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": machine.doctor,
     "verify": inspect.verify,
     "select": select.command,
+    "merge": select.merge,
     "train": train.command,
     "calibrate": models.calibrate,
     "quantise": models.quantise,

@@ -1,4 +1,4 @@
-"""broadsheet select: rows of a finished job by their scores."""
+"""broadsheet select and merge: rows of a finished job by their scores; all shares of a job as one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from ..errors import counted
 from ..report.console import PlainConsole, facts_table, print_json, say
+from ..storage.names import as_url
 from .flags import Endpoint, Json, Overwrite, Quiet, Root, in_panel
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Choose rows of a finished job by their scores: a threshold, or the best share overall or of each group."""
+    from ..processes.child import spare_pandas
+
+    spare_pandas()
     from ..output.select import select
 
     found = select(
@@ -83,6 +87,35 @@ def command(
         if per is not None:
             lines = ((str(name), f"{cut.chosen:,} of {cut.rows:,}{_lowest(cut)}") for name, cut in found.cuts.items())
             PlainConsole().print(facts_table(lines))
+
+
+def merge(
+    shares: Annotated[list[str], typer.Argument(metavar="OUT/ …", help="The output folders of all shares, or URLs.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="MERGED/", help="A new folder, or its URL.")],
+    endpoint: Endpoint = None,
+    allow_mixed: Annotated[
+        bool, typer.Option("--allow-mixed", help="Also shares of processors or GPUs that differ.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was begun in MERGED.")] = False,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Make one folder of all shares of a job that ran with --shard: no row is copied on the same disk."""
+    from ..processes.child import spare_pandas
+
+    spare_pandas()
+    import msgspec
+
+    from ..output.merge import merge as join
+    from ..report.tally import balance
+
+    totals = join(shares, output, endpoint=endpoint, allow_mixed=allow_mixed, resume=resume, overwrite=overwrite)
+    if as_json:
+        print_json(msgspec.to_builtins(totals))
+    elif not quiet:
+        told = f"{counted(len(shares), 'share')}, {counted(totals.chunks, 'chunk')}"
+        say(f"{as_url(str(output)) or output}: {told}; {counted(totals.rows_read, 'row')} {balance(totals)}")
 
 
 def _lowest(cut: Cut) -> str:

@@ -44,13 +44,10 @@ _BATCH_PER_SM = 64
 _FIRST_SHARE = 4
 """Of several batches, the first one is this part of a full one."""
 
-_TOGETHER = 2
-"""So many times that where n-grams may be alone: the network has little of such a batch to do, and the host as much as
-of any to launch.
+_TOGETHER, _SHARE_TOGETHER = 2, 1 / 8
+"""So many times that where n-grams may be alone, as the host launches as much however little the network has to do; and
+the share of the free memory that such a batch takes at most.
 """
-
-_SHARE_TOGETHER = 1 / 8
-"""The share of the free memory that such a batch takes at most."""
 
 _LEAST_BATCH = 64
 _BATCH_OF_REFERENCE = 512

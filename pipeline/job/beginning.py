@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
 
 from ..engine.base import Backend
 from ..errors import OutputError, SourceError, UsageError
@@ -115,7 +116,7 @@ class Resumed:
 
     def plan(self, folder: OutputFolder, found: Files, asked: Selection) -> Plan | None:
         """Its plan; None where that is to be made again. asked: what the options select. Raises OutputError."""
-        if self.is_updated and self.saved is not None:
+        if self.saved is not None and (self.is_updated or self.saved.whole is not UNSET):
             return plan_again(self.saved, found.found, asked)
         data, settings = folder.plan(), self.before.fingerprint.settings
         path = folder.path / PLAN

@@ -29,7 +29,7 @@ from ..output.store import Location
 from ..processes.threads import available_cores
 from ..source.chunk import Chunk, concat
 from ..source.columns import NO_TRUTH
-from ..source.find.files import Files
+from ..source.find.files import Files, divided
 from ..source.inputs import Given, identify
 from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.plan.plan import part_name
@@ -234,6 +234,8 @@ def sampled(
     found = identify(
         source, len(models.first.alphabet), models.first.length, root=settings.root, endpoint=settings.endpoint
     )
+    if settings.shard is not None and isinstance(found, Files):
+        found = divided(found, settings.shard, None)
     return settings, path, models, found, sample_input(found, settings.selection(models), rows, settings.limit)
 
 

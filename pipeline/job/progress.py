@@ -10,12 +10,16 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from distributed import Client, Scheduler
+from msgspec import UNSET
 
 from ...cluster.heartbeat import PAGE, TOPIC
 from ..errors import printable
+from ..measures.accuracy import THRESHOLDS, kept
 from ..report.job import JobReport, Progress
+from ..report.tally import Tally
 
 _SECONDS_BETWEEN = 0.5
+_MOST_LABELS = 20
 
 _has_page: WeakKeyDictionary[Client, bool] = WeakKeyDictionary()
 """Whether a client's scheduler has the page: requested once."""
@@ -83,9 +87,18 @@ class DashboardProgress(Progress):
             "seconds_left": reach.seconds_left(time.monotonic() - self._began),
             "rows_quarantined": tally.rows_quarantined,
             "chunks": reach.chunks,
+            "thresholds": THRESHOLDS,
+            "kept": _kept(tally),
             "ended": ended,
             "updated": time.time(),
         }
+
+
+def _kept(tally: Tally) -> list[tuple[str, int, list[int]]]:
+    """Of the most frequent labels so far: the name, its rows, and how many of these have each threshold's score."""
+    scores = () if tally.scores is UNSET else tally.scores.items()
+    found = [(printable(label), sum(bins), kept(bins)) for label, bins in scores]
+    return sorted(found, key=lambda each: -each[1])[:_MOST_LABELS]
 
 
 def _knows_page(dask_scheduler: Scheduler) -> bool:

@@ -11,7 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,15 +25,18 @@ from ..output.columns import columns_of
 from ..output.finish import finish as finish_folder
 from ..output.folder import OutputFolder
 from ..output.formats import check_writable
-from ..output.record import Fingerprint, ListedFile, Manifest, listing_digest, to_json
+from ..output.layout import PLAN
+from ..output.record import Fingerprint, ListedFile, Manifest, SavedPlan, from_json, to_json
+from ..output.saved_plan import listing_digest
+from ..output.sidecars import check_names
 from ..processes.threads import in_background
 from ..report.facts import RunFacts
 from ..report.job import JobReport
 from ..report.results import Results, origin_of
 from ..report.tally import Tally
 from ..report.timeline import Timeline, save_trace
-from ..source.find.files import Files
-from ..source.inputs import RowsInMemory, Scanners, identify, open_input, planned_files
+from ..source.find.files import Files, divided
+from ..source.inputs import Given, RowsInMemory, Scanners, identify, open_input, planned_files
 from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.memory.stdin import Stdin
 from ..source.plan.plan import changed_chunks
@@ -145,6 +148,7 @@ def prepare(request: Request) -> Prepared:
         root=options.root,
         endpoint=options.endpoint,
     )
+    found = _share_of(found, request)
     if folder and options.resume and folder.is_begun and isinstance(found, RowsInMemory) and found.once:
         raise UsageError(
             f"cannot resume {folder.path}: a {found.held.kind} is read once, so which of its rows the job has labelled "
@@ -159,6 +163,20 @@ def prepare(request: Request) -> Prepared:
     if isinstance(beginning, Resumed) and beginning.saved is not None and isinstance(found, Files):
         found = only_known(beginning.saved, found)
     return Prepared(request, found, identity, beginning, began, started)
+
+
+def _share_of(found: Given, request: Request) -> Given:
+    """The share that was asked for: the files that it began with, where it goes on. Raises UsageError."""
+    shard, folder = request.options.shard, request.folder
+    if shard is None:
+        return found
+    if folder is None or not isinstance(found, Files):
+        raise UsageError("--shard is for files, whose labels go into a folder: leave it out")
+    known = None
+    with suppress(OutputError):  # which is told, or repaired, later
+        if request.options.resume and folder.is_begun and (saved := folder.plan()) is not None:
+            known = {file.path for file in from_json(saved, SavedPlan, PLAN).files}
+    return divided(found, shard, known)
 
 
 def _nothing_new(prepared: Prepared, before: Manifest, update: Update) -> JobReport:
@@ -203,6 +221,11 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
     columns = columns_of(job_input.selection, options.model_columns(models), options.where)
+    if options.layout != "parts":
+        if request.folder is None or job_input.plan is None:
+            raise UsageError("--layout attributes writes a file beside each input file: give a folder for these")
+        known = [file.path for file in beginning.update.whole.files] if isinstance(beginning, Updated) else []
+        check_names([*known, *(file.path for file in job_input.plan.files)], options.format)
     if request.folder is not None:
         names = options.settings(chunk_rows, models).names
         check_writable(columns.written, names, columns.models[0].labels)

@@ -24,10 +24,11 @@ from ..labelling.engines import ENGINES
 from ..labelling.scored import score, score_chunk
 from ..measures.accuracy import Example, closest, count_lengths
 from ..output.columns import Columns, every_row
-from ..output.layout import PartNames
+from ..output.layout import PARTS, PartNames
 from ..output.model_columns import ModelColumns
 from ..output.object_store import open_store
 from ..output.record import Entry, Judged
+from ..output.sidecars import with_ids
 from ..output.store import Location, Store
 from ..source.chunk import Chunk, Selection
 from ..source.inputs import Loaded
@@ -262,7 +263,8 @@ def write(work: Work, job: Job) -> Done:
             rows = every_row(table, chunk, work.sources)
             _count(entry)
             return Done(work.name, entry, spans, place, work.examples, rows, chunk.quarantine, work.index, work.texts)
-        entry = STATE.commit(store, table, chunk.quarantine, entry, job.names)
+        bad = chunk.quarantine if job.names.folder == PARTS else with_ids(chunk)
+        entry = STATE.commit(store, table, bad, entry, job.names)
     _count(entry)
     return Done(work.name, entry, spans, place, work.examples)
 

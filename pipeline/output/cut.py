@@ -40,6 +40,7 @@ class Chosen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 _HALF = 16
 _LOWER = (1 << _HALF) - 1
+_FEW_GROUPS = 16
 _MOST_COUNTED = 1 << 20
 """Counts that wait to be added up."""
 
@@ -83,20 +84,20 @@ class Ranked:
     the scores. groups: the number of each one's group in `names`.
     """
 
-    places: NDArray[np.int64]
+    places: NDArray[np.int32]
     keys: NDArray[np.uint32]
-    groups: NDArray[np.int64]
+    groups: NDArray[np.int32]
     names: tuple[Any, ...]
 
 
-def ranked(places: NDArray[np.int64], scores: NDArray[np.float32], groups: pa.Array | None) -> Ranked:
+def ranked(places: NDArray[np.int32], scores: NDArray[np.float32], groups: pa.Array | None) -> Ranked:
     """Rows with scores, none of them null or NaN. groups: what each is grouped by; None for one group."""
     bits = (scores + np.float32(0)).view(np.uint32)  # which makes of -0.0 the same as 0.0
     keys = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
     if groups is None:
-        return Ranked(places, keys, np.zeros(len(keys), np.int64), ("",))
+        return Ranked(places, keys, np.zeros(len(keys), np.int32), ("",))
     coded = groups.dictionary_encode(null_encoding="encode")
-    return Ranked(places, keys, coded.indices.to_numpy().astype(np.int64), tuple(coded.dictionary.to_pylist()))
+    return Ranked(places, keys, coded.indices.to_numpy(), tuple(coded.dictionary.to_pylist()))
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,12 @@ class _Counts:
     def add(self, chunk: Ranked, keys: NDArray[np.uint32]) -> None:
         """Count rows. keys: one of each row of the chunk."""
         known = np.array([self.numbers.setdefault(name, len(self.numbers)) for name in chunk.names], np.int64)
-        found, rows = np.unique(known[chunk.groups] << _HALF | keys, return_counts=True)
+        if len(known) < _FEW_GROUPS:  # without sorting
+            counts = np.bincount(chunk.groups.astype(np.int64) << _HALF | keys, minlength=1)
+            here = np.flatnonzero(counts)
+            found, rows = known[here >> _HALF] << _HALF | here & _LOWER, counts[here]
+        else:
+            found, rows = np.unique(known[chunk.groups] << _HALF | keys, return_counts=True)
         self._keys.append(found)
         self._rows.append(rows)
         if sum(map(len, self._keys[1:])) > _MOST_COUNTED:
@@ -183,16 +189,16 @@ def find_cuts(chunks: Callable[[], Iterable[Ranked]], amount: Amount) -> dict[An
 
 
 def ties_before(chunks: Iterable[Ranked], cuts: dict[Any, Cut]) -> Iterator[dict[Any, int]]:
-    """For each chunk, how many rows before it have exactly the score of a cut, of the groups where that matters."""
+    """For each chunk, how many rows before it have exactly the score of a cut, of its groups where that matters."""
     passed = {name: 0 for name, cut in cuts.items() if cut.chosen_ties < cut.ties}
     for chunk in chunks:
-        yield dict(passed)
+        yield {name: passed[name] for name in chunk.names if name in passed}
         for number, name in enumerate(chunk.names if passed else ()):
             if name in passed:
                 passed[name] += int(np.sum(chunk.keys[chunk.groups == number] == cuts[name].key))
 
 
-def chosen(chunk: Ranked, cuts: dict[Any, Cut], before: dict[Any, int]) -> NDArray[np.int64]:
+def chosen(chunk: Ranked, cuts: dict[Any, Cut], before: dict[Any, int]) -> NDArray[np.int32]:
     """The places of the chosen rows of a chunk. before: as `ties_before` has it."""
     lowest = np.array([cuts[name].key for name in chunk.names], np.uint32)
     taken = chunk.keys >= lowest[chunk.groups]

@@ -14,9 +14,10 @@ from . import layout
 from .account import Gap, Pieces, Sums, gaps, groups_of
 from .commit import read_committed
 from .folder import REPAIR, OutputFolder
-from .layout import ENTRIES, FOLDERS, MANIFEST, PARTS, QUARANTINE, SUCCESS
+from .layout import ENTRIES, EVERY_FOLDER, MANIFEST, OF_CHUNKS, SUCCESS
 from .record import ClosingEntry, Entry, Manifest, SavedPlan, Totals, Update, to_json
 from .saved_plan import schema_hex
+from .sidecars import write_sidecars
 from .store import check_claim
 
 
@@ -52,17 +53,16 @@ def finish(
     plan = folder.plan_of(manifest, update) if update else folder.checked_plan(manifest)
     groups = groups_of(plan)
     others = {group for number in range(update) for group in groups_of(folder.plan_of(manifest, number))}
-    folder.store.remove_attempts(FOLDERS)
+    folder.store.remove_attempts(EVERY_FOLDER)
     ours = {layout.entry_file(chunk, job) for chunk in counted}
     ours |= {layout.closing_file(number, job) for number in groups}
     _remove_others(folder, (ENTRIES,), lambda name: name in ours or layout.group_in(name, job) in others, check)
     numbers = [update] if update else range(1, 1 + len(manifest.updates))
     sums = {number: Sums(folder.plan_of(manifest, number)) for number in numbers}
     parts = _check_committed(folder, manifest, plan, counted, list(sums.values()), check)
-    _remove_others(
-        folder, (PARTS, QUARANTINE), lambda name: name in parts or layout.group_in(name, job) in others, check
-    )
-    folder.store.remove_empty_folders(PARTS)
+    _remove_others(folder, OF_CHUNKS, lambda name: name in parts or layout.group_in(name, job) in others, check)
+    folder.store.remove_empty_folders(manifest.fingerprint.settings.names.folder)
+    write_sidecars(folder.store, manifest, schema, groups)
     manifest = msgspec.structs.replace(
         manifest, totals=totals, schema=schema_hex(schema), updates=_updates(folder, manifest, update, sums)
     )

@@ -22,13 +22,8 @@ from .commit import commit_end, committed_entry
 from .layout import (
     CLAIM,
     ENTRIES,
-    FOLDERS,
     MANIFEST,
-    OLD_MANIFEST,
-    PARTS,
     PLAN,
-    QUARANTINE,
-    RUNS,
     SUCCESS,
     PartNames,
 )
@@ -41,10 +36,10 @@ from .record import (
     OtherVersion,
     SavedPlan,
     from_json,
-    listing_digest,
     to_json,
 )
-from .saved_plan import check_plan, schema_from, schema_hex, together
+from .saved_plan import check_plan, listing_digest, schema_from, schema_hex, together
+from .sidecars import remove_sidecars
 from .store import Location, Store, check_claim, claim, claimed_by, is_claimed, take_over
 from .where import Where
 
@@ -52,6 +47,7 @@ _Seen = TypeVar("_Seen")
 
 _FORMAT, _OLD_FORMAT = b'"broadsheet-output"', b'"broadsheet-output/1"'
 _OLD_QUARANTINE = "quarantine"
+_FOLDERS = (*layout.EVERY_FOLDER, _OLD_QUARANTINE)
 _OLD = (
     "{path} holds the output of an earlier version of broadsheet (its format is {old}, this version's is {version}): "
     "verify or finish it with that version, or replace it with --overwrite"
@@ -87,7 +83,7 @@ class OutputFolder:
 
     @property
     def _old_version(self) -> int | None:
-        if self.store.has(OLD_MANIFEST) and _OLD_FORMAT in self.store.read(OLD_MANIFEST):
+        if self.store.has(layout.OLD_MANIFEST) and _OLD_FORMAT in self.store.read(layout.OLD_MANIFEST):
             return 1
         try:
             from_json(self.store.read(MANIFEST), Manifest, self.path / MANIFEST)
@@ -102,9 +98,9 @@ class OutputFolder:
         """Whether it holds only what `create` writes before the manifest: a job was killed at that moment."""
         names = self.store.names()
         attempts = {name for name in names if self.store.is_attempt(name)}
-        if not names or not names <= {*FOLDERS, _OLD_QUARANTINE, PLAN, CLAIM, *attempts, *self._update_plans()}:
+        if not names or not names <= {*_FOLDERS, PLAN, CLAIM, *attempts, *self._update_plans()}:
             return False
-        return all(self.store.is_empty(name) for name in (*FOLDERS, _OLD_QUARANTINE))
+        return all(map(self.store.is_empty, _FOLDERS))
 
     @property
     def _is_ours(self) -> bool:
@@ -170,14 +166,15 @@ class OutputFolder:
         files = {PLAN: plan, MANIFEST: to_json(manifest)}
         if overwrite:
             store.remove_attempts(())
-            old = [SUCCESS, *FOLDERS, _OLD_QUARANTINE, PLAN, *self._update_plans(), MANIFEST, OLD_MANIFEST]
+            remove_sidecars(store, lambda _: True)
+            old = [SUCCESS, *_FOLDERS, PLAN, *self._update_plans(), MANIFEST, layout.OLD_MANIFEST]
         else:  # of a run of this job that was killed, or of one beside this one, which writes the same
             there = [name for name in files if store.has(name)]
             old = [_OLD_QUARANTINE, *(name for name in there if store.read(name) != files[name])]
         for name in old:
             check()
             store.remove(name)
-        store.make(FOLDERS)
+        store.make(manifest.fingerprint.settings.names.folders)
         for name, data in files.items():
             if data is not None:
                 store.add(name, data, check)
@@ -203,7 +200,8 @@ class OutputFolder:
         """Remove an update that is not finished, its plan last."""
         self.check_claim(job)
         first = groups_of(plan).start
-        names = [name for folder in (ENTRIES, PARTS, QUARANTINE) for name in self.store.files(folder)]
+        remove_sidecars(self.store, lambda name: layout.group_in(name, job) >= first)
+        names = [name for folder in (ENTRIES, *layout.OF_CHUNKS, layout.SIDECARS) for name in self.store.files(folder)]
         self.store.remove_all([name for name in names if layout.group_in(name, job) >= first])
         self.store.remove(layout.update_plan(number, job))
 
@@ -228,7 +226,7 @@ class OutputFolder:
         job = manifest.fingerprint.id
         if not claim(self.store, job) and claimed_by(self.store) != job:
             raise UsageError(f"cannot resume {self.path}: it was being overwritten. Start again with --overwrite")
-        self.store.make(FOLDERS)  # copies of a folder may lack those that were empty
+        self.store.make(manifest.fingerprint.settings.names.folders)  # copies of a folder may lack empty ones
         return manifest
 
     @property
@@ -320,7 +318,7 @@ class OutputFolder:
         names = self.entry_files(job, groups if update else None)
         found_there = (entry for entry, _ in self._entries(names, job, lambda _: None))
         entries = [entry for entry in found_there if not isinstance(entry, OutputError)]
-        size = self.store.sizes((PARTS, QUARANTINE))  # once the entries are read: another run may commit meanwhile
+        size = self.store.sizes(layout.OF_CHUNKS)  # once the entries are read: another run may commit meanwhile
 
         def is_whole(entry: Entry) -> bool:
             if not fits(entry):
@@ -443,8 +441,8 @@ class OutputFolder:
 
     def record_run(self, name: str, report: bytes, spans: pa.Table) -> None:
         """Save the report of a run, JSON, and its spans as an Arrow file."""
-        self.store.put(f"{RUNS}/{name}.json", report)
+        self.store.put(f"{layout.RUNS}/{name}.json", report)
         buffer = pa.BufferOutputStream()
         with pa.ipc.new_file(buffer, spans.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
             file.write_table(spans)
-        self.store.put(f"{RUNS}/{name}.spans.arrow", buffer.getvalue().to_pybytes())
+        self.store.put(f"{layout.RUNS}/{name}.spans.arrow", buffer.getvalue().to_pybytes())

@@ -22,6 +22,12 @@ FORMATS = ("parquet", "jsonl", "csv")
 
 QUARANTINE, RUNS = "_quarantine", "_runs"
 FOLDERS = (PARTS, QUARANTINE, ENTRIES, RUNS)
+HIDDEN_PARTS, SIDECARS = "_parts", "_sidecars"
+"""Of a job with a file for each input file: the parts from which these are made, and the record of them."""
+
+WITH_SIDECARS = (HIDDEN_PARTS, SIDECARS, QUARANTINE, ENTRIES, RUNS)
+OF_CHUNKS = (PARTS, HIDDEN_PARTS, QUARANTINE)
+EVERY_FOLDER = (*FOLDERS, HIDDEN_PARTS, SIDECARS)
 REQUEST = f"{RUNS}/request.json"
 PLAN, CLAIM, SUCCESS = "_plan.json", "_claim.json", "_SUCCESS"
 
@@ -38,22 +44,29 @@ NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 CHUNK_PATTERN = r"^part-\d{6,}-\d{7,}$"
 JOB_PATTERN = r"^[0-9a-f]{16}$"
-FILE_PATTERN = r"^(parts|parts/[^/=]*label=[^/]+|_quarantine)/part-\d{6,}-\d{7,}-[0-9a-f]{8}\.(parquet|jsonl|csv)$"
+FILE_PATTERN = r"^(_?parts|parts/[^/=]*label=[^/]+|_quarantine)/part-\d{6,}-\d{7,}-[0-9a-f]{8}\.(parquet|jsonl|csv)$"
 
 
 @dataclass(frozen=True)
 class PartNames:
     """How the parts of a job are called. by: the column of labels each of which has a folder, as Hive names them; None
-    where all rows of a chunk are in one part.
+    where all rows of a chunk are in one part. folder: they are in.
     """
 
     format: str = "parquet"
     by: str | None = None
+    folder: str = PARTS
 
     @classmethod
     def like(cls, name: str) -> PartNames:
         """Of the job that has such a part."""
-        return cls(name.rpartition(".")[2], folder_label(name)[0])
+        hidden = name.startswith(f"{HIDDEN_PARTS}/")
+        return cls(name.rpartition(".")[2], folder_label(name)[0], HIDDEN_PARTS if hidden else PARTS)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Of such a job."""
+        return FOLDERS if self.folder == PARTS else WITH_SIDECARS
 
     def files(self, chunk: str, job: str, labels: Iterable[str | None]) -> list[tuple[str, str | None]]:
         """The parts of a chunk whose rows have these labels: the name of each, and the label of all its rows, None for
@@ -61,7 +74,7 @@ class PartNames:
         """
         name = f"{_stem(chunk, job)}.{self.format}"
         if self.by is None:
-            return [(f"{PARTS}/{name}", None)]
+            return [(f"{self.folder}/{name}", None)]
         in_order = sorted(labels, key=lambda label: (label is None, label or ""))
         return [(f"{PARTS}/{label_folder(self.by, label)}/{name}", label) for label in in_order]
 
@@ -91,6 +104,10 @@ def entry_file(chunk: str, job: str) -> str:
 
 def closing_file(group: int, job: str) -> str:
     return f"{ENTRIES}/{_CLOSING}{group:06d}-{job[:8]}.json"
+
+
+def sidecars_file(group: int, job: str) -> str:
+    return f"{SIDECARS}/{_CLOSING}{group:06d}-{job[:8]}.json"
 
 
 def update_plan(number: int, job: str) -> str:

@@ -7,16 +7,17 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Collection, Sequence
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from ..errors import OutputError
 from ..processes.threads import available_cores
 from ..storage.disk import TEMPORARY, sync_folder, temporary, why_not, write_new
-from .layout import MANIFEST, PLAN, SUCCESS
+from .layout import MANIFEST, PLAN, SIDECARS, SUCCESS
 from .store import Store, no_check
 
 _Result = TypeVar("_Result")
@@ -62,6 +63,49 @@ class LocalStore(Store):
     def update(self, name: str, before: bytes, data: bytes, check: Callable[[], None]) -> None:
         self.put(name, data, check)
 
+    def take(self, name: str, source: Store, there: str, check: Callable[[], None]) -> None:
+        """As a hard link, where there may be one."""
+        path = self.root / name
+        attempt = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
+        try:
+            if not isinstance(source, LocalStore):
+                raise OSError(errno.EXDEV, "another kind of store")
+            self._make_within(path.parent)
+            os.link(source.root / there, attempt)
+            check()
+            os.replace(attempt, path)  # which does nothing where both are the same file
+            sync_folder(path.parent)
+        except OSError:
+            super().take(name, source, there, check)
+        finally:
+            attempt.unlink(missing_ok=True)
+
+    def put_stream(self, name: str, write: Callable[[BinaryIO], _Result], check: Callable[[], None]) -> _Result:
+        path, folder = self.root / name, self.root / SIDECARS
+        attempt = folder / f".{uuid.uuid4().hex}{TEMPORARY}"  # where `remove_attempts` finds it
+        try:
+            with open(attempt, "xb") as file:
+                result = write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            check()
+            self._make_within(path.parent)
+            os.replace(attempt, path)
+            sync_folder(path.parent)
+        except OSError as error:
+            raise OutputError(self._explain(name, 0, error)) from error
+        finally:
+            attempt.unlink(missing_ok=True)
+        return result
+
+    def blocks(self, name: str, size: int) -> Iterator[bytes]:
+        try:
+            with open(self.root / name, "rb") as file:
+                while block := file.read(size):
+                    yield block
+        except OSError as error:
+            raise OutputError(why_not("read", self.root / name, error)) from error
+
     def create(self, name: str, data: bytes) -> bool:
         """Write a file unless it exists; return whether it was written. Nobody sees it incomplete. Raises OutputError.
 
@@ -96,8 +140,12 @@ class LocalStore(Store):
         raise OutputError(self._explain(name, len(data), missing)) from missing
 
     def _make_within(self, folder: Path) -> None:
-        """Create a folder in one that exists. Raises OutputError."""
+        """Create a folder below the root. Raises OutputError."""
+        if folder.is_dir():
+            return
         try:
+            if folder.parent != self.root:
+                self._make_within(folder.parent)
             folder.mkdir(exist_ok=True)
             sync_folder(folder.parent)
         except OSError as error:

@@ -220,6 +220,25 @@ class ModelColumns:
         return count_pairs(truth, self.best(predictions))
 
 
+def columns_of_models(
+    models: Models, top_k: int, scores: bool, abstain: float | None, windows: Windows | None
+) -> tuple[ModelColumns, ...]:
+    """What each model is to say of each row. top_k, scores, abstain, windows: as of `ModelColumns`."""
+    return tuple(
+        ModelColumns(
+            classes=model.classes,
+            top_k=top_k,
+            scores=scores,
+            names=Names(prefix, model.is_multi_label),
+            truths=models.classes,
+            abstain=None if model.is_multi_label else abstain,
+            thresholds=model.thresholds,
+            windows=windows,
+        )
+        for model, prefix in zip(models.every, models.prefixes, strict=True)
+    )
+
+
 def refuse_unfit(models: Models, judged: bool, partition_by: str | None, abstain: float | None, format_: str) -> None:
     """Raise UsageError for what a model that gives several labels cannot do. judged: by labels that are known."""
     several = next((model for model in models.every if model.is_multi_label), None)

@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
@@ -106,6 +107,40 @@ class ObjectStore(Store):
     def put(self, name: str, data: bytes, check: Callable[[], None] = no_check) -> None:
         check()
         self._request(lambda: self._client.put(self._key(name), data, mode="overwrite"), name, "written")
+
+    def take(self, name: str, source: Store, there: str, check: Callable[[], None]) -> None:
+        """By a copy within the bucket, where it is the same."""
+        if not isinstance(source, ObjectStore) or (source.root.bucket, source.root.endpoint) != (
+            self.root.bucket,
+            self.root.endpoint,
+        ):
+            super().take(name, source, there, check)
+            return
+        check()
+        self._existing(lambda: self._client.copy(source._key(there), self._key(name)), name)
+        try:
+            check()
+        except OutputError:
+            self.remove_all([name])
+            raise
+
+    def put_stream(self, name: str, write: Callable[[BinaryIO], _Result], check: Callable[[], None]) -> _Result:
+        with TemporaryFile() as file:
+            result = write(file)
+            check()
+
+            def put() -> None:
+                file.seek(0)
+                self._client.put(self._key(name), file, mode="overwrite")
+
+            self._request(put, name, "written")
+        return result
+
+    def blocks(self, name: str, size: int) -> Iterator[bytes]:
+        length = self.size(name) or 0
+        for first in range(0, length, size):
+            part = partial(self._client.get_range, self._key(name), start=first, end=min(first + size, length))
+            yield bytes(self._existing(part, name))
 
     def add_all(self, files: Sequence[tuple[str, bytes]], check: Callable[[], None]) -> None:
         """Create the objects, side by side. One that is there already must have the same content: an earlier attempt

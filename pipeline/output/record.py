@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Annotated, Literal, TypeVar
 
@@ -23,6 +22,7 @@ from .cut import Chosen
 from .layout import (
     CHUNK_PATTERN,
     FILE_PATTERN,
+    HIDDEN_PARTS,
     JOB_PATTERN,
     PART_ENCODING,
     VERSION,
@@ -214,17 +214,12 @@ class ListedFile(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     digest: str = ""
 
 
-def listing_digest(files: Iterable[ListedFile]) -> str:
-    """SHA-256 of a listing."""
-    return hashlib.sha256(msgspec.json.encode(list(files))).hexdigest()
-
-
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options that change a byte of the output. truth: SHA-256 of the answer file. models: the names of several, by
     which their columns are named. abstain: below which score a row has no label. multi_label: for each model, whether
     it gives several labels, where one does. windows: the most of a text, their overlap, and how they are scored
     together. chosen: of rows that were chosen from those of a finished job. network: about which texts it is asked,
-    where that is not the default.
+    where that is not the default. layout: the same. shard: which share of the files, as "3/64".
     """
 
     text_columns: tuple[str, ...]
@@ -249,6 +244,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     windows: tuple[AtLeastOne, Count, str] | UnsetType = UNSET
     chosen: Chosen | UnsetType = UNSET
     network: str | UnsetType = UNSET
+    layout: Literal["attributes"] | UnsetType = UNSET
+    shard: str | UnsetType = UNSET
 
     @property
     def labelled(self) -> tuple[Names, ...]:
@@ -259,6 +256,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def names(self) -> PartNames:
+        if self.layout is not UNSET:
+            return PartNames(folder=HIDDEN_PARTS)
         return PartNames(self.format, None if self.partition_by is None else self.labelled[0].label)
 
 
@@ -385,6 +384,7 @@ class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The files of a job, or of an update, as they were listed, and how many of them, one after the other, are in each
     group. first_group: the number of the first of these groups. first: path and columns of the job's first readable
     file, by which the selection was resolved. problems: of what could not be listed. unread: the same.
+    whole: SHA-256 of the listing of which these files are a share.
     """
 
     version: Version = VERSION
@@ -396,6 +396,7 @@ class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     chunk_rows: AtLeastOne
     problems: tuple[tuple[str, str], ...]
     unread: tuple[tuple[str, Count | None], ...]
+    whole: Digest | UnsetType = UNSET
 
 
 class Claim(Struct, frozen=True, forbid_unknown_fields=True):

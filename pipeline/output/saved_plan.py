@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 import msgspec
 import pyarrow as pa
+from msgspec import UNSET
 
 from ..errors import OutputError, first_of
 from ..source.chunk import Selection
@@ -22,6 +24,11 @@ def listed(files: Iterable[InputFile]) -> Iterator[ListedFile]:
     return (ListedFile(file.path, file.size, file.modified, file.digest) for file in files)
 
 
+def listing_digest(files: Iterable[ListedFile]) -> str:
+    """SHA-256 of a listing."""
+    return hashlib.sha256(msgspec.json.encode(list(files))).hexdigest()
+
+
 def plan_bytes(plan: Plan) -> bytes:
     """A plan as JSON; it may have very many files, so it is compact."""
     saved = SavedPlan(
@@ -33,6 +40,7 @@ def plan_bytes(plan: Plan) -> bytes:
         chunk_rows=plan.chunk_rows,
         problems=plan.problems,
         unread=plan.unread,
+        whole=listing_digest(listed(plan.whole)) if plan.whole else UNSET,
     )
     return msgspec.json.encode(saved) + b"\n"
 
@@ -67,7 +75,9 @@ def check_plan(saved: SavedPlan) -> None:
     """Raise ValueError where a plan contradicts itself: each file is in one group."""
     if sum(saved.groups) != len(saved.files):
         raise ValueError(f"its groups have {sum(saved.groups):,} files, {len(saved.files):,} were listed")
-    if saved.first is not None and not saved.first_group and saved.first[0] not in {file.path for file in saved.files}:
+    if saved.first is None or saved.first_group or saved.whole is not UNSET:
+        return
+    if saved.first[0] not in {file.path for file in saved.files}:
         raise ValueError(f"there is no file {saved.first[0]}")
 
 

@@ -32,16 +32,20 @@ from .cut import Amount, Chosen, Cut, Ranked, chosen, find_cuts, ranked, ties_be
 from .finish import finish
 from .folder import OutputFolder
 from .formats import PART_FORMATS, check_writable
-from .layout import FORMATS, MANIFEST
+from .layout import FORMATS, MANIFEST, QUARANTINE
+from .merge import begin
 from .model_columns import N_CHARS, Names
 from .object_store import place_of
 from .read_again import InputAgain, input_again, with_input
-from .record import WRITER, Entry, Fingerprint, Judged, Manifest, Totals, listing_digest, to_json
+from .record import WRITER, Entry, Fingerprint, Judged, Manifest, Totals, to_json
+from .saved_plan import listing_digest
 from .store import check_claim
 from .verify import finished
 from .where import Where, written
 
 _ROWS = ("file", "row")
+_MOST_HELD = 20_000_000
+"""Rows whose scores are kept from pass to pass, of 12 bytes each; the others are read again."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ def select(
     schema = _schema(job, source, columns, whole=one_file is None)
     if one_file:
         refuse_outputs({"-o": name}, overwrite, lambda: [str(folder.path / MANIFEST)])
-        found = (rows.select(schema.names) for _, rows in _rows(job, chooser, source))
+        found = (rows.select(schema.names) for _, rows in _rows(job, chooser, source, [*schema.names, *_ROWS]))
         rows = pa.concat_tables([schema.empty_table(), *found])
         write_file(name, PART_FORMATS[one_file].write(rows))
         return Selected(totals.rows_written, len(rows), chooser.cuts)
@@ -202,7 +206,9 @@ class _Labels:
         return [self.committed.chunks[name] for name in names if name in self.committed.chunks]
 
     def rows(self, entry: Entry, columns: Sequence[str]) -> pa.Table:
-        names = [name for name in self.schema.names if name in {*_ROWS, *columns}]
+        """Some columns, with those that say which row it is where several parts are put together by them."""
+        several = sum(not file.name.startswith(QUARANTINE) for file in entry.files) > 1
+        names = [name for name in self.schema.names if name in {*columns, *(_ROWS if several else ())}]
         return committed_rows(self.folder.store, entry, self.schema, names)
 
 
@@ -241,6 +247,14 @@ class _Chooser:
         return cls(job, amount, where, column, per)
 
     @cached_property
+    def _held(self) -> dict[int, Ranked]:
+        return {}
+
+    @cached_property
+    def _room(self) -> list[int]:
+        return [_MOST_HELD]
+
+    @cached_property
     def cuts(self) -> dict[Any, Cut]:
         if self.amount.is_all:
             return {}
@@ -259,26 +273,40 @@ class _Chooser:
 
     def chosen(self, number: int) -> np.ndarray:
         """The places of the chosen rows of a chunk."""
-        found = self._ranked_of(self.job.chunks[number])
         if self.amount.is_all:
-            return found.places
+            return self._may(self.job.chunks[number])[1]
+        found = self._ranked_of(number)
         return chosen(found, self.cuts, self._ties[number] if self._ties else {})
 
     def _ranked(self) -> Iterator[Ranked]:
         with threads(available_cores()) as pool:
-            calls = (partial(self._ranked_of, entry) for entry in self.job.chunks)
+            calls = (partial(self._ranked_of, number) for number in range(len(self.job.chunks)))
             yield from in_order(pool, calls, lambda: 2 * available_cores())
 
-    def _ranked_of(self, entry: Entry) -> Ranked:
-        named = {self.by, *(self.where.columns if self.where else ()), *([self.per] if self.per else ())}
-        rows = self.job.rows(entry, sorted(named))
+    def _ranked_of(self, number: int) -> Ranked:
+        """Of a chunk; read once, as long as there is room."""
+        if number not in self._held:
+            rows, places = self._may(self.job.chunks[number])
+            scores = rows.column(self.by).combine_chunks().to_numpy(zero_copy_only=False)
+            groups = None if self.per is None else rows.column(self.per).combine_chunks()
+            if len(places) < len(rows):
+                scores, groups = scores[places], None if groups is None else groups.take(pa.array(places))
+            found = ranked(places, scores, groups)
+            if self._room[0] < len(places):
+                return found
+            self._room[0] -= len(places)
+            self._held[number] = found
+        return self._held[number]
+
+    def _may(self, entry: Entry) -> tuple[pa.Table, np.ndarray]:
+        """The rows of a chunk, and the places of those that may be chosen."""
+        ranking = not self.amount.is_all
+        named = {*(self.where.columns if self.where else ()), *([self.by] if ranking else ())}
+        rows = self.job.rows(entry, sorted(named | {self.per or self.by}))
         may = np.ones(len(rows), np.bool_) if self.where is None else self.where.mask(rows)
-        scores = rows.column(self.by).combine_chunks()
-        if not self.amount.is_all:
-            may &= np.asarray(scores.is_valid())
-        places = np.flatnonzero(may)
-        groups = None if self.per is None else rows.column(self.per).combine_chunks().take(pa.array(places))
-        return ranked(places, scores.to_numpy(zero_copy_only=False)[places], groups)
+        if ranking and rows.column(self.by).null_count:
+            may &= rows.column(self.by).is_valid().to_numpy()
+        return rows, np.flatnonzero(may).astype(np.int32)
 
 
 def _schema(job: _Labels, source: InputAgain | None, columns: Sequence[str] | None, whole: bool) -> pa.Schema:
@@ -296,15 +324,15 @@ def _schema(job: _Labels, source: InputAgain | None, columns: Sequence[str] | No
 
 
 def _rows(
-    job: _Labels, chooser: _Chooser, source: InputAgain | None, done: Iterable[str] = ()
+    job: _Labels, chooser: _Chooser, source: InputAgain | None, columns: Sequence[str], done: Iterable[str] = ()
 ) -> Iterator[tuple[Entry, pa.Table]]:
-    """Of each chunk that is not done, its entry and its chosen rows with all columns."""
+    """Of each chunk that is not done, its entry and its chosen rows with these columns of the labels."""
     chooser.prepare()
     skipped = {*done}
 
     def choose(number: int) -> tuple[Entry, pa.Table]:
         entry = job.chunks[number]
-        rows = job.rows(entry, job.schema.names) if entry.chunk not in skipped else job.schema.empty_table()
+        rows = job.rows(entry, columns) if entry.chunk not in skipped else job.schema.empty_table()
         return entry, rows.take(chooser.chosen(number)) if len(rows) else rows
 
     with threads(available_cores()) as pool:
@@ -317,7 +345,9 @@ def _rows(
 
 def _fingerprint(job: _Labels, about: Chosen, schema: pa.Schema, format_: str | None) -> Fingerprint:
     """Raises UsageError for a format that the columns do not fit."""
-    settings = msgspec.structs.replace(job.settings, chosen=about, format=format_ or job.settings.format)
+    settings = msgspec.structs.replace(
+        job.settings, chosen=about, format=format_ or job.settings.names.format, layout=UNSET
+    )
     if settings.partition_by is not None and settings.names.by not in schema.names:
         settings = msgspec.structs.replace(settings, partition_by=None)
     if settings.format not in FORMATS:
@@ -341,21 +371,9 @@ def _write(
     """The chosen rows as the output of a job of its own, whose chunks are those of the labels."""
     if place.path == job.folder.path:
         raise UsageError(f"{place.path} holds the labels: give another folder for what is chosen from them")
-    place.refuse_unless(resume, overwrite, False)
-    before = place.take_up() if resume else None
-    if before is not None and before.fingerprint != fingerprint:
-        raise UsageError(
-            f"cannot resume {place.path}: other rows were to be chosen there, or the labels have changed. Give the "
-            "options that it began with, or start again with --overwrite"
-        )
     plan = None if job.plan is None else msgspec.json.encode(job.plan) + b"\n"
     store, id_, names = place.store, fingerprint.id, fingerprint.settings.names
-    if before is None:
-        store.probe()
-        place.create(fingerprint, schema, plan, resume, overwrite)
-    elif plan is not None and place.plan() is None:
-        place.restore_plan(plan, id_)
-    done = place.committed(id_, lambda _: True, schema, 0) if before is not None else Committed({}, {})
+    done = begin(place, fingerprint, schema, plan, resume, overwrite)
     counted = {name: entry.digest for name, entry in done.chunks.items()}
     nothing = QUARANTINE_SCHEMA.empty_table()
     with threads(available_cores()) as pool:
@@ -364,7 +382,7 @@ def _write(
             about = _entry(entry, rows, job.settings.labelled, id_)
             return entry.chunk, commit_chunk(store, rows.select(schema.names), nothing, about, names).digest
 
-        calls = (partial(commit, *found) for found in _rows(job, chooser, source, counted))
+        calls = (partial(commit, *found) for found in _rows(job, chooser, source, job.schema.names, counted))
         counted |= dict(in_order(pool, calls, lambda: 2 * available_cores()))
     for end in job.committed.closed.values():
         closed = msgspec.structs.replace(end, job=id_)

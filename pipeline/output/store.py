@@ -7,13 +7,16 @@ checked against it (see `Store.add`), so that a job whose folder has been taken 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO, TypeVar
 
 from ..errors import OutputError
 from ..storage.buckets import BucketPath
 from .layout import CLAIM
 from .record import Claim, from_json, to_json
+
+_Result = TypeVar("_Result")
 
 Location = Path | BucketPath
 """Where an output folder is."""
@@ -65,6 +68,20 @@ class Store(ABC):
     @abstractmethod
     def update(self, name: str, before: bytes, data: bytes, check: Callable[[], None]) -> None:
         """Replace a file whose content is `before`."""
+
+    def take(self, name: str, source: Store, there: str, check: Callable[[], None]) -> None:
+        """`add` a file that another store has, under the name `there`."""
+        self.add(name, source.read(there), check)
+
+    @abstractmethod
+    def put_stream(self, name: str, write: Callable[[BinaryIO], _Result], check: Callable[[], None]) -> _Result:
+        """Write a file that need not fit into memory, or replace it. write: writes it; what it returns is returned.
+        check: as of `put`.
+        """
+
+    @abstractmethod
+    def blocks(self, name: str, size: int) -> Iterator[bytes]:
+        """A file in blocks of about that size."""
 
     @abstractmethod
     def create(self, name: str, data: bytes) -> bool:

@@ -10,13 +10,14 @@ from ..processes.threads import available_cores, threads
 from ..source.formats.onehot import OneHot
 from ..source.plan.plan import Group, GroupEnd, plan_files
 from ..source.read.read import read_group
-from .account import Pieces, Sums, gaps
+from .account import Pieces, Sums, gaps, groups_of
 from .check import check_chunk
 from .folder import REPAIR, OutputFolder
-from .layout import CLAIM, MANIFEST, OLD_MANIFEST, PARTS, QUARANTINE, SUCCESS
+from .layout import CLAIM, MANIFEST, OF_CHUNKS, OLD_MANIFEST, SUCCESS
 from .object_store import place_of
 from .read_again import selection_of, unchanged_input
 from .record import ClosingEntry, Manifest, SavedPlan, Totals
+from .sidecars import check_sidecars
 from .store import check_claim, is_claimed
 from .where import Where
 
@@ -86,11 +87,12 @@ def verify(
         else:
             chunks[entry.chunk] = entry.sources
             files.update(file.name for file in entry.files)
-    for name in (*folder.store.files(PARTS), *folder.store.files(QUARANTINE)):
+    for name in (name for place in OF_CHUNKS for name in folder.store.files(place)):
         if name not in files:
             raise OutputError(f"{folder.path / name} belongs to no entry: {REPAIR}")
     for gap in gaps(chunks, closed, plan):
         raise OutputError(f"{gap.message}: {REPAIR}")
+    check_sidecars(folder.store, manifest, groups_of(plan))
     _check_totals(folder, totals, sums.totals)
     for number, (update, counted) in enumerate(zip(manifest.updates, updates, strict=True), 1):
         _check_totals(folder, update.totals, counted.totals, number)

@@ -284,7 +284,7 @@ def open_input(
     """
     refuse_unfit(given, selection)
     if isinstance(given, Files):
-        plan = plan_files(given.found, selection, chunk_rows, limit) if saved is None else saved
+        plan = plan_files(given.found, selection, chunk_rows, limit, whole=given.whole) if saved is None else saved
         unread = tuple((path, None) for path, _ in given.problems)
         return planned_files(replace(plan, problems=given.problems, unread=unread), scanner, workers)
     if isinstance(given, Stdin):

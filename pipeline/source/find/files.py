@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from heapq import heapreplace
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 
@@ -91,12 +93,13 @@ Identity = list[dict[str, Any]]
 class Files:
     """Files as they were listed. problems: of those that cannot be read, and of folders. left_out: of files whose
     suffix belongs to no format, in folders and archives, and of folders that a pattern matches. All are called as
-    `names` has it.
+    `names` has it. whole: all files, where these are a share of them.
     """
 
     found: tuple[InputFile, ...]
     problems: tuple[Problem, ...] = ()
     left_out: tuple[str, ...] = ()
+    whole: tuple[InputFile, ...] = ()
 
     @property
     def identity(self) -> Identity:
@@ -139,6 +142,45 @@ def find_files(
             raise UsageError(f"no input at {inputs[0]!r}: the archive has no such file")
         raise UsageError(f"no input in {inputs[0]!r}: {len(left_out):,} files of other kinds, such as {left_out[0]}")
     return Files(tuple(files), tuple(problems), tuple(left_out))
+
+
+def share_of(shard: str) -> tuple[int, int]:
+    """Which share of how many, of "3/64". Raises UsageError."""
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", str(shard))
+    number, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= number <= count:
+        raise UsageError(f"--shard is {shard!r}, it must be I/N: share I, from 1 on, of N")
+    return number, count
+
+
+def refuse_unfit_share(shard: str | None, update: bool, limit: int | None) -> None:
+    """Raise UsageError for what is no share, or does not go with one."""
+    if shard is None:
+        return
+    share_of(shard)
+    for flag, given in (("--update", update), ("--limit", limit is not None)):
+        if given:
+            raise UsageError(f"{flag} does not go with --shard: the files are divided once, whole")
+
+
+def divided(files: Files, shard: str, known: Container[str] | None) -> Files:
+    """A share of the files, which is the same wherever these are listed. known: the files that it had before.
+
+    The largest file first, each goes to the share that has the fewest bytes so far, and of several such to the first.
+    What could not be listed is told by the first share.
+    """
+    number, count = share_of(shard)
+    taken: set[int] = set()
+    shares = [(0, each) for each in range(1, count + 1)]
+    order = sorted(range(len(files.found)), key=lambda at: (-files.found[at].stored, files.found[at].path))
+    for at in order:
+        size, share = shares[0]
+        heapreplace(shares, (size + max(files.found[at].stored, 1), share))
+        taken |= {at} if share == number else set()
+    if known is not None:
+        taken = {at for at, file in enumerate(files.found) if file.path in known}
+    found = tuple(files.found[at] for at in sorted(taken))
+    return replace(files, found=found, problems=files.problems if number == 1 else (), whole=files.found)
 
 
 def find_again(

@@ -42,7 +42,6 @@ from ...storage.names import (
     ENTRIES,
     MANIFEST,
     OLD_MANIFEST,
-    PARTS,
     absolute,
     as_url,
     in_archive,
@@ -205,7 +204,7 @@ def _below(top: str, is_known: Callable[[str], bool]) -> Found:
 
 def _is_output(names: set[str]) -> bool:
     """Whether a folder is the output of a job of this program, which is not input."""
-    return {ENTRIES, PARTS} <= names and bool({MANIFEST, OLD_MANIFEST} & names)
+    return ENTRIES in names and bool({MANIFEST, OLD_MANIFEST} & names)
 
 
 def _of_dataset(name: str, names: set[str]) -> bool:

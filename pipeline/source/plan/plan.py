@@ -169,7 +169,8 @@ class Plan:
     """A job over files. files: as they were listed. sizes: how many of them are in each group. selection: with its text
     columns, kept columns and their types resolved. first: the first readable file, by which they are, and its columns;
     None where none can be read. limit: of rows. problems: of what could not be listed. unread: the same, without the
-    messages. first_group: the number of the first group; those before it are of the job that this one adds to.
+    messages. first_group: the number of the first group; those before it are of the job that this one adds to. whole:
+    all files of which these are a share.
     """
 
     files: tuple[InputFile, ...]
@@ -181,6 +182,7 @@ class Plan:
     problems: tuple[Problem, ...] = ()
     unread: tuple[UnreadFile, ...] = ()
     first_group: int = 0
+    whole: tuple[InputFile, ...] = ()
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -197,25 +199,31 @@ class Plan:
 
 
 def plan_files(
-    found: Sequence[InputFile], selection: Selection, chunk_rows: int, limit: int | None = None, first: int = 0
+    found: Sequence[InputFile],
+    selection: Selection,
+    chunk_rows: int,
+    limit: int | None = None,
+    first: int = 0,
+    whole: Sequence[InputFile] = (),
 ) -> Plan:
     """Plan a job over files. `selection.text` may be empty: then the column is called "text".
 
     limit: only so many rows, which make one group. first: from which file on the first readable one is looked for.
-    Raises UsageError for columns that it lacks.
+    whole: all files of which these are a share, so that every share has the same columns. Raises UsageError for columns
+    that the first lacks.
     """
     files = bound(found, selection)
     sizes = group_sizes(files, chunk_rows) if limit is None else [len(files)]
-    like = None
-    for number, file in enumerate(files[first:], first):
+    like, every = None, bound(whole, selection) or files
+    for number, file in enumerate(every[first:], first):
         try:
             opened, selection = examine_first(file, selection)
         except SourceError:  # it is told by who reads the group that it is in
             continue
         like = (file.path, opened.schema)
-        selection = _with_types(opened.schema, files[:number] + files[number + 1 :], selection)
+        selection = _with_types(opened.schema, every[:number] + every[number + 1 :], selection)
         break
-    return Plan(tuple(files), tuple(sizes or [0]), selection, chunk_rows, like, limit)
+    return Plan(tuple(files), tuple(sizes or [0]), selection, chunk_rows, like, limit, whole=tuple(whole))
 
 
 def examine_first(file: InputFile, selection: Selection) -> tuple[Examined, Selection]:

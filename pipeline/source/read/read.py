@@ -396,5 +396,5 @@ class _GroupReading:
         if self.group.rows is not None or len(self.group.files) == 1:
             yield from map(open_one, self.group.files)
             return
-        with threads(min(_OPENED_AHEAD, len(self.group.files))) as pool:
+        with threads(max(1, min(_OPENED_AHEAD, len(self.group.files)))) as pool:
             yield from in_order(pool, (partial(open_one, file) for file in self.group.files), lambda: _OPENED_AHEAD)

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# A share of the files for each task of a Slurm array, without a cluster of Dask: tasks start as nodes become free.
+#
+#   array=$(INPUT='/shared/news/*.parquet' OUTPUT=/shared/you/labels sbatch --parsable examples/shards/slurm_array.sh)
+#   sbatch --dependency="afterok:$array" --wrap 'broadsheet merge /shared/you/labels/share-* -o /shared/you/merged'
+#
+#SBATCH --job-name=broadsheet-shares
+#SBATCH --array=1-64
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:TERM@60
+# A minute before the time limit the share gives its chunk back, and queues again. So it does on preemption, where the
+# site has PreemptParameters=send_user_signal. A task that is killed without notice has lost its chunk, no more.
+set -uo pipefail
+number=$SLURM_ARRAY_TASK_ID stopped=
+
+trap 'stopped=1; kill -TERM "$job"' TERM
+broadsheet classify "${INPUT:?the input}" -o "${OUTPUT:?a folder for all shares}/share-$number" \
+  --shard "$number/$SLURM_ARRAY_TASK_COUNT" --resume --quiet "$@" &
+job=$!
+wait "$job"
+code=$?
+if [ -n "$stopped" ]; then
+  wait "$job"
+  scontrol requeue "${SLURM_ARRAY_JOB_ID}_$number"
+fi
+exit "$code"

@@ -1,0 +1,220 @@
+"""The shares of a job that ran without a cluster, each in an output folder of its own, as the output of one job.
+
+No row is read: the files of each chunk get a second name on the same disk, are copied within their bucket, or else are
+copied here; their entries are written anew, and the end of it checks all of them as that of any job.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+
+import msgspec
+import pyarrow as pa
+from msgspec import UNSET
+
+from ..errors import UsageError, first_of
+from ..processes.threads import threads
+from ..source.find.files import share_of
+from ..source.open.ahead import in_order
+from ..source.plan.plan import part_name
+from .account import Committed, Sums
+from .finish import finish
+from .folder import OutputFolder
+from .layout import closing_file, group_of
+from .object_store import place_of
+from .record import ClosingEntry, Entry, Fingerprint, Manifest, SavedPlan, Totals, to_json
+from .saved_plan import listing_digest, together
+from .store import check_claim
+from .verify import finished
+
+
+@dataclass(frozen=True)
+class _Share:
+    folder: OutputFolder
+    manifest: Manifest
+    plan: SavedPlan
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """Which share of how many."""
+        return share_of(str(self.manifest.fingerprint.settings.shard))
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """Without what differs between shares."""
+        job = self.manifest.fingerprint
+        return msgspec.structs.replace(job, input="0" * 64, settings=msgspec.structs.replace(job.settings, shard=UNSET))
+
+
+def merge(
+    shares: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    endpoint: str | None = None,
+    allow_mixed: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Totals:
+    """Make one output folder of those of all shares of a job, which ran with ``shard="1/N"`` to ``"N/N"``.
+
+    Parameters
+    ----------
+    shares : sequence of str or path
+        The output folders of the shares, or their URLs, in any order. They stay as they are, and may be removed after.
+    output : str or path
+        A folder for all of them: that of one job, which `verify`, `select` and an update take as any other. On the same
+        disk its files are hard links to those of the shares; within a bucket they are copied by its server.
+    endpoint : str, optional
+        As `classify` takes it.
+    allow_mixed : bool
+        Also of shares whose processors or GPUs differ, so that the bits of scores may.
+    resume, overwrite : bool
+        As of `classify`.
+
+    Returns
+    -------
+    Totals
+        Over all shares.
+
+    Raises
+    ------
+    UsageError
+        Where a share is missing or there twice, or where they are not of one job: other options, another model, or
+        another listing of the input.
+    OutputError
+        For a share that is not finished or is damaged, or a folder that cannot be written.
+
+    Examples
+    --------
+    >>> for shard in ("1/2", "2/2"):
+    ...     report = broadsheet.classify(
+    ...         broadsheet.Paths(["news.csv"]), f"share-{shard[0]}", text_column="title", shard=shard
+    ...     )
+    >>> broadsheet.merge(["share-1", "share-2"], "merged").rows_written
+    100
+
+    """
+    found = [_opened(OutputFolder(place_of(name, endpoint))) for name in shares]
+    found.sort(key=lambda share: share.number)
+    _refuse_others(found, allow_mixed)
+    first, place = found[0], OutputFolder(place_of(output, endpoint))
+    if place.path in {share.folder.path for share in found}:
+        raise UsageError(f"{place.path} is one of the shares: give another folder for all of them")
+    starts = [0, *accumulate(len(share.plan.groups) for share in found)]
+    plan = together(
+        [msgspec.structs.replace(s.plan, first_group=at, whole=UNSET) for s, at in zip(found, starts, strict=False)]
+    )
+    fingerprint = msgspec.structs.replace(first.fingerprint, input=listing_digest(plan.files))
+    schema = first.folder.schema(first.manifest)
+    done = begin(place, fingerprint, schema, msgspec.json.encode(plan) + b"\n", resume, overwrite)
+    counted = {name: entry.digest for name, entry in done.chunks.items()}
+    readers = place.store.readers
+    with threads(readers) as pool:
+        calls = (
+            partial(_take, share, entry, offset, place, fingerprint.id)
+            for share, offset in zip(found, starts, strict=False)
+            for entry in _entries(share)
+            if isinstance(entry, ClosingEntry) or _moved(entry.chunk, offset) not in counted
+        )
+        counted |= {entry.chunk: entry.digest for entry in in_order(pool, calls, lambda: 2 * readers) if entry}
+    sums = Sums(plan)
+    for entry, _ in place.each_entry(fingerprint.id, None, lambda _: None):
+        sums.add(entry)
+    finish(place, sums.totals, schema, fingerprint.id, counted, 0, 0)
+    return sums.totals
+
+
+def begin(
+    place: OutputFolder, fingerprint: Fingerprint, schema: pa.Schema, plan: bytes | None, resume: bool, overwrite: bool
+) -> Committed:
+    """Begin an output that is made from others, or go on with it: what of it is committed. Raises UsageError where
+    something else was begun there.
+    """
+    place.refuse_unless(resume, overwrite, False)
+    before = place.take_up() if resume else None
+    if before is not None and before.fingerprint != fingerprint:
+        raise UsageError(
+            f"cannot resume {place.path}: it was to hold something else, or what it is made from has changed. Give the "
+            "options that it began with, or start again with --overwrite"
+        )
+    if before is None:
+        place.store.probe()
+        place.create(fingerprint, schema, plan, resume, overwrite)
+        return Committed({}, {})
+    if plan is not None and place.plan() is None:
+        place.restore_plan(plan, fingerprint.id)
+    return place.committed(fingerprint.id, lambda _: True, schema, 0)
+
+
+def _opened(folder: OutputFolder) -> _Share:
+    manifest, _ = finished(folder)
+    plan = folder.checked_plan(manifest)
+    if manifest.fingerprint.settings.shard is UNSET or plan is None:
+        raise UsageError(f"{folder.path} is not a share of a job: it ran without --shard")
+    return _Share(folder, manifest, plan)
+
+
+def _refuse_others(found: Sequence[_Share], allow_mixed: bool) -> None:
+    """Raise UsageError unless these are all shares of one job."""
+    if not found:
+        raise UsageError("give the output folders of all shares")
+    first, count = found[0], found[0].number[1]
+    for share, before in zip(found, [None, *found], strict=False):
+        if share.number[1] != count:
+            raise UsageError(f"{share.folder.path} is one of {share.number[1]} shares, {first.folder.path} of {count}")
+        if before is not None and before.number == share.number:
+            raise UsageError(f"{before.folder.path} and {share.folder.path} are the same share, {share.number[0]}")
+        if share.plan.whole != first.plan.whole:
+            raise UsageError(
+                f"{share.folder.path} and {first.folder.path} were divided from different listings: files came, went "
+                "or changed in between. Label one of them again with --overwrite, over the same files"
+            )
+        for name in Fingerprint.__struct_fields__:
+            a, b = getattr(first.fingerprint, name), getattr(share.fingerprint, name)
+            if a != b and not (allow_mixed and name == "backend"):
+                remedy = "; --allow-mixed takes them all the same" if name == "backend" else ""
+                raise UsageError(
+                    f"{share.folder.path} and {first.folder.path} differ in {name}: {_differ(b, a)}{remedy}"
+                )
+    missing = sorted({*range(1, count + 1)} - {share.number[0] for share in found})
+    if missing:
+        raise UsageError(f"of {count} shares these are missing: {first_of([f'{n}/{count}' for n in missing])}")
+
+
+def _differ(one: object, other: object) -> str:
+    if isinstance(one, msgspec.Struct):
+        pairs = ((name, getattr(one, name), getattr(other, name)) for name in one.__struct_fields__)
+        return ", ".join(f"{name} {a!r}, not {b!r}" for name, a, b in pairs if a != b)
+    return f"{one}, not {other}"
+
+
+def _entries(share: _Share) -> Iterator[Entry | ClosingEntry]:
+    for entry, _ in share.folder.each_entry(share.manifest.fingerprint.id, None, lambda _: None):
+        yield entry
+
+
+def _moved(chunk: str, offset: int) -> str:
+    """The name of a chunk among those of all shares."""
+    return part_name(group_of(chunk) + offset, int(chunk.rpartition("-")[2]))
+
+
+def _take(share: _Share, entry: Entry | ClosingEntry, offset: int, place: OutputFolder, job: str) -> Entry | None:
+    """Commit what an entry of a share commits, and return the entry of a chunk."""
+    store, check = place.store, partial(check_claim, place.store, job)
+    if isinstance(entry, ClosingEntry):
+        closing = msgspec.structs.replace(entry, job=job, group=entry.group + offset)
+        store.add(closing_file(closing.group, job), to_json(closing), check)
+        return None
+    chunk, files = _moved(entry.chunk, offset), []
+    for file in entry.files:
+        folder, _, name = file.name.rpartition("/")
+        there = f"{folder}/{chunk}-{job[:8]}.{name.rpartition('.')[2]}"
+        store.take(there, share.folder.store, file.name, check)
+        files.append(msgspec.structs.replace(file, name=there))
+    taken = msgspec.structs.replace(entry, chunk=chunk, job=job, files=tuple(files))
+    store.add(taken.file_name, to_json(taken), check)
+    return taken
