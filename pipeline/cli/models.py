@@ -216,9 +216,9 @@ def _model_of(params: Path, classes: str | None, alphabet: str | None) -> Model:
     """The model of a parameter file; what the options say goes before what its sidecar says."""
     from ..model import model_file
     from ..model.alphabet import PUBLISHED
-    from ..model.charcnn import from_params, read_model_file
+    from ..model.charcnn import from_params
 
-    data = read_model_file(params)
+    data = model_file.read_model_file(params)
     sidecar = model_file.read_sidecar(params, data)
     names, symbols, card = (sidecar.classes, sidecar.alphabet, sidecar.card) if sidecar else (None, PUBLISHED, None)
     names = names if classes is None else classes.split(",")

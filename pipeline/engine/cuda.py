@@ -29,11 +29,13 @@ from ..kernels.memory_plan import articles_for_a_full_one, units_by_length
 from ..kernels.network import Network
 from ..kernels.slots import NotPageLocked, Result, Slot, Sums
 from ..kernels.small_batches import SmallBatches
+from ..kernels.tables import fasttext_shape
 from ..model import quantised, reference
-from ..model.alphabet import Encoded, encode, of_ids
+from ..model.alphabet import Encoded, of_ids
 from ..model.charcnn import Model
+from ..model.fasttext import Reader
 from ..model.layers import CLASSES
-from ..model.ngrams import scores, scores_of_ids
+from ..model.ngrams import NGrams, scores, scores_of_ids
 from ..telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
 from ..telemetry.spans import Span, device_spans
 from .base import Backend, Predictions, Texts
@@ -313,11 +315,11 @@ class CudaEngine:
         while first < count:
             ahead = offsets[first : first + self.batch + 1]
             # No article has more characters than bytes.
-            units = np.cumsum(self._units[np.minimum(np.diff(ahead), length)])
+            units = np.cumsum(self._units[np.minimum(np.diff(ahead), len(self._units) - 1)])
             by_text = int(np.searchsorted(ahead, ahead[0] + room_for_text, side="right")) - 1
             if not by_text:
                 text = cp.asnumpy(texts.data[ahead[0] : ahead[1]])
-                given = encode(text, ahead[:2] - ahead[0], self.model.alphabet, length)
+                given = Texts(text, ahead[:2] - ahead[0]).encoded(self.model.alphabet, length)
                 yield Batch(first, first + 1, int(units[0]), given)
                 first += 1
                 continue
@@ -367,13 +369,18 @@ class CudaEngine:
             self.network.start_ids(slot, batch.given.ids, beside, batch.units, top_k, keep)
 
     def _beside(self, texts: Texts, batch: Batch, given: Encoded) -> NDArray[np.float32] | None:
-        """What the branch adds to the logits of a batch that is encoded on the host: in the kernel's bits."""
-        if self.model.ngrams is None:
+        """What the branch adds to the logits of a batch encoded on the host, or fastText's mean rows: the kernel's bits."""
+        ngrams = self.model.ngrams
+        if ngrams is None:
             return None
-        if texts.ids is not None:
-            return scores_of_ids(given.ids, self.model.alphabet, self.model.ngrams)
+        if texts.ids is not None and isinstance(ngrams, NGrams):
+            return scores_of_ids(given.ids, self.model.alphabet, ngrams)
         bounds = texts.offsets[batch.first : batch.last + 1]
-        return scores(cp.asnumpy(texts.data[bounds[0] : bounds[-1]]), bounds - bounds[0], self.model.ngrams)
+        text, bounds = cp.asnumpy(texts.data[bounds[0] : bounds[-1]]), bounds - bounds[0]
+        if isinstance(ngrams, NGrams):
+            return scores(text, bounds, ngrams)
+        shape = fasttext_shape(ngrams.table.shape[1], self.network.ops.stored.is_exact)
+        return Reader(ngrams, shape.bits).means(text, bounds)
 
     def _anchor(self) -> tuple[float, cp.cuda.Event]:
         """The time on the host's clock of an event that the GPU has recorded, and the event."""

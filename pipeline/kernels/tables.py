@@ -141,9 +141,9 @@ _ALWAYS_EXACT = 16
 """Columns, whose rows of 32 bits are two sectors of L2: those of 16 would save little, and be off by up to 1e-4."""
 
 
-def fasttext_shape(columns: int, precision: str) -> FastTextShape:
-    """Of a table with so many columns."""
-    bits = 32 if precision == "fp32" or columns <= _ALWAYS_EXACT else 16
+def fasttext_shape(columns: int, exact: bool) -> FastTextShape:
+    """Of a table with so many columns. exact: whether probabilities are those of fp32, and not off by up to 1e-4."""
+    bits = 32 if exact or columns <= _ALWAYS_EXACT else 16
     width = 2 if columns <= 2 else 4 if columns <= 4 else COLUMNS
     found = 1
     while found < MOST_LANES and found * width < columns:
@@ -152,9 +152,9 @@ def fasttext_shape(columns: int, precision: str) -> FastTextShape:
 
 
 class FastTextTables(NamedTuple):
-    """slots: uint32 [slots, 2], of an entry of the dictionary its hash and its number plus 1, at the place of the hash or
-    the next free one. end: the number of "</s>", -1 for none. table: int32 or int16 [slabs, rows, columns]. scale: fp32
-    [slabs, columns]. output: fp32 [columns, classes]. Others as in `FastText`.
+    """slots: uint32 [slots, 2], the hash of an entry of the dictionary and its number plus 1, at the place of the hash
+    or the next free one. end: the number of "</s>", -1 for none. table: int32 or int16 [slabs, rows, columns]. scale:
+    fp32 [slabs, columns]. output: fp32 [columns, classes]. Others as in `FastText`.
     """
 
     slots: NDArray[np.uint32]
@@ -168,9 +168,9 @@ class FastTextTables(NamedTuple):
     paths: Paths | None
 
 
-def fasttext_tables(model: FastText, precision: str) -> FastTextTables:
+def fasttext_tables(model: FastText, exact: bool) -> FastTextTables:
     """Rearrange a model of fastText's."""
-    lanes, columns, bits, slabs = fasttext_shape(model.table.shape[1], precision)
+    lanes, columns, bits, slabs = fasttext_shape(model.table.shape[1], exact)
     values, scales = model.fixed(bits)
     width, numbers = lanes * columns, model.numbers()
     table = np.zeros((slabs, len(values), width), values.dtype)
@@ -199,11 +199,11 @@ def _slots(model: FastText, numbers: NDArray[np.int64]) -> NDArray[np.uint32]:
     return slots
 
 
-def fasttext_bytes(model: FastText, precision: str) -> int:
+def fasttext_bytes(model: FastText, exact: bool) -> int:
     """Of all that `fasttext_tables` returns."""
-    lanes, columns, bits, slabs = fasttext_shape(model.table.shape[1], precision)
+    lanes, columns, bits, slabs = fasttext_shape(model.table.shape[1], exact)
     slots = 8 << (2 * len(model.ends)).bit_length()
-    pruned = 0 if model.pruned is None else 4 * model.settings.buckets
+    pruned = 0 if model.pruned is None else 4 * model.kinds.buckets
     others = (model.words, model.ends, model.output, *(model.paths or ()))
     held = sum(0 if part is None else part.nbytes for part in others)
     return slots + pruned + held + slabs * lanes * columns * (len(model.table) * bits // 8 + 4)

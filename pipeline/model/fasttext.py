@@ -1,18 +1,18 @@
-"""fastText's classifiers (https://fasttext.cc), in NumPy: the specification of their kernel, and the CPU backend of them.
+"""fastText's classifiers (https://fasttext.cc), in NumPy: the specification of their kernel, and the CPU backend.
 
-A text is cut into tokens at white space, which is `WHITE_SPACE`, and "</s>" is its last token; what follows a token that
-is "</s>" is not read. Tokens that are labels are left out. The others give rows of a table: a word of the dictionary its
-own; each token the rows of its subwords, runs of characters of "<token>", whose hashes are buckets; and neighbouring
-tokens the buckets of their hashes. A pruned model has rows for some buckets only. The text's vector is the mean of all
-these rows, a product with a matrix gives what decides its labels, and softmax, sigmoids or a tree of sigmoids the scores.
+A text is cut into tokens at `WHITE_SPACE`, and "</s>" is its last token; what follows a token that is "</s>" is not
+read. Tokens that are labels are left out. The others give rows of a table: a word of the dictionary its own; each token
+those of its subwords, runs of characters of "<token>", whose hashes are buckets; and neighbouring tokens the buckets of
+their hashes. A pruned model has rows for some buckets only. The text's vector is the mean of all these rows; a product
+with a matrix gives what decides its labels; and softmax, sigmoids or a tree of sigmoids give the scores.
 
 Where there are no more classes than columns, the product is folded into the table: each row has what it adds to each
-class. A table is used as integers of 32 or 16 bits with a scale for each column, so the sum over a text is exact, whatever
-its order: a text of a million rows has the same bits on every backend. A text without any row has a vector of zeros.
+class. A table is used as integers of 32 or 16 bits with a scale for each column, so the sum over a text is exact in any
+order, and a text has the same vector on every backend. A text without any row has a vector of zeros.
 
-Hashes, also of invalid UTF-8, are those of the original, in which a byte is signed and a character is a byte and the
-continuation bytes after it. So is the sigmoid of one-vs-all and negative sampling, a table of 512 steps. The original adds
-1e-5 to each probability that it returns: these scores are without that.
+Hashes, also of invalid UTF-8, are those of the original, in which a byte is signed, and a character is a byte and the
+continuation bytes after it. So is the sigmoid of one-vs-all and negative sampling, a table of 512 steps. The original
+adds 1e-5 to each probability that it returns (with hierarchical softmax to each on the way): these scores are without.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress, pairwise, repeat
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Meta, Struct, to_builtins
 from numpy.typing import NDArray
 
 from ..errors import ModelError
+from .alphabet import Alphabet
+from .layers import WHOLE
 from .scores import GIVEN, SOFTMAX, STEPS
 
 Floats = NDArray[np.float32]
@@ -36,11 +38,17 @@ Hashes = NDArray[np.uint32]
 
 WHITE_SPACE = b" \n\r\t\v\f\0"
 END, LABEL = b"</s>", b"__label__"
+ALPHABET = Alphabet(" ")
+"""What such a model has for one: it reads bytes, and no character is unknown to it."""
+
 MOST_ORDER = 32
 """Words of the longest n-gram of words."""
 
-MOST_CLASSES = 16_384
+MOST_CLASSES = 16_000
 """Whose scores a block of threads holds."""
+
+MOST_BYTES = 16 << 30
+"""Of a model file."""
 
 MOST_BUCKETS = 1 << 28
 """Of a pruned model, which takes four bytes for each."""
@@ -83,6 +91,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     loss: Literal["softmax", "one-vs-all", "negative sampling", "hierarchical softmax"]
 
     @property
+    def reads(self) -> int:
+        """Characters: all."""
+        return WHOLE
+
+    @property
     def hashes(self) -> bool:
         """Whether there is anything to hash to buckets."""
         return self.words > 1 or self.characters[1] > 0
@@ -96,8 +109,8 @@ class Table(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """The way to each class in the tree of hierarchical softmax. steps: int32 [S], twice the number of a node, and 1 where
-    the class is on its right. ends: int32 [classes], where the way of each ends.
+    """The way to each class in the tree of hierarchical softmax. steps: int32 [S], twice the number of a node, plus 1
+    where the class is on its right. ends: int32 [classes], where the way of each ends.
     """
 
     steps: NDArray[np.int32]
@@ -110,7 +123,7 @@ class FastText:
 
     Attributes
     ----------
-    settings : Settings
+    kinds : Settings
         What it reads.
     table : float32 [rows, columns]
         The rows of the words, then those of the buckets.
@@ -125,24 +138,27 @@ class FastText:
 
     """
 
-    settings: Settings
+    kinds: Settings
     table: Floats = field(repr=False)
     output: Floats | None = field(repr=False)
     words: NDArray[np.uint8] = field(repr=False)
     ends: Offsets = field(repr=False)
     pruned: NDArray[np.int32] | None = field(repr=False)
     counts: NDArray[np.int64] = field(repr=False)
+    feature: ClassVar = "fasttext"
 
     @classmethod
-    def of_file(cls, settings: Settings, tensors: dict[str, NDArray[Any]], model: str) -> FastText:
+    def of_file(cls, kinds: Settings, tensors: dict[str, NDArray[Any]], model: str) -> FastText:
         """Take its tensors out of those of a model file. Raises ModelError where one is missing."""
         for name in (TABLE, WORDS, ENDS, COUNTS):
             if name not in tensors:
                 raise ModelError(f"{model}: tensor {name} is missing")
-        return cls(settings, *(tensors.pop(name, None) for name in (TABLE, OUTPUT, WORDS, ENDS, PRUNED, COUNTS)))  # type: ignore[arg-type]
+        return cls(kinds, *(tensors.pop(name, None) for name in (TABLE, OUTPUT, WORDS, ENDS, PRUNED, COUNTS)))  # type: ignore[arg-type]
 
-    def check(self, classes: int, model: str) -> None:
-        """Raise ModelError unless this fits a model of so many classes."""
+    def check(self, classes: int, length: int, several: bool, model: str) -> None:
+        """Raise ModelError unless this fits a model of so many classes and characters. several: labels a text."""
+        if length != WHOLE or several != (self.kinds.loss == "one-vs-all"):
+            raise ModelError(f"{model}: a model of fastText's reads whole texts, and has thresholds with one-vs-all")
         if not 2 <= classes <= MOST_CLASSES:
             raise ModelError(f"{model}: {classes:,} classes: a model of fastText's has 2 to {MOST_CLASSES:,} here")
         outputs = classes - (self.link == GIVEN)
@@ -158,20 +174,26 @@ class FastText:
         for name, (tensor, dtype, shape) in expected.items():
             if tensor is None:
                 continue
-            same = len(tensor.shape) == len(shape) and all(b in (None, a) for a, b in zip(tensor.shape, shape, strict=True))
+            same = len(tensor.shape) == len(shape) and all(
+                b in (None, a) for a, b in zip(tensor.shape, shape, strict=True)
+            )
             if tensor.dtype != dtype or not same:
-                raise ModelError(f"{model}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, expected {dtype} {shape}")
+                raise ModelError(
+                    f"{model}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, expected {dtype} {shape}"
+                )
             if dtype == "float32" and not np.isfinite(tensor).all():
                 raise ModelError(f"{model}: tensor {name} holds a value that is not finite")
-        ends, buckets = self.ends, self.settings.buckets if self.settings.hashes else 0
+        ends, buckets = self.ends, self.kinds.buckets if self.kinds.hashes else 0
         if len(ends) < classes or (np.diff(ends, prepend=0) < 0).any() or (len(ends) and ends[-1] != len(self.words)):
             raise ModelError(f"{model}: its dictionary is damaged")
-        if self.settings.hashes and not buckets:
+        if self.kinds.hashes and not buckets:
             raise ModelError(f"{model}: n-grams, and no buckets for them")
         if self.pruned is not None:
             least, most = self.pruned.min(axis=0, initial=0), self.pruned.max(axis=0, initial=-1)
             if buckets > MOST_BUCKETS or (least < 0).any() or most[0] >= max(buckets, 1):
-                raise ModelError(f"{model}: its index of {buckets:,} buckets is damaged, or has more than {MOST_BUCKETS:,}")
+                raise ModelError(
+                    f"{model}: its index of {buckets:,} buckets is damaged, or has more than {MOST_BUCKETS:,}"
+                )
             buckets = int(most[1]) + 1
         if len(self.table) < self.known + buckets:
             raise ModelError(f"{model}: {len(self.table):,} rows for {self.known:,} words and {buckets:,} buckets")
@@ -179,7 +201,7 @@ class FastText:
     @property
     def link(self) -> int:
         """How scores follow from what the product gives; of a tree, they follow from what `tree` makes of that."""
-        return _OF_LOSS[self.settings.loss]
+        return _OF_LOSS[self.kinds.loss]
 
     @property
     def known(self) -> int:
@@ -189,7 +211,7 @@ class FastText:
     @property
     def about(self) -> dict[str, Any]:
         """What decides its scores, beside the tensors, as JSON values."""
-        about: dict[str, Any] = to_builtins(self.settings)
+        about: dict[str, Any] = to_builtins(self.kinds)
         return about
 
     def tensors(self) -> dict[str, NDArray[Any]]:
@@ -206,7 +228,7 @@ class FastText:
         """Of each bucket of a pruned model the row after those of the words, -1 for none; None of other models."""
         if self.pruned is None:
             return None
-        rows = np.full(max(self.settings.buckets, 1), -1, np.int32)
+        rows = np.full(max(self.kinds.buckets, 1), -1, np.int32)
         rows[self.pruned[:, 0]] = self.pruned[:, 1]
         return rows
 
@@ -214,9 +236,10 @@ class FastText:
         """The table as integers of 16 or 32 bits."""
         largest = np.maximum(np.abs(self.table).max(axis=0, initial=0), np.float32(1e-30))
         scale = (largest.astype(np.float64) / (2 ** (bits - 1) - 1)).astype(np.float32)
-        values = np.empty(self.table.shape, np.int16 if bits == 16 else np.int32)
-        for first in range(0, len(values), _BATCH_VALUES // values.shape[1]):
-            part = slice(first, first + _BATCH_VALUES // values.shape[1])
+        rows, columns = self.table.shape
+        values = np.empty((rows, columns), np.int16 if bits == 16 else np.int32)
+        for first in range(0, rows, _BATCH_VALUES // columns):
+            part = slice(first, first + _BATCH_VALUES // columns)
             steps = np.rint(self.table[part].astype(np.float64) / scale)
             np.clip(steps, 1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1, out=steps)
             values[part] = steps
@@ -245,12 +268,12 @@ class FastText:
         for at in range(leaves):
             while parent[at] >= 0:
                 steps.append(2 * (parent[at] - leaves) + is_right[at])
-                at = parent[at]  # noqa: PLW2901
+                at = parent[at]
             ends.append(len(steps))
         return Paths(np.array(steps, np.int32), np.array(ends, np.int32))
 
     def tree(self, nodes: Floats) -> Floats:
-        """The score of each class, fp32 [N, classes], by what the product gives for each node of the tree, [N, nodes]."""
+        """The scores, fp32 [N, classes], by what the product gives for each node of the tree, [N, nodes]."""
         assert self.paths is not None
         with np.errstate(over="ignore"):
             right = np.float32(1) / (np.exp(-nodes) + np.float32(1))
@@ -261,8 +284,8 @@ class FastText:
 
 
 class Words(NamedTuple):
-    """The tokens of N texts but labels. tokens: themselves. numbers: int32 [T], in the dictionary; -1 and -2 for none. texts:
-    int64 [T], ascending, of which text each is.
+    """The tokens of N texts but labels. numbers: int32 [T], in the dictionary; -1 for none, -2 for "</s>" without one.
+    texts: int64 [T], ascending, of which text each is.
     """
 
     tokens: list[bytes]
@@ -274,7 +297,7 @@ class Reader:
     """A model ready to read: its dictionary as one of Python's, its table in integers. bits: of these."""
 
     def __init__(self, model: FastText, bits: int = 32) -> None:
-        self._settings, self._known = model.settings, model.known
+        self._kinds, self._known = model.kinds, model.known
         self._numbers = model.numbers()
         self._end = self._numbers.setdefault(END, -2)
         self._rows = model.rows_of_buckets()
@@ -293,7 +316,9 @@ class Reader:
             for rows, texts in self.rows(data, offsets[first : last + 1]):
                 self._add(rows, texts + first, sums, rows_added)
             first = last
-        means: Floats = sums.astype(np.float32) * self.table.scale / np.maximum(rows_added, 1).astype(np.float32)[:, None]
+        means: Floats = (
+            sums.astype(np.float32) * self.table.scale / np.maximum(rows_added, 1).astype(np.float32)[:, None]
+        )
         return means
 
     def rows(self, data: NDArray[np.uint8], offsets: Offsets) -> Iterator[tuple[NDArray[np.int64], Offsets]]:
@@ -301,14 +326,14 @@ class Reader:
         words = self._words(data, offsets)
         is_known = words.numbers >= 0
         yield words.numbers[is_known].astype(np.int64), words.texts[is_known]
-        if not self._settings.hashes or not words.tokens:
+        if not self._kinds.hashes or not words.tokens:
             return
         text = np.frombuffer(b"<" + b"><".join(words.tokens) + b">", np.uint8)
         sizes = np.fromiter(map(len, words.tokens), np.int64, len(words.tokens))
         begins = np.cumsum(sizes + 2) - sizes - 1
-        if self._settings.words > 1:
+        if self._kinds.words > 1:
             yield from self._of_words(hashed(np.full(len(sizes), FIRST_HASH), text, begins, sizes), words.texts)
-        if self._settings.characters[1]:
+        if self._kinds.characters[1]:
             yield from self._of_subwords(text, begins, words)
 
     def _words(self, data: NDArray[np.uint8], offsets: Offsets) -> Words:
@@ -337,16 +362,16 @@ class Reader:
     def _of_words(self, hashes: Hashes, texts: Offsets) -> Iterator[tuple[NDArray[np.int64], Offsets]]:
         signed = hashes.view(np.int32).astype(np.int64).view(np.uint64)
         state = signed
-        for more in range(1, self._settings.words):
+        for more in range(1, self._kinds.words):
             state = state[: max(len(signed) - more, 0)] * _OF_WORDS + signed[more:]
             whole = texts[: len(state)] == texts[more:]
-            yield self._in_buckets(state[whole] % np.uint64(self._settings.buckets), texts[: len(state)][whole])
+            yield self._in_buckets(state[whole] % np.uint64(self._kinds.buckets), texts[: len(state)][whole])
 
     def _of_subwords(
         self, text: NDArray[np.uint8], begins: Offsets, words: Words
     ) -> Iterator[tuple[NDArray[np.int64], Offsets]]:
         """text: all tokens between < and >. begins: of each token."""
-        lowest, highest = self._settings.characters
+        lowest, highest = self._kinds.characters
         starts = np.flatnonzero((text & 0xC0) != 0x80)
         sizes = np.diff(starts, append=len(text))
         firsts = np.searchsorted(starts, begins - 1)
@@ -364,7 +389,7 @@ class Reader:
             hashes = hashed(hashes, text, starts[at + n - 1], sizes[at + n - 1])
             if n >= lowest:
                 some = at > firsts[of_token[at]] if n == 1 else slice(None)
-                found = hashes[some] % np.uint32(self._settings.buckets)
+                found = hashes[some] % np.uint32(self._kinds.buckets)
                 yield self._in_buckets(found, words.texts[of_token[at[some]]])
 
     def _in_buckets(self, buckets: NDArray[Any], texts: Offsets) -> tuple[NDArray[np.int64], Offsets]:
@@ -374,7 +399,9 @@ class Reader:
         there = rows >= 0
         return rows[there].astype(np.int64) + self._known, texts[there]
 
-    def _add(self, rows: NDArray[np.int64], texts: Offsets, sums: NDArray[np.int64], rows_added: NDArray[np.int64]) -> None:
+    def _add(
+        self, rows: NDArray[np.int64], texts: Offsets, sums: NDArray[np.int64], rows_added: NDArray[np.int64]
+    ) -> None:
         rows_added += np.bincount(texts, minlength=len(sums))
         most = _BATCH_VALUES // sums.shape[1]
         for first in range(0, len(rows), most):
@@ -386,7 +413,7 @@ class Reader:
 def hashed(hashes: Hashes, text: NDArray[np.uint8], begins: Offsets, sizes: Offsets) -> Hashes:
     """Hashes that go on over so many bytes from `begins` on, [N]: FNV-1a, but for bytes that are signed."""
     hashes = hashes.copy()
-    which = slice(None) if sizes.min(initial=1) else np.flatnonzero(sizes)
+    which = np.flatnonzero(sizes)
     for place in range(_TOGETHER):
         signed = text[begins[which] + place].view(np.int8).astype(np.int32).view(np.uint32)
         hashes[which] = (hashes[which] ^ signed) * _PRIME

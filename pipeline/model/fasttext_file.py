@@ -108,7 +108,7 @@ class _Bytes:
         """Each code stands for one of 256 parts of a row; the last part may be shorter."""
         dim, parts, width, last = self.values("iiii", what)
         if dim != columns or width < 1 or parts < 1 or (parts - 1) * width + last != dim or not 1 <= last <= width:
-            raise self.damaged(f"{what} has {parts} parts of {width} columns, the last of {last}, for rows of {columns}")
+            raise self.damaged(f"{what} has {parts} parts of {width} and {last} columns, for rows of {columns}")
         if len(codes) != rows * parts:
             raise self.damaged(f"{what} has {len(codes):,} codes for {rows:,} rows of {parts} parts")
         centroids = self.array("<f4", dim * _CENTROIDS, what)
