@@ -63,7 +63,7 @@ def by_kernel(texts: Texts, of: FastText, exact: bool) -> NDArray[np.float32]:
 @pytest.mark.parametrize("name", READ)
 def test_mean_rows_are_those_of_numpy_to_the_last_bit(name: str, exact: bool) -> None:
     of = branch(**READ[name], seed=1)
-    texts = Texts.of(hostile(len(name), 3000))
+    texts = Texts.of(hostile(len(name), 1500))
     bits = fasttext_shape(of.table.shape[1], exact).bits
     found, want = by_kernel(texts, of, exact), Reader(of, bits).means(texts.data, texts.offsets)
     assert np.array_equal(found.view(np.uint32), want.view(np.uint32))

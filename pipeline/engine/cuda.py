@@ -369,7 +369,7 @@ class CudaEngine:
             self.network.start_ids(slot, batch.given.ids, beside, batch.units, top_k, keep)
 
     def _beside(self, texts: Texts, batch: Batch, given: Encoded) -> NDArray[np.float32] | None:
-        """What the branch adds to the logits of a batch encoded on the host, or fastText's mean rows: the kernel's bits."""
+        """What the branch gives a batch encoded on the host, logits or fastText's mean rows, in the kernel's bits."""
         ngrams = self.model.ngrams
         if ngrams is None:
             return None

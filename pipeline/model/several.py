@@ -13,7 +13,7 @@ from ..errors import UsageError
 from .charcnn import Model, load_model
 from .model_file import HUB, repository_of
 
-_SUFFIXES = (".safetensors", ".bin")
+_SUFFIXES = (".safetensors", ".bin", ".ftz")
 
 
 @dataclass(frozen=True)
