@@ -113,7 +113,9 @@ def quantise(
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="FROM", help="fastText's .bin or .ftz, a params.bin, or a .safetensors.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="FROM", help="fastText's .bin or .ftz, a params.bin, a .safetensors.")
+    ],
     target: Annotated[Path, typer.Argument(metavar="TO", help="The file to write, of the other kind.")],
     classes: Annotated[
         str | None,
