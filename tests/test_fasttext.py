@@ -144,8 +144,8 @@ def with_what_is_added(model: Model, texts: Texts) -> np.ndarray:
 
 
 def compared(file: Path, texts: list[bytes]) -> tuple[int, int]:
-    """Assert that scores are the original's; return how many labels are others, and how many of these are not explained:
-    by a tie within 1e-5, or a logit that two roundings put on two sides of a step. In long texts the original's sum of
+    """Assert that scores are the original's; return how many labels are others, and how many of these are unexplained:
+    no tie within 1e-5, and no logit that two roundings put on two sides of a step. In long texts the original's sum of
     thousands of rows in fp32 is off.
     """
     model, loaded = load_model(file), fasttext.load_model(str(file))
@@ -194,7 +194,7 @@ needs_lid = pytest.mark.skipif(lid() is None, reason="lid.176.ftz is not here: p
 SCRIPTS = (
     "Stocks fell on Monday.", "Les actions ont baissé lundi.", "Акции упали в понедельник.", "月曜日に株価が下落した。",
     "周一股市下跌。", "주식이 월요일에 하락했다.", "انخفضت الأسهم يوم الاثنين.", "המניות ירדו ביום שני.",
-    "सोमवार को शेयर गिरे।", "หุ้นร่วงลงในวันจันทร์", "Οι μετοχές έπεσαν τη Δευτέρα.", "Բաժնետոմսերն ընկան։", "აქციები დაეცა ორშაბათს.",
+    "सोमवार को शेयर गिरे।", "หุ้นร่วงลงในวันจันทร์", "Οι μετοχές έπεσαν τη Δευτέρα.", "Բաժնետոմսերն ընկան։",
 )  # fmt: skip
 
 
@@ -332,8 +332,8 @@ def test_it_is_a_model_like_any_other(
         classify(documents, tmp_path / "out", resume=True, **{**options, "model": [trained["tree"], small_model_file]})
     with duckdb.connect() as connection:
         pipeline.duckdb.register(connection, file, device="cpu")
-        assert connection.sql("select broadsheet($text)", params={"text": texts[0]}).fetchone() == (labels[0],)
-    assert evaluate(file, documents, text_column="text", label_column="truth", device="cpu").accuracy > 1 / 7
+        assert connection.sql("select broadsheet($text)", params={"text": texts[0]}).fetchall() == [(labels[0],)]
+    assert evaluate(file, documents, text_column="text", label_column="truth", device="cpu").confusion.accuracy > 1 / 7
     windows = classify(documents, **{**options, "windows": 3, "model": file, "where": None, "partition_by": None})
     assert windows.to_arrow()["label"].to_pylist() == labels  # whole texts need none
 
