@@ -29,13 +29,10 @@ from ..kernels.memory_plan import articles_for_a_full_one, units_by_length
 from ..kernels.network import Network
 from ..kernels.slots import NotPageLocked, Result, Slot, Sums
 from ..kernels.small_batches import SmallBatches
-from ..kernels.tables import fasttext_shape
 from ..model import quantised, reference
 from ..model.alphabet import Encoded, of_ids
 from ..model.charcnn import Model
-from ..model.fasttext import Reader
 from ..model.layers import CLASSES
-from ..model.ngrams import NGrams, scores, scores_of_ids
 from ..telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
 from ..telemetry.spans import Span, device_spans
 from .base import Backend, Predictions, Texts
@@ -45,6 +42,14 @@ _BATCH_PER_SM = 64
 
 _FIRST_SHARE = 4
 """Of several batches, the first one is this part of a full one."""
+
+_TOGETHER = 2
+"""So many times that where n-grams may be alone: the network has little of such a batch to do, and the host as much as
+of any to launch.
+"""
+
+_SHARE_TOGETHER = 1 / 8
+"""The share of the free memory that such a batch takes at most."""
 
 _LEAST_BATCH = 64
 _BATCH_OF_REFERENCE = 512
@@ -134,7 +139,14 @@ class CudaEngine:
         by_scores = full * CLASSES[1] // len(self.model.classes)
         batch = min(most, full * articles_for_a_full_one(self.model.frame), by_scores)
         free, _ = self.device.mem_info
-        while batch > _LEAST_BATCH and memory_plan.planned_bytes(self.network.plan(batch)) > _FREE_SHARE * free:
+
+        def planned(batch: int) -> int:
+            return memory_plan.planned_bytes(self.network.plan(batch))
+
+        together = min(most, _TOGETHER * batch, by_scores)
+        if self.network.parts.alone and planned(together) <= _SHARE_TOGETHER * free:
+            return together
+        while batch > _LEAST_BATCH and planned(batch) > _FREE_SHARE * free:
             batch //= 2
         return batch
 
@@ -359,28 +371,16 @@ class CudaEngine:
             first += size
 
     def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int, keep: cp.ndarray | None) -> None:
+        offsets = texts.offsets[batch.first : batch.last + 1]
         if batch.given is None:
-            offsets = texts.offsets[batch.first : batch.last + 1]
             self.network.start_text(slot, texts.data, offsets, batch.units, top_k, keep)
         elif isinstance(batch.given.ids, cp.ndarray):
             self.network.start_kept(slot, batch.given.ids, batch.units, top_k)
         else:
-            beside = self._beside(texts, batch, batch.given)
-            self.network.start_ids(slot, batch.given.ids, beside, batch.units, top_k, keep)
-
-    def _beside(self, texts: Texts, batch: Batch, given: Encoded) -> NDArray[np.float32] | None:
-        """What the branch gives a batch encoded on the host, logits or fastText's mean rows, in the kernel's bits."""
-        ngrams = self.model.ngrams
-        if ngrams is None:
-            return None
-        if texts.ids is not None and isinstance(ngrams, NGrams):
-            return scores_of_ids(given.ids, self.model.alphabet, ngrams)
-        bounds = texts.offsets[batch.first : batch.last + 1]
-        text, bounds = cp.asnumpy(texts.data[bounds[0] : bounds[-1]]), bounds - bounds[0]
-        if isinstance(ngrams, NGrams):
-            return scores(text, bounds, ngrams)
-        shape = fasttext_shape(ngrams.table.shape[1], self.network.ops.stored.is_exact)
-        return Reader(ngrams, shape.bits).means(text, bounds)
+            text = None
+            if texts.ids is None:
+                text = cp.asnumpy(texts.data[offsets[0] : offsets[-1]]), offsets - offsets[0]
+            self.network.start_ids(slot, batch.given.ids, text, batch.units, top_k, keep)
 
     def _anchor(self) -> tuple[float, cp.cuda.Event]:
         """The time on the host's clock of an event that the GPU has recorded, and the event."""

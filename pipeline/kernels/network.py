@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.alphabet import Alphabet, head_bytes
-from ..model.fasttext import FastText
+from ..model.fasttext import FastText, Reader
 from ..model.layers import WHOLE
-from ..model.ngrams import NGrams
+from ..model.ngrams import NGrams, scores, scores_of_ids
 from ..model.quantised import Integers
 from ..model.reference import Weights
 from ..processes.threads import available_cores
@@ -70,7 +70,7 @@ class Network:
             kernels += fasttext_kernels(shape, self.layers[-1].outputs)
         for kernel in kernels:
             load(kernel.file, kernel.expression, target(generation, self.ops.architecture))
-        self._alphabet = upload_alphabet(alphabet)
+        self._spelled, self._alphabet = alphabet, upload_alphabet(alphabet)
         self._ngrams = ngrams
         self._branch: DeviceNGrams | DeviceFastText | None = None
         if isinstance(ngrams, NGrams):
@@ -188,14 +188,13 @@ class Network:
         self,
         slot: Slot,
         ids: NDArray[np.uint8],
-        beside: NDArray[np.float32] | None,
+        text: tuple[NDArray[np.uint8], NDArray[np.int64]] | None,
         units: int,
         top_k: int,
         keep: cp.ndarray | None = None,
     ) -> None:
-        """Start a batch that is encoded already, ids uint8 [N, length]. units: that it takes at most. beside: what the
-        branch adds to its logits, fp32 [N, classes], of a model that has one; of fastText's, the mean rows. keep: as of
-        `start_text`.
+        """Start a batch that is encoded already, ids uint8 [N, length]. text: its data and offsets on the host, where
+        there is text. units: that it takes at most. keep: as of `start_text`.
         """
         pitch = memory_plan.id_pitch(self._length)
         size = len(ids) * pitch
@@ -206,13 +205,26 @@ class Network:
         slot.copy_in("text", size, self._in)
         slot.copied_in.record(self._in)
         self._begin(slot)
-        if beside is not None:
+        if (beside := self._beside(ids, text)) is not None:
             out = slot.scored(len(ids), self.layers[-1].outputs, top_k)
             means = self._means_of(out)
             (out.logits if means is None else means).set(beside, self.compute)
             with self.compute:
                 self._from_means(means, out)
         self._finish_start(slot, slot.device["text"][:size].reshape(len(ids), pitch), units, top_k, keep)
+
+    def _beside(
+        self, ids: NDArray[np.uint8], text: tuple[NDArray[np.uint8], NDArray[np.int64]] | None
+    ) -> NDArray[np.float32] | None:
+        """What the branch adds to the logits of a batch that is encoded on the host, or of fastText's models its mean
+        rows: in the kernel's bits.
+        """
+        if isinstance(self._ngrams, NGrams):
+            return scores_of_ids(ids, self._spelled, self._ngrams) if text is None else scores(*text, self._ngrams)
+        if self._ngrams is None or text is None:
+            return None
+        shape = fasttext_shape(self._ngrams.table.shape[1], self.ops.stored.is_exact)
+        return Reader(self._ngrams, shape.bits).means(*text)
 
     def start_kept(self, slot: Slot, ids: cp.ndarray, units: int, top_k: int) -> None:
         """Start a batch whose ids, uint8 [N, pitch], are on the GPU: those that another network has kept. Not for a

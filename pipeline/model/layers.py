@@ -28,7 +28,7 @@ PUBLISHED_LENGTH = 1014
 WHOLE = (1 << 31) - 1
 """The length of a model that reads whole texts, and has no network."""
 
-_USUAL_TEXT = 4096
+_USUAL_TEXT = 2048
 
 BIAS = "fc3.bias"
 """The tensor that a model of n-grams alone has of a network: what its classes have without a text."""
