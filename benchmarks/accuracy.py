@@ -96,7 +96,7 @@ class FastText:
         import fasttext
 
         self._names, numbers = np.unique(labels, return_inverse=True)
-        of_words = {"wordNgrams": self.words, "minn": 3 * self.subwords, "maxn": 5 * self.subwords, "bucket": 200_000}
+        of_words = {"wordNgrams": self.words, "minn": 3 * self.subwords, "maxn": 5 * self.subwords, "bucket": 50_000}
         with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
             file.writelines(
                 f"__label__{i} {' '.join(t.lower().split())}\n" for i, t in zip(numbers, texts, strict=True)
@@ -117,7 +117,7 @@ def fasttext_as_it_is(texts: list[str], labels: Labels, tested: list[str]) -> La
 
 
 def fasttext_tuned(texts: list[str], labels: Labels, tested: list[str]) -> Labels:
-    grid = {"lr": [0.3, 1.0], "epoch": [25, 100], "words": [1, 2], "subwords": [False, True]}
+    grid = {"lr": [0.3, 1.0], "epoch": [50], "words": [1, 2], "subwords": [False, True]}
     grids = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     folds = list(StratifiedKFold(3, shuffle=True, random_state=0).split(texts, labels))
 

@@ -29,6 +29,7 @@ from pipeline.errors import ModelError, UsageError
 from pipeline.labelling.scored import Scoring, score
 from pipeline.measures.evaluate import evaluate
 from pipeline.measures.fitting import calibrate, quantise
+from pipeline.model.alphabet import encode, unread
 from pipeline.model.charcnn import Model
 from pipeline.model.fasttext import FastText, Reader
 from pipeline.model.layers import WHOLE
@@ -240,6 +241,12 @@ def test_a_text_depends_on_itself_alone_and_on_all_of_it(loss: str, folded: bool
     assert whole.n_chars[-3:].tolist() == [330_000, 330_000, 0]
     assert not whole.truncated.any()
     assert not whole.unknown_chars.any()
+
+
+def test_characters_of_whole_texts_are_counted_as_those_of_read_ones() -> None:
+    texts = Texts.of([*hostile(2, 90), b"\xe2\x82\xac" * 500_000, b"", b"a" * 70])
+    read = encode(texts.data, texts.offsets, load_model("ag-news").alphabet, 64)
+    assert np.array_equal(unread(texts.data, texts.offsets).n_chars, read.n_chars)
 
 
 def test_a_file_is_converted_and_stays_the_same_model(

@@ -174,26 +174,23 @@ class FastText:
         for name, (tensor, dtype, shape) in expected.items():
             if tensor is None:
                 continue
-            same = len(tensor.shape) == len(shape) and all(
-                b in (None, a) for a, b in zip(tensor.shape, shape, strict=True)
-            )
+            same = tensor.ndim == len(shape) and all(b in (None, a) for a, b in zip(tensor.shape, shape, strict=True))
             if tensor.dtype != dtype or not same:
-                raise ModelError(
-                    f"{model}: tensor {name} is {tensor.dtype} {list(tensor.shape)}, expected {dtype} {shape}"
-                )
+                found = f"{tensor.dtype} {list(tensor.shape)}"
+                raise ModelError(f"{model}: tensor {name} is {found}, expected {dtype} {shape}")
             if dtype == "float32" and not np.isfinite(tensor).all():
                 raise ModelError(f"{model}: tensor {name} holds a value that is not finite")
         ends, buckets = self.ends, self.kinds.buckets if self.kinds.hashes else 0
         if len(ends) < classes or (np.diff(ends, prepend=0) < 0).any() or (len(ends) and ends[-1] != len(self.words)):
             raise ModelError(f"{model}: its dictionary is damaged")
+        if not columns or (self.link == GIVEN and self.counts.min() < 1):
+            raise ModelError(f"{model}: a table without columns, or a label that the training data did not have")
         if self.kinds.hashes and not buckets:
             raise ModelError(f"{model}: n-grams, and no buckets for them")
         if self.pruned is not None:
             least, most = self.pruned.min(axis=0, initial=0), self.pruned.max(axis=0, initial=-1)
             if buckets > MOST_BUCKETS or (least < 0).any() or most[0] >= max(buckets, 1):
-                raise ModelError(
-                    f"{model}: its index of {buckets:,} buckets is damaged, or has more than {MOST_BUCKETS:,}"
-                )
+                raise ModelError(f"{model}: its index of {buckets:,} buckets is damaged, or above {MOST_BUCKETS:,}")
             buckets = int(most[1]) + 1
         if len(self.table) < self.known + buckets:
             raise ModelError(f"{model}: {len(self.table):,} rows for {self.known:,} words and {buckets:,} buckets")
