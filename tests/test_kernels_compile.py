@@ -19,6 +19,7 @@ from pipeline.kernels.catalog import (
     Kernel,
     branch_kernels,
     choose_generation,
+    fasttext_kernels,
     first_block,
     gather_kernel,
     network_kernels,
@@ -26,7 +27,9 @@ from pipeline.kernels.catalog import (
 )
 from pipeline.kernels.compile import Cubin, cache_folder, compile_kernel, compiler_name, resources
 from pipeline.kernels.storage import STORAGE
+from pipeline.kernels.tables import fasttext_shape
 from pipeline.kernels.tiles import SHARED_LIMIT
+from pipeline.model.fasttext import MOST_CLASSES
 from pipeline.model.layers import layer_table
 from pipeline.model.ngrams import Kinds
 
@@ -46,6 +49,9 @@ NGRAMS = {4: (Kinds(2, (2, 5), 1014), 20), 1000: (Kinds(1, (1, 4), 16_384), 16)}
 """By the number of classes: as training chooses them for AG News, and the most that a kernel takes."""
 FIRST_OF_A_GENERATION = ("sm_75", "sm_80", "sm_90")
 
+
+COLUMNS = (2, 4, 8, 16, 60, 256)
+"""Of tables of fastText's."""
 
 GROUP = 9
 """Rows that a thread block of training computes."""
@@ -67,6 +73,10 @@ def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
                 for kernel in [*network_kernels(generation, precision, architecture, layers, frame), *branch]:
                     compiled_for = target(generation, architecture)
                     found[kernel.file, kernel.expression, compiled_for] = kernel, compiled_for
+    for columns in COLUMNS if architecture in FIRST_OF_A_GENERATION else COLUMNS[::3]:
+        for exact in (True, False):
+            for kernel in fasttext_kernels(fasttext_shape(columns, exact), MOST_CLASSES):
+                found[kernel.file, kernel.expression, architecture] = kernel, architecture
     if architecture in FIRST_OF_A_GENERATION[1:]:
         for number in NUMBERS:
             for kernel in vars(first_block(layer_table(70, 1014, 4)[0], GROUP, number)).values():

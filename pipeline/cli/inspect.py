@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ..kernels.memory_plan import Buffer
     from ..model.charcnn import Model
+    from ..model.fasttext import FastText
     from ..model.ngrams import NGrams
 
 _MOST_NAMES = 20
@@ -95,6 +96,10 @@ def _print_memory(title: str, buffers: Sequence[Buffer], console: PlainConsole) 
 
 def about_model(model: Model) -> dict[str, object]:
     """What the command prints, as JSON values."""
+    from ..model.fasttext import FastText
+    from ..model.ngrams import NGrams
+
+    whole = model.ngrams if isinstance(model.ngrams, FastText) else None
     return {
         "model": model.name,
         "digest": model.digest,
@@ -105,7 +110,10 @@ def about_model(model: Model) -> dict[str, object]:
         "temperature": model.temperature,
         "thresholds": model.thresholds,
         "scales": None if model.scales is None else msgspec.to_builtins(model.scales),
-        "ngrams": None if model.ngrams is None else {**model.ngrams.about, "buckets": len(model.ngrams.table)},
+        "ngrams": {**model.ngrams.about, "buckets": len(model.ngrams.table)}
+        if isinstance(model.ngrams, NGrams)
+        else None,
+        "fasttext": None if whole is None else {**whole.about, "words": whole.known, "rows": list(whole.table.shape)},
         "alphabet": model.alphabet.symbols,
         "classes": list(model.classes),
         "layers": [
@@ -127,8 +135,25 @@ def _worded(ngrams: NGrams) -> str:
     )
 
 
+def _of_fasttext(branch: FastText) -> dict[str, str]:
+    kinds, (low, high) = branch.kinds, branch.kinds.characters
+    read = [f"{branch.known:,} words"]
+    read += [f"subwords of {low} to {high} characters"] if high else []
+    read += [f"n-grams of up to {kinds.words} words"] if kinds.words > 1 else []
+    rows, columns = branch.table.shape
+    pruned = "" if branch.pruned is None else f", of which {len(branch.pruned):,} have a row"
+    size = "each what it adds to each class" if branch.output is None else "and a matrix from columns to classes"
+    return {
+        "fastText": f"trained with the loss {kinds.loss}",
+        "reads": f"whole texts: {', '.join(read)}" + (f"; {kinds.buckets:,} buckets{pruned}" if kinds.hashes else ""),
+        "table": f"{rows:,} rows of {columns:,} columns, {size}",
+    }
+
+
 def print_model(model: Model, console: PlainConsole) -> None:
     """Name, classes, alphabet, layers and card."""
+    from ..model.fasttext import FastText
+
     names = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in model.classes]
     more = f", … and {len(names) - _MOST_NAMES}" if len(names) > _MOST_NAMES else ""
     print_fact("model", model.name, console)
@@ -150,7 +175,9 @@ def print_model(model: Model, console: PlainConsole) -> None:
     if model.scales is not None:
         scales = ", ".join(f"{name} {step:.3g}" for name, step in model.scales.steps.items())
         facts["int8"] = f"steps of 8-bit inputs: {scales}; found on {model.scales.found_on[:16]}"
-    if model.ngrams is not None:
+    if isinstance(model.ngrams, FastText):
+        facts = {name: facts[name] for name in ("digest", "classes", "scores")} | _of_fasttext(model.ngrams)
+    elif model.ngrams is not None:
         facts["n-grams"] = _worded(model.ngrams)
     console.print(facts_table(facts.items()))
     if model.has_network:

@@ -113,7 +113,9 @@ def quantise(
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="FROM", help="A params.bin, or a .safetensors model.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="FROM", help="fastText's .bin or .ftz, a params.bin, a .safetensors.")
+    ],
     target: Annotated[Path, typer.Argument(metavar="TO", help="The file to write, of the other kind.")],
     classes: Annotated[
         str | None,
@@ -125,19 +127,24 @@ def convert(
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Convert a params.bin (tensors as flat little-endian fp32) to a safetensors model, or a model to a params.bin.
+    """Convert a model of fastText's, or a params.bin (tensors as flat little-endian fp32), to a safetensors model; or a
+    model to a params.bin.
 
     A params.bin has no place for class names, alphabet, frame and card: they are kept in a file next to it,
     params.bin.json.
     """
-    from ..model import model_file
+    from ..model import fasttext_file, model_file
     from ..model.charcnn import load_model, to_params
 
     kinds = source.suffix, target.suffix
     beside = model_file.sidecar_path(target) if target.suffix == ".bin" else None
     refuse_outputs({"TO": target, "its sidecar": beside}, overwrite, lambda: [str(source)])
     try:
-        if kinds == (".bin", ".safetensors"):
+        if target.suffix == ".safetensors" and fasttext_file.is_fasttext(source):
+            if classes is not None or alphabet is not None:
+                raise UsageError("--classes and --alphabet are for a params.bin; a model of fastText's has its own")
+            files = {target: load_model(source).to_bytes()}
+        elif kinds == (".bin", ".safetensors"):
             files = {target: _model_of(source, classes, alphabet).to_bytes()}
         elif kinds == (".safetensors", ".bin"):
             if classes is not None or alphabet is not None:
@@ -151,7 +158,7 @@ def convert(
             )
             files = {target: data, model_file.sidecar_path(target): sidecar}
         else:
-            raise UsageError(f"cannot convert {source} to {target}: one must be a .bin, the other a .safetensors")
+            raise UsageError(f"cannot convert {source} to {target}: one must be a .safetensors, the other a .bin")
     except OSError as error:
         raise UsageError(f"{source} cannot be read: {cause(error)}") from error
     except ValueError as error:
@@ -216,9 +223,9 @@ def _model_of(params: Path, classes: str | None, alphabet: str | None) -> Model:
     """The model of a parameter file; what the options say goes before what its sidecar says."""
     from ..model import model_file
     from ..model.alphabet import PUBLISHED
-    from ..model.charcnn import from_params, read_model_file
+    from ..model.charcnn import from_params
 
-    data = read_model_file(params)
+    data = model_file.read_model_file(params)
     sidecar = model_file.read_sidecar(params, data)
     names, symbols, card = (sidecar.classes, sidecar.alphabet, sidecar.card) if sidecar else (None, PUBLISHED, None)
     names = names if classes is None else classes.split(",")

@@ -16,7 +16,7 @@ from ..errors import BroadsheetError, UsageError
 from ..model.alphabet import encode
 from ..model.charcnn import Model, load_model
 from ..model.layers import BIAS, NORM_EPSILON, Layer
-from ..model.ngrams import Grams, NGrams, counted, find
+from ..model.ngrams import Grams, NGrams, counted, find, of_network
 from ..processes.threads import available_cores
 from ..storage.disk import write_file
 
@@ -26,6 +26,8 @@ OPSET = 17
 _IR = 8  # of the same release as that opset
 _CHECKED = 1_000
 _BATCH = 100
+
+_NO_GRAPH = "there is no ONNX graph of it"
 
 TOLERANCE = 1e-3
 """By how much a score may differ: both sum in fp32, in different orders. A wrong graph differs by far more."""
@@ -74,10 +76,11 @@ def onnx_inputs(model: str | Path | Model, texts: Iterable[str | bytes]) -> dict
 
 
 def _inputs(model: Model, texts: Texts) -> dict[str, NDArray[Any]]:
+    ngrams = of_network(model.ngrams, model.name, _NO_GRAPH)
     found: dict[str, NDArray[Any]] = {"ids": encode(texts.data, texts.offsets, model.alphabet, model.length).ids}
-    if model.ngrams is not None:
-        bits, count = model.ngrams.bits, len(texts)
-        some = find(texts.data, texts.offsets, model.ngrams.kinds, bits)
+    if ngrams is not None:
+        bits, count = ngrams.bits, len(texts)
+        some = find(texts.data, texts.offsets, ngrams.kinds, bits)
         none = [Grams(np.empty(0, np.uint32), np.zeros(count + 1, np.int64))]
         by_kind = [counted(grams or none, count, bits) for grams in some]
         most = max(int(np.diff(kind.offsets).max(initial=0)) for kind in by_kind)
@@ -169,6 +172,7 @@ class _Graph:
 
     def __init__(self, onnx: Any, model: Model) -> None:
         self._onnx, self._model = onnx, model
+        self._ngrams = of_network(model.ngrams, model.name, _NO_GRAPH)
         self._nodes: list[Any] = []
         self._constants: dict[str, NDArray[Any]] = {}
         for name, tensor in model.tensors.items():
@@ -182,8 +186,8 @@ class _Graph:
             x = self._one_hot(ids)
             for layer in model.layers:
                 x = self._convolution(x, ids, layer) if layer.kind == "conv1d" else self._linear(x, layer)
-        if model.ngrams is not None:
-            x = self._node("Add", [x, self._branch(model.ngrams)], "logits")
+        if self._ngrams is not None:
+            x = self._node("Add", [x, self._branch(self._ngrams)], "logits")
         if model.temperature != 1:
             temperature = self._constant("temperature", np.float32(model.temperature))
             x = self._node("Div", [x, temperature], "logits at temperature")

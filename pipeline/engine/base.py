@@ -9,8 +9,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.alphabet import Alphabet, Encoded, encode, of_ids
+from ..model.alphabet import Alphabet, Encoded, encode, of_ids, unread
 from ..model.charcnn import Model
+from ..model.layers import WHOLE
 from ..telemetry.spans import Span
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -62,9 +63,13 @@ class Texts:
         return Texts.of([self.data[self.offsets[i] : self.offsets[i + 1]].tobytes() for i in np.flatnonzero(rows)])
 
     def encoded(self, alphabet: Alphabet, length: int) -> Encoded:
-        """The ids that a model with this alphabet and length reads, and the counts of characters."""
+        """The ids that a model with this alphabet and length reads, and the counts of characters. One that reads whole
+        texts has no ids.
+        """
         if self.ids is not None:
             return of_ids(self.ids, alphabet)
+        if length == WHOLE:
+            return unread(self.data, self.offsets)
         how, shared = (alphabet.symbols, length), {} if self.shared is None else self.shared
         if how not in shared:
             shared[how] = encode(self.data, self.offsets, alphabet, length)

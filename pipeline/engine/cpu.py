@@ -34,7 +34,7 @@ from ..model.alphabet import text_ends
 from ..model.cascade import asked
 from ..model.charcnn import Model
 from ..model.layers import BIAS, NORM_EPSILON, Layer
-from ..model.ngrams import scores, scores_of_ids
+from ..model.ngrams import NGrams, scores_of_ids
 from ..model.reference import Floats, Norm, Offsets, Rows, Weights
 from ..processes.threads import SINGLE_THREADED_BLAS
 from ..telemetry.spans import Span, span
@@ -64,6 +64,9 @@ class CpuEngine:
         self._pool = ThreadPoolExecutor(threads, "broadsheet-compute")
         self.blocks: list[tuple[str, Callable[[Any], Any]]] = []
         self._alone = None if model.has_network and model.cascade is None else model.asking("none")
+        if model.ngrams is not None:
+            with SINGLE_THREADED_BLAS:
+                self._of_texts = reference.of_texts(model.ngrams)
         if model.has_network:
             self._prepare(precision)
 
@@ -71,7 +74,7 @@ class CpuEngine:
         """The network's weights; a model of n-grams alone has none."""
         weights = reference.prepare(self.model)
         with SINGLE_THREADED_BLAS:
-            weights = replace(weights, linear_batches=reference.even_batches(weights))
+            weights = replace(weights, linear_batches=reference.even_batches(weights.linear))
             if precision == "int8":
                 integers = quantised.prepare(weights, quantised.scales_of(self.model))
                 self.blocks = quantised.blocks(weights, integers, self._saturated.append)
@@ -124,12 +127,11 @@ class CpuEngine:
     def branch(self, texts: Texts) -> NDArray[np.float32]:
         """What a model's n-grams add to the logits, [N, classes]."""
         ngrams = self.model.ngrams
-        assert ngrams is not None
-        if texts.ids is not None:
+        if texts.ids is not None and isinstance(ngrams, NGrams):
             return scores_of_ids(texts.ids, self.model.alphabet, ngrams)
         share = max(1, -(-len(texts) // self.threads))
         parts = [texts.offsets[first : first + share + 1] for first in range(0, len(texts), share)]
-        found = self._pool.map(lambda offsets: scores(texts.data, offsets, ngrams), parts)
+        found = self.each_group(lambda offsets: self._of_texts(texts.data, offsets), parts)
         return np.concatenate([np.empty((0, len(self.model.classes)), np.float32), *found])
 
     def _forward(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> NDArray[np.float32]:

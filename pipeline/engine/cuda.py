@@ -30,10 +30,9 @@ from ..kernels.network import Network
 from ..kernels.slots import NotPageLocked, Result, Slot, Sums
 from ..kernels.small_batches import SmallBatches
 from ..model import quantised, reference
-from ..model.alphabet import Encoded, encode, of_ids
+from ..model.alphabet import Encoded, of_ids
 from ..model.charcnn import Model
 from ..model.layers import CLASSES
-from ..model.ngrams import scores, scores_of_ids
 from ..telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
 from ..telemetry.spans import Span, device_spans
 from .base import Backend, Predictions, Texts
@@ -325,11 +324,11 @@ class CudaEngine:
         while first < count:
             ahead = offsets[first : first + self.batch + 1]
             # No article has more characters than bytes.
-            units = np.cumsum(self._units[np.minimum(np.diff(ahead), length)])
+            units = np.cumsum(self._units[np.minimum(np.diff(ahead), len(self._units) - 1)])
             by_text = int(np.searchsorted(ahead, ahead[0] + room_for_text, side="right")) - 1
             if not by_text:
                 text = cp.asnumpy(texts.data[ahead[0] : ahead[1]])
-                given = encode(text, ahead[:2] - ahead[0], self.model.alphabet, length)
+                given = Texts(text, ahead[:2] - ahead[0]).encoded(self.model.alphabet, length)
                 yield Batch(first, first + 1, int(units[0]), given)
                 first += 1
                 continue
@@ -369,23 +368,16 @@ class CudaEngine:
             first += size
 
     def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int, keep: cp.ndarray | None) -> None:
+        offsets = texts.offsets[batch.first : batch.last + 1]
         if batch.given is None:
-            offsets = texts.offsets[batch.first : batch.last + 1]
             self.network.start_text(slot, texts.data, offsets, batch.units, top_k, keep)
         elif isinstance(batch.given.ids, cp.ndarray):
             self.network.start_kept(slot, batch.given.ids, batch.units, top_k)
         else:
-            beside = self._beside(texts, batch, batch.given)
-            self.network.start_ids(slot, batch.given.ids, beside, batch.units, top_k, keep)
-
-    def _beside(self, texts: Texts, batch: Batch, given: Encoded) -> NDArray[np.float32] | None:
-        """What the branch adds to the logits of a batch that is encoded on the host: in the kernel's bits."""
-        if self.model.ngrams is None:
-            return None
-        if texts.ids is not None:
-            return scores_of_ids(given.ids, self.model.alphabet, self.model.ngrams)
-        bounds = texts.offsets[batch.first : batch.last + 1]
-        return scores(cp.asnumpy(texts.data[bounds[0] : bounds[-1]]), bounds - bounds[0], self.model.ngrams)
+            text = None
+            if texts.ids is None:
+                text = cp.asnumpy(texts.data[offsets[0] : offsets[-1]]), offsets - offsets[0]
+            self.network.start_ids(slot, batch.given.ids, text, batch.units, top_k, keep)
 
     def _anchor(self) -> tuple[float, cp.cuda.Event]:
         """The time on the host's clock of an event that the GPU has recorded, and the event."""

@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 
 from ..errors import BroadsheetError, UsageError
 from ..kernels.storage import STORAGE
-from ..kernels.work import kernels_of
+from ..kernels.work import PROFILED, kernels_of
 from ..model import reference
 from ..model.alphabet import encode, text_ends
 from ..model.charcnn import Model, load_model
 from ..model.layers import Layer
+from ..model.ngrams import of_network
 from ..processes.child import import_path, python
 from ..telemetry.profile import Ceilings, KernelProfile, Profile, SweepPoint, counted_bytes
 from ..telemetry.spans import Span
@@ -83,7 +84,7 @@ def profile(
 
     Raises as `load_model` and `open_engine` do; warns where ncu is installed and cannot read the counters.
     """
-    loaded = load_model(model).asking("all")
+    loaded = _profiled(model)
     with closing(open_engine(loaded, device, precision, kernels=kernels)) as engine:
         found = measure(engine, batch)
     if engine.backend.device != "cuda":
@@ -101,14 +102,14 @@ def profile(
 
 def sweep_batch(model: str | Model, device: str = "auto", precision: str = "auto") -> list[SweepPoint]:
     """Latency over batch size, in one precision."""
-    loaded = load_model(model).asking("all")
+    loaded = _profiled(model)
     with closing(open_engine(loaded, device, precision)) as engine:
         return _points(engine, BATCHES[engine.backend.device])
 
 
 def sweep_precision(model: str | Model, batch: int | None = None, device: str = "auto") -> list[SweepPoint]:
     """Latency in each precision that the device computes in."""
-    loaded = load_model(model).asking("all")
+    loaded = _profiled(model)
     points = []
     for precision in PRECISIONS:
         if precision == "auto":
@@ -120,6 +121,13 @@ def sweep_precision(model: str | Model, batch: int | None = None, device: str = 
         with closing(engine):
             points += _points(engine, [batch or BATCH[engine.backend.device]])
     return points
+
+
+def _profiled(model: str | Model) -> Model:
+    """Raises UsageError for a model of fastText's."""
+    loaded = load_model(model).asking("all")
+    of_network(loaded.ngrams, loaded.name, PROFILED)
+    return loaded
 
 
 def _counted_bytes(model: Model, precision: str, kernels: str, batch: int) -> list[int] | None:

@@ -18,11 +18,11 @@ from ..kernels.compile import compile_kernel, resources
 from ..kernels.memory_plan import units_by_length
 from ..kernels.ops import Operations, load, tile_shape
 from ..kernels.storage import FLOAT, Storage
-from ..kernels.work import ELEMENT_WISE, PRODUCT, REDUCTION, KernelWork, computed_rows, kernels_of
+from ..kernels.work import ELEMENT_WISE, PRODUCT, PROFILED, REDUCTION, KernelWork, computed_rows, kernels_of
 from ..model.cascade import asked
 from ..model.charcnn import Model
 from ..model.layers import BIAS, Layer
-from ..model.ngrams import scores
+from ..model.ngrams import of_network, scores
 from ..telemetry.profile import Ceilings, KernelProfile
 from ..telemetry.spans import Span
 from .base import Texts
@@ -166,7 +166,7 @@ def _asked(model: Model, texts: Texts) -> Texts:
     """Those about which the network is asked."""
     if model.cascade is None:
         return texts
-    alone, ngrams = model.asking("none"), model.ngrams
+    alone, ngrams = model.asking("none"), of_network(model.ngrams, model.name, PROFILED)
     assert ngrams is not None
     logits = alone.tensors[BIAS].astype(np.float32) + scores(texts.data, texts.offsets, ngrams)
     return texts.take(asked(logits, model.cascade.margin, model.thresholds))

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 
 from ..errors import UsageError
+from ..model.fasttext import MOST_CLASSES
 from ..model.layers import Frame, Layer
 from ..model.ngrams import Kinds
 from .memory_plan import CLOSING, articles_for_a_full_one, most_units
 from .storage import STORAGE, Element, Storage
-from .tables import lanes
+from .tables import FastTextShape, lanes
 from .tiles import Launch, LookupTile, ProductTile, Tile, lookup_tile, product_tile, shared_limit
 
 WARP = 32
@@ -37,6 +38,16 @@ _WORDS_QUEUED, _COUNTED = 48, 1024
 _NGRAMS_SHARED = 52 << 10
 """Bytes of shared memory that a block of that kernel takes at most."""
 
+_ALONE_SHARED = 4 * MOST_CLASSES
+"""The same of that which labels what has no network: a warp of any architecture has room for so many classes."""
+
+PRODUCT_TEXTS = 16
+"""Texts of a block that multiplies with fastText's output matrix, where each thread has a class."""
+
+_PRODUCT_DEEP = 256
+
+_MOST_TEXTS = 1 << 20
+"""Of a batch of whole texts."""
 
 _MOST_BLOCKS = 65_535
 """Along a grid's second side (CUDA C++ Programming Guide)."""
@@ -146,9 +157,9 @@ def head_kernel(stored: Storage, layer: Layer) -> Kernel:
 @cache
 def alone_kernel(classes: int) -> Kernel:
     """Scores and labels of n-grams alone, and the articles about which the network is asked."""
-    return Kernel(
-        "n-grams alone", "common/head.cu", f"ngrams_alone<{WARPS}, {4 * WARPS}>", WARPS * WARP, 4 * WARPS * classes
-    )
+    warps = next(warps for warps in (8, 4, 2, 1) if 4 * warps * classes <= _ALONE_SHARED)
+    expression = f"ngrams_alone<{warps}, {4 * warps}>"
+    return Kernel("n-grams alone", "common/head.cu", expression, warps * WARP, 4 * warps * classes)
 
 
 @cache
@@ -159,6 +170,31 @@ def gather_kernel() -> Kernel:
 def branch_kernels(kinds: Kinds, bits: int, classes: int) -> list[Kernel]:
     """Every kernel that a model of n-grams alone launches, in order."""
     return [encode_kernel(), count_kernel(), ngrams_kernel(kinds, bits, classes), alone_kernel(classes)]
+
+
+@cache
+def fasttext_kernel(shape: FastTextShape) -> Kernel:
+    """The mean rows of texts, each by a warp."""
+    instance = f"{WARPS}, {shape.lanes}, {shape.columns}, {'int' if shape.bits == 32 else 'short'}"
+    return Kernel("fasttext", "common/fasttext.cu", f"fasttext<{instance}>")
+
+
+@cache
+def output_kernel() -> Kernel:
+    instance = f"{WARPS * WARP}, {PRODUCT_TEXTS}, {_PRODUCT_DEEP}"
+    return Kernel("fasttext output", "common/fasttext_output.cu", f"product<{instance}>")
+
+
+@cache
+def tree_kernel() -> Kernel:
+    return Kernel("fasttext tree", "common/fasttext_output.cu", f"tree<{WARPS}>")
+
+
+def fasttext_kernels(shape: FastTextShape, classes: int) -> list[Kernel]:
+    """Every kernel that a model of fastText's launches, in order; those between the first two and the last if it needs
+    them.
+    """
+    return [count_kernel(), fasttext_kernel(shape), output_kernel(), tree_kernel(), alone_kernel(classes)]
 
 
 def network_kernels(
@@ -184,6 +220,8 @@ def largest_batch(generation: str, precision: str, architecture: str, layers: Se
     Block 1 of 16 bits counts its output in vectors of eight channels, and in 32 bits. The products of `simt` and `sm80`
     have a thread block for each tile of rows along their grid's second side; those of block 2 are the most.
     """
+    if len(layers) == 1:
+        return _MOST_TEXTS
     first, second, *_ = layers
     rows = most_units(layers) * second.product_pool
     most = _INT32_MAX // (rows * first.outputs // 8) - 1

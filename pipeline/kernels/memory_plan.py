@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 
 from ..model.alphabet import head_bytes
 from ..model.charcnn import Model
-from ..model.layers import Frame, Layer
+from ..model.fasttext import FastText
+from ..model.layers import WHOLE, Frame, Layer
 from ..model.ngrams import NGrams
 from .storage import Element, Storage
-from .tables import ngram_bytes
+from .tables import fasttext_bytes, ngram_bytes
 
 CLOSING = 2
 
@@ -44,8 +45,8 @@ class Capacity(NamedTuple):
 
 
 def most_units(layers: Sequence[Layer]) -> int:
-    """Units of an article of full length."""
-    return layers[1].rows_pooled + CLOSING
+    """Units of an article of full length. Whole texts need none: their number and their bytes bound a batch."""
+    return 1 if len(layers) == 1 else layers[1].rows_pooled + CLOSING
 
 
 def articles_for_a_full_one(frame: Frame) -> int:
@@ -60,6 +61,8 @@ def capacity(layers: Sequence[Layer], batch: int, frame: Frame) -> Capacity:
 
 def units_by_length(layers: Sequence[Layer], frame: Frame) -> NDArray[np.int64]:
     """The units of an article by the index after its last character, from 0 to the length that the network reads."""
+    if len(layers) == 1:
+        return np.zeros(1, np.int64)
     first, second, *_ = layers
     lengths = np.arange(first.rows_in + 1)
     if frame == "dense":
@@ -150,8 +153,8 @@ class Buffer:
 
 
 def id_pitch(length: int) -> int:
-    """Bytes from the ids of one article to those of the next: a multiple of 16, for 16-byte stores."""
-    return -(-length // 16) * 16
+    """Bytes from the ids of one article to those of the next: a multiple of 16, for 16-byte stores. Whole texts: 0."""
+    return 0 if length == WHOLE else -(-length // 16) * 16
 
 
 @dataclass(frozen=True)
@@ -265,13 +268,13 @@ def plan(
     batch: int,
     stored: Storage,
     frame: Frame,
-    ngrams: NGrams | None = None,
+    ngrams: NGrams | FastText | None = None,
     parts: Parts = NETWORK_ALONE,
 ) -> list[Buffer]:
     """Every buffer that an engine keeps on the GPU for batches of up to `batch` articles."""
     room = capacity(layers, batch, frame)
-    length, classes = layers[0].rows_in, layers[-1].outputs
-    ids = id_pitch(length) * batch
+    classes = layers[-1].outputs
+    ids = id_pitch(WHOLE if len(layers) == 1 else layers[0].rows_in) * batch
     of_network: list[Buffer] = []
     if parts.network:
         wide, narrow = activation_bytes(layers, room, stored)
@@ -293,8 +296,14 @@ def plan(
         Buffer("counts of characters", (8 + 8 + 1) * batch, SLOTS),
         Buffer("counts of saturated values and of articles", 8 + 4, SLOTS),
         Buffer("small batches", sum(small_bytes(layers, small_batch(layers, room)))),
-        *([] if ngrams is None else [Buffer("n-grams", ngram_bytes(ngrams))]),
+        *([Buffer("n-grams", ngram_bytes(ngrams))] if isinstance(ngrams, NGrams) else []),
+        *(_of_fasttext(ngrams, batch, stored) if isinstance(ngrams, FastText) else []),
     ]
+
+
+def _of_fasttext(model: FastText, batch: int, stored: Storage) -> list[Buffer]:
+    tables = fasttext_bytes(model, stored.is_exact)
+    return [Buffer("table and dictionary", tables), Buffer("mean rows", 4 * batch * model.table.shape[1])]
 
 
 def page_locked(layers: Sequence[Layer], batch: int, frame: Frame) -> list[Buffer]:

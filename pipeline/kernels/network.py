@@ -11,17 +11,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.alphabet import Alphabet, head_bytes
-from ..model.ngrams import NGrams
+from ..model.fasttext import FastText, Reader
+from ..model.layers import WHOLE
+from ..model.ngrams import NGrams, scores, scores_of_ids
 from ..model.quantised import Integers
 from ..model.reference import Weights
 from ..processes.threads import available_cores
 from . import memory_plan
-from .catalog import Kernel, branch_kernels, gather_kernel, network_kernels, target
+from .catalog import Kernel, branch_kernels, fasttext_kernels, gather_kernel, network_kernels, target
 from .compile import compile_all
 from .memory_plan import CLOSING, capacity
 from .ops import Asked, DeviceEncoded, Launched, Packing, Scored, load, operations
 from .slots import Result, Slot, Sums, Trail
-from .weights import upload, upload_alone, upload_alphabet, upload_ngrams
+from .tables import fasttext_shape
+from .weights import (
+    DeviceFastText,
+    DeviceNGrams,
+    upload,
+    upload_alone,
+    upload_alphabet,
+    upload_fasttext,
+    upload_ngrams,
+)
 
 _COPYING_THREADS = 4
 _COPIED_AT_ONCE = 1 << 20
@@ -35,11 +46,11 @@ class Network:
     """
 
     def __init__(
-        self, weights: Weights, integers: Integers | None, ngrams: NGrams | None, alphabet: Alphabet, length: int,
-        generation: str, precision: str, device: cp.cuda.Device,
+        self, weights: Weights, integers: Integers | None, ngrams: NGrams | FastText | None, alphabet: Alphabet,
+        length: int, generation: str, precision: str, device: cp.cuda.Device,
     ) -> None:  # fmt: skip
         self.layers, self.frame = weights.layers, weights.frame
-        self._of_scores = (weights.temperature, weights.multi_label)
+        self._of_scores = (weights.temperature, weights.link)
         self.whole = self.frame == "dense"
         self.parts = memory_plan.Parts(bool(weights.conv), weights.alone is not None)
         self._length = length
@@ -53,14 +64,22 @@ class Network:
         if self.parts.network:
             kernels += network_kernels(generation, precision, self.ops.architecture, self.layers, self.frame)
             kernels += [gather_kernel()] if self.parts.alone else []
-        if ngrams is not None:
+        if isinstance(ngrams, NGrams):
             kernels += branch_kernels(ngrams.kinds, ngrams.bits, self.layers[-1].outputs)
+        elif ngrams is not None:
+            shape = fasttext_shape(ngrams.table.shape[1], self.ops.stored.is_exact)
+            kernels += fasttext_kernels(shape, self.layers[-1].outputs)
         compiled_for = target(generation, self.ops.architecture)
         compile_all([(kernel.file, kernel.expression) for kernel in kernels], compiled_for)
         for kernel in kernels:
             load(kernel.file, kernel.expression, compiled_for)
-        self._alphabet = upload_alphabet(alphabet)
-        self._ngrams, self._branch = ngrams, None if ngrams is None else upload_ngrams(ngrams)
+        self._spelled, self._alphabet = alphabet, upload_alphabet(alphabet)
+        self._ngrams = ngrams
+        self._branch: DeviceNGrams | DeviceFastText | None = None
+        if isinstance(ngrams, NGrams):
+            self._branch = upload_ngrams(ngrams)
+        elif ngrams is not None:
+            self._branch = upload_fasttext(ngrams, self.ops.stored.is_exact)
         self._alone = None if weights.alone is None else upload_alone(weights.alone)
         if self.parts.network:
             self._weights = upload(weights, integers, generation, precision, self.ops.architecture)
@@ -104,6 +123,8 @@ class Network:
             self._first_unit = cp.empty(batch + 1, np.int32)
             self._counts = cp.empty(2, np.int32)
             self._closing = cp.empty(self.room.units, np.uint8)
+        if isinstance(self._branch, DeviceFastText):
+            self._means = cp.empty((batch, self._branch.columns), np.float32)
         if self.parts.network and self.parts.alone:
             self._asked_ids, self._asked_rows = cp.empty_like(self._ids), cp.empty(batch, np.int32)
         for _ in range(memory_plan.SLOTS):
@@ -113,7 +134,7 @@ class Network:
         self.slots.clear()
         self._activations = []
         self._ids = self._statistics = self._text_end = self._first_unit = self._counts = self._closing = None
-        self._asked_ids = self._asked_rows = None
+        self._asked_ids = self._asked_rows = self._means = None
 
     def close(self) -> None:
         """Release the weights too."""
@@ -154,7 +175,7 @@ class Network:
             self.encode(text, bounds, encoded)
             if np.diff(offsets).max() > head_bytes(self._length):
                 self.ops.count_characters(text, bounds, size, self._length, encoded.n_chars)
-            self.score_ngrams(text, bounds, slot.scored(count, self.layers[-1].outputs, top_k).logits)
+            self.score_ngrams(text, bounds, slot.scored(count, self.layers[-1].outputs, top_k))
         self._finish_start(slot, ids, units, top_k, keep)
 
     def _copy(self, data: NDArray[np.uint8], to: NDArray[np.uint8]) -> None:
@@ -170,13 +191,13 @@ class Network:
         self,
         slot: Slot,
         ids: NDArray[np.uint8],
-        beside: NDArray[np.float32] | None,
+        text: tuple[NDArray[np.uint8], NDArray[np.int64]] | None,
         units: int,
         top_k: int,
         keep: cp.ndarray | None = None,
     ) -> None:
-        """Start a batch that is encoded already, ids uint8 [N, length]. units: that it takes at most. beside: what the
-        branch adds to its logits, fp32 [N, classes], of a model that has one. keep: as of `start_text`.
+        """Start a batch that is encoded already, ids uint8 [N, length]. text: its data and offsets on the host, where
+        there is text. units: that it takes at most. keep: as of `start_text`.
         """
         pitch = memory_plan.id_pitch(self._length)
         size = len(ids) * pitch
@@ -187,9 +208,26 @@ class Network:
         slot.copy_in("text", size, self._in)
         slot.copied_in.record(self._in)
         self._begin(slot)
-        if beside is not None:
-            slot.scored(len(ids), self.layers[-1].outputs, top_k).logits.set(beside, self.compute)
+        if (beside := self._beside(ids, text)) is not None:
+            out = slot.scored(len(ids), self.layers[-1].outputs, top_k)
+            means = self._means_of(out)
+            (out.logits if means is None else means).set(beside, self.compute)
+            with self.compute:
+                self._from_means(means, out)
         self._finish_start(slot, slot.device["text"][:size].reshape(len(ids), pitch), units, top_k, keep)
+
+    def _beside(
+        self, ids: NDArray[np.uint8], text: tuple[NDArray[np.uint8], NDArray[np.int64]] | None
+    ) -> NDArray[np.float32] | None:
+        """What the branch adds to the logits of a batch that is encoded on the host, or of fastText's models its mean
+        rows: in the kernel's bits.
+        """
+        if isinstance(self._ngrams, NGrams):
+            return scores_of_ids(ids, self._spelled, self._ngrams) if text is None else scores(*text, self._ngrams)
+        if self._ngrams is None or text is None:
+            return None
+        shape = fasttext_shape(self._ngrams.table.shape[1], self.ops.stored.is_exact)
+        return Reader(self._ngrams, shape.bits).means(*text)
 
     def start_kept(self, slot: Slot, ids: cp.ndarray, units: int, top_k: int) -> None:
         """Start a batch whose ids, uint8 [N, pitch], are on the GPU: those that another network has kept. Not for a
@@ -278,13 +316,35 @@ class Network:
         self.compute.synchronize()
 
     def encode(self, data: cp.ndarray, offsets: cp.ndarray, out: DeviceEncoded) -> None:
-        """Text on the GPU to ids, on the current stream. The characters of long articles are not counted."""
+        """Text on the GPU to ids, on the current stream. The characters of long articles are not counted. Of a model
+        that reads whole texts, those of all are, and nothing else.
+        """
+        if self._length == WHOLE:
+            for counts in (out.n_chars, out.truncated, out.unknown_chars):
+                counts.data.memset_async(0, counts.nbytes, cp.cuda.get_current_stream())
+            self.ops.count_characters(data, offsets, len(data), WHOLE, out.n_chars)
+            return
         self.ops.encode(data, offsets, self._alphabet, self._length, out)
 
-    def score_ngrams(self, data: cp.ndarray, offsets: cp.ndarray, out: cp.ndarray) -> None:
-        """What the branch adds to the logits of text on the GPU, fp32 [N, classes], on the current stream."""
-        if self._branch is not None:
-            self.ops.ngrams(data, offsets, self._branch, out)
+    def score_ngrams(self, data: cp.ndarray, offsets: cp.ndarray, out: Scored) -> None:
+        """What the branch adds to the logits of text on the GPU, to `out.logits`, on the current stream."""
+        if isinstance(self._branch, DeviceFastText):
+            means = self._means_of(out)
+            self.ops.fasttext(data, offsets, self._branch, out.logits if means is None else means)
+            self._from_means(means, out)
+        elif self._branch is not None:
+            self.ops.ngrams(data, offsets, self._branch, out.logits)
+
+    def _means_of(self, out: Scored) -> cp.ndarray | None:
+        """Where a batch's mean rows are, of a model of fastText's whose mean rows are not the logits yet."""
+        branch = self._branch
+        if not isinstance(branch, DeviceFastText) or (branch.output is None and branch.tree is None):
+            return None
+        return self._means[: len(out.logits)]
+
+    def _from_means(self, means: cp.ndarray | None, out: Scored) -> None:
+        if means is not None and isinstance(self._branch, DeviceFastText):
+            self.ops.fasttext_logits(means, self._branch, out)
 
     def forward(self, ids: cp.ndarray, units: int, out: Scored, saturated: cp.ndarray, asked_count: cp.ndarray) -> None:
         """Ids on the GPU, uint8 [N, pitch], to scores, on the current stream. units: that they take at most. saturated:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from ..errors import BroadsheetError
 from ..model.alphabet import head_bytes
-from ..model.layers import NORM_EPSILON, Frame, Layer
+from ..model.layers import NORM_EPSILON, WHOLE, Frame, Layer
+from ..model.scores import SOFTMAX
 from . import catalog
 from .catalog import Kernel
 from .compile import kernel_here
@@ -34,7 +35,7 @@ from .tiles import (
     product_tile,
     shared_limit,
 )
-from .weights import DeviceAlphabet, DeviceNGrams, DeviceNorm, DeviceTable
+from .weights import DeviceAlphabet, DeviceFastText, DeviceNGrams, DeviceNorm, DeviceTable
 
 
 class Packing(NamedTuple):
@@ -112,12 +113,44 @@ class Operations:
     def count_characters(
         self, data: cp.ndarray, offsets: cp.ndarray, size: int, length: int, n_chars: cp.ndarray
     ) -> None:
-        """Complete `n_chars` of `encode` for articles longer than `head_bytes`. size: bytes of the batch."""
+        """Complete `n_chars` of `encode` for articles longer than `head_bytes`; of whole texts, all of it, from zero.
+        size: bytes of the batch, or more.
+        """
+        counted = -1 if length == WHOLE else head_bytes(length)
         self._launch(
             catalog.count_kernel(),
             (-(-size // (catalog.WARPS * catalog.COUNTED_BYTES)),),
-            (data, offsets, _int(len(offsets) - 1), _int(head_bytes(length)), n_chars),
+            (data, offsets, _int(len(offsets) - 1), _int(counted), n_chars),
         )
+
+    def fasttext(self, data: cp.ndarray, offsets: cp.ndarray, branch: DeviceFastText, out: cp.ndarray) -> None:
+        """The mean rows, fp32 [N, columns], of UTF-8 bytes as for `encode`."""
+        count, kinds, pruned = len(offsets) - 1, branch.kinds, _or_null(branch.pruned)
+        self._launch(
+            catalog.fasttext_kernel(branch.shape),
+            (-(-count // catalog.WARPS), branch.shape.slabs),
+            (data, offsets, _int(count), branch.slots, np.uint32(len(branch.slots) - 1), branch.words, branch.ends,
+             _int(branch.known), _int(branch.end), _int(kinds.words), *map(_int, kinds.characters),
+             np.uint32(kinds.buckets), pruned, branch.table, np.int64(branch.table.shape[1]), branch.scale,
+             _int(branch.columns), out),
+        )  # fmt: skip
+
+    def fasttext_logits(self, means: cp.ndarray, branch: DeviceFastText, out: Scored) -> None:
+        """What decides the labels of texts by their mean rows, fp32 [N, columns], to `out.logits`: of a tree, scores.
+        What its nodes get lies in `out.scores` meanwhile.
+        """
+        count, classes = out.logits.shape
+        found = means
+        if branch.output is not None:
+            outputs = branch.output.shape[1]
+            found = out.logits if branch.tree is None else out.scores
+            kernel = catalog.output_kernel()
+            grid = (-(-count // catalog.PRODUCT_TEXTS), -(-outputs // kernel.threads))
+            sizes = (_int(count), _int(branch.columns), _int(outputs))
+            self._launch(kernel, grid, (means, branch.output, *sizes, found))
+        if branch.tree is not None:
+            warps = -(-count // catalog.WARPS)
+            self._launch(catalog.tree_kernel(), (warps,), (found, *branch.tree, _int(count), _int(classes), out.logits))
 
     def ngrams(self, data: cp.ndarray, offsets: cp.ndarray, branch: DeviceNGrams, out: cp.ndarray) -> None:
         """What the branch adds to the logits, fp32 [N, classes], of UTF-8 bytes as for `encode`."""
@@ -227,9 +260,9 @@ class Operations:
     def head(
         self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: Scored,
         statistics: cp.ndarray | None = None, beside: cp.ndarray | None = None, temperature: float = 1.0,
-        multi_label: bool = False, asked: Asked | None = None,
+        link: int = SOFTMAX, asked: Asked | None = None,
     ) -> None:  # fmt: skip
-        """The last layer, softmax at a temperature or sigmoids, and the k best classes.
+        """The last layer, softmax at a temperature or another link, as in `scores`, and the k best classes.
 
         statistics: block 1's, by which its overflow takes the scores where 8-bit rows have not shown it. beside: fp32
         [N, classes], added to the logits; it may be `out.logits`. asked: whose rows x has, among those of `beside` and
@@ -241,12 +274,12 @@ class Operations:
             kernel,
             (-(-len(x) // articles),),
             (x, weight, bias, _or_null(beside), _or_null(statistics), _or_null(asked and asked.rows), _count_of(asked),
-             np.float32(1 / temperature), _int(multi_label), _int(len(x)), _int(layer.outputs),
+             np.float32(1 / temperature), _int(link), _int(len(x)), _int(layer.outputs),
              _int(out.labels.shape[1]), *out),
         )  # fmt: skip
 
     def ngrams_alone(
-        self, bias: cp.ndarray, out: Scored, temperature: float, multi_label: bool, margin: float | None = None,
+        self, bias: cp.ndarray, out: Scored, temperature: float, link: int, margin: float | None = None,
         cuts: cp.ndarray | None = None, asked: Asked | None = None,
     ) -> None:  # fmt: skip
         """Scores and best classes of n-grams alone, what they add to the logits being in `out.logits`, which stays.
@@ -255,10 +288,11 @@ class Operations:
         about; their number is added to `asked.count`.
         """
         count, classes = out.logits.shape
+        kernel = catalog.alone_kernel(classes)
         self._launch(
-            catalog.alone_kernel(classes),
-            (-(-count // catalog.WARPS),),
-            (bias, out.logits, np.float32(1 / temperature), _int(multi_label), _int(count), _int(classes),
+            kernel,
+            (-(-count // (kernel.threads // catalog.WARP)),),
+            (bias, out.logits, np.float32(1 / temperature), _int(link), _int(count), _int(classes),
              _int(out.labels.shape[1]), out.scores, out.labels, out.best, np.float32(margin or 0), _or_null(cuts),
              _or_null(asked and asked.rows), _count_of(asked)),
         )  # fmt: skip

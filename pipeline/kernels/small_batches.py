@@ -94,7 +94,7 @@ class SmallBatches:
         def work() -> None:
             self._given.copy_in(given_bytes, network.compute)
             network.encode(text["text"], text["offsets"], encoded)
-            network.score_ngrams(text["text"], text["offsets"], scored.logits)
+            network.score_ngrams(text["text"], text["offsets"], scored)
             network.forward(encoded.ids, count * most_units(layers), scored, out["saturated"], out["asked"])
             self._found.copy_out(found_bytes, network.compute)
 

@@ -57,6 +57,11 @@ class Storage(NamedTuple):
         return self.rows in (INT8, TURING_INT8)
 
     @property
+    def is_exact(self) -> bool:
+        """Whether it is fp32."""
+        return self.rows in (FLOAT, SPLIT)
+
+    @property
     def is_split(self) -> bool:
         return self.rows is SPLIT
 

@@ -1,4 +1,5 @@
-"""Tables that kernels read: of block 1 in place of its weights, computed in float64, and the branch of n-grams.
+"""Tables that kernels read: of block 1 in place of its weights, computed in float64, of the branch of n-grams, and of
+fastText's models.
 
 NumPy only.
 """
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..model.fasttext import END, FIRST_HASH, FastText, Paths, hashed
 from ..model.layers import NORM_EPSILON
 from ..model.ngrams import NGrams, Script, script
 from ..model.reference import Floats, Weights
@@ -124,3 +126,84 @@ def ngram_bytes(ngrams: NGrams) -> int:
     classes = ngrams.table.shape[1] - 1
     columns = slabs(classes) * lanes(classes) * COLUMNS
     return columns * (2 * len(ngrams.table) + 8) + sum(part.nbytes for part in script())
+
+
+class FastTextShape(NamedTuple):
+    """How a row is read: by so many lanes, each so many columns of so many bits, in so many slabs."""
+
+    lanes: int
+    columns: int
+    bits: int
+    slabs: int
+
+
+_ALWAYS_EXACT = 16
+"""Columns, whose rows of 32 bits are two sectors of L2: those of 16 would save little, and be off by up to 1e-4."""
+
+
+def fasttext_shape(columns: int, exact: bool) -> FastTextShape:
+    """Of a table with so many columns. exact: whether probabilities are those of fp32, and not off by up to 1e-4."""
+    bits = 32 if exact or columns <= _ALWAYS_EXACT else 16
+    width = 2 if columns <= 2 else 4 if columns <= 4 else COLUMNS
+    found = 1
+    while found < MOST_LANES and found * width < columns:
+        found *= 2
+    return FastTextShape(found, width, bits, -(-columns // (found * width)))
+
+
+class FastTextTables(NamedTuple):
+    """slots: uint32 [slots, 2], the hash of an entry of the dictionary and its number plus 1, at the place of the hash
+    or the next free one. end: the number of "</s>", -1 for none. table: int32 or int16 [slabs, rows, columns]. scale:
+    fp32 [slabs, columns]. output: fp32 [columns, classes]. Others as in `FastText`.
+    """
+
+    slots: NDArray[np.uint32]
+    words: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+    end: int
+    pruned: NDArray[np.int32] | None
+    table: NDArray[np.signedinteger]
+    scale: Floats
+    output: Floats | None
+    paths: Paths | None
+
+
+def fasttext_tables(model: FastText, exact: bool) -> FastTextTables:
+    """Rearrange a model of fastText's."""
+    lanes, columns, bits, slabs = fasttext_shape(model.table.shape[1], exact)
+    values, scales = model.fixed(bits)
+    width, numbers = lanes * columns, model.numbers()
+    table = np.zeros((slabs, len(values), width), values.dtype)
+    scale = np.zeros((slabs, width), np.float32)
+    for slab in range(slabs):
+        part = slice(slab * width, (slab + 1) * width)
+        held = values[:, part].shape[1]
+        table[slab, :, :held], scale[slab, :held] = values[:, part], scales[part]
+    output = None if model.output is None else np.ascontiguousarray(model.output.T)
+    slots = _slots(model, np.fromiter(numbers.values(), np.int64, len(numbers)))
+    dictionary = slots, model.words, model.ends, numbers.get(END, -1)
+    return FastTextTables(*dictionary, model.rows_of_buckets(), table, scale, output, model.paths)
+
+
+def _slots(model: FastText, numbers: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """An open-addressing hash table, half full at most. Entries that want a place that is taken try the next one."""
+    sizes = np.diff(model.ends, prepend=0)
+    hashes = hashed(np.full(len(sizes), FIRST_HASH), model.words, model.ends - sizes, sizes)[numbers]
+    slots = np.zeros((1 << (2 * len(numbers)).bit_length(), 2), np.uint32)
+    places = hashes.astype(np.int64) & (len(slots) - 1)
+    while len(numbers):
+        free = slots[places, 1] == 0
+        slots[places[free]] = np.stack([hashes[free], numbers[free] + 1], axis=1)
+        left = slots[places, 1] != numbers + 1
+        numbers, hashes, places = numbers[left], hashes[left], (places[left] + 1) & (len(slots) - 1)
+    return slots
+
+
+def fasttext_bytes(model: FastText, exact: bool) -> int:
+    """Of all that `fasttext_tables` returns."""
+    lanes, columns, bits, slabs = fasttext_shape(model.table.shape[1], exact)
+    slots = 8 << (2 * len(model.ends)).bit_length()
+    pruned = 0 if model.pruned is None else 4 * model.kinds.buckets
+    others = (model.words, model.ends, model.output, *(model.paths or ()))
+    held = sum(0 if part is None else part.nbytes for part in others)
+    return slots + pruned + held + slabs * lanes * columns * (len(model.table) * bits // 8 + 4)

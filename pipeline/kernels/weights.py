@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..model.alphabet import Alphabet
+from ..model.fasttext import FastText, Settings
 from ..model.layers import Layer
 from ..model.ngrams import Kinds, NGrams
 from ..model.quantised import Integers
@@ -19,8 +20,11 @@ from ..model.reference import Floats, NGramsAlone, Weights
 from . import split
 from .storage import BFLOAT, FLOAT, HALF, STORAGE, Element, Storage
 from .tables import (
+    FastTextShape,
     StatisticsTables,
     eight_bit_order,
+    fasttext_shape,
+    fasttext_tables,
     fixed_point,
     ngram_tables,
     rescale_table,
@@ -73,6 +77,25 @@ class DeviceNGrams:
     letters: cp.ndarray
     table: cp.ndarray
     scale: cp.ndarray
+
+
+@dataclass(frozen=True)
+class DeviceFastText:
+    """A model of fastText's, as in `FastTextTables`. steps, ends_of_steps: its tree, if it has one."""
+
+    kinds: Settings
+    shape: FastTextShape
+    known: int
+    columns: int
+    slots: cp.ndarray
+    words: cp.ndarray
+    ends: cp.ndarray
+    end: int
+    pruned: cp.ndarray | None
+    table: cp.ndarray
+    scale: cp.ndarray
+    output: cp.ndarray | None
+    tree: tuple[cp.ndarray, cp.ndarray] | None
 
 
 @dataclass(frozen=True)
@@ -142,6 +165,20 @@ def upload_ngrams(ngrams: NGrams) -> DeviceNGrams:
     table, scale, script = ngram_tables(ngrams)
     arrays = (cp.asarray(part) for part in (*script, table, scale))
     return DeviceNGrams(ngrams.kinds, ngrams.table.shape[1] - 1, 32 - ngrams.bits, *arrays)
+
+
+def upload_fasttext(model: FastText, exact: bool) -> DeviceFastText:
+    """Rearrange and copy a model of fastText's to the GPU. exact: as of `fasttext_shape`."""
+    tables, columns = fasttext_tables(model, exact), model.table.shape[1]
+    slots, words, ends, end, pruned, table, scale, output, paths = tables
+
+    def copied(array: NDArray[Any] | None) -> cp.ndarray | None:
+        return None if array is None else cp.asarray(array)
+
+    tree = None if paths is None else (cp.asarray(paths.steps), cp.asarray(paths.ends))
+    dictionary = cp.asarray(slots), cp.asarray(words), cp.asarray(ends), end, copied(pruned)
+    rest = cp.asarray(table), cp.asarray(scale), copied(output), tree
+    return DeviceFastText(model.kinds, fasttext_shape(columns, exact), model.known, columns, *dictionary, *rest)
 
 
 def _upload_table(weights: Weights, generation: str, precision: str, architecture: str) -> DeviceTable:

@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.charcnn import Model
-from ..model.ngrams import count_rows
+from ..model.ngrams import count_rows, of_network
 from .storage import Storage
 
 ELEMENT_WISE, REDUCTION, PRODUCT = "element-wise", "reduction", "product"
+
+PROFILED = "profiles are of networks"
 
 _NORM_FLOP = 7
 """Operations of layer normalisation an element: mean, subtract, square, sum, scale, γ, β."""
@@ -79,9 +81,9 @@ def kernels_of(model: Model, texts: TextBatch, stored: Storage) -> list[KernelWo
         # After block 6 every article has all rows.
         moved = share * read + (articles if layer.norm and not layer.is_lookup else share) * written
         works.append(KernelWork(layer.name, category, round(share * flop), round(moved) + weights))
-    if model.ngrams is not None:
-        found, row_bytes = count_rows(texts.data, texts.offsets, model.ngrams), model.ngrams.table[0].nbytes
-        moved = len(texts.data) + 4 * articles * classes + min(found * row_bytes, model.ngrams.table.nbytes)
+    if (ngrams := of_network(model.ngrams, model.name, PROFILED)) is not None:
+        found, row_bytes = count_rows(texts.data, texts.offsets, ngrams), ngrams.table[0].nbytes
+        moved = len(texts.data) + 4 * articles * classes + min(found * row_bytes, ngrams.table.nbytes)
         works.append(KernelWork("ngrams", REDUCTION, found * (classes + 1), moved))
     # softmax: subtract, exponential, sum, divide; the outputs are a label and a score
     works.append(KernelWork("head", REDUCTION, articles * 4 * classes, articles * (classes * 4 + 8)))

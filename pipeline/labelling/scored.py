@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..engine.base import Engine, Predictions, Texts
 from ..errors import UsageError
+from ..model.layers import WHOLE
 from ..source.chunk import HEAD_BYTES, QUARANTINE_SCHEMA, Chunk
 from ..telemetry.spans import Span
 from .windows import Windows
@@ -151,6 +152,8 @@ def rows_of(chunk: Chunk, rows: NDArray[np.bool_]) -> Chunk:
 
 
 def _refuse_other_ids(engine: Engine, first: Engine) -> None:
+    if engine.model.length == WHOLE:
+        raise UsageError(f"the input is encoded already, and {engine.model.name} reads text: give it the texts")
     same = engine.model.alphabet.symbols == first.model.alphabet.symbols and engine.model.length == first.model.length
     if not same:
         raise UsageError(

@@ -17,11 +17,11 @@ from ..labelling.scored import rows_of, texts_of
 from ..model import cascade as cascades
 from ..model.cascade import AGREEMENT
 from ..model.charcnn import Model, load_model
-from ..model.ngrams import MOST_READ
+from ..model.ngrams import MOST_READ, NGrams
 from ..model.ngrams import scores as ngram_scores
 from ..model.ngrams import scores_of_ids as ngram_scores_of_ids
 from ..model.quantised import SCALE_ROWS, with_scales
-from ..model.scores import CARD, LEAST_ROWS, fitted, log_scores
+from ..model.scores import CARD, LEAST_ROWS, SOFTMAX, fitted, log_scores
 from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH
 from ..source.formats.record_format import delimiter_named
@@ -109,6 +109,8 @@ def calibrate(
     loaded = load_model(model).asking("all")
     if loaded.is_multi_label:
         raise UsageError(f"{loaded.name} gives a text several labels: it has thresholds, and no temperature")
+    if loaded.link != SOFTMAX:
+        raise UsageError(f"{loaded.name} was trained with another loss than softmax: its scores have no temperature")
     plain = replace(loaded, temperature=1.0)
     reads = plain.reads if held_out is None else MOST_READ  # as `train` reads, which holds out by text
     selection = selection_of(text_column, columns, truth=label_column, classes=plain.classes, reads=reads)
@@ -146,7 +148,7 @@ def calibrate(
 
 def _beside(model: Model, chunk: Chunk) -> NDArray[np.float32]:
     """What a model's n-grams add to its logits, [N, classes]; nothing without n-grams."""
-    if model.ngrams is None:
+    if not isinstance(model.ngrams, NGrams):
         return np.empty((0, len(model.classes)), np.float32)
     if chunk.ids is not None:
         return ngram_scores_of_ids(chunk.ids, model.alphabet, model.ngrams)

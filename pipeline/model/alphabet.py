@@ -239,6 +239,19 @@ def count_characters(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDA
     return _sums(begins, offsets)
 
 
+def unread(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
+    """The counts of characters of N articles of which none is encoded: ids are [N, 0]."""
+    count, first = len(offsets) - 1, 0
+    n_chars = np.diff(offsets)
+    while first < count:
+        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _BATCH_BYTES, side="right")) - 1)
+        leads = _sequences(data, offsets[1:], int(offsets[first]), int(offsets[last]))
+        of_article = np.searchsorted(offsets, leads.at, side="right") - 1
+        np.subtract.at(n_chars, of_article, leads.size - 1)
+        first = last
+    return Encoded(np.empty((count, 0), np.uint8), n_chars, np.zeros(count, np.bool_), np.zeros(count, np.int64))
+
+
 def count_unknown(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphabet) -> NDArray[np.int64]:
     """Characters outside the alphabet, int64 [N], in all of each of N articles in valid UTF-8."""
     byte_ids, points, _ = alphabet.tables

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from ..errors import ModelError, UsageError
 from ..storage.disk import write_file
-from . import model_file
-from .alphabet import MAX_SYMBOLS, PUBLISHED, Alphabet
+from . import fasttext_file, model_file
+from .alphabet import PUBLISHED, Alphabet
 from .cascade import ASKS, Cascade
-from .layers import BIAS, CLASSES, FRAMES, HIDDEN, LENGTHS, PUBLISHED_LENGTH, Frame, Layer, layer_table, parameter_count
+from .fasttext import ALPHABET, FastText
+from .layers import BIAS, CLASSES, FRAMES, HIDDEN, PUBLISHED_LENGTH, Frame, Layer, layer_table, parameter_count
 from .model_file import ActivationScales
-from .ngrams import MOST_TABLE_BYTES, NGrams
-from .scores import TEMPERATURES, check_classes, check_thresholds
+from .ngrams import NGrams
+from .scores import DEFAULT_THRESHOLD, SIGMOID, SOFTMAX, TEMPERATURES, check_classes, check_thresholds
 from .shipped import MEANT_FOR, SHIPPED
 
 
@@ -37,7 +38,7 @@ class Model:
     classes : tuple of str
         Names of the labels, in the order of the last layer's outputs.
     length : int
-        Characters of each article that the model reads, from 64 to 4,096.
+        Characters of each article that the model reads, from 64 to 4,096; `layers.WHOLE` of a model of fastText's.
     tensors : mapping of str to ndarray
         Weights by PyTorch's names and in its shapes (see `Layer.shapes`), float32 or float16. Of a model of n-grams
         alone only ``fc3.bias``.
@@ -52,8 +53,9 @@ class Model:
     temperature : float
         What `calibrate` found: the logits are divided by it before the softmax, which changes scores and no label. 1
         leaves them as they are.
-    ngrams : NGrams, optional
-        A branch beside the network, whose scores are added to the network's logits.
+    ngrams : NGrams or FastText, optional
+        A branch beside the network, whose scores are added to the network's logits; or a model of fastText's, which has
+        no network.
     thresholds : tuple of float, optional
         Of a model that gives several labels to a text: each class has a score of its own, the sigmoid of its logit, and
         a text has the label of each class whose score reaches its threshold. None for a model that gives one.
@@ -86,7 +88,7 @@ class Model:
     frame: Frame = "dense"
     scales: ActivationScales | None = field(default=None, repr=False)
     temperature: float = 1.0
-    ngrams: NGrams | None = field(default=None, repr=False)
+    ngrams: NGrams | FastText | None = field(default=None, repr=False)
     thresholds: tuple[float, ...] | None = field(default=None, repr=False)
     cascade: Cascade | None = field(default=None, repr=False)
 
@@ -100,19 +102,7 @@ class Model:
             raise ModelError(f"{self.name}: {error.message}") from error
         if self._is_ngrams_alone:
             expected = {BIAS: expected[BIAS]}
-        for tensor, shape in expected.items():
-            if tensor not in self.tensors:
-                raise ModelError(f"{self.name}: tensor {tensor} is missing")
-            found = self.tensors[tensor]
-            if found.shape != shape:
-                raise ModelError(f"{self.name}: tensor {tensor} is {list(found.shape)}, expected {list(shape)}")
-            if found.dtype not in (np.float32, np.float16):
-                raise ModelError(f"{self.name}: tensor {tensor} is {found.dtype}, expected float32 or float16")
-            if not np.isfinite(found).all():
-                raise ModelError(f"{self.name}: tensor {tensor} holds a value that is not finite")
-        extra = sorted(set(self.tensors) - set(expected))
-        if extra:
-            raise ModelError(f"{self.name}: tensor {extra[0]:.100} does not belong to this network")
+        model_file.check_tensors(self.tensors, expected, self.name)
         if self.scales is not None:
             convolutions = [layer.name for layer in self.layers if layer.kind == "conv1d" and not layer.is_lookup]
             self.scales.check(convolutions, self.name)
@@ -120,19 +110,19 @@ class Model:
             least, most = TEMPERATURES
             raise ModelError(f"{self.name}: temperature {self.temperature:g} is outside {least:g} to {most:g}")
         if self.ngrams is not None:
-            self.ngrams.check(len(self.classes), self.name)
+            self.ngrams.check(len(self.classes), self.length, self.is_multi_label, self.name)
         if self.cascade is not None:
             self.cascade.check(len(self.classes), self.name)
             if self.ngrams is None or not self.has_network:
                 raise ModelError(f"{self.name}: a margin for its n-grams, without n-grams or without a network")
         if self.thresholds is not None:
             check_thresholds(self.thresholds, self.classes, self.name)
-            if self.temperature != 1:
-                raise ModelError(f"{self.name}: a model that gives several labels to a text has no temperature")
+        if self.temperature != 1 and self.link != SOFTMAX:
+            raise ModelError(f"{self.name}: a model whose scores are no softmax has no temperature")
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """The nine blocks, in order."""
+        """The nine blocks, in order; one of a model that has no network and reads whole texts."""
         return layer_table(len(self.alphabet), self.length, len(self.classes))
 
     @property
@@ -197,6 +187,13 @@ class Model:
         return self.thresholds is not None
 
     @property
+    def link(self) -> int:
+        """How scores follow from logits, as in `scores`."""
+        if isinstance(self.ngrams, FastText):
+            return self.ngrams.link
+        return SIGMOID if self.is_multi_label else SOFTMAX
+
+    @property
     def parameters(self) -> int:
         """The number of weights of the network."""
         return sum(t.size for t in self.tensors.values())
@@ -219,7 +216,7 @@ class Model:
         if self.temperature != 1:
             about.append({"temperature": self.temperature})
         if self.ngrams is not None:
-            about.append({"ngrams": self.ngrams.about})
+            about.append({self.ngrams.feature: self.ngrams.about})
         if self.thresholds is not None:
             about.append({"thresholds": self.thresholds})
         if self.cascade is not None:
@@ -263,9 +260,9 @@ class Model:
         temperature = None if self.temperature == 1 else self.temperature
         about = model_file.About(
             self.alphabet.symbols, list(self.classes), self.length, dict(self.card), self.frame, self.scales,
-            temperature=temperature, ngrams=None if self.ngrams is None else self.ngrams.kinds,
-            thresholds=None if self.thresholds is None else list(self.thresholds),
+            temperature=temperature, thresholds=None if self.thresholds is None else list(self.thresholds),
             ngrams_alone=self._is_ngrams_alone or None, cascade=self.cascade,
+            **({} if self.ngrams is None else {self.ngrams.feature: self.ngrams.kinds}),  # type: ignore[arg-type]
         )  # fmt: skip
         layers = [] if self._is_ngrams_alone else [layer.description for layer in self.layers]
         return model_file.encode(tensors | self._of_ngrams, about, layers, digest)
@@ -315,7 +312,7 @@ class Model:
         shipped = next((known for known in SHIPPED.values() if known.header == record.header), None)
         if shipped:
             card = {MEANT_FOR: shipped.meant_for, **card}
-        branch = None if about.ngrams is None else NGrams.of_file(about.ngrams, tensors, name)
+        branch = model_file.branch_of(about, tensors, name)
         temperature = 1.0 if about.temperature is None else about.temperature
         classes = tuple(about.classes)
         thresholds = None if about.thresholds is None else tuple(about.thresholds)
@@ -334,11 +331,11 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
     Parameters
     ----------
     source : str, Path or Model
-        The name of a shipped model ("ag-news"); or a file: safetensors, or a ``params.bin``; or a repository of the
-        Hugging Face Hub, ``hf://user/name`` or ``hf://user/name@revision``, whose ``model.safetensors`` is downloaded
-        and cached. A ``params.bin`` has its alphabet, classes and frame from the file that `broadsheet convert` writes
-        next to it, ``params.bin.json``; without it, the published alphabet, classes called "0", "1" and so on, and the
-        dense frame. A `Model` is returned as it is.
+        The name of a shipped model ("ag-news"); or a file: safetensors, fastText's ``.bin`` or ``.ftz``, or a
+        ``params.bin``; or a repository of the Hugging Face Hub, ``hf://user/name`` or ``hf://user/name@revision``,
+        whose ``model.safetensors`` is downloaded and cached. A ``params.bin`` has its alphabet, classes and frame from
+        the file that `broadsheet convert` writes next to it, ``params.bin.json``; without it, the published alphabet,
+        classes called "0", "1" and so on, and the dense frame. A `Model` is returned as it is.
 
     Returns
     -------
@@ -370,7 +367,9 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
     if name.startswith(model_file.HUB):
         path, name = model_file.fetch_from_hub(name)
     try:
-        data = read_model_file(path)
+        if fasttext_file.is_fasttext(path):
+            return _of_fasttext(path, name)
+        data = model_file.read_model_file(path)
     except (OSError, ValueError) as error:
         known = ", ".join(SHIPPED)
         raise ModelError(f"no model {str(source)!r}: neither a shipped one ({known}) nor a readable file") from error
@@ -382,14 +381,12 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
     return from_params(data, sidecar.classes, sidecar.alphabet, str(path), sidecar.card, sidecar.frame)
 
 
-def read_model_file(path: Path) -> bytes:
-    """The bytes of a model file or params.bin.
-
-    Raises OSError or ValueError where there is no such file; ModelError where it is none, or larger than any model.
-    """
-    largest = 4 * parameter_count(MAX_SYMBOLS, CLASSES[1], LENGTHS[1]) + model_file.MOST_HEADER_BYTES
-    largest += MOST_TABLE_BYTES
-    return model_file.read_file(path, largest)
+def _of_fasttext(path: Path, name: str) -> Model:
+    classes, branch, card = fasttext_file.read(path, name)
+    thresholds = (DEFAULT_THRESHOLD,) * len(classes) if branch.kinds.loss == "one-vs-all" else None
+    tensors = {BIAS: np.zeros(len(classes), np.float32)}
+    whole = branch.kinds.reads
+    return Model(ALPHABET, classes, whole, tensors, card, name, "text", ngrams=branch, thresholds=thresholds)
 
 
 def from_params(

@@ -25,6 +25,11 @@ LENGTHS = (64, 4096)
 CLASSES = (2, 1000)
 PUBLISHED_LENGTH = 1014
 
+WHOLE = (1 << 31) - 1
+"""The length of a model that reads whole texts, and has no network."""
+
+_USUAL_TEXT = 2048
+
 BIAS = "fc3.bias"
 """The tensor that a model of n-grams alone has of a network: what its classes have without a text."""
 
@@ -98,10 +103,13 @@ class Layer:
 
 
 def layer_table(symbols: int, length: int, classes: int) -> tuple[Layer, ...]:
-    """The nine blocks for an alphabet of `symbols`, `length` characters and `classes` labels.
+    """The nine blocks for an alphabet of `symbols`, `length` characters and `classes` labels. Where whole texts are
+    read there is no network, and one entry, with the characters of a text that a full batch has room for.
 
     Raises ModelError where a number is out of range, or the length leaves no row after the last pool.
     """
+    if length == WHOLE:
+        return (Layer(BIAS.partition(".")[0], "texts", 0, classes, 1, None, 1, False, _USUAL_TEXT, 1, 1),)
     if not LENGTHS[0] <= length <= LENGTHS[1]:
         raise ModelError(f"length {length} is outside {LENGTHS[0]} to {LENGTHS[1]} characters")
     if not CLASSES[0] <= classes <= CLASSES[1]:

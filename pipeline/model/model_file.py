@@ -20,18 +20,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 import safetensors
 import safetensors.numpy
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from ..errors import ModelError, UsageError
+from .alphabet import MAX_SYMBOLS
 from .cascade import Cascade
-from .layers import Frame
-from .ngrams import Kinds
+from .fasttext import MOST_BYTES, FastText, Settings
+from .layers import CLASSES, LENGTHS, Frame, parameter_count
+from .ngrams import MOST_TABLE_BYTES, Kinds, NGrams
 
 FORMAT = "broadsheet-charcnn/2"
-FEATURES = ("frame", "scales", "temperature", "ngrams", "thresholds", "ngrams_alone", "cascade")
+FEATURES = ("frame", "scales", "temperature", "ngrams", "thresholds", "ngrams_alone", "cascade", "fasttext")
 _FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
 _CHECKSUM = "checksum"
@@ -83,6 +86,7 @@ class About(Struct):
     thresholds: list[float] | None = None
     ngrams_alone: bool | None = None
     cascade: Cascade | None = None
+    fasttext: Settings | None = None
 
 
 _OF_EVERY_VERSION = [field for field in About.__struct_fields__ if field not in FEATURES]
@@ -119,6 +123,40 @@ def read_file(path: Path, most: int) -> bytes:
         if about.st_size > most:
             raise ModelError(f"{path} has {about.st_size:,} bytes, more than any model of this kind ({most:,})")
         return file.read(most)
+
+
+def read_model_file(path: Path) -> bytes:
+    """The bytes of a model file or params.bin.
+
+    Raises OSError or ValueError where there is no such file; ModelError where it is none, or larger than any model.
+    """
+    largest = 4 * parameter_count(MAX_SYMBOLS, CLASSES[1], LENGTHS[1]) + MOST_HEADER_BYTES
+    largest += MOST_TABLE_BYTES + MOST_BYTES
+    return read_file(path, largest)
+
+
+def check_tensors(tensors: Mapping[str, NDArray[Any]], expected: Mapping[str, tuple[int, ...]], model: str) -> None:
+    """Raise ModelError unless these are the tensors, fp32 or fp16, of these shapes."""
+    for tensor, shape in expected.items():
+        if tensor not in tensors:
+            raise ModelError(f"{model}: tensor {tensor} is missing")
+        found = tensors[tensor]
+        if found.shape != shape:
+            raise ModelError(f"{model}: tensor {tensor} is {list(found.shape)}, expected {list(shape)}")
+        if found.dtype not in (np.float32, np.float16):
+            raise ModelError(f"{model}: tensor {tensor} is {found.dtype}, expected float32 or float16")
+        if not np.isfinite(found).all():
+            raise ModelError(f"{model}: tensor {tensor} holds a value that is not finite")
+    extra = sorted(set(tensors) - set(expected))
+    if extra:
+        raise ModelError(f"{model}: tensor {extra[0]:.100} does not belong to this network")
+
+
+def branch_of(about: About, tensors: dict[str, NDArray[Any]], name: str) -> NGrams | FastText | None:
+    """What a model has beside its network, or in its place; its tensors are taken out of `tensors`."""
+    if about.fasttext is not None:
+        return FastText.of_file(about.fasttext, tensors, name)
+    return None if about.ngrams is None else NGrams.of_file(about.ngrams, tensors, name)
 
 
 def encode(tensors: Mapping[str, NDArray[Any]], about: About, layers: list[dict[str, Any]], digest: str) -> bytes:
@@ -167,7 +205,7 @@ def decode(data: bytes, name: str) -> tuple[dict[str, NDArray[Any]], About, Reco
     size = int.from_bytes(data[:8], "little")
     if size > MOST_HEADER_BYTES:
         raise ModelError(f"{name}: not a safetensors file of a model (it claims a header of {size:,} bytes)")
-    with _damage_told(f"{name}: not a safetensors file of fp32, fp16 or int16 tensors"):
+    with _damage_told(f"{name}: not a safetensors file of fp32, fp16 or integer tensors"):
         header = msgspec.json.decode(data[8 : 8 + size], type=_Header)
         tensors = safetensors.numpy.load(data)
     with _damage_told(f"{name}: its metadata is damaged"):

@@ -26,14 +26,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Meta, Struct, to_builtins
 from numpy.typing import NDArray
 
-from ..errors import ModelError
+from ..errors import ModelError, UsageError
 from .alphabet import Alphabet, characters, head_bytes, texts_of_ids
+from .layers import WHOLE
 
 Floats = NDArray[np.float32]
 Hashes = NDArray[np.uint32]
@@ -203,6 +204,7 @@ class NGrams:
     kinds: Kinds
     table: NDArray[np.int16] = field(repr=False)
     scale: Floats = field(repr=False)
+    feature: ClassVar = "ngrams"
 
     @classmethod
     def of_file(cls, kinds: Kinds, tensors: dict[str, NDArray[Any]], model: str) -> NGrams:
@@ -212,8 +214,10 @@ class NGrams:
                 raise ModelError(f"{model}: tensor {name} is missing")
         return cls(kinds, tensors.pop(TABLE), tensors.pop(SCALE))
 
-    def check(self, classes: int, model: str) -> None:
-        """Raise ModelError unless this fits a model of so many classes."""
+    def check(self, classes: int, length: int, several: bool, model: str) -> None:
+        """Raise ModelError unless this fits a model of so many classes and characters. several: labels a text."""
+        if length == WHOLE:
+            raise ModelError(f"{model}: n-grams beside a network read the beginning of a text, not all of it")
         self.kinds.check(model)
         _expect(model, TABLE, self.table, "int16", [1 << self.bits, classes + 1])
         _expect(model, SCALE, self.scale, "float32", [2, classes])
@@ -274,6 +278,13 @@ def _expect(model: str, name: str, tensor: NDArray[Any], dtype: str, shape: list
     if tensor.dtype != dtype or list(tensor.shape) != shape:
         found = f"{tensor.dtype} {list(tensor.shape)}"
         raise ModelError(f"{model}: tensor {name} is {found}, expected {dtype} {shape}")
+
+
+def of_network(branch: object, model: str, what: str) -> NGrams | None:
+    """The branch beside a network, or none. Raises UsageError for a model of fastText's, which cannot do `what`."""
+    if branch is None or isinstance(branch, NGrams):
+        return branch
+    raise UsageError(f"{model} is a model of fastText's, without a network: {what}")
 
 
 def scores(data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams) -> Floats:

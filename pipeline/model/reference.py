@@ -9,7 +9,7 @@ An overflow is never hidden: from a value that is not finite on, all values of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +20,10 @@ from numpy.typing import NDArray
 from .alphabet import text_ends
 from .cascade import cuts
 from .charcnn import Model
+from .fasttext import OUTPUT, FastText, Reader
 from .layers import BIAS, NORM_EPSILON, Frame, Layer
+from .ngrams import NGrams, scores
+from .scores import GIVEN, SOFTMAX, STEPS, in_steps
 
 Floats = NDArray[np.float32]
 Offsets = NDArray[np.int64]
@@ -81,8 +84,8 @@ class Weights:
 
     table: fp32 [7, symbols + 2, 256], block 1's weights by tap and id, zero for unknown and padding.
     conv: by layer name fp32 [kernel, inputs, outputs]. linear: fp32 [inputs, outputs], fc1's inputs in channels-last
-    order. bias: fp32 [outputs]. norm: gamma and beta by layer name. temperature: of the scores. multi_label: whether
-    each class has a score of its own. alone: what the n-grams give without the network. linear_batches: of the linear
+    order. bias: fp32 [outputs]. norm: gamma and beta by layer name. temperature: of the scores. link: how they follow
+    from logits. alone: what the n-grams give without the network. linear_batches: of the linear
     layers, the one with the least room first.
 
     A model of n-grams alone has no more than layers, padding, frame and `alone`.
@@ -97,7 +100,7 @@ class Weights:
     norm: dict[str, Norm]
     frame: Frame
     temperature: float = 1.0
-    multi_label: bool = False
+    link: int = SOFTMAX
     alone: NGramsAlone | None = None
     linear_batches: tuple[LinearBatch, ...] = LINEAR_BATCHES
 
@@ -116,7 +119,7 @@ def _alone(model: Model) -> NGramsAlone | None:
 def prepare(model: Model) -> Weights:
     """Rearrange a model's tensors for the operations below."""
     alone = _alone(model)
-    of_scores = (model.temperature, model.is_multi_label, alone)
+    of_scores = (model.temperature, model.link, alone)
     if not model.has_network:
         nothing = np.empty(0, np.float32)
         return Weights(model.layers, model.alphabet.padding, nothing, {}, {}, {}, {}, model.frame, *of_scores)
@@ -226,7 +229,7 @@ def norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch: 
     relu_pool(values, pool, out)
 
 
-def even_batches(weights: Weights) -> tuple[LinearBatch, ...]:
+def even_batches(weights: Mapping[str, Floats]) -> tuple[LinearBatch, ...]:
     """Batches in which a row has the same bits at each position and in each batch, with this BLAS.
 
     OpenBLAS's kernels for AVX2 (Haswell, Zen) sum the first and last eight rows of a product in another order than
@@ -234,10 +237,10 @@ def even_batches(weights: Weights) -> tuple[LinearBatch, ...]:
     BLAS must be limited to one thread, as it is in the engine.
     """
     rng = np.random.default_rng(0)
-    rows = {name: rng.standard_normal(len(weight), np.float32) for name, weight in weights.linear.items()}
+    rows = {name: rng.standard_normal(len(weight), np.float32) for name, weight in weights.items()}
 
     def products(size: int) -> Floats:
-        found = [_product(np.tile(rows[name], (size, 1)), weight) for name, weight in weights.linear.items()]
+        found = [_product(np.tile(rows[name], (size, 1)), weight) for name, weight in weights.items()]
         return np.concatenate(found, axis=1)
 
     with np.errstate(over="ignore", invalid="ignore"):  # of weights that overflow on every article
@@ -266,7 +269,7 @@ def _product(x: Floats, weight: Floats) -> Floats:
 
 
 def linear(
-    x: Floats, weight: Floats, bias: Floats, relu: bool, batches: tuple[LinearBatch, ...] = LINEAR_BATCHES
+    x: Floats, weight: Floats, bias: Floats | np.float32, relu: bool, batches: tuple[LinearBatch, ...] = LINEAR_BATCHES
 ) -> Floats:
     """x weight + bias, in batches; then ReLU if `relu`. x: fp32 [N, inputs], weight [inputs, outputs].
 
@@ -305,7 +308,28 @@ def sigmoid(logits: Floats) -> Floats:
 
 def class_scores(logits: Floats, model: Model) -> Floats:
     """The scores of a model's classes, fp32 [N, classes]: they add up to 1 where it gives each text one label."""
-    return sigmoid(logits) if model.is_multi_label else softmax(logits, model.temperature)
+    if model.link == SOFTMAX:
+        return softmax(logits, model.temperature)
+    return logits if model.link == GIVEN else in_steps(logits) if model.link == STEPS else sigmoid(logits)
+
+
+def of_texts(ngrams: NGrams | FastText) -> Callable[[NDArray[np.uint8], Offsets], Floats]:
+    """What gives logits fp32 [N, classes] of texts, as `ngrams.scores`: what n-grams add to those of a network, or what
+    a model of fastText's has alone. BLAS must be limited to one thread, here as where it is called.
+    """
+    if isinstance(ngrams, NGrams):
+        return partial(scores, ngrams=ngrams)
+    reader, output, is_tree = Reader(ngrams), ngrams.output, ngrams.link == GIVEN
+    if output is None:
+        return (lambda data, offsets: ngrams.tree(reader.means(data, offsets))) if is_tree else reader.means
+    weight = np.ascontiguousarray(output.T)
+    batches = even_batches({OUTPUT: weight})
+
+    def logits(data: NDArray[np.uint8], offsets: Offsets) -> Floats:
+        found = linear(reader.means(data, offsets), weight, np.float32(0), False, batches)
+        return ngrams.tree(found) if is_tree else found
+
+    return logits
 
 
 def top_k(scores: Floats, k: int) -> tuple[NDArray[np.int32], Floats]:

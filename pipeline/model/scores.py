@@ -76,6 +76,18 @@ def fitted(
     return float(np.float32((low * high) ** -0.5))
 
 
+SOFTMAX, SIGMOID, STEPS, GIVEN = range(4)
+"""How scores follow from logits: together, each for itself, or by a sigmoid of 512 steps; GIVEN are scores already."""
+
+
+def in_steps(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The sigmoid of one-vs-all and negative sampling in fastText: steps of 1/32 from -8 to 8, and 0 and 1 beyond."""
+    place = np.floor((np.clip(logits, -8, 8) + np.float32(8)) * np.float32(32))
+    with np.errstate(over="ignore"):
+        scores = np.float32(1) / (np.float32(1) + np.exp(np.float32(8) - place / np.float32(32)))
+    return np.where(logits < -8, np.float32(0), np.where(logits > 8, np.float32(1), scores))
+
+
 DEFAULT_THRESHOLD = 0.5
 """Of a class that no held-out row has."""
 

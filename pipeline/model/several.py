@@ -14,7 +14,7 @@ from .charcnn import Model, load_model
 from .model_file import HUB, repository_of
 
 _NGRAMS_COST, _DENSE_COST = 1 / 80, 3.0
-_SUFFIXES = (".safetensors", ".bin")
+_SUFFIXES = (".safetensors", ".bin", ".ftz")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..engine.base import Backend, Engine, Texts
 from ..errors import BroadsheetError
 from ..model.charcnn import Model
+from ..model.ngrams import MOST_READ
 
 Rows: TypeAlias = NDArray[np.void]
 """Predictions with all scores, a row a text, as `to_rows` of `requests.py` makes them."""
@@ -162,10 +163,12 @@ class Point(NamedTuple):
 
 
 def measure(engine: Engine, longest: float) -> list[Point]:
-    """Time batches of 1, 2, 4, … short and full-length texts, until one takes `longest` seconds, or LONGEST_S."""
+    """Time batches of 1, 2, 4, … texts, short ones and such as the model reads whole, or of MOST_READ characters, until
+    one takes `longest` seconds, or LONGEST_S.
+    """
     longest = min(longest, LONGEST_S)
     points: list[Point] = []
-    length = engine.model.reads
+    length = min(engine.model.reads, MOST_READ)
     texts = 1
     while texts <= min(_LARGEST, engine.batch or _LARGEST):
         short = _seconds_of(engine, Texts.of([b"a"] * texts))

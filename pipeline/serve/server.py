@@ -16,6 +16,7 @@ import uvloop
 from ..engine.open import expected_device
 from ..errors import BroadsheetError, UsageError, cause
 from ..model.charcnn import Model, load_model
+from ..model.layers import WHOLE
 from ..processes.threads import available_cores
 from .dispatcher import Dispatcher
 from .engines import Choice, LoadedModel
@@ -150,7 +151,7 @@ class _Server:
             default=loaded.name == self._settings.default_model,
             classes=model.classes,
             reads=model.reads,
-            alphabet=model.alphabet.symbols,
+            alphabet="" if model.reads == WHOLE else model.alphabet.symbols,
             meant_for=model.meant_for,
             digest=model.digest,
             loaded=loaded.number,

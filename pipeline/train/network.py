@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..model.charcnn import Model, load_model
 from ..model.layers import NORM_EPSILON, Frame, Layer
+from ..model.ngrams import of_network
 
 _CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
 
@@ -146,14 +147,15 @@ class TorchModule(CharCNN):
     """
 
     def __init__(self, model: Model) -> None:
+        branch = of_network(model.ngrams, model.name, "there is no module of PyTorch's for it")
         super().__init__(model.layers, model.frame)
         self.load_tensors(model.tensors)
         self._temperature, self._multi_label = model.temperature, model.is_multi_label
-        self._has_ngrams = model.ngrams is not None
-        if model.ngrams is not None:
-            table = torch.from_numpy(model.ngrams.table)
+        self._has_ngrams = branch is not None
+        if branch is not None:
+            table = torch.from_numpy(branch.table)
             self.register_buffer("table", F.pad(table, (0, 0, 0, 1)))
-            self.register_buffer("scale", torch.from_numpy(model.ngrams.scale))
+            self.register_buffer("scale", torch.from_numpy(branch.scale))
         self.eval()
 
     def forward(self, ids: Tensor, ngrams: Tensor | None = None, ngram_times: Tensor | None = None) -> Tensor:

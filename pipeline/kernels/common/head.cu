@@ -12,13 +12,20 @@
 
 constexpr float TAKEN = -1;  // below every probability
 constexpr int NO_LABEL = -1;
+enum Link { SOFTMAX, SIGMOID, STEPS, GIVEN };  // as in pipeline/model/scores.py
 
-// What becomes of an article's logits. sharpness: one over the temperature. multi_label: whether each class has a score of
-// its own, the sigmoid of its logit. logits, which may be null, and scores fp32 [articles, classes]; labels int32 and best
-// fp32 [articles, k].
+__device__ __forceinline__ float score_alone(float logit, int link) {
+    if (link == GIVEN) return logit;
+    if (link == SIGMOID) return 1 / (1 + expf(-logit));
+    const float place = floorf((fminf(fmaxf(logit, -8.f), 8.f) + 8) * 32);
+    return logit < -8 ? 0 : logit > 8 ? 1 : 1 / (1 + expf(8 - place / 32));
+}
+
+// What becomes of an article's logits. sharpness: one over the temperature. link: how scores follow from logits. logits,
+// which may be null, and scores fp32 [articles, classes]; labels int32 and best fp32 [articles, k].
 struct Outputs {
     float sharpness;
-    int multi_label, classes, k;
+    int link, classes, k;
     float* logits;
     float* scores;
     int* labels;
@@ -36,12 +43,12 @@ struct Outputs {
         highest = warp_max(highest);
         for (int c = lane; c < classes; c += WARP) {
             total = unless_overflow(total, value[c]);  // then every probability is NaN
-            if (!multi_label) total += value[c] = expf((value[c] - highest) * sharpness);
+            if (link == SOFTMAX) total += value[c] = expf((value[c] - highest) * sharpness);
         }
         total = warp_sum(total);
-        // Of sigmoids the total is 0, or NaN.
+        // Of scores that are not added up the total is 0, or NaN.
         for (int c = lane; c < classes; c += WARP)
-            scores[row + c] = value[c] = multi_label ? total + 1 / (1 + expf(-value[c])) : value[c] / total;
+            scores[row + c] = value[c] = link == SOFTMAX ? value[c] / total : total + score_alone(value[c], link);
         __syncwarp();
         for (int rank = 0; rank < k; rank++) {
             float score = TAKEN;
@@ -72,7 +79,7 @@ struct Outputs {
 template <typename T, int INPUTS, int WARPS, int ARTICLES, int BYTES_A_CLASS>
 __global__ void __launch_bounds__(WARPS* WARP)
     head(const T* x, const float* weight, const float* bias, const float* beside, const float2* statistics,
-         const int* rows, const int* asked_count, float sharpness, int multi_label, int articles, int classes, int k,
+         const int* rows, const int* asked_count, float sharpness, int link, int articles, int classes, int k,
          float* logits, float* scores, int* labels, float* best) {
     constexpr int PARTS = INPUTS / (8 * WARP);
     static_assert(INPUTS % (8 * WARP) == 0, "a lane takes eight inputs at a time");
@@ -112,7 +119,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
     }
     __syncwarp();
 
-    const Outputs out{sharpness, multi_label, classes, k, logits, scores, labels, best};
+    const Outputs out{sharpness, link, classes, k, logits, scores, labels, best};
     for (int a = 0; a < count; a++) {
         const float total = statistics ? unless_overflow(0, statistics[first + a].y) : 0;
         out.write(values + a * classes, rows ? rows[first + a] : first + a, total);
@@ -127,7 +134,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
 // classes.
 template <int WARPS, int BYTES_A_CLASS>
 __global__ void __launch_bounds__(WARPS* WARP)
-    ngrams_alone(const float* bias, const float* beside, float sharpness, int multi_label, int articles, int classes, int k,
+    ngrams_alone(const float* bias, const float* beside, float sharpness, int link, int articles, int classes, int k,
                  float* scores, int* labels, float* best, float margin, const float* cuts, int* asked, int* asked_count) {
     static_assert(BYTES_A_CLASS == WARPS * sizeof(float), "the shared memory that the host asks for");
     extern __shared__ float shared[];
@@ -151,7 +158,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
             second = warp_max(lane == __ffs(has) - 1 ? second : highest);
             unsure = !((cuts ? -most : most - second) >= margin);
         }
-        const Outputs out{sharpness, multi_label, classes, k, nullptr, scores, labels, best};
+        const Outputs out{sharpness, link, classes, k, nullptr, scores, labels, best};
         out.write(value, article, 0);
     }
     if (!asked) return;

@@ -1,0 +1,212 @@
+"""fastText's own files, `.bin` and `.ftz`: read, checked, and undone of their product quantisation.
+
+Each size in a file is compared with what is left of it before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ModelError
+from .fasttext import LABEL, MOST_CLASSES, MOST_ORDER, FastText, Floats, Settings
+
+MAGIC = (793_712_314).to_bytes(4, "little")
+_VERSIONS = (11, 12)
+_SUPERVISED = 3
+_LOSSES = {1: "hierarchical softmax", 2: "negative sampling", 3: "softmax", 4: "one-vs-all"}
+_CENTROIDS = 256
+_FOLDED_AT_ONCE = 1 << 22
+"""Values of a matrix."""
+
+_BLOCK = 1 << 22
+_LONGEST_WORD = 1 << 24
+
+
+class Read(NamedTuple):
+    """What is in a file. card: about its training."""
+
+    classes: tuple[str, ...]
+    model: FastText
+    card: dict[str, Any]
+
+
+class _Bytes:
+    """The rest of a file; each call takes the next bytes. Raises ModelError where there are not so many."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self._file, self._size, self.name = file, os.fstat(file.fileno()).st_size, name
+
+    def damaged(self, what: str) -> ModelError:
+        return ModelError(f"{self.name}: the file of fastText is damaged or cut off: {what}. Copy or download it again")
+
+    @property
+    def _left(self) -> int:
+        return self._size - self._file.tell()
+
+    def values(self, layout: str, what: str) -> tuple[Any, ...]:
+        """Little-endian numbers, as of `struct`."""
+        return struct.unpack(f"<{layout}", self.array("u1", struct.calcsize(f"<{layout}"), what).tobytes())
+
+    def array(self, dtype: str, count: int, what: str) -> NDArray[Any]:
+        size = count * np.dtype(dtype).itemsize
+        if not 0 <= size <= self._left:
+            raise self.damaged(f"{what} should take {size:,} bytes, and {self._left:,} are left")
+        found = np.fromfile(self._file, dtype, count)
+        if len(found) != count:
+            raise self.damaged(f"{what} was cut off while it was read")
+        return found
+
+    def entries(self, count: int) -> tuple[list[bytes], list[int], list[int]]:
+        """Of the dictionary: each ends with a zero byte, a count of eight and a kind of one."""
+        if not 0 <= 10 * count <= self._left:
+            raise self.damaged(f"it has no room for a dictionary of {count:,} entries")
+        words, counts, kinds = [], [], []
+        block, at = b"", 0
+        for _ in range(count):
+            while (end := block.find(b"\0", at)) < 0 or end + 10 > len(block):
+                more = self._file.read(_BLOCK)
+                if not more or len(block) - at > _LONGEST_WORD:
+                    raise self.damaged("its dictionary does not end")
+                block, at = block[at:] + more, 0
+            words.append(block[at:end])
+            number, kind = struct.unpack_from("<qb", block, end + 1)
+            counts.append(number)
+            kinds.append(kind)
+            at = end + 10
+        self._file.seek(at - len(block), os.SEEK_CUR)
+        return words, counts, kinds
+
+    def dense(self, what: str) -> Floats:
+        rows, columns = self._shape(what)
+        return self.array("<f4", rows * columns, what).reshape(rows, columns)
+
+    def quantised(self, what: str) -> Floats:
+        (has_norms,) = self.values("?", what)
+        rows, columns = self._shape(what)
+        (size,) = self.values("i", what)
+        codes = self.array("u1", size, what)
+        found = self._decoded(codes, rows, columns, what)
+        if has_norms:
+            norms = self.array("u1", rows, what)
+            found *= self._decoded(norms, rows, 1, what)
+        return found
+
+    def _shape(self, what: str) -> tuple[int, int]:
+        rows, columns = self.values("qq", what)
+        if not (0 <= rows < 1 << 40 and 1 <= columns < 1 << 20):
+            raise self.damaged(f"{what} has {rows:,} rows and {columns:,} columns")
+        return rows, columns
+
+    def _decoded(self, codes: NDArray[np.uint8], rows: int, columns: int, what: str) -> Floats:
+        """Each code stands for one of 256 parts of a row; the last part may be shorter."""
+        dim, parts, width, last = self.values("iiii", what)
+        if dim != columns or width < 1 or parts < 1 or (parts - 1) * width + last != dim or not 1 <= last <= width:
+            raise self.damaged(f"{what} has {parts} parts of {width} and {last} columns, for rows of {columns}")
+        if len(codes) != rows * parts:
+            raise self.damaged(f"{what} has {len(codes):,} codes for {rows:,} rows of {parts} parts")
+        centroids = self.array("<f4", dim * _CENTROIDS, what)
+        found = np.empty((rows, columns), np.float32)
+        for part, of_rows in enumerate(codes.reshape(rows, parts).T):
+            first = part * width
+            size = last if part == parts - 1 else width
+            begin = first * _CENTROIDS
+            found[:, first : first + size] = centroids[begin : begin + size * _CENTROIDS].reshape(-1, size)[of_rows]
+        return found
+
+    def end(self) -> None:
+        if self._left:
+            raise self.damaged(f"{self._left:,} bytes follow its end")
+
+
+def is_fasttext(path: Path) -> bool:
+    """Whether a file begins as fastText's do. Raises OSError where it cannot be read."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and file.read(len(MAGIC)) == MAGIC
+
+
+def read(path: Path, name: str) -> Read:
+    """Read a model of fastText's. Raises OSError; ModelError for a file that is damaged, or of no classifier."""
+    with open(path, "rb") as file:
+        return _read(_Bytes(file, name))
+
+
+def _read(data: _Bytes) -> Read:
+    _, version = data.values("ii", "its beginning")
+    if version not in _VERSIONS:
+        known = " and ".join(map(str, _VERSIONS))
+        raise ModelError(f"{data.name}: version {version} of fastText's files; known are {known}")
+    numbers = data.values("12id", "its settings")
+    dim, _, epochs, least, _, words, loss, kind, buckets, lowest, highest, _, _ = numbers
+    if kind != _SUPERVISED:
+        raise ModelError(
+            f"{data.name}: holds word vectors of fastText, and no classifier: give a model of fasttext supervised"
+        )
+    if loss not in _LOSSES or dim < 1 or buckets < 0:
+        raise data.damaged(f"loss {loss}, {dim} dimensions, {buckets} buckets")
+    if words > MOST_ORDER or highest > 1 << 20:
+        raise ModelError(f"{data.name}: n-grams of {words} words, {highest} characters: at most {MOST_ORDER} words")
+    if version == _VERSIONS[0]:  # which had no subwords
+        highest = 0
+    entries, known, labels, _, pruned_count = data.values("3i2q", "its dictionary")
+    tokens, counts, kinds = data.entries(entries)
+    if known < 0 or labels < 0 or entries != known + labels or kinds != [0] * known + [1] * labels:
+        raise data.damaged(f"{entries:,} entries, of which {known:,} are words and {labels:,} labels")
+    pruned = data.array("<i4", 2 * max(pruned_count, 0), "its index of buckets").reshape(-1, 2)
+    (is_quantised,) = data.values("?", "its table")
+    table = data.quantised("its table") if is_quantised else data.dense("its table")
+    (has_quantised_output,) = data.values("?", "its output")
+    output = data.quantised("its output") if is_quantised and has_quantised_output else data.dense("its output")
+    data.end()
+    if pruned_count >= 0 and not is_quantised:
+        raise ModelError(f"{data.name}: is pruned but not quantised: fastText does not read such a file either")
+    if not 2 <= labels <= MOST_CLASSES:
+        raise ModelError(f"{data.name}: {labels:,} labels; a model has 2 to {MOST_CLASSES:,} here")
+    if table.shape[1] != dim or output.shape != (labels, dim):
+        raise data.damaged(f"a table of {table.shape} and an output of {output.shape}, with {dim} dimensions")
+    if pruned_count == 0:  # no bucket has a row
+        words, lowest, highest = 1, 0, 0
+    characters = (max(lowest, 0), highest) if highest > 0 else (0, 0)
+    settings = Settings(max(words, 1), characters, buckets, _LOSSES[loss])  # type: ignore[arg-type]
+    outputs = output[: labels - 1] if loss == 1 else output  # the tree has a node less
+    is_folded = len(outputs) <= dim
+    text = b"".join(tokens)
+    model = FastText(
+        settings,
+        _folded(table, outputs) if is_folded else table,
+        None if is_folded else np.ascontiguousarray(outputs),
+        np.frombuffer(text, np.uint8),
+        np.cumsum(np.fromiter(map(len, tokens), np.int64, entries)),
+        pruned.astype(np.int32) if pruned_count > 0 else None,
+        np.array(counts[known:], np.int64),
+    )
+    card = {
+        "origin": "converted from fastText",
+        "training": {"loss": settings.loss, "dimensions": dim, "epochs": epochs, "least count of a word": least},
+    }
+    return Read(_names(tokens[known:], data), model, card)
+
+
+def _folded(table: Floats, output: Floats) -> Floats:
+    """What each row adds to each class, in float64 until it is rounded."""
+    found = np.empty((len(table), len(output)), np.float32)
+    step = max(1, _FOLDED_AT_ONCE // table.shape[1])
+    for first in range(0, len(table), step):
+        part = slice(first, first + step)
+        found[part] = table[part].astype(np.float64) @ output.T.astype(np.float64)
+    return found
+
+
+def _names(labels: list[bytes], data: _Bytes) -> tuple[str, ...]:
+    """Without the prefix, where all have the usual one."""
+    prefix = LABEL if all(label.startswith(LABEL) and label != LABEL for label in labels) else b""
+    try:
+        return tuple(label.removeprefix(prefix).decode() for label in labels)
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{data.name}: the label {error.object!r:.100} is not UTF-8") from error
