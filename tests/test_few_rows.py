@@ -200,7 +200,7 @@ def test_the_linear_model_is_that_of_scikit_learn(rows: int) -> None:
     rng = np.random.default_rng(3)
     features = sp.random_array((rows, 40), density=0.2, rng=rng, format="csr")
     labels, weights = rng.integers(0, 4, rows), rng.uniform(0.5, 2, rows)
-    found = Fitter(features, labels[:, None] == np.arange(4), weights).fit(0.05, settled=1e-7)
+    found = Fitter(features, (labels[:, None] == np.arange(4)).astype(float), weights).fit(0.05, settled=1e-7)
     theirs = LinearSVC(C=1 / (0.05 * rows), tol=1e-7, max_iter=10_000, dual=False)
     theirs.fit(sp.csr_matrix(features), labels, sample_weight=weights)
     weights_found = found.weights(features).T

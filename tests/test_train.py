@@ -28,12 +28,13 @@ from pipeline.model.charcnn import Model
 from pipeline.model.layers import Frame, layer_table
 from pipeline.train import Epoch, Recipe, Step, train
 from pipeline.train.branch import folds_of
-from pipeline.train.data import ArticleReader, hold_out_labelled, read_labelled
+from pipeline.train.data import ArticleReader, read_labelled
 from pipeline.train.loop import augment
 from pipeline.train.network import CharCNN, predict
 from pipeline.train.objective import OneLabel
 from pipeline.train.packed import PackedCNN
 from pipeline.train.recipe import WITH_SPACE, recipe_for
+from pipeline.train.teachers import hold_out_labelled
 
 STILL = {"dropped_words": 0.0, "random_characters": 0.0, "erased_spans": 0, "shift": 0, "cut": 0}
 QUICK = Recipe(epochs=4, batch_size=32, learning_rate=2e-3, dropout=0.0, input_dropout=0.0, warmup=0.2, **STILL)

@@ -67,6 +67,8 @@ class TrainingProgress:
             self._console.print(f"{self._held_out}: {card['held_out_accuracy']:.2%} right")
         if "held_out_micro_f1" in card:
             self._console.print(f"{self._held_out}, the rows that decided the thresholds: {_f1(card, 'held_out_')}")
+        if "teacher_accuracy" in (taught := card.get("soft_labels", {})):
+            self._console.print(f"  its teacher: {taught['teacher_accuracy']:.2%} of those with a label")
         for line in trained.compared.lines() if trained.compared else ():
             self._console.print(line, soft_wrap=True)
         if "test" in card:

@@ -19,14 +19,16 @@ from ..model.alphabet import Alphabet
 from ..model.charcnn import Model
 from ..model.layers import Frame
 from .after import Compared, model_of
-from .branch import fit_branch
+from .branch import Answers, fit_branch
 from .copies import copies
-from .data import ArticleReader, LabelledArticles, SoftLabels, TrainingData, hold_out_labelled, read_labelled
+from .data import ArticleReader, LabelledArticles, TrainingData, read_labelled
 from .job import Examples, TrainingJob, run, without_network
 from .objective import Objective, OneLabel, SeveralLabels, class_weights
 from .processes import run_here
 from .progress import Cost, Epoch, Note, Step, Stuck, Tell, interrupts_noted
 from .recipe import Beginning, Recipe, beginning, is_alone, kinds_for, ngram_bits, recipe_for
+from .teachers import SoftLabels, hold_out_labelled
+from .vectors import AUTO, chosen_vectors, read_vectors
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -37,6 +39,7 @@ __all__ = ["Cost", "Epoch", "Note", "Recipe", "SoftLabels", "Step", "Trained", "
 
 CHECKPOINT = ".checkpoint"
 _HELD_OUT = 0.05
+_HELD_OUT_OF_TAUGHT = 0.2  # a teacher that learned from labels tells them on: rows in turn would be no measure
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ def train(
     recipe: Recipe | None = None,
     settings: Sequence[str] = (),
     ngrams: int | None = None,
+    vectors: str | Path | None = AUTO,
     balanced: bool = False,
     hold_out_share: float | None = None,
     test: Any = None,
@@ -141,12 +145,17 @@ def train(
     ngrams : int, optional
         Buckets for n-grams of words and characters, a power of two; 0 for none. Default: about a million for few
         classes, fewer for many.
+    vectors : str, Path or None
+        Pretrained word vectors that are folded into the n-grams: "wordllama", a file or a folder (docs/train_options.md
+        lists the formats). How much they count is chosen by cross-validation, and may be nothing. Default: "auto",
+        those of wordllama where that package is installed and there are at most 10,000 labelled rows. None: none.
     balanced : bool
         Every class weighs the same, however many rows it has. Otherwise every row does.
     hold_out_share : float, optional
         Share of the texts of each class, up to 0.5, that is kept out of training; the accuracy on it is computed after
         each epoch. Rows with the same text are held out together.
-        Default: 0.05; none where only n-grams are fitted, whose accuracy cross-validation gives.
+        Default: 0.05; where only n-grams are fitted none, since cross-validation gives their accuracy, or with
+        `soft_labels` 0.2.
     test : as `source`, optional
         Labelled articles on which the finished model is evaluated, once.
     seed : int
@@ -174,7 +183,7 @@ def train(
         Settings of the recipe, or "seed", with several values each, such as "learning_rate=0.001,0.0003". Every
         combination is run on a worker of `client`, and the best by held-out rows becomes the model.
     soft_labels : SoftLabels, optional
-        Probabilities of the classes, by models as teachers or in columns, to learn beside labels or in their place.
+        Probabilities of the classes, by teachers or in columns, to learn beside labels or in their place.
     about : dict, optional
         JSON values to add to the card of the model.
     on_start : callable
@@ -220,10 +229,9 @@ def train(
     if recipe is not None and settings:
         raise UsageError("give a recipe, or settings that differ from the default's")
     begin = beginning(init, alphabet, length, frame)
-    alone = not (client or gpus or sweep or settings) and init is None and soft_labels is None
-    alone = alone and is_alone(recipe, ngrams, device)
+    alone = not (client or gpus or sweep or settings) and init is None and is_alone(recipe, ngrams, device)
     if hold_out_share is None:
-        hold_out_share = 0.0 if alone else _HELD_OUT
+        hold_out_share = (0.0 if soft_labels is None else _HELD_OUT_OF_TAUGHT) if alone else _HELD_OUT
     several = (multi_label, label_separator)
     prepared = _prepared(
         source, test, texts, label_column, begin, hold_out_share, columns, classes, soft_labels, several
@@ -257,9 +265,15 @@ def train(
     branch = None
     if bits is not None:
         kinds = kinds_for(data.text, begin.length)
-        branch = fit_branch(
-            data.text, data.labels, len(data.classes), prepared.fit, prepared.held, kinds, bits, balanced
-        )
+        named = chosen_vectors(vectors, len(prepared.fit))
+        known = None if named is None else read_vectors(named, data.text)
+        answers = Answers.of(data.labels, len(data.classes), balanced)
+        if prepared.sure is not None:
+            answers = answers._replace(weights=prepared.sure, soft=prepared.targets)
+        branch = fit_branch(data.text, answers, prepared.fit, prepared.held, kinds, bits, balanced, known)
+        if known is not None:
+            count = f"count {branch.settings.vectors:g}" if branch.settings.vectors else "do not help and are left out"
+            tell(Note(f"word vectors of {known.about['name']} {count}, by cross-validation"))
         what = "the labels of " if multi_label else ""
         share = f"{branch.share_right(data.labels):.2%} of {what}{len(branch.rows):,} rows"
         tell(Note(f"n-grams get {share} right, each row by a model that has not seen it"))
@@ -286,7 +300,10 @@ def train(
             outcome = run_here(job, examples, gpus, tell, stop)
         else:
             outcome = run(job, examples, tell, stop)
-    card = {**(about or {}), **({"soft_labels": soft_labels.about()} if soft_labels else {}), **repeated.about()}
+    card = {**(about or {}), **repeated.about()}
+    if soft_labels:
+        right = {} if prepared.taught_right is None else {"teacher_accuracy": round(prepared.taught_right, 6)}
+        card["soft_labels"] = {**soft_labels.about(), **right}
     model, compared = model_of(outcome, job, prepared, dtype, card, branch)
     if outcome.is_trained and not model.has_network:
         tell(Note("the model has n-grams only: the network does not make it clearly better on the held-out rows"))
@@ -317,12 +334,14 @@ def _prepared(
         raise UsageError(f"the alphabet: {error}") from error
     reading = ArticleReader(text_columns, symbols, begin.length, None if columns is None else tuple(columns))
     names = None if classes is None else tuple(classes)
-    targets = None
+    learned: tuple[Any, ...] = ()
     if soft is not None:
         taught = soft.read(source, reading, label_column, names)
+        texts = taught.data.text.numbered()
+        fit, held = hold_out_labelled(taught.data.labels, taught.labelled, hold_out_share, texts)
+        taught = soft.taught(taught, held)
         data = taught.data
-        fit, held = hold_out_labelled(data.labels, taught.labelled, hold_out_share, data.text.numbered())
-        targets = taught.targets(soft.share, held)
+        learned = taught.targets(soft.share, held), taught.sure(), taught.right(held)
     elif label_column is not None:
         data = read_labelled(source, reading, label_column, names, *several)
         of_class = rarest(data.labels) if data.is_multi_label else data.labels
@@ -336,4 +355,4 @@ def _prepared(
         if label_column is None:
             raise UsageError("the rows to test on need labels: name their column")
         tested = read_labelled(test, reading, label_column, data.classes, *several)
-    return TrainingData(data, tested, fit, held, symbols, targets)
+    return TrainingData(data, tested, fit, held, symbols, *learned)

@@ -29,7 +29,7 @@ from ..model.layers import BIAS
 from ..model.ngrams import Kinds, scores
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, assigned, best_thresholds, fitted
-from .branch import Branch, bags, plain_logits
+from .branch import Answers, Branch, bags, plain_logits
 from .data import LabelledArticles, TrainingData
 from .job import Outcome, TrainingJob, without_network
 from .network import predict
@@ -316,7 +316,7 @@ def plain(data: LabelledArticles, fit: Labels, held: Labels) -> NDArray[np.float
     rows = np.concatenate([fit, held])
     found = bags(*data.text.rows(rows), Kinds(2, (0, 0), 1014), _BITS)
     ours = np.arange(len(fit), len(rows))
-    return plain_logits(found, data.labels[rows], len(data.classes), [ours])[ours]
+    return plain_logits(found, Answers.of(data.labels[rows], len(data.classes)), [ours])[ours]
 
 
 def compared(right: NDArray[np.bool_], linear: NDArray[np.float64], truth: Labels, labels: Labels) -> Compared:

@@ -61,14 +61,18 @@ class Fitted:
 class Fitter:
     """Fits to rows, as often as one likes.
 
-    features: [rows, features]. truth: bool [rows, classes]. weights: [rows], how much each counts.
+    features: [rows, features]. truth: [rows, classes], from 0 to 1: by how much each class is right. weights: [rows],
+    how much each counts. dense: [rows, more], of more features.
     """
 
-    def __init__(self, features: sp.csr_array, truth: NDArray[np.bool_], weights: Doubles) -> None:
-        self._signs = np.where(truth, 1.0, -1.0)
-        self._weights = weights[:, None] / len(truth)
+    def __init__(self, features: sp.csr_array, truth: Doubles, weights: Doubles, dense: Doubles | None = None) -> None:
+        weights = weights[:, None] / len(truth)
+        self._sides = (1.0, weights * truth), (-1.0, weights * (1 - truth))
         self._features, self._transposed = features, features.T.tocsr()
-        self._pairs = (features @ self._transposed).toarray() if len(truth) <= _FEW_ROWS else None
+        self._dense = np.empty((len(truth), 0)) if dense is None else dense
+        self._pairs = None
+        if len(truth) <= _FEW_ROWS:
+            self._pairs = (features @ self._transposed).toarray() + self._dense @ self._dense.T
 
     def fit(self, strength: float, start: Fitted | None = None, settled: float = _SETTLED) -> Fitted:
         """Minimise the mean squared hinge loss, summed over the classes, plus strength/2 * sum of squared weights.
@@ -76,7 +80,7 @@ class Fitter:
         The bias is the weight of a feature that every row has, and costs as much as another. start: from which to
         begin, fitted to as many rows.
         """
-        nothing = np.zeros_like(self._signs)
+        nothing = np.zeros_like(self._sides[0][1])
         at = _DualWeights(nothing, nothing, nothing[0])
         slope = self._gradient(at, strength)
         size = np.sqrt(slope.times(slope))
@@ -101,15 +105,17 @@ class Fitter:
             at, slope, value = there, slope_there, reached
         return Fitted(at.dual, at.bias)
 
-    def _short(self, at: _DualWeights) -> Doubles:
+    def _short(self, at: _DualWeights, side: float) -> Doubles:
         """By how much each score falls short of its margin, 1 on its side."""
-        return np.maximum(1 - self._signs * (at.scores + at.bias), 0)
+        return np.maximum(1 - side * (at.scores + at.bias), 0)
 
     def _loss(self, at: _DualWeights, strength: float) -> float:
-        return float((self._weights * self._short(at) ** 2).sum()) + 0.5 * strength * at.times(at)
+        of_rows = sum(float((weights * self._short(at, side) ** 2).sum()) for side, weights in self._sides)
+        return of_rows + 0.5 * strength * at.times(at)
 
     def _gradient(self, at: _DualWeights, strength: float) -> _DualWeights:
-        slope = -2 * self._weights * self._signs * self._short(at)
+        sides = [-2 * side * weights * self._short(at, side) for side, weights in self._sides]
+        slope = sides[0] + sides[1]
         dual = slope + strength * at.dual
         return _DualWeights(dual, self._products(dual), slope.sum(axis=0) + strength * at.bias)
 
@@ -117,7 +123,7 @@ class Fitter:
         """The scores of weights."""
         if self._pairs is not None:
             return np.asarray(self._pairs @ dual)
-        return np.asarray(self._features @ (self._transposed @ dual))
+        return np.asarray(self._features @ (self._transposed @ dual) + self._dense @ (self._dense.T @ dual))
 
 
 def _direction(slope: _DualWeights, steps: list[tuple[_DualWeights, _DualWeights]]) -> _DualWeights:
