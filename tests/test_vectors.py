@@ -118,7 +118,7 @@ def test_the_folded_weights_are_those_of_the_mean_vector(files: dict[str, Path])
     weighed = _WeighedRows(found, Answers.of(labels, 3), BranchSettings(0.01, vectors=0.5))
     solved = weighed.fitter.fit(0.01)
     assert weighed._means is not None
-    dense = weighed.features @ solved.weights(weighed.features) + weighed._means @ (weighed._means.T @ solved.dual)
+    dense = weighed.features @ solved.weights + weighed._means @ solved.of_dense
     assert weighed.features @ weighed.weights(solved) == pytest.approx(dense, abs=1e-6 * np.abs(dense).max())
 
 

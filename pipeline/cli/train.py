@@ -68,6 +68,9 @@ def command(
         str, _network("WHAT", "Pretrained word vectors for the n-grams: wordllama, a file, a folder, or none.")
     ] = "auto",
     balanced: Annotated[bool, _recipe("", "Every class weighs the same.", "--balanced")] = False,
+    keep_network: Annotated[
+        bool, _network("", "Keep it also where held-out rows are not likelier with it.", "--keep-network")
+    ] = False,
     seed: Annotated[int, _recipe("N", "Seed of every random choice.")] = 0,
     device: Device = "auto",
     precision: Annotated[str, _computing("auto|fp32|bf16", "Format of products; auto: bf16 on a GPU.")] = "auto",
@@ -104,7 +107,7 @@ def command(
     """Train a model on labelled texts: n-grams, and with a GPU the network too.
 
     The defaults are the recipe of the shipped model, or one for few rows.
-    Needs PyTorch: pip install 'broadsheet[train]'.
+    n-grams need scikit-learn: pip install 'broadsheet[train]'; the network PyTorch: 'broadsheet[train-network]'.
     """
     try:
         from ..train import CHECKPOINT, Recipe, SoftLabels, train
@@ -112,7 +115,7 @@ def command(
         from ..train.recipe import ALPHABETS
         from .training import TrainingProgress
     except ModuleNotFoundError as error:
-        raise UsageError(f"training needs PyTorch ({error}): pip install 'broadsheet[train]'") from error
+        raise UsageError(f"training needs scikit-learn ({error}): pip install 'broadsheet[train]'") from error
     from ..source.inputs import Paths, local_paths
 
     if plot and find_spec("matplotlib") is None:
@@ -169,6 +172,7 @@ def command(
         "ngrams": ngrams,
         "vectors": None if vectors == "none" else vectors,
         "balanced": balanced,
+        "keep_network": keep_network,
         "hold_out_share": hold_out,
         "test": Paths(test) if test else None,
         "seed": seed,

@@ -27,6 +27,12 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def free_cores() -> int:
+    """Cores that other work leaves to this process, by the load of the last minute; at least one."""
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return max(1, min(available_cores(), round((os.cpu_count() or 1) - busy)))
+
+
 def share_of_cores(processes: int) -> int:
     """Cores for each of several equal processes on this host, of which this is one. Some may be pinned to a part of
     the cores already: then the process that started this one has them all.

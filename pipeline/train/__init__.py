@@ -1,4 +1,4 @@
-"""Training, with PyTorch (the extra `train`): labelled articles in, a `Model` out.
+"""Training: labelled articles in, a `Model` out. The network needs PyTorch (the extra `train-network`), n-grams do not.
 
 In stages: `data.py` (articles, encoded, and those held out), `branch.py` (the n-grams beside the network), `job.py`
 (the network's run: `loop.py` minimises what `objective.py` says), `after.py` (from weights to a model and its card).
@@ -6,27 +6,29 @@ In stages: `data.py` (articles, encoded, and those held out), `branch.py` (the n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from ..errors import UsageError
 from ..measures.rows import hold_out, rarest
 from ..model.alphabet import Alphabet
 from ..model.charcnn import Model
 from ..model.layers import Frame
+from ..processes.threads import free_cores
 from .after import Compared, model_of
 from .branch import Answers, fit_branch
 from .copies import copies
 from .data import ArticleReader, LabelledArticles, TrainingData, read_labelled
-from .job import Examples, TrainingJob, run, without_network
+from .job import Examples, TrainingJob, without_network
 from .objective import Objective, OneLabel, SeveralLabels, class_weights
-from .processes import run_here
-from .progress import Cost, Epoch, Note, Step, Stuck, Tell, interrupts_noted
-from .recipe import Beginning, Recipe, beginning, is_alone, kinds_for, ngram_bits, recipe_for
+from .progress import Cost, Epoch, Fit, Note, Step, Stuck, Tell, interrupts_noted
+from .recipe import Beginning, Recipe, beginning, is_alone, kinds_for, need_pytorch, ngram_bits, recipe_for
 from .teachers import SoftLabels, hold_out_labelled
 from .vectors import AUTO, chosen_vectors, read_vectors
 
@@ -35,10 +37,11 @@ if TYPE_CHECKING:
 
     from .on_cluster import Trial
 
-__all__ = ["Cost", "Epoch", "Note", "Recipe", "SoftLabels", "Step", "Trained", "train"]
+__all__ = ["Cost", "Epoch", "Fit", "Note", "Recipe", "SoftLabels", "Step", "Trained", "train"]
 
 CHECKPOINT = ".checkpoint"
 _HELD_OUT = 0.05
+_RARE, _RARE_SHOWN = 0.1, 5
 _HELD_OUT_OF_TAUGHT = 0.2  # a teacher that learned from labels tells them on: rows in turn would be no measure
 
 
@@ -85,6 +88,7 @@ def train(
     balanced: bool = False,
     hold_out_share: float | None = None,
     test: Any = None,
+    keep_network: bool = False,
     seed: int = 0,
     device: str = "auto",
     precision: str = "auto",
@@ -158,6 +162,8 @@ def train(
         `soft_labels` 0.2.
     test : as `source`, optional
         Labelled articles on which the finished model is evaluated, once.
+    keep_network : bool
+        The network stays in the model, also where held-out rows are not clearly likelier with it.
     seed : int
         Seed of the initial weights, dropout and augmentation; the held-out rows do not depend on it.
     device : str
@@ -189,8 +195,8 @@ def train(
     on_start : callable
         Called once with the training data, `LabelledArticles`, and the number of held-out rows.
     tell : callable
-        Called with a `Cost` before the first step, a `Step` after each, an `Epoch` at the end of each, and a `Note`
-        where there is something else to say.
+        Called with a `Fit` after each fit of n-grams, a `Cost` before the first step of the network, a `Step` after
+        each, an `Epoch` at the end of each, and a `Note` where there is something else to say.
 
     Returns
     -------
@@ -200,8 +206,8 @@ def train(
     Raises
     ------
     UsageError
-        For an option out of range, a missing column, a null or unknown label, fewer than two classes, or a checkpoint
-        that is missing, of another run, or there already without `resume`.
+        For an option out of range, a network without PyTorch, a missing column, a null or unknown label, fewer than two
+        classes, or a checkpoint that is missing, of another run, or there already without `resume`.
     SourceError
         For a file that cannot be read.
     BroadsheetError
@@ -230,6 +236,8 @@ def train(
         raise UsageError("give a recipe, or settings that differ from the default's")
     begin = beginning(init, alphabet, length, frame)
     alone = not (client or gpus or sweep or settings) and init is None and is_alone(recipe, ngrams, device)
+    if not alone:
+        need_pytorch()
     if hold_out_share is None:
         hold_out_share = (0.0 if soft_labels is None else _HELD_OUT_OF_TAUGHT) if alone else _HELD_OUT
     several = (multi_label, label_separator)
@@ -260,7 +268,7 @@ def train(
     )
     on_start(data, len(prepared.held))
     repeated, tested = copies(data.text, prepared.tested.text if prepared.tested else None)
-    for line in (*repeated.lines(), *tested.test_lines()):
+    for line in (*repeated.lines(), *tested.test_lines(), *([] if balanced else rare(data, prepared.fit))):
         tell(Note(line))
     branch = None
     if bits is not None:
@@ -270,7 +278,8 @@ def train(
         answers = Answers.of(data.labels, len(data.classes), balanced)
         if prepared.sure is not None:
             answers = answers._replace(weights=prepared.sure, soft=prepared.targets)
-        branch = fit_branch(data.text, answers, prepared.fit, prepared.held, kinds, bits, balanced, known)
+        with threadpool_limits(free_cores(), "blas"):
+            branch = fit_branch(data.text, answers, prepared.fit, prepared.held, kinds, bits, balanced, known, tell)
         if known is not None:
             count = f"count {branch.settings.vectors:g}" if branch.settings.vectors else "do not help and are left out"
             tell(Note(f"word vectors of {known.about['name']} {count}, by cross-validation"))
@@ -297,17 +306,31 @@ def train(
 
             outcome = run_on(client, job, examples, gpus, tell, stop)
         elif gpus is not None and gpus > 1:
+            from .processes import run_here
+
             outcome = run_here(job, examples, gpus, tell, stop)
         else:
+            from .loop import run
+
             outcome = run(job, examples, tell, stop)
     card = {**(about or {}), **repeated.about()}
     if soft_labels:
         right = {} if prepared.taught_right is None else {"teacher_accuracy": round(prepared.taught_right, 6)}
         card["soft_labels"] = {**soft_labels.about(), **right}
-    model, compared = model_of(outcome, job, prepared, dtype, card, branch)
+    model, compared = model_of(outcome, job, prepared, dtype, card, branch, keep_network)
     if outcome.is_trained and not model.has_network:
-        tell(Note("the model has n-grams only: the network does not make it clearly better on the held-out rows"))
+        told = "the held-out rows are not clearly likelier with the network, which --keep-network would keep"
+        tell(Note(f"the model has n-grams only: {told}"))
     return Trained(model, outcome.history, compared, tuple(trials))
+
+
+def rare(data: LabelledArticles, rows: NDArray[np.int64]) -> Iterator[str]:
+    """For the user, where some classes have few of these rows: a tenth of what the classes have on average, or less."""
+    counts = data.labels[rows].sum(axis=0) if data.is_multi_label else np.bincount(data.labels[rows])
+    few = [f"{data.classes[i]} {counts[i]:,}" for i in np.flatnonzero(counts <= _RARE * counts.mean())[:_RARE_SHOWN]]
+    if few and not data.is_multi_label:
+        remedy = "is seldom given: where it is as important as the others, --balanced"
+        yield f"warning: a class of few rows ({', '.join(few)}; {counts.mean():,.0f} on average) {remedy}"
 
 
 def _prepared(

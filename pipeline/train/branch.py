@@ -10,8 +10,9 @@ was 0.8 points worse on average, and 3.4 with 23 classes of which some have few 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -26,17 +27,20 @@ from ..model.scores import TEMPERATURES, fitted, log_loss
 from .data import TextBuffers
 from .linear import Fitted, Fitter
 from .objective import class_weights
+from .progress import Fit, Tell
 from .vectors import WordVectors
 
 RowNumbers = NDArray[np.int64]
 Labels = NDArray[Any]  # int64 [N], class indices; or bool [N, classes], where a text may have several
 Floats = NDArray[np.float64]
 
-_STRENGTHS = 10.0 ** np.arange(-1.5, -5.1, -0.5)
-_BALANCED_STRENGTHS = 10.0 ** np.arange(0, -5.1, -0.5)  # few rows of a class, which weigh much, need a larger penalty
+_STRENGTHS = (10.0 ** np.arange(-1.5, -5.1, -0.5)).tolist()
+_BALANCED_STRENGTHS = (
+    10.0 ** np.arange(0, -5.1, -0.5)
+).tolist()  # few rows of a class, which weigh much, need a larger penalty
 _SHARES = (0.35, 0.65)
 _VECTORS = (0.25, 0.5, 1.0)
-_AROUND = 10.0 ** np.array([0.5, 0, -0.5])  # of the strength without vectors, those that are tried with them
+_AROUND = (10**0.5, 1.0, 10**-0.5)  # of the strength without vectors, those that are tried with them
 _FOLDS = ((2_000, 5), (10_000, 3))  # up to so many rows, so many folds
 _BLOCK = 512  # texts whose n-grams are found at once
 
@@ -182,6 +186,7 @@ def fit_branch(
     bits: int,
     balanced: bool,
     vectors: WordVectors | None = None,
+    tell: Tell = lambda what: None,
 ) -> Branch:
     """Fit the branch to the rows `fit` of labelled texts.
 
@@ -196,7 +201,7 @@ def fit_branch(
     learned = answers.rows(fit)
     folds = folds_of(learned.labels, text.numbered()[fit])
     known = np.sort(np.concatenate(folds))
-    _, settings, logits, _ = _chosen(ours, learned, folds, _BALANCED_STRENGTHS if balanced else _STRENGTHS)
+    _, settings, logits = _chosen(ours, learned, folds, _BALANCED_STRENGTHS if balanced else _STRENGTHS, tell)
     sharpness = learned.rows(known).log_loss(logits[known])[1]
     rows = _WeighedRows(ours, learned, settings)
     solved = rows.fitter.fit(settings.strength)
@@ -215,26 +220,31 @@ def fit_branch(
 
 
 class _Tried(NamedTuple):
-    """Settings, with the log loss of rows that they were not fitted to, their logits, and the fits."""
+    """Settings, with the log loss of rows that they were not fitted to, and their logits."""
 
     loss: float
     settings: BranchSettings
     logits: Floats
-    fits: list[Fitted]
 
 
-def _chosen(found: Bags, answers: Answers, folds: list[RowNumbers], strengths: Iterable[float]) -> _Tried:
+def _chosen(found: Bags, answers: Answers, folds: list[RowNumbers], strengths: Sequence[float], tell: Tell) -> _Tried:
     """The settings with the least loss."""
     weighing = BranchSettings(0.0)
-    best = _best_strength(found, answers, folds, weighing, strengths)
+    tries = len(strengths) + len(_SHARES) + (len(_VECTORS) * len(_AROUND) if found.pretrained else 0)
+    done = count(1)
+
+    def fitted() -> None:
+        tell(Fit(next(done), tries * len(folds)))
+
+    best = _best_strength(found, answers, folds, weighing, strengths, fitted)
     for share in _SHARES:
         weighing = replace(weighing, words=share)
-        tried = _best_strength(found, answers, folds, weighing, [best.settings.strength], best.fits)
+        tried = _best_strength(found, answers, folds, weighing, [best.settings.strength], fitted)
         best = min(best, tried, key=attrgetter("loss"))
     for length in _VECTORS if found.pretrained else ():
         weighing = replace(best.settings, vectors=length)
-        around = best.settings.strength * _AROUND
-        tried = _best_strength(found, answers, folds, weighing, around, best.fits)
+        around = [best.settings.strength * factor for factor in _AROUND]
+        tried = _best_strength(found, answers, folds, weighing, around, fitted)
         if tried.loss >= best.loss:
             break
         best = tried
@@ -246,10 +256,10 @@ def _best_strength(
     answers: Answers,
     folds: list[RowNumbers],
     weighing: BranchSettings,
-    strengths: Iterable[float],
-    starts: Sequence[Fitted] | None = None,
+    strengths: Sequence[float],
+    fitted: Callable[[], None] = lambda: None,
 ) -> _Tried:
-    """The best of descending strengths, given up where the loss is larger twice. starts: from which to begin."""
+    """The best of descending strengths, given up where the loss is larger twice. fitted: called after each fit."""
     inner = [np.setdiff1d(np.arange(len(answers.labels)), held) for held in folds]
     fitters = [_WeighedRows(found.rows(others), answers.rows(others), weighing) for others in inner]
     outer = [
@@ -260,12 +270,11 @@ def _best_strength(
     tried: list[_Tried] = []
     for strength in strengths:
         logits = np.zeros((len(answers.labels), answers.classes))
-        starts = [rows.fitter.fit(strength, starts[fold] if starts else None) for fold, rows in enumerate(fitters)]
-        for held, rows, features, solved in zip(folds, fitters, outer, starts, strict=True):
+        for held, rows, features in zip(folds, fitters, outer, strict=True):
+            solved = rows.fitter.fit(strength)
             logits[held] = features @ rows.weights(solved) + solved.bias
-        tried.append(
-            _Tried(told.log_loss(logits[known])[0], replace(weighing, strength=float(strength)), logits, starts)
-        )
+            fitted()
+        tried.append(_Tried(told.log_loss(logits[known])[0], replace(weighing, strength=strength), logits))
         best = min(tried, key=attrgetter("loss"))
         if best.loss < min(it.loss for it in tried[-2:]):
             break
@@ -315,9 +324,9 @@ class _WeighedRows:
 
     def weights(self, solved: Fitted) -> Floats:
         """The weights [used buckets, classes] that a fit gives the features, with what it gives the words' vectors."""
-        weights = solved.weights(self.features)
-        if self._known is not None and self._means is not None:
-            of_words = self._known.vectors @ (self._scale * (self._means.T @ solved.dual))
+        weights = solved.weights.copy()
+        if self._known is not None:
+            of_words = self._known.vectors @ (self._scale * solved.of_dense)
             weights[self._known.columns] += of_words / self.importance[self._known.columns, None]
         return weights
 

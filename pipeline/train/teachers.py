@@ -164,9 +164,9 @@ def _learned(vectors: NDArray[np.float32], data: LabelledArticles, known: Rows) 
     told = np.concatenate(folds)
 
     def fitted(rows: Rows, strength: float) -> tuple[Doubles, Doubles]:
-        truth = labels[rows, None] == np.arange(classes)
+        truth = (labels[rows, None] == np.arange(classes)).astype(np.float64)
         solved = Fitter(sp.csr_array((len(rows), 0)), truth, np.ones(len(rows)), ours[rows]).fit(strength)
-        return ours[rows].T @ solved.dual, solved.bias
+        return solved.of_dense, solved.bias
 
     tried = []
     for strength in _STRENGTHS:
