@@ -8,12 +8,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jobs import SLOW, Processes, wait_until
+from jobs import Processes, wait_until
+
+from benchmarks.chaos.slow import slowed
 
 CHROMIUM = shutil.which("chromium")
 ROWS, BAD = 384, 3  # in chunks of four, three times as many as the workers read at once
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path (apt-get install chromium)")
+
+HELD = """
+import os, time
+def held():
+    while len(os.listdir({entries!r})) >= 8 and not os.path.exists({go!r}):
+        time.sleep(0.05)
+    return 0
+"""
+"""No chunk after the first ones is read until there is a file `go`."""
 
 READ_CARDS = """name => Object.fromEntries(
     [...name.parentElement.parentElement.children].filter(card => card.tagName == "DIV")
@@ -31,7 +42,8 @@ def test_the_page_shows_a_running_job_until_it_ends(
     processes: Processes, small_model_file: Path, tmp_path: Path
 ) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
-    (tmp_path / "slow.py").write_text(SLOW.replace("0.3", "2"))
+    held = HELD.format(entries=str(tmp_path / "out" / "_entries"), go=str(tmp_path / "go"))
+    (tmp_path / "slow.py").write_text(held + slowed("read", "held()"))
     line = f'{{"text": "{"x" * 800}"}}\n'  # in all above 64 KiB, so that both workers have some
     (tmp_path / "in.jsonl").write_text('{"text": 3}\n' * BAD + line * (ROWS - BAD))
     job = processes.broadsheet(
@@ -66,6 +78,7 @@ def test_the_page_shows_a_running_job_until_it_ends(
         assert page.locator("canvas").count() >= 2  # the chart and the strip
         picture = page.screenshot(path=tmp_path / "page.png")
         assert _colors_of(picture) >= {(0x2A, 0x9D, 0x5C), (0xE4, 0xE4, 0xE4)}  # the line, and workers that wait
+        (tmp_path / "go").touch()
         wait_until(lambda: int(shown()["chunks done"]) > done)
         browser.close()
     assert job.wait(240) == 0

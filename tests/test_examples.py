@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import datasets
 import pandas as pd
 import pytest
+import warm
 from conftest import ROOT, Command
 from s3 import Folder
 
@@ -26,9 +28,15 @@ from pipeline.ecosystem.onnx import to_onnx
 from pipeline.model.charcnn import Model
 
 
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """With a `broadsheet` that starts at once."""
+    with warm.on_path(tmp_path_factory.mktemp("bin")) as found:
+        yield found
+
+
 @pytest.mark.parametrize("command", [["examples/batch.sh"], [sys.executable, "examples/batch.py"]])
-def test_a_batch_example_tells_its_result_by_json_and_exit_code(tmp_path: Path, command: list[str]) -> None:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+def test_a_batch_example_tells_its_result_by_json_and_exit_code(path: str, tmp_path: Path, command: list[str]) -> None:
 
     def run(source: Path) -> subprocess.CompletedProcess[str]:
         arguments = [*command, str(source), str(tmp_path / "out")]
@@ -60,8 +68,7 @@ def test_labels_are_added_in_a_bucket_day_by_day(s3: Folder, capsys: pytest.Capt
     assert said.splitlines()[-1] == f"{s3.url}/labels: 200 labels of 200 articles"
 
 
-def test_the_first_hour_goes_without_a_stumble(tmp_path: Path) -> None:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+def test_the_first_hour_goes_without_a_stumble(path: str, tmp_path: Path) -> None:
     script = [ROOT / "examples" / "first_hour.sh", tmp_path / "work"]
     run = subprocess.run(script, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -134,12 +134,14 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     arguments, undisturbed = job
     out = tmp_path / "out"
     (tmp_path / "slow.py").write_text(slowed("read", "0 if 'SLURM_RESTART_COUNT' in os.environ else 15"))
-    options = ["-o", "out", "--nodes", 4, "--time", 5]
-    number = submit([*arguments, *options], settings="stop_before: 50\n", env=slow)
+    options = ["-o", "out", "--nodes", 4, "--time", 10]
+    number = submit([*arguments, *options], settings="stop_before: 100\n", env=slow)
     log = tmp_path / f"broadsheet-{number}.log"
     wait_until(lambda: committed(out))
-    # Now, since with a limit that is short from the start Slurm may send its signal before anything is done.
-    slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=1")
+    # Now, since with a limit that is short from the start Slurm may send its signal before anything is done. The limit
+    # is one to two minutes away, so that the signal comes at once, and the run has the time to stop.
+    minutes = int(slurm.job(number)["RunTime"].split(":")[1])
+    slurm.run("scontrol", "update", f"JobId={number}", f"TimeLimit={minutes + 2}")
     wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING")
     assert 0 < committed(out) < 200
     assert "requeued; the next run continues where this one stopped" in log.read_text()
@@ -147,7 +149,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     # Slurm itself waits for two minutes, so that the first run is surely gone, which it is. But not at once: a node
     # refuses a credential of the second in which it has revoked one. More time now, since Slurm's signal may come a
     # minute early, and this run would be requeued too.
-    slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=10", "StartTime=now+5")
+    slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=20", "StartTime=now+5")
     ended = wait_for_end(slurm, number, log)
     assert ended["JobState"] == "COMPLETED", log.read_text()
     assert "chunks done before" in log.read_text()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import gc
 import io
+import json
 import multiprocessing
 import os
 import signal
@@ -18,12 +19,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import import_module
-from multiprocessing import connection, context, forkserver, popen_forkserver, popen_spawn_posix, process
+from multiprocessing import connection, context, forkserver, popen_forkserver, popen_spawn_posix, process, reduction
 from pathlib import Path
-from socket import AF_UNIX, socket
+from socket import AF_UNIX, SHUT_RDWR, recv_fds, socket
 from typing import Any
 
 import cloudpickle
@@ -121,19 +123,14 @@ class Command:
         start_new_session: bool,
         preexec_fn: Callable[[], object] | None,
     ) -> None:
-        warm = multiprocessing.get_context(METHOD)
-        pipes = [warm.Pipe(duplex=False) for _ in range(2)]
+        pipes = [os.pipe() for _ in range(2)]
         self.args = [program, *map(str, arguments)]
-        before = cloudpickle.dumps(preexec_fn)
-        self._process = warm.Process(
-            target=_run, args=(self.args, env, cwd, start_new_session, before, [write for _, write in pipes])
-        )
-        self._process.start()
+        streams = {number: write for number, (_, write) in enumerate(pipes, 1)}
+        self._process = _started(self.args, env, cwd, streams, start_new_session, preexec_fn)
         self.pid: int = self._process.pid
-        self.stdout, self.stderr = (os.fdopen(os.dup(read.fileno()), encoding="utf-8") for read, _ in pipes)
-        for pipe in pipes:
-            for end in pipe:
-                end.close()
+        self.stdout, self.stderr = (os.fdopen(read, encoding="utf-8") for read, _ in pipes)
+        for _, write in pipes:
+            os.close(write)
 
     @property
     def returncode(self) -> int | None:
@@ -199,20 +196,103 @@ def start(
     )
 
 
+class _Stream:
+    """An open file of this process on its way to one that is started."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _detached, (reduction.DupFd(self._number),)
+
+
+def _detached(sent: Any) -> int:
+    found: int = sent.detach()
+    return found
+
+
+def _started(
+    arguments: list[str],
+    env: dict[str, str],
+    cwd: Path | str | None,
+    streams: dict[int, int],
+    new_session: bool = False,
+    preexec_fn: Callable[[], object] | None = None,
+) -> Any:
+    """The process of a command, started. streams: its files by the numbers that they have there."""
+    sent, before = {number: _Stream(stream) for number, stream in streams.items()}, cloudpickle.dumps(preexec_fn)
+    started = multiprocessing.get_context(METHOD).Process(
+        target=_run, args=(arguments, env, cwd, new_session, before, sent)
+    )
+    started.start()
+    return started
+
+
+_ON_PATH = """#!{python} -IS
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    said = json.dumps([os.getcwd(), dict(os.environ), sys.argv[1:]]).encode()
+    socket.send_fds(server, [len(said).to_bytes(8)], [0, 1, 2])
+    server.sendall(said)
+    for number in range(3):  # held by the command alone, so that whoever reads its output sees the end
+        os.close(number)
+    code = int(server.recv(8) or b"1")
+os._exit(code if code >= 0 else 128 - code)
+"""
+
+
+@contextmanager
+def on_path(folder: Path) -> Iterator[str]:
+    """A PATH whose `broadsheet` is a process as of `start`: for scripts that run it many times. Signals to it do not
+    reach that process.
+    """
+    address, program = connection.arbitrary_address("AF_UNIX"), folder / "broadsheet"
+    program.write_text(_ON_PATH.format(python=sys.executable, address=address))
+    program.chmod(0o755)
+    with socket(AF_UNIX) as server:
+        server.bind(address)
+        server.listen()
+        threading.Thread(target=_serve, args=(server,), daemon=True).start()
+        yield f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        server.shutdown(SHUT_RDWR)
+
+
+def _serve(server: socket) -> None:
+    while True:
+        try:
+            client, _ = server.accept()
+        except OSError:  # `on_path` is over
+            return
+        threading.Thread(target=_answer, args=(client,), daemon=True).start()
+
+
+def _answer(client: socket) -> None:
+    with client:
+        size, streams, _, _ = recv_fds(client, 8, 3)
+        with client.makefile("rb") as file:
+            cwd, env, arguments = json.loads(file.read(int.from_bytes(size)))
+        command = _started(["broadsheet", *arguments], env, cwd, dict(enumerate(streams)))
+        for stream in streams:
+            os.close(stream)
+        command.join()
+        client.sendall(str(command.exitcode).encode())
+
+
 def _run(
     arguments: list[str],
     environment: dict[str, str],
-    cwd: Path | None,
+    cwd: Path | str | None,
     new_session: bool,
     before: bytes,
-    streams: list[connection.Connection],
+    streams: dict[int, int],
 ) -> None:
     """Become the command, in the new process, and end as a process of Python ends."""
     process._current_process, process._parent_process = _MAIN(), None
     context._default_context._actual_context = None
-    for number, stream in enumerate(streams, 1):
-        os.dup2(stream.fileno(), number)
-        stream.close()
+    for number, stream in streams.items():
+        os.dup2(stream, number)
+        os.close(stream)
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False))
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), errors="backslashreplace", line_buffering=True)

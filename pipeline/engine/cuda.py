@@ -44,6 +44,14 @@ _BATCH_PER_SM = 64
 _FIRST_SHARE = 4
 """Of several batches, the first one is this part of a full one."""
 
+_TOGETHER = 2
+"""So many times that where n-grams may be alone: the network has little of such a batch to do, and the host as much as
+of any to launch.
+"""
+
+_SHARE_TOGETHER = 1 / 8
+"""The share of the free memory that such a batch takes at most."""
+
 _LEAST_BATCH = 64
 _BATCH_OF_REFERENCE = 512
 """Articles a batch of the engine that takes over where tensor cores cannot hold a value of fp32."""
@@ -132,7 +140,14 @@ class CudaEngine:
         by_scores = full * CLASSES[1] // len(self.model.classes)
         batch = min(most, full * articles_for_a_full_one(self.model.frame), by_scores)
         free, _ = self.device.mem_info
-        while batch > _LEAST_BATCH and memory_plan.planned_bytes(self.network.plan(batch)) > _FREE_SHARE * free:
+
+        def planned(batch: int) -> int:
+            return memory_plan.planned_bytes(self.network.plan(batch))
+
+        together = min(most, _TOGETHER * batch, by_scores)
+        if self.network.parts.alone and planned(together) <= _SHARE_TOGETHER * free:
+            return together
+        while batch > _LEAST_BATCH and planned(batch) > _FREE_SHARE * free:
             batch //= 2
         return batch
 
