@@ -8,6 +8,9 @@ stand two of scikit-learn: TF-IDF of words and pairs with logistic regression, a
 words, characters, or both, with a linear SVM. All choose their strength by cross-validation. Measured figures are kept,
 so that the command can be called again for more.
 
+`--trial peers` compares ours with pretrained word vectors (those of the package wordllama), and without them, with
+fastText (the package fasttext-numpy2-wheel).
+
 There are two trials with worse rows. `--trial noise` gives 10 % of the training rows a wrong label. `--trial imbalance`
 keeps a tenth of the training rows of every other class; macro-F1 is told beside accuracy, and balanced weights are
 tried, ours and scikit-learn's.
@@ -17,6 +20,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import tempfile
 import time
 import warnings
 from functools import partial
@@ -50,9 +55,13 @@ def read(path: Path) -> tuple[list[str], Labels]:
     return [text for text, _ in rows], np.array([label for _, label in rows])
 
 
-def ours(texts: list[str], labels: Labels, tested: list[str], balanced: bool = False) -> Labels:
+def ours(
+    texts: list[str], labels: Labels, tested: list[str], balanced: bool = False, vectors: str | None = None
+) -> Labels:
     table = pa.table({"text": texts, "label": labels})
-    model = train(table, text_column="text", label_column="label", device="cpu", balanced=balanced).model
+    model = train(
+        table, text_column="text", label_column="label", device="cpu", balanced=balanced, vectors=vectors
+    ).model
     return np.array(load(model, device="cpu").predict(tested))
 
 
@@ -83,12 +92,29 @@ def _tuned(
     return found
 
 
+def fasttext(texts: list[str], labels: Labels, tested: list[str]) -> Labels:
+    """Words and pairs, by its defaults but for as many epochs as few rows need."""
+    from fasttext import train_supervised
+
+    def line(text: str) -> str:
+        return " ".join(re.findall(r"\w+|[^\w\s]", text.lower()))
+
+    numbers = {name: f"__label__{number}" for number, name in enumerate(np.unique(labels))}
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as file:
+        file.writelines(f"{numbers[label]} {line(text)}\n" for text, label in zip(texts, labels, strict=True))
+        file.flush()
+        model = train_supervised(file.name, wordNgrams=2, epoch=50, lr=0.5, bucket=200_000, thread=1, seed=0, verbose=0)
+    names = {number: name for name, number in numbers.items()}
+    return np.array([names[found[0]] for found in model.predict([line(text) for text in tested])[0]])
+
+
+PEERS = {"ours, vectors": partial(ours, vectors="wordllama"), "fastText": fasttext}
 WAYS = {"ours": ours, "words": words, "words or characters": words_or_characters}
 BALANCED = {
     "ours, balanced": partial(ours, balanced=True),
     "words or characters, balanced": partial(words_or_characters, balanced=True),
 }
-TRIALS = {"": WAYS, "noise": WAYS, "imbalance": WAYS | BALANCED}
+TRIALS = {"": WAYS, "peers": {"ours": ours} | PEERS, "noise": WAYS, "imbalance": WAYS | BALANCED}
 
 
 def drawn(labels: Labels, rows: int, seed: int, trial: str) -> tuple[NDArray[np.int64], Labels]:

@@ -29,7 +29,7 @@ from pipeline.train.progress import Stuck
 
 
 def few(table: pa.Table, **options: object) -> Trained:
-    options = {"device": "cpu", "length": LENGTH, "ngrams": 1 << 14, **options}
+    options = {"device": "cpu", "length": LENGTH, "ngrams": 1 << 14, "vectors": None, **options}
     return train(table, text_column="text", label_column="kind", **options)  # type: ignore[arg-type]
 
 

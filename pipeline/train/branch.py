@@ -243,7 +243,8 @@ def _chosen(found: Bags, answers: Answers, folds: list[RowNumbers], strengths: S
         best = min(best, tried, key=attrgetter("loss"))
     for length in _VECTORS if found.pretrained else ():
         weighing = replace(best.settings, vectors=length)
-        around = [best.settings.strength * factor for factor in _AROUND]
+        # None larger than without vectors: where labels are noise, that alone would be better.
+        around = [min(best.settings.strength * factor, strengths[0]) for factor in _AROUND]
         tried = _best_strength(found, answers, folds, weighing, around, fitted)
         if tried.loss >= best.loss:
             break
