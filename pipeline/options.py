@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, Unpack, get_type_hints
 
 from .errors import FLAGS, UsageError
-from .source.limits import CHUNK_ROWS
+from .source.limits import CHUNK_ROWS, MOST_CHUNK_ROWS
 
 if TYPE_CHECKING:
     from .labelling.windows import Windows
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_CHUNK_ROWS = f"{CHUNK_ROWS['cpu']:,} on a CPU, {CHUNK_ROWS['cuda']:,} on a GPU"
+_CHUNK_ROWS = (
+    f"{CHUNK_ROWS['cpu']:,} to {MOST_CHUNK_ROWS:,} on a CPU, by the model's speed; {CHUNK_ROWS['cuda']:,} on a GPU"
+)
 _FORMAT = "parquet; jsonl to stdout"
 
 PANELS = ("Input", "Labels", "Output", "Computing", "Cluster", "Job", "Report")

@@ -26,6 +26,8 @@ from pipeline.measures.fitting import calibrate
 from pipeline.model.cascade import Cascade, asked, margins
 from pipeline.model.charcnn import Model, load_model
 from pipeline.model.ngrams import Kinds, scores
+from pipeline.model.several import Models, load_models
+from pipeline.source.limits import chunk_rows
 
 WORDS = ["stocks", "fell", "monday", "oil", "rose", "home", "team", "won", "comet", "orbit", "12", "ü", "market"]
 
@@ -192,3 +194,25 @@ def test_the_shipped_model_asks_about_few_texts() -> None:
     with closing(CpuEngine(model, 2)) as engine:
         clear = "The home team won the cup final after extra time, the coach said after the match."
         assert engine.classify(Texts.of([clear.encode(), b""])).asked == 1
+
+
+def test_a_chunk_is_a_second_or_two_of_the_models_work_and_a_resume_keeps_what_there_was(
+    small_model: Model, tmp_path: Path
+) -> None:
+    both = of_both(small_model)
+    rows = [chunk_rows("cpu", load_models(both, network).cost) for network in ("all", "uncertain", "none")]
+    assert rows == [2048, 4096, 65_536]
+    assert chunk_rows("cpu", load_models(small_model).cost) == 512  # in the dense frame
+    assert chunk_rows("cpu", Models((both, small_model)).cost) == 512
+    assert chunk_rows("cuda", 1.0) == chunk_rows("cuda", 0.01) == 131_072
+    source, out = tmp_path / "in.txt", tmp_path / "out"
+    source.write_text("oil rose\n" * 9000)
+    classify(source, out, model=both, network="none", partition_by="label")
+    (part,) = (out / "parts").glob("*/*.parquet")  # one label
+    assert pq.read_metadata(part).num_rows == 9000
+    before = classify(source, tmp_path / "small", model=both, network="none", chunk_size=4000).to_arrow()
+    parts = sorted((tmp_path / "small" / "parts").iterdir())
+    parts[1].unlink()
+    again = classify(source, tmp_path / "small", model=both, network="none", resume=True)
+    assert sorted((tmp_path / "small" / "parts").iterdir()) == parts
+    assert again.to_arrow().equals(before)

@@ -8,6 +8,8 @@ import lzma
 import os
 import random
 import re
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,11 +18,13 @@ from pathlib import Path
 import lz4.frame
 import pytest
 import zstandard
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading import found, read_files
 
 from pipeline.errors import InputChanged, SourceError
+from pipeline.processes.threads import available_cores, available_memory
 from pipeline.source.chunk import Selection
 from pipeline.source.find.files import FORMATS, find_files
 from pipeline.source.formats.base import InputFile
@@ -284,16 +288,50 @@ def test_a_bomb_fills_no_memory(tmp_path: Path, compression: str) -> None:
     assert resident("VmHWM") - before < 50 << 20
 
 
-def test_a_zstd_frame_with_a_window_of_a_gigabyte_is_refused(tmp_path: Path) -> None:
-    wide = zstandard.ZstdCompressionParameters(window_log=30, compression_level=1)
+def streamed(data: bytes, window: int, asked: int | None = None) -> bytes:
+    """A zstd frame with a window of so many bytes, as a power of two. asked: what it says instead."""
+    wide = zstandard.ZstdCompressionParameters(window_log=window, compression_level=1, enable_ldm=window > 27)
     packer = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    frame = packer.compress(data) + packer.flush()
+    return frame[:5] + bytes([((asked or window) - 10) << 3]) + frame[6:]
+
+
+def test_zstd_frames_with_long_windows_are_read_where_memory_is_enough(tmp_path: Path) -> None:
+    """Of `zstd --long=31` and less: several, between frames without data, as in the seekable format."""
+    far = noise(1 << 10) + bytes(140 << 20) + noise(1 << 10)  # found again 140 MiB further on
+    table = b"\x5e\x2a\x4d\x18" + (4).to_bytes(4, "little") + bytes(4)
     path = tmp_path / "f.txt.zst"
-    path.write_bytes(zstandard.compress(b"before\n") + packer.compress(b"an article\n") + packer.flush())
-    assert content(path, "zstd") == (
-        b"before\n",
-        f"{path}: cut off or damaged after 7 decompressed bytes; all before is read (its zstd frame asks for a window "
-        "of 1,024 MiB, more than 128: compress it without --long)",
-    )
+    path.write_bytes(table + streamed(far, 28) + streamed(b"an article\n", 20, 31) + table + streamed(b"end", 20, 30))
+    if available_memory() < available_cores() << 32:
+        pytest.skip("a core needs 4 GiB here for the longest window")
+    found, error = content(path, "zstd")
+    assert (found == far + b"an article\nend", error) == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("window", "gibibytes", "why"),
+    [
+        (32, 0, "of 4,096 MiB, more than {most}: compress it without --long"),
+        (31, 2, "of 2,048 MiB, more than {most}: compress it with --long={log}, or use fewer cores (taskset): all of "
+         "them may take half of the memory"),
+    ],
+)  # fmt: skip
+def test_a_longer_window_is_refused_in_words(tmp_path: Path, window: int, gibibytes: int, why: str) -> None:
+    """And as a process with little memory sees it."""
+    path = tmp_path / "f.txt.zst"
+    frame, memory = streamed(b"an article\n", 20, window), available_memory()
+    path.write_bytes(zstandard.compress(b"before\n") + frame)
+    code = "from pipeline.source.open.compression import COMPRESSIONS, refusal; "
+    code += f"print(refusal(COMPRESSIONS['zstd'], {frame[:18]!r}))"
+    if gibibytes:
+        memory = gibibytes << 30
+        code = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({memory}, -1)); {code}"
+    log = min(31, (memory // (2 * available_cores())).bit_length() - 1)
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert told.strip() == "its zstd frame asks for a window " + why.format(most=f"{1 << (log - 20):,}", log=log)
+    if not gibibytes:
+        cut = f"{path}: cut off or damaged after 7 decompressed bytes; all before is read ({told.strip()})"
+        assert content(path, "zstd") == (b"before\n", cut)
 
 
 def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:

@@ -17,15 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import kubernetes_validate
 import pandas as pd
 import pytest
 import warm
-from conftest import ROOT, Command
+import yaml
+import zstandard
+from conftest import ROOT, Command, CommandHere, random_model
 from s3 import Folder
 
 import pipeline
 from pipeline.ecosystem.onnx import to_onnx
 from pipeline.model.charcnn import Model
+from pipeline.serve.metrics import Metrics
+from pipeline.serve.openapi import describe
+from pipeline.serve.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +72,39 @@ def test_labels_are_added_in_a_bucket_day_by_day(s3: Folder, capsys: pytest.Capt
     said = capsys.readouterr().out
     assert "1 new file; 1 file labelled before" in said
     assert said.splitlines()[-1] == f"{s3.url}/labels: 200 labels of 200 articles"
+
+
+def test_a_web_corpus_in_a_bucket_is_filtered_as_its_page_says(
+    s3: Folder, broadsheet_in_process: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a small model in place of one of quality, and compared with pandas."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    replace(random_model(7, length=123, classes=2), classes=("high", "low")).save("quality.safetensors")
+    rows = [
+        {
+            "id": f"a{i}",
+            "doc": {"text": f"page {i * i} of {i % 7}", "language": "en" if i % 3 else "de"},
+            "url": f"u{i}",
+        }
+        for i in range(90)
+    ]
+    for number in range(3):
+        lines = "".join(json.dumps(row) + "\n" for row in rows[number::3])
+        s3.write(f"crawl/{number}.jsonl.zst", zstandard.compress(lines.encode()))
+    page = (ROOT / "docs" / "web_corpus.md").read_text().replace("s3://corpus", s3.url)
+    for block in re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+        for command in block.splitlines():
+            done = broadsheet_in_process(*shlex.split(command)[1:])
+            assert done.returncode == 0, (command, done.stderr)
+    labels = pd.concat(map(pd.read_parquet, (io.BytesIO(s3.read(n)) for n in s3.names() if "labels/parts/" in n)))
+    best = pd.concat(map(pd.read_parquet, (io.BytesIO(s3.read(n)) for n in s3.names() if "best/parts/" in n)))
+    ranked = labels.sort_values("score_high", ascending=False, kind="stable")
+    counts = {"de": 3, "en": 6}  # a tenth of each
+    expected = {name for one, count in counts.items() for name in ranked[ranked["doc.language"] == one]["id"][:count]}
+    assert {*best["id"]} == expected
+    assert {*best["url"]} == {name.replace("a", "u") for name in expected}
+    assert len(pd.read_csv("best.csv")) == 2
 
 
 def test_the_first_hour_goes_without_a_stumble(path: str, tmp_path: Path) -> None:
@@ -138,3 +177,27 @@ def test_what_a_page_says_can_be_done_in_its_order(
             rows = pd.read_csv("doubtful.csv")
             rows[::2].to_csv("even.csv", index=False)
             rows[1::2].to_csv("odd.csv", index=False)
+
+
+def test_kubernetes_takes_the_examples_and_what_they_name_is_there(broadsheet_here: CommandHere) -> None:
+    """By Kubernetes' own schemas, in which no other field is allowed; the two kinds that are others' have none here."""
+    files = {file.stem: list(yaml.safe_load_all(file.read_text())) for file in (ROOT / "examples/kubernetes").iterdir()}
+    documents = [each for found in files.values() for each in found]
+    for each in documents:
+        if each["apiVersion"].split("/")[0] not in ("keda.sh", "monitoring.coreos.com"):
+            kubernetes_validate.validate(each, "1.37", strict=True)
+    kinds = ["Deployment", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler", "ScaledObject", "PodMonitor"]
+    assert sorted(each["kind"] for each in documents) == sorted(kinds)
+    (container,) = files["broadsheet"][0]["spec"]["template"]["spec"]["containers"]
+    command, *flags = container["args"]
+    _, printed = broadsheet_here(command, "--help")
+    assert [flag for flag in flags if flag.partition("=")[0] not in printed] == []
+    assert f"--port={container['ports'][0]['containerPort']}" in flags
+    paths = describe(Settings({"ag-news": "ag-news"}))["paths"]
+    probes = [container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")]
+    assert [path for path in probes if path not in paths] == []
+    named = set(re.findall(r"broadsheet_[a-z_]+", str(documents)))
+    assert named == {"broadsheet_target_used_share", "broadsheet_queue_texts"}
+    assert all(name in Metrics().page().decode() for name in named)
+    triggers = files["keda"][0]["spec"]["triggers"]
+    assert all(isinstance(value, str) for trigger in triggers for value in trigger["metadata"].values())

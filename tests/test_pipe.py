@@ -30,6 +30,11 @@ CSV = "id,text\n" + "".join(f'{i},"{t.replace(chr(34), chr(34) * 2)}"\n' for i, 
 DATA = {
     "text": "\n".join(TEXTS).encode() + b"\ncaf\xe9\nno end",
     "csv": CSV.encode() + b'too,many,fields\n7,"two\nlines"\n8,caf\xe9\n',
+    "wet": b"".join(
+        b"WARC/1.0\r\nWARC-Type: conversion\r\nWARC-Record-ID: %d\r\nContent-Length: %d\r\n\r\n%b\r\n\r\n"
+        % (i, len(text), text)
+        for i, text in enumerate([t.encode() for t in TEXTS] + [b"caf\xe9"])
+    ),
     "jsonl": b"".join(json.dumps({"id": str(i), "text": t}).encode() + b"\n" for i, t in enumerate(TEXTS)) + b"{\n[]",
 }
 
@@ -95,12 +100,18 @@ def test_options_in_a_pipe(small_model: Model) -> None:
 def test_what_stdin_plainly_does_not_hold_is_refused(small_model: Model) -> None:
     for data, options, message in (
         (DATA["jsonl"], {}, "looks like JSONL: say --stdin-format jsonl"),
-        (b"id;text\n1;x\n", {}, "looks like CSV: say --stdin-format csv"),
+        (b"id;text\n1;x\n", {}, "looks like CSV: say --stdin-format csv .*';'"),
+        (b"id,text\n", {}, "looks like CSV: say --stdin-format csv "),
+        (b'id,Review body\n1,"x, y"\n2,"a\nb"\n3,', {}, "looks like CSV: say --stdin-format csv "),
+        (b"id\ttitle\n1\tx\n", {}, "looks like TSV: say --stdin-format tsv"),
+        (b"WARC/1.0\r\nWARC-Type: warcinfo\r\n", {}, "looks like WET: say --stdin-format wet"),
         (gzip.compress(b"a line\n"), {}, "stdin holds gzip"),
         (b"title\nx\n", {"text_column": "title"}, "no column 'title': say --stdin-format csv"),
     ):
         with pytest.raises(UsageError, match=message):
             rows_of(stdin_of(data, None), small_model, **options)
+    for lines in (b"Hello, world\nHello, again\n", b"yes,no\nA sentence.\n", b"7,8\n9,10\n", b"a,a\nb,b\n", b'"\n'):
+        assert len(rows_of(stdin_of(lines, None), small_model)) == len(lines.splitlines())
     with pytest.raises(UsageError, match="stdin: no column 'body'"):
         rows_of(stdin_of(DATA["csv"], "csv"), small_model, text_column="body")
 

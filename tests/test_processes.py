@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from pickle import PickleBuffer
 
 import numpy as np
 import psutil
@@ -19,7 +21,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.processes.child import Child
-from pipeline.processes.messages import Closed, packed, receive, send, unpacked
+from pipeline.processes.messages import Closed, packed, pieces, receive, send, taken, unpacked
 from pipeline.processes.threads import in_background
 
 
@@ -177,3 +179,19 @@ def test_no_process_runs_what_lies_in_the_current_folder(tmp_path: Path) -> None
     done = subprocess.run([sys.executable, script], cwd=stubs, capture_output=True, text=True, timeout=120, check=False)
     assert [file.name for file in stubs.glob("*.ran")] == []
     assert done.returncode == 0, done.stderr
+
+
+def test_messages_are_taken_whole_from_what_comes_in_any_pieces() -> None:
+    chosen = random.Random(1)
+    sent = [
+        [chosen.randbytes(chosen.choice([0, 1, 100, 65_535, 65_536, 300_000])) for _ in range(i % 4)] for i in range(40)
+    ]
+    stream = b"".join(piece for each in sent for piece in pieces(packed([PickleBuffer(data) for data in each])))
+    came, got, at = bytearray(), [], 0
+    while at < len(stream):
+        size = chosen.choice([1, 7, 16, 1000, 65_536, 256_000])
+        came += stream[at : at + size]
+        at += size
+        while frames := taken(came):
+            got.append([bytes(data) for data in unpacked(frames)])
+    assert (got, came) == (sent, b"")

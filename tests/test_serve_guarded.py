@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import ssl
@@ -102,7 +103,11 @@ def test_who_shows_the_token_over_tls_is_answered(server: Server, certificate: P
     trust = ssl.create_default_context(cafile=str(certificate))
     for wrong in (None, "another-token-than-that", "é" * 20):
         headers = {} if wrong is None else {"authorization": f"Bearer {wrong}".encode()}
-        for method, path in (("POST", "/v1/classify"), ("GET", "/v1/models"), ("GET", "/metrics")):
+        for method, path in (
+            *(("POST", path) for path in ("/v1/classify", "/predict", "/", "/classify", "/invocations")),
+            *(("POST", "/v2/models/small/infer"), ("GET", "/v2/models/small"), ("GET", "/info")),
+            *(("GET", "/v1/models"), ("GET", "/metrics")),
+        ):
             answer = httpx.request(method, server.url + path, headers=headers, verify=trust, timeout=240)
             assert answer.status_code == 401
             assert answer.headers["www-authenticate"] == "Bearer"
@@ -110,7 +115,8 @@ def test_who_shows_the_token_over_tls_is_answered(server: Server, certificate: P
         f"{server.url}/v1/models/small/reload", headers={"authorization": f"Bearer {TOKEN}"}, verify=trust
     )
     assert answer.status_code == 403  # it has no admin token, and this is none
-    assert httpx.get(f"{server.url}/readyz", verify=trust, timeout=240).status_code == 200
+    for path in ("/readyz", "/health", "/ping", "/v2/health/ready", "/v2/models/small/ready", "/v2"):
+        assert httpx.get(server.url + path, verify=trust, timeout=240).status_code == 200
     with pytest.raises(ServerError, match="does not answer"):
         server.client(token=TOKEN).classify(["a"])  # the certificate is not one that the system trusts
 
@@ -195,11 +201,26 @@ def test_the_page_labels_what_is_typed(server: Server, chromium: Any, width: int
     assert page.locator("#read").text_content() == text  # shown, not obeyed
     assert "é" in page.locator("#read mark").all_text_contents()
     assert page.locator("#read .rest").text_content() == text[123:]
+    assert page.inner_text("#name").startswith("small, ")
+    assert page.locator("#classes li").all_inner_texts() == [f"class {i}" for i in range(4)]
+    assert re.fullmatch(r"1 text in [0-9.]+ ms", page.inner_text("#took"))
+    page.fill("#text", "one text\n\n  \nanother <b>text</b>")
+    page.click("form button")
+    page.locator("#several").wait_for()
+    assert page.locator("#several tbody td:first-child").all_inner_texts() == ["one text", "another <b>text</b>"]
+    page.click("#several tr:last-child button")
+    assert page.locator("#read").text_content() == "another <b>text</b>"
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert complaints == []
     assert asked == {urlsplit(server.url).netloc}
     page.goto(f"{server.url}/docs")
     assert "/v1/classify" in page.inner_text("body")
+    page.fill("#token", TOKEN)
+    for form in page.locator("form:has(textarea)").all():  # what stands there is answered
+        form.locator("button").click()
+        form.locator("pre").wait_for()
+        assert form.locator("[role=status]").inner_text().startswith("200, ")
+    assert page.locator("form:has(textarea)").count() == 6
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     context.close()
 

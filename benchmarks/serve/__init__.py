@@ -1,1 +1,1 @@
-"""Servers side by side: Broadsheet's, LitServe, Ray Serve and BentoML, under k6 in open loop."""
+"""Servers side by side: Broadsheet's, LitServe and Triton, in open loop, and under wrk."""

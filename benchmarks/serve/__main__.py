@@ -8,6 +8,13 @@ The peer is in an environment of its own, which also has PyTorch, NumPy and this
     python -m benchmarks.serve --peers peers/bin --articles-csv test.csv --device cuda --each 1:20:10 64:20:10 \
         --load 6 --arrow --output benchmarks/results/serve_gpu.json
 
+    python -m benchmarks.serve --peers peers/bin --articles-csv test.csv --device cuda --each 1:20:10 64:20:10 \
+        --stacks Broadsheet LitServe Triton --wrk 1 8 64 256 --output benchmarks/results/serve_wrk_gpu.json
+
+With --wrk, the load is wrk's (apt-get install wrk), of so many connections that ask again when they are answered, in
+rounds in which the servers take turns: a lone client is one connection, and "highest" the highest rate of those at
+which all requests were answered and the 99th percentile is within the target. For Triton: pip install nvidia-pytriton.
+
 load.py sends requests when they are due, whether or not others are answered. A rate counts if all requests were
 answered, none refused, and the 99th percentile is within the target. Batch and wait of the peer are tuned first, on
 GRID. What has been measured is in the output as soon as a number of texts is done with. (Ray Serve and BentoML, which
@@ -34,7 +41,7 @@ import pyarrow as pa
 
 from benchmarks import record
 from benchmarks.articles import ag_news_texts
-from benchmarks.serve.stacks import OURS, STACKS, served
+from benchmarks.serve.stacks import OURS, STACKS, body_of, served
 
 _SHARES = (0.1, 0.5, 0.8)
 _STEPS, _FEW_STEPS = (0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 1.0), (0.3, 0.5, 0.7, 0.9)
@@ -55,12 +62,14 @@ _CLIENTS, _FEW_CLIENTS = 64, 4
 
 _ARROW_CLIENTS, _ARROW_TEXTS = 16, 1024
 _OVERLOAD = 10.0
+_WRK_BODIES = 100
 
 
 def main() -> None:
     parser = record.parser(__doc__, articles=True)
     parser.add_argument("--peers", type=Path, help="bin/ of the peer's environment")
-    parser.add_argument("--stacks", nargs="+", default=STACKS, choices=STACKS)
+    parser.add_argument("--stacks", nargs="+", default=STACKS[:2], choices=STACKS)
+    parser.add_argument("--wrk", type=int, nargs="+", metavar="N", help="wrk in place of load.py, of N connections")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--each", type=_each, nargs="+", default=[(1, 100.0, 10.0)], help="TEXTS:TARGET_MS:SECONDS")
     parser.add_argument("--rounds", type=int, default=5)
@@ -71,6 +80,8 @@ def main() -> None:
     parser.add_argument("--load", type=int, default=1, metavar="N", help="processes of load.py")
     parser.add_argument("--arrow", action="store_true", help="Arrow streams of 1,024 texts")
     options = parser.parse_args()
+    if "Triton" in options.stacks and not options.wrk:
+        parser.error("Triton goes with --wrk: load.py does not speak its protocol")
     about = record.about(options, rounds=options.rounds, grid=GRID[options.device])
     if options.server_cores:
         os.sched_setaffinity(0, _cores(options.server_cores))
@@ -96,12 +107,15 @@ class _Bench:
         """Part after part of the result."""
         options = self._options
         for each, self._target, self._seconds in options.each:
+            if options.wrk:
+                yield {"stacks": self._by_wrk(each)}
+                continue
             found = self._measured(each)
             yield {"stacks": found}
             if OURS in options.stacks and options.overload and each == options.each[0][0]:
                 yield {"overload": self._overload(found[options.stacks.index(OURS)]["highest"], each)}
         _, self._target, self._seconds = options.each[0]
-        if options.arrow:
+        if options.arrow and not options.wrk:
             yield {"arrow": self._arrow()}
 
     def _measured(self, each: int) -> list[dict[str, Any]]:
@@ -126,6 +140,55 @@ class _Bench:
             with self._served(row["stack"], "no-op") as server:
                 row["no_op"] = self._closed(server.url, each, self._seconds)
         return rows
+
+    def _by_wrk(self, each: int) -> list[dict[str, Any]]:
+        """Medians of the rounds for each server and number of connections."""
+        options, texts = self._options, json.loads(self._texts.read_text())
+        runs: dict[tuple[str, int], list[dict[str, Any]]] = {(s, n): [] for s in options.stacks for n in options.wrk}
+        with ExitStack() as running, tempfile.TemporaryDirectory() as folder:
+            servers = {}
+            for stack in options.stacks:
+                bodies = [body_of(stack, texts[first : first + each]) for first in range(0, _WRK_BODIES * each, each)]
+                (Path(folder) / stack).write_bytes(b"\n".join(bodies))
+                if stack != OURS:
+                    self._tune_by_wrk(stack, each, Path(folder) / stack)
+                servers[stack] = running.enter_context(self._served(stack, options.model))
+                servers[stack].pause()
+            for _ in range(options.rounds):
+                for stack, connections in runs:
+                    with servers[stack].awake() as url:
+                        found = self._wrk(url, Path(folder) / stack, connections)
+                    runs[stack, connections].append(found)
+                    print(stack, each, connections, found, file=sys.stderr, flush=True)
+        rows = []
+        for stack in options.stacks:
+            wrk = [{"connections": n, "rounds": runs[stack, n], **_medians(runs[stack, n])} for n in options.wrk]
+            held = [row["rate"] for row in wrk if self._holds({"not_sent": 0, **row})]
+            chosen = self._chosen.get(stack)
+            about = {"stack": stack, "each": each, "target_ms": self._target, "seconds": self._seconds}
+            rows.append({**about, "chosen": chosen, "highest": max(held, default=0.0), "wrk": wrk})
+        return rows
+
+    def _tune_by_wrk(self, stack: str, each: int, bodies: Path) -> None:
+        """The batch and the wait of the grid with which the most connections are answered at the highest rate."""
+        grid, rates = GRID[self._options.device]["one" if each == 1 else "many"], []
+        self._chosen[stack] = grid[0]
+        if not self._options.tune:
+            return
+        for chosen in grid:
+            self._chosen[stack] = chosen
+            with self._served(stack, self._options.model) as server:
+                rates.append((self._wrk(server.url, bodies, max(self._options.wrk))["rate"], chosen))
+        self._chosen[stack] = max(rates)[1]
+
+    def _wrk(self, url: str, bodies: Path, connections: int) -> dict[str, Any]:
+        command = ["taskset", "-c", self._options.client_cores] if self._options.client_cores else []
+        threads = min(connections, self._options.load)
+        command += ["wrk", f"-t{threads}", f"-c{connections}", f"-d{self._seconds:g}s", "--timeout", "30s"]
+        command += ["-s", str(Path(__file__).with_name("wrk.lua")), url, "--", str(bodies)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return {**found, "rate": found["answered"] / found["seconds"]}
 
     def _row(
         self, stack: str, each: int, url: str, rounds: list[dict[str, Any]], tuned: list[dict[str, Any]] | None
@@ -227,6 +290,10 @@ class _Bench:
         rate = found["answered"] * _ARROW_TEXTS / found["seconds"]
         told = {"each": _ARROW_TEXTS, "clients": _ARROW_CLIENTS, "refused": found["refused"]}
         return {**told, "texts_per_second": rate, "pyarrow": pa.__version__}
+
+
+def _medians(rounds: list[dict[str, Any]]) -> dict[str, float]:
+    return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
 
 
 def _memory(port: int) -> int:

@@ -1,7 +1,8 @@
-"""Each server as a process group, which answers JSON `{"texts": […]}` at a URL."""
+"""Each server as a process group, which answers JSON at a URL: `{"texts": […]}`, or what Triton takes."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import socket
@@ -11,7 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from benchmarks.processes import environment
 from benchmarks.record import ROOT
 
 OURS = "Broadsheet"
-STACKS = (OURS, "LitServe")
+STACKS = (OURS, "LitServe", "Triton")
 _STARTS_WITHIN = 600.0
 _LAST_WORDS = 2000
 
@@ -66,7 +67,7 @@ def served(
         )
         try:
             url = f"http://127.0.0.1:{port}{path}"
-            if not _comes_up(url, process):
+            if not _comes_up(url, body_of(stack, ["a text"]), process):
                 said.seek(0)
                 last = said.read()[-_LAST_WORDS:].decode(errors="replace")
                 raise RuntimeError(f"{shlex.join(command)} does not serve, exit code {process.poll()}: {last}")
@@ -96,6 +97,9 @@ def _command(
     if stack == "LitServe":
         given = map(str, (port, model, device, batch, wait_ms))
         return [python, "-m", "benchmarks.serve.litserve_app", *given], "/classify"
+    if stack == "Triton":
+        given = map(str, (port, model, device, batch, wait_ms))
+        return [python, "-m", "benchmarks.serve.triton_app", *given], "/v2/models/model/infer"
     if model == "no-op":
         return [sys.executable, "-m", "benchmarks.serve.noop_app", str(port)], "/v1/classify"
     options = ["--port", str(port), "--model", model, "--device", device, "--target-ms", str(target_ms)]
@@ -103,17 +107,23 @@ def _command(
     return [sys.executable, "-m", "broadsheet", "serve", *options], "/v1/classify"
 
 
-def _comes_up(url: str, process: subprocess.Popen[bytes]) -> bool:
+def body_of(stack: str, texts: Sequence[str]) -> bytes:
+    """A request."""
+    tensor = {"name": "text", "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}
+    return json.dumps({"inputs": [tensor]} if stack == "Triton" else {"texts": texts}).encode()
+
+
+def _comes_up(url: str, body: bytes, process: subprocess.Popen[bytes]) -> bool:
     deadline = time.monotonic() + _STARTS_WITHIN
-    while not _answers(url):
+    while not _answers(url, body):
         if process.poll() is not None or time.monotonic() > deadline:
             return False
         time.sleep(0.2)
     return True
 
 
-def _answers(url: str) -> bool:
-    request = urllib.request.Request(url, b'{"texts": ["a text"]}', {"content-type": "application/json"})
+def _answers(url: str, body: bytes) -> bool:
+    request = urllib.request.Request(url, body, {"content-type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             status: Any = answer.status

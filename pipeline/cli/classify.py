@@ -58,7 +58,7 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help=_DRY_RUN)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     quiet: Quiet = False,
-    stdin_format: Annotated[str | None, in_panel("Input", "text|csv|tsv|jsonl", _STDIN)] = None,
+    stdin_format: Annotated[str | None, in_panel("Input", "text|csv|tsv|jsonl|wet", _STDIN)] = None,
     cluster: Where = None,
     scheduler_file: SchedulerFile = None,
     protocol: Protocol = "auto",

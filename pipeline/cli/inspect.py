@@ -49,7 +49,9 @@ def inspect(
 
     Of the output folder of a job, also of one that runs: the labels, and how many rows have at least which score.
     """
-    if Path(model).is_dir():
+    from ..storage.buckets import is_bucket
+
+    if Path(model).is_dir() or is_bucket(model):
         _show_output(model, as_json)
         return
     from ..kernels.memory_plan import Parts, page_locked, plan

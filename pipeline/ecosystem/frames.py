@@ -18,6 +18,7 @@ from ..model.charcnn import Model
 from ..options import Options
 from ..output.columns import REASON
 from ..report.results import refuse_taken, with_columns
+from ..source.columns import may_hold
 from .resident import share
 from .rows import Labels, ModelOrModels, labels_of
 
@@ -72,7 +73,7 @@ def _label_lazily(frame: Any, model: ModelOrModels, options: Options, suffix: st
 
 
 def _label_partition(partition: pd.DataFrame, labels: Labels, suffix: str | None) -> pd.DataFrame:
-    table = pa.Table.from_pandas(partition[list(labels.selection.columns)], preserve_index=False)
+    table = pa.Table.from_pandas(partition[may_hold(partition.columns, labels.selection.columns)], preserve_index=False)
     return _with_labels(partition, labels.of(table), suffix)
 
 
@@ -185,5 +186,5 @@ def _label_dataset(dataset: Any, model: ModelOrModels, options: Options, suffix:
 
 
 def _label_batch(batch: dict[str, list[Any]], labels: Labels, called: list[str]) -> dict[str, list[Any]]:
-    table = pa.table({name: batch[name] for name in labels.selection.columns})
+    table = pa.table({name: batch[name] for name in may_hold(batch, labels.selection.columns)})
     return dict(zip(called, labels.of(table).to_pydict().values(), strict=True))

@@ -241,7 +241,7 @@ def _label(sample: Sample, models: Models, engines: list[Engine], options: Optio
     """Label the sample, and measure how long that takes and how large its parts are."""
     found = _SampleFigures(Counter(), Counter())
     columns = columns_of(sample.selection, options.model_columns(models), options.where)
-    usual = usual_chunk_rows(engines[0].backend.device, any(model.has_network for model in models.every))
+    usual = usual_chunk_rows(engines[0].backend.device, models.cost)
     chunk_rows = options.chunk_size or usual
     names = options.settings(chunk_rows, models).names
     check_writable(columns.written, names, columns.models[0].labels)

@@ -190,7 +190,7 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers
 
     options, models = request.options, request.models
     device = engines.backend.device if engines else expected_device(options.device, count_gpus())
-    usual = usual_chunk_rows(device, any(model.has_network for model in models.every))
+    usual = usual_chunk_rows(device, models.cost)
     chunk_rows = options.chunk_size or (before.fingerprint.settings.chunk_size if before else usual)
     saved = None
     if request.folder and beginning and isinstance(prepared.found, Files):

@@ -9,7 +9,7 @@ test       = value [ comparison value { comparison value }
        | "(" condition ")"
 comparison = "==" | "!=" | "<" | "<=" | ">" | ">="
 value      = column | literal
-column     = a word, or anything between backticks, in which a doubled backtick stands for one
+column     = a word, words with dots between them, or anything between backticks, in which two backticks stand for one
 literal    = a number, "text", 'text', true or false; in text, a backslash before a quote or a backslash
 
 The tree is made by Python's own parser, which is given a name for each value: a column between backticks, one that is
@@ -38,13 +38,13 @@ from ..errors import UsageError, did_you_mean
 
 _DEEPEST = 50
 _WORDS = ("and", "or", "not", "in", "is", "null", "true", "false")
-_PLAIN = re.compile(r"[^\W\d]\w*")
+_PLAIN = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _TOKEN = re.compile(
     r"""\s*(?:
     (?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
   | (?P<text>"(?:[^"\\]|\\["'\\])*"|'(?:[^'\\]|\\["'\\])*')
   | `(?P<quoted>(?:[^`]|``)+)`
-  | (?P<word>[^\W\d]\w*)
+  | (?P<word>[^\W\d]\w*(?:\.[^\W\d]\w*)*)
   | (?P<mark>==|!=|<=|>=|<|>|\(|\)|,)
   | (?P<end>$))""",
     re.VERBOSE,

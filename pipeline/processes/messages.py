@@ -6,7 +6,6 @@ end is a process of the same user that the other end started or was started by, 
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import socket
 import struct
@@ -73,15 +72,28 @@ def receive(connection: socket.socket) -> list[pa.Buffer]:
     return [first[place] if place else _exactly(connection, size) for size, place in _places(count, first)]
 
 
-async def read(reader: asyncio.StreamReader) -> list[Frame]:
-    """The frames of the next message. Raises Closed."""
-    try:
-        count, length = _HEAD.unpack(await reader.readexactly(_HEAD.size))
-        first = memoryview(await reader.readexactly(length))
-        places = _places(count, first)
-        return [first[place] if place else await reader.readexactly(size) for size, place in places]
-    except (EOFError, OSError) as error:
-        raise Closed from error
+def taken(came: bytearray) -> list[Frame] | None:
+    """The frames of the first message of what has come, which is then without it; None until all of it is there."""
+    if len(came) < _HEAD.size:
+        return None
+    count, length = _HEAD.unpack_from(came)
+    begin = end = _HEAD.size + length
+    if len(came) < end:
+        return None
+    places = _places(count, memoryview(bytes(came[_HEAD.size : end])))
+    end += sum(size for size, place in places if place is None)
+    if len(came) < end:
+        return None
+    whole = memoryview(bytes(memoryview(came)[:end]))
+    del came[:end]
+    frames: list[Frame] = []
+    for size, place in places:
+        if place is None:
+            frames.append(whole[begin : begin + size])
+            begin += size
+        else:
+            frames.append(whole[_HEAD.size :][place])
+    return frames
 
 
 def _places(count: int, first: Frame) -> list[tuple[int, slice | None]]:

@@ -1,13 +1,15 @@
-"""The cores that this process may use, thread pools, and what is entered in the background."""
+"""The cores and the memory that this process may use, thread pools, and what is entered in the background."""
 
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
@@ -31,6 +33,15 @@ def free_cores() -> int:
     """Cores that other work leaves to this process, by the load of the last minute; at least one."""
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     return max(1, min(available_cores(), round((os.cpu_count() or 1) - busy)))
+
+
+def available_memory() -> int:
+    """Bytes that this process may have: of the machine, of its container, or by `ulimit -v`."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), resource.getrlimit(resource.RLIMIT_AS)[0]]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # there is no such limit, or it is "max"
+            found.append(int(Path("/sys/fs/cgroup", name).read_text()))
+    return min(limit for limit in found if limit > 0)  # RLIM_INFINITY is -1
 
 
 def share_of_cores(processes: int) -> int:

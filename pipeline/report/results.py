@@ -20,6 +20,7 @@ from ..output.folder import OutputFolder
 from ..output.layout import QUARANTINE, of_job
 from ..output.store import Location
 from ..source.chunk import QUARANTINE_SCHEMA, Chunk, Selection
+from ..source.columns import may_hold
 from ..source.limits import LIMITS
 from ..source.memory.items import as_items
 from ..source.memory.tables import MEMORY, as_tables
@@ -133,7 +134,8 @@ class Results:
         asked = replace(self._origin.selection, kept=(), kept_types=(), truth=None)
         names = [str(name) for name in _names(frame)]  # as Arrow has them
         # The texts of a list have no name: they may be in any column.
-        choices = [asked.text] if {*asked.text} <= {*names} else [(name,) for name in names]
+        is_named = all(may_hold(names, [name]) for name in asked.text)
+        choices = [asked.text] if is_named else [(name,) for name in names]
         found = [texts for text in choices if (texts := _texts_of(frame, replace(asked, text=text))) is not None]
         other = [self._first_difference(texts) for texts in found]
         if not other:

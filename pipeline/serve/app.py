@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import time
 from collections.abc import Awaitable, Callable
-from functools import lru_cache, partial
+from functools import partial
 from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qsl
@@ -20,14 +20,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Send
 
 from ..engine.base import Predictions
-from ..output.model_columns import ModelColumns, Names
-from . import openapi
-from .bodies import ARROW, JSON, Asked, BadRequest, from_arrow, from_json, packed_of, to_arrow, to_json
+from . import openapi, protocols
+from .bodies import ARROW, JSON, Asked, BadRequest, Received, Reply, packed_of
 from .http_link import Held, Main, Served
+from .protocols import SPOKEN, Spoken
 from .requests import Gone, ModelChanged, Refused
 from .settings import Settings, log
+from .tracing import Traces
 
-_CLASSIFY = "/v1/classify"
 _JSON, _ARROW = JSON.encode(), ARROW.encode()
 _ASK_FOR_TOKEN = (b"www-authenticate", b"Bearer")
 
@@ -54,23 +54,30 @@ _PAGE_HEADERS = {
 
 
 class App:
-    """main: to which requests go; held: what is held of them in all processes."""
+    """main: to which requests go; held: what is held of them in all processes; traces: of them, if they are wanted."""
 
-    def __init__(self, settings: Settings, main: Main, held: Held) -> None:
+    def __init__(self, settings: Settings, main: Main, held: Held, traces: Traces | None) -> None:
         assert settings.target_s is not None
-        self._settings, self._main, self._held = settings, main, held
+        self._settings, self._main, self._held, self._traces = settings, main, held, traces
         self._target, self._too_late = settings.target_s, _LATE_SHARE * settings.target_s
         pages = files("broadsheet.pipeline.serve")
         page = pages.joinpath("page.html").read_bytes()
         described = openapi.describe(settings)
-        schema, docs = msgspec.json.encode(described), openapi.page(described).encode()
+        schema = msgspec.json.encode(described)
+        docs = openapi.page(described, settings.default_model).encode()
         routes = [
-            Route(_CLASSIFY, _Raw(self._classify), methods=["POST"]),
+            *(Route(path, _Raw(partial(self._classify, spoken)), methods=["POST"]) for path, spoken in SPOKEN.items()),
             Route("/v1/models", self._guarded(partial(self._call, "models"))),
             Route("/v1/models/{name:path}/reload", self._reload_model, methods=["POST"]),
             Route("/metrics", self._guarded(self._show_metrics)),
             Route("/healthz", lambda request: _json(openapi.ServerState("alive"))),
-            Route("/readyz", partial(self._call, "ready")),
+            *(Route(path, partial(self._call, "ready")) for path in ("/readyz", "/health", "/ping")),
+            Route("/info", self._guarded(self._show_info)),
+            Route("/v2", lambda request: _json(protocols.about_server())),
+            Route("/v2/health/live", lambda request: _json({"live": True})),
+            Route("/v2/health/ready", self._is_ready),
+            *(Route(path + "/ready", self._is_model_ready) for path in protocols.MODELS),
+            *(Route(path, self._guarded(self._show_model)) for path in protocols.MODELS),
             Route("/openapi.json", lambda request: Response(schema, media_type=JSON)),
             Route("/docs", lambda request: Response(docs, media_type="text/html", headers=_PAGE_HEADERS)),
             Route("/", lambda request: Response(page, media_type="text/html", headers=_PAGE_HEADERS)),
@@ -79,37 +86,41 @@ class App:
 
     async def asgi(self, scope: Any, receive: Receive, send: Send) -> None:
         """Most requests are to classify, and need none of what finds and calls the others."""
-        if scope["path"] == _CLASSIFY and scope["method"] == "POST":
-            await self._classify(scope, receive, send)
+        if scope["method"] == "POST" and scope["path"] in SPOKEN:
+            await self._classify(SPOKEN[scope["path"]], scope, receive, send)
         else:
             await self._others(scope, receive, send)
 
-    async def _classify(self, scope: Any, receive: Receive, send: Send) -> None:
+    async def _classify(self, spoken: Spoken, scope: Any, receive: Receive, send: Send) -> None:
         """Read, ask, wait, write. What goes wrong on the way is an answer too."""
-        seen, headers = _Seen(), []
+        seen, status, headers = _Seen(), 200, []
+        span = None if self._traces is None else self._traces.begin(scope)
+        if self._traces is not None:
+            seen.trace = self._traces.carried(span)
         try:
-            status, (kind, content) = 200, await self._answer(scope, receive, seen)
+            reply = await self._answer(spoken, scope, receive, seen)
         except BadRequest as error:
-            status, kind, content = error.status, _JSON, _message(str(error))
+            status, reply = spoken.failed(error.status, str(error))
             if status == 401:
                 headers.append(_ASK_FOR_TOKEN)
         except Refused as error:
-            status, kind, content = 503, _JSON, _message(str(error))
+            status, reply = spoken.failed(503, str(error))
             headers.append((b"retry-after", b"%d" % error.retry_after))
         except Gone:
-            status, kind, content = _GONE, _JSON, b""  # which nobody reads
+            status, reply = _GONE, Reply(_JSON, b"")  # which nobody reads
         finally:
             self._held.add_bytes(-seen.held)
         seconds = time.monotonic() - seen.arrived
         self._main.counts.answered(seen.model, status, seen.texts, seconds)
         if self._settings.log_requests:
             self._log(scope, status, seen, seconds)
-        headers += [(b"content-length", b"%d" % len(content)), (b"content-type", kind)]
+        if self._traces is not None:
+            self._traces.end(span, status, seen.model, seen.texts)
+        headers += [(b"content-length", b"%d" % len(reply.content)), (b"content-type", reply.kind), *reply.headers]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": content})
+        await send({"type": "http.response.body", "body": reply.content})
 
-    async def _answer(self, scope: Any, receive: Receive, seen: _Seen) -> tuple[bytes, bytes]:
-        """The answer's content type, and what it holds."""
+    async def _answer(self, spoken: Spoken, scope: Any, receive: Receive, seen: _Seen) -> Reply:
         headers = dict(scope["headers"])
         self._check_token(headers)
         kind = _kind(headers)
@@ -118,14 +129,14 @@ class App:
         if is_small and time.monotonic() - seen.arrived > self._too_late:
             raise Refused(f"the answer would take longer than {1000 * self._target:,.0f} ms: too many requests come")
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-        asked = self._read(kind, body, query) if is_small else await asyncio.to_thread(self._read, kind, body, query)
+        model = scope["path_params"].get("name") if "path_params" in scope else None
+        received = Received(body, kind, headers, query, model, self._settings.max_texts)
+        asked = spoken.read(received) if is_small else await asyncio.to_thread(spoken.read, received)
         if self._settings.log_texts:
             seen.logged = asked.texts if isinstance(asked.texts, list) else asked.texts.to_pylist()
         served, found = await self._classified(scope, asked, is_small, seen)
-        columns = columns_of(served.classes, served.thresholds, asked.top_k, asked.scores)
-        write = partial(to_json, served.name) if kind == _JSON else to_arrow
         is_few = seen.texts <= _AT_ONCE_TEXTS
-        return kind, write(found, columns) if is_few else await asyncio.to_thread(write, found, columns)
+        return asked.write(served, found) if is_few else await asyncio.to_thread(asked.write, served, found)
 
     async def _classified(self, scope: Any, asked: Asked, is_small: bool, seen: _Seen) -> tuple[Served, Predictions]:
         """Predictions of the texts, and by which model."""
@@ -142,17 +153,11 @@ class App:
             seen.texts = len(asked.texts)
             back = time.monotonic() - seen.arrived if is_small else 0.0  # the way back takes as long as the way here
             try:
-                return served, await self._main.classify(served, packed, asked.top_k, seen.arrived, back, scope["gone"])
+                return served, await self._main.classify(
+                    served, packed, asked.top_k, seen.arrived, back, seen.trace, scope["gone"]
+                )
             except ModelChanged:  # it may read more of the texts
                 continue
-
-    def _read(self, kind: bytes, body: bytes, query: dict[str, str]) -> Asked:
-        most = self._settings.max_texts
-        if kind == _ARROW:
-            return from_arrow(body, query, most)
-        if query:
-            raise BadRequest(422, "with JSON, options are fields of the body, not of the URL")
-        return from_json(body, most)
 
     async def _body(self, scope: Any, headers: dict[bytes, bytes], receive: Receive, seen: _Seen) -> bytes:
         """The whole body. Raises BadRequest for a long one, Refused where others hold too much memory."""
@@ -185,6 +190,30 @@ class App:
     async def _show_metrics(self, request: Request) -> Response:
         returned = await self._main.call("metrics")
         return Response(returned.body, media_type="text/plain; version=0.0.4")
+
+    async def _show_info(self, request: Request) -> Response:
+        models = await self._models()
+        return _json(protocols.tei_info(models[self._settings.default_model], self._settings))
+
+    async def _show_model(self, request: Request) -> Response:
+        models, name = await self._models(), request.path_params["name"]
+        return _json(protocols.about_model(models[name])) if name in models else _no_model(name)
+
+    async def _is_ready(self, request: Request) -> Response:
+        status = (await self._main.call("ready")).status
+        return _json({"ready": status == 200}, status)
+
+    async def _is_model_ready(self, request: Request) -> Response:
+        """A model is ready once an engine has it."""
+        models, name = await self._models(), request.path_params["name"]
+        if name not in models:
+            return _no_model(name)
+        is_ready = models[name].backend is not None
+        return _json({"name": name, "ready": is_ready}, 200 if is_ready else 503)
+
+    async def _models(self) -> dict[str, openapi.ModelAbout]:
+        found = msgspec.json.decode((await self._main.call("models")).body, type=openapi.ModelList)
+        return {model.name: model for model in found.models}
 
     async def _reload_model(self, request: Request) -> Response:
         try:
@@ -242,23 +271,21 @@ class _Seen:
     """What is known of a request by the time it is over. held: bytes of its body. arrived: when all of it was there."""
 
     def __init__(self) -> None:
-        self.model, self.texts, self.held = "", 0, 0
+        self.model, self.texts, self.held, self.trace = "", 0, 0, ""
         self.arrived = time.monotonic()
         self.logged: list[str] | None = None
 
 
 def _kind(headers: dict[bytes, bytes]) -> bytes:
-    """The content type, which the answer has too. Raises BadRequest for any but the two."""
+    """The content type without parameters. Raises BadRequest for another character set than UTF-8."""
     given = headers.get(b"content-type", b"")
     if given in (_JSON, _ARROW):
         return given
-    kind, _, parameters = given.partition(b";")
-    kind = kind.strip().lower()
-    if kind == _JSON and parameters.strip().lower().replace(b'"', b"") in (b"", b"charset=utf-8"):
-        return _JSON
-    if kind == _ARROW and not parameters:
-        return _ARROW
-    raise BadRequest(415, f"the content type must be {JSON} (in UTF-8) or {ARROW}")
+    kind, _, parameters = given.lower().partition(b";")
+    charset = parameters.replace(b'"', b"").replace(b" ", b"").partition(b"charset=")[2].partition(b";")[0]
+    if charset not in (b"", b"utf-8", b"utf8"):
+        raise BadRequest(415, "the body must be in UTF-8")
+    return kind.strip()
 
 
 def _shows(headers: dict[bytes, bytes], token: str) -> bool:
@@ -266,17 +293,12 @@ def _shows(headers: dict[bytes, bytes], token: str) -> bool:
     return scheme.lower() == b"bearer" and hmac.compare_digest(shown.strip(), token.encode())
 
 
-@lru_cache(maxsize=256)
-def columns_of(
-    classes: tuple[str, ...], thresholds: tuple[float, ...] | None, top_k: int, scores: bool
-) -> ModelColumns:
-    """What a job would say of each row, with these options."""
-    names = Names(multi_label=thresholds is not None)
-    return ModelColumns(classes, top_k, scores, names, thresholds=thresholds)
-
-
 def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type=JSON)
+
+
+def _no_model(name: str) -> Response:
+    return _json(openapi.ErrorMessage(f"there is no model {name!r} here"), 404)
 
 
 def _message(told: str) -> bytes:

@@ -1,5 +1,5 @@
-"""What a request holds, checked like any input: texts from JSON or an Arrow stream. And its answer: the columns that
-`classify` writes, in either form.
+"""What a request of our own form holds, checked like any input: texts from JSON or an Arrow stream. And its answer: the
+columns that `classify` writes, in either form.
 
 That an Arrow stream is compressed is found in its bytes: PyArrow says so of no message before it has decompressed it,
 and 32 KB can become a gigabyte.
@@ -7,11 +7,15 @@ and 32 KB can become a gigabyte.
 
 from __future__ import annotations
 
+import re
 import struct
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
+from difflib import get_close_matches
+from functools import lru_cache, partial
 from itertools import accumulate
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,11 +27,13 @@ from ..engine.base import Predictions
 from ..model.layers import CLASSES
 from ..output.columns import REASON, computed_columns
 from ..output.formats import to_plain
-from ..output.model_columns import N_CHARS, ModelColumns
+from ..output.model_columns import N_CHARS, ModelColumns, Names
 from ..source.limits import LIMITS
+from .http_link import Served
 from .requests import Packed
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
+_JSON, _ARROW = JSON.encode(), ARROW.encode()
 MOST_LABELS = CLASSES[1]
 
 _COMPRESSED = "its buffers are compressed: write the stream without compression"
@@ -41,13 +47,36 @@ class BadRequest(Exception):
         self.status = status
 
 
+class Received(NamedTuple):
+    """A request to classify as it came. kind: its content type without parameters, lower case. model: that the path
+    names. most: texts that it may have.
+    """
+
+    body: bytes
+    kind: bytes
+    headers: dict[bytes, bytes]
+    query: dict[str, str]
+    model: str | None
+    most: int
+
+
+class Reply(NamedTuple):
+    """An answer. kind: its content type. headers: others."""
+
+    kind: bytes
+    content: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
 class Asked(NamedTuple):
-    """What a client asks for. texts: strings of JSON, or a large_string array; `packed_of` makes `Packed` of them."""
+    """What a client asks for, whatever its protocol. texts: strings of JSON, or a large_string array; `packed_of` makes
+    `Packed` of them. write: the answer, of the model and all predictions.
+    """
 
     texts: list[str] | pa.Array
     model: str | None
     top_k: int
-    scores: bool
+    write: Callable[[Served, Predictions], Reply]
 
 
 class ClassifyOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,32 +93,96 @@ class ClassifyRequest(ClassifyOptions, kw_only=True):
     texts: list[str]
 
 
-_decode = msgspec.json.Decoder(ClassifyRequest).decode
+_decoder = msgspec.json.Decoder(ClassifyRequest)
+_Body = TypeVar("_Body")
+_WRONG_FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
+_KINDS = {"array": "a list", "string": "a string", "integer": "an integer", "object": "an object"}
 
 
-def from_json(body: bytes, most: int) -> Asked:
-    """Raises BadRequest: 400 for what is no JSON in UTF-8, 422 for other fields or types, 413 for too many texts."""
+def decoded(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
+    """Raises BadRequest: 400 for what is no JSON in UTF-8, 422 for other fields or types, with the right ones."""
     try:
-        asked = _decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise BadRequest(422, str(error)) from error
+        raise BadRequest(422, explained(str(error), decoder.type)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(400, f"the body is not JSON in UTF-8: {error}") from error
-    _check_count(len(asked.texts), most)
-    return Asked(asked.texts, asked.model, asked.top_k, asked.scores)
 
 
-def from_arrow(body: bytes, query: dict[str, str], most: int) -> Asked:
-    """Raises BadRequest: 400 for what is no Arrow stream, 422 for other columns or a null, 413 for too many texts."""
+def explained(told: str, kind: Any) -> str:
+    """What msgspec says of a value that should be one of `kind`; of a wrong field, which one is right.
+
+    >>> explained("Object contains unknown field `text`", ClassifyRequest)
+    'unknown field `text`: give `texts`, a list'
+    """
+    wrong = _WRONG_FIELD.fullmatch(told)
+    if wrong is None:
+        return told
+    fields, name = _fields(kind), wrong[2]
+    if wrong[1].startswith("missing"):
+        return f"the field `{name}` is missing: give it, {fields[name]}"
+    close = get_close_matches(name.casefold(), fields, 1)
+    if close:
+        return f"unknown field `{name}`: give `{close[0]}`, {fields[close[0]]}"
+    return f"unknown field `{name}`: there are " + "; ".join(f"`{each}`, {words}" for each, words in fields.items())
+
+
+@lru_cache
+def _fields(kind: Any) -> dict[str, str]:
+    """The fields of a struct, those that must be there first, and in words what each takes."""
+    schema = msgspec.json.schema_components((kind,))[1][kind.__name__]
+    words = {}
+    for name in dict.fromkeys([*schema["required"], *schema["properties"]]):
+        each = schema["properties"][name]
+        kinds = [one.get("type", "object") for one in each.get("anyOf", [each])]
+        words[name] = " or ".join(_KINDS.get(kind, "true or false") for kind in kinds if kind != "null")
+    return words
+
+
+def from_json_or_arrow(received: Received) -> Asked:
+    """Our own form. Raises BadRequest: 400 for what is neither, 415 where the content type is neither, 422 for other
+    fields, types or columns, or a null, 413 for too many texts.
+    """
+    if received.kind == _ARROW:
+        return _from_arrow(received)
+    if received.kind != _JSON:
+        raise BadRequest(415, f"the content type must be {JSON} (in UTF-8) or {ARROW}")
+    if received.query:
+        raise BadRequest(422, "with JSON, options are fields of the body, not of the URL")
+    asked = decoded(_decoder, received.body)
+    check_count(len(asked.texts), received.most)
+    return Asked(asked.texts, asked.model, asked.top_k, partial(_json, asked))
+
+
+def _from_arrow(received: Received) -> Asked:
     try:
-        options = msgspec.convert(query, ClassifyOptions, strict=False)
+        options = msgspec.convert(received.query, ClassifyOptions, strict=False)
     except msgspec.ValidationError as error:
-        raise BadRequest(422, str(error)) from error
+        raise BadRequest(422, explained(str(error), ClassifyOptions)) from error
     try:
-        texts = _column(body, most)
+        texts = _column(received.body, received.most)
     except (pa.ArrowException, struct.error, OSError, ValueError) as error:
         raise BadRequest(400, f"the body is not an Arrow IPC stream: {error}") from error
-    return Asked(texts, options.model, options.top_k, options.scores)
+    return Asked(texts, options.model, options.top_k, partial(_arrow, options))
+
+
+def _json(asked: ClassifyOptions, served: Served, found: Predictions) -> Reply:
+    columns = _columns_of(served.classes, served.thresholds, asked.top_k, asked.scores)
+    return Reply(_JSON, to_json(served.name, found, columns))
+
+
+def _arrow(asked: ClassifyOptions, served: Served, found: Predictions) -> Reply:
+    columns = _columns_of(served.classes, served.thresholds, asked.top_k, asked.scores)
+    return Reply(_ARROW, to_arrow(found, columns))
+
+
+@lru_cache(maxsize=256)
+def _columns_of(
+    classes: tuple[str, ...], thresholds: tuple[float, ...] | None, top_k: int, scores: bool
+) -> ModelColumns:
+    """What a job would say of each row, with these options."""
+    names = Names(multi_label=thresholds is not None)
+    return ModelColumns(classes, top_k, scores, names, thresholds=thresholds)
 
 
 def packed_of(asked: Asked, reads: int) -> Packed:
@@ -139,7 +232,7 @@ def _column(body: bytes, most: int) -> pa.Array:
         batch.validate(full=True)
         column = batch.column(0)
         count += len(column)
-        _check_count(count, most)
+        check_count(count, most)
         if column.null_count:
             raise BadRequest(422, f"text {count - len(column) + column.is_null().index(True).as_py()} is null")
         pieces.append(column.cast(pa.large_string()))
@@ -168,7 +261,8 @@ def _is_compressed(metadata: Any) -> bool:
     return header is not None and field_of(header + struct.unpack_from("<I", data, header)[0], 3) is not None
 
 
-def _check_count(count: int, most: int) -> None:
+def check_count(count: int, most: int) -> None:
+    """Raises BadRequest for too many texts."""
     if count > most:
         raise BadRequest(413, f"more than {most:,} texts: send them in several requests")
 
@@ -224,14 +318,14 @@ def _lists(found: Predictions, model_columns: ModelColumns) -> dict[str, list[An
     classes, names = model_columns.classes, model_columns.names
     columns: dict[str, list[Any]] = {
         names.label: [classes[label] for label in np.maximum(found.labels[:, 0], 0).tolist()],
-        names.score: _numbers(found.scores[:, 0]),
+        names.score: numbers(found.scores[:, 0]),
     }
     if model_columns.scores and found.all_scores is not None:
         for name, scores in zip(classes, found.all_scores.T, strict=True):
-            columns[names.score_of(name)] = _numbers(scores)
+            columns[names.score_of(name)] = numbers(scores)
     if model_columns.top_k > 1:
         columns[names.top_labels] = [[classes[label] for label in row] for row in np.maximum(found.labels, 0).tolist()]
-        k, scores = found.scores.shape[1], _numbers(found.scores.reshape(-1))
+        k, scores = found.scores.shape[1], numbers(found.scores.reshape(-1))
         columns[names.top_scores] = [scores[first : first + k] for first in range(0, len(scores), k)]
     columns[N_CHARS.name] = found.n_chars.tolist()
     columns[names.truncated] = found.truncated.tolist()
@@ -239,8 +333,8 @@ def _lists(found: Predictions, model_columns: ModelColumns) -> dict[str, list[An
     return columns
 
 
-def _numbers(values: NDArray[np.float32]) -> list[float]:
-    """A float32 as the float64 with the fewest digits that reads back as the same float32."""
+def numbers(values: NDArray[np.float32]) -> list[float]:
+    """Each float32 as the float64 with the fewest digits that reads back as the same float32."""
     if len(values) <= _FEW:
         return [float(str(value)) for value in values]
     numbers: list[float] = to_plain(pa.array(np.ascontiguousarray(values))).to_pylist()

@@ -13,14 +13,15 @@ from typing import Any, cast
 from distributed import Client, Worker, WorkerPlugin
 from distributed.protocol import to_serialize
 
-from ..engine.base import Engine, Predictions, Texts
+from ..engine.base import Engine, Texts
 from ..engine.open import expected_device
 from ..errors import BroadsheetError, UsageError
 from ..processes.threads import share_of_cores
 from .dispatcher import Device, Dispatcher
 from .engine_process import load
-from .engines import Choice, EngineLost, Load, LoadedModel, Ready
+from .engines import Choice, EngineLost, Load, LoadedModel, Ready, Rows
 from .metrics import Metrics
+from .requests import to_rows
 from .settings import log
 
 NAME = "broadsheet-serve"
@@ -73,10 +74,10 @@ class ServePlugin(WorkerPlugin):  # type: ignore[misc]
     async def _classify(self, key: str, texts: Texts, top_k: int) -> object:
         engine = self._engines[key]
 
-        def work() -> tuple[Predictions, float]:
+        def work() -> tuple[Rows, float]:
             began = time.perf_counter()
             found = engine.classify(texts, top_k, all_scores=True)
-            return found, time.perf_counter() - began
+            return to_rows(found), time.perf_counter() - began
 
         try:
             return to_serialize(await asyncio.get_running_loop().run_in_executor(self._thread, work))
@@ -113,10 +114,10 @@ class DaskEngine:
     async def unload(self, key: str) -> None:
         await self._ask(_UNLOAD, key=key)
 
-    async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Predictions, float]:
+    async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Rows, float]:
         asked = self._ask(_CLASSIFY, key=key, texts=to_serialize(texts), top_k=top_k)
         try:
-            found: tuple[Predictions, float] = await asyncio.wait_for(asked, _PATIENCE_S)
+            found: tuple[Rows, float] = await asyncio.wait_for(asked, _PATIENCE_S)
         except TimeoutError as error:
             raise EngineLost(f"the engine on {self.name} has not answered for {_PATIENCE_S:.0f} s") from error
         return found

@@ -9,12 +9,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..engine.base import Predictions, Texts
+from ..engine.base import Texts
 from ..errors import BroadsheetError, UsageError
-from .engines import LONGEST_S, BatchTime, EngineLost, LoadedModel, Ready, RemoteEngine
+from .engines import LONGEST_S, BatchTime, EngineLost, LoadedModel, Ready, RemoteEngine, Rows
 from .metrics import Metrics
-from .requests import NOTHING, STRETCH, Batch, Gone, Piece, Refused, Request, Waiting, cut, to_rows
+from .requests import NOTHING, STRETCH, Batch, Gone, Piece, Refused, Request, Waiting, cut
 from .settings import log
+from .tracing import Traces
 
 _LARGEST_SHARE = 0.4
 """A batch takes this share of the target at most: a request waits for the batch that is on the device, then comes its
@@ -74,7 +75,7 @@ class Dispatcher:
     """Requests in, predictions out. All methods are for the event loop's thread.
 
     target: seconds that a request may take. most_waiting: texts that may wait. retries: how often texts are computed
-    again elsewhere when the engine that had them is lost. clock: seconds.
+    again elsewhere when the engine that had them is lost. clock: seconds. traces: of batches.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Dispatcher:
         retries: int,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
+        traces: Traces | None = None,
     ) -> None:
         self.target = target
         self.models: dict[str, LoadedModel] = {}
@@ -92,7 +94,7 @@ class Dispatcher:
         self._most_waiting = most_waiting
         self._retries = retries
         self._clock = clock
-        self._metrics = metrics
+        self._metrics, self._traces = metrics, traces
         self._open: Counter[str] = Counter()
         self._changing = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
@@ -166,7 +168,9 @@ class Dispatcher:
         if old is not None and not self._open[old.key]:
             self._unload(old.key)
 
-    def submit(self, model: str, texts: Texts, top_k: int, arrived: float | None = None, back: float = 0.0) -> Request:
+    def submit(
+        self, model: str, texts: Texts, top_k: int, arrived: float | None = None, back: float = 0.0, trace: str = ""
+    ) -> Request:
         """Take a request in. Raises Refused where its deadline, or the queue's bound, cannot be held.
 
         arrived: when it was there, by the clock, if that is not now. back: seconds that its answer needs to whoever
@@ -175,7 +179,8 @@ class Dispatcher:
         loaded = self.models[model]
         now = self._clock()
         answer: asyncio.Future[bytes] = self._loop.create_future()
-        request = Request(loaded.key, loaded.model, texts, top_k, now if arrived is None else arrived, answer)
+        arrived = now if arrived is None else arrived
+        request = Request(loaded.key, loaded.model, texts, top_k, arrived, answer, trace)
         self._admit(request, now, back)
         self._open[request.key] += 1
         answer.add_done_callback(lambda _: self._close(request.key))
@@ -337,7 +342,7 @@ class Dispatcher:
     async def _compute(self, device: Device, number: int, batch: Batch, began: float) -> None:
         top_k = max(piece.request.top_k for piece in batch.pieces)
         try:
-            predictions, seconds = await device.engine.classify(batch.key, batch.joined(), top_k)
+            rows, seconds = await device.engine.classify(batch.key, batch.joined(), top_k)
         except EngineLost as error:
             self.remove(device)
             for piece in batch.pieces:
@@ -353,10 +358,13 @@ class Dispatcher:
         device.busy.append((now, seconds))
         self._metrics.computed(batch.key, device.engine.name, batch.texts, seconds)
         self._pump()
-        self._deliver(batch, predictions)
+        self._deliver(batch, rows)
+        whole = (request for request, _, last in batch.pieces if last == len(request.texts))
+        self._metrics.took(now, [(now - each.arrived) / (each.deadline - each.arrived) for each in whole])
+        if self._traces is not None:
+            self._traces.add_batch(batch, device.engine.name, began, seconds)
 
-    def _deliver(self, batch: Batch, predictions: Predictions) -> None:
-        rows = to_rows(predictions)
+    def _deliver(self, batch: Batch, rows: Rows) -> None:
         found = {top_k: cut(rows, top_k) for top_k in {piece.request.top_k for piece in batch.pieces}}
         data = {top_k: (each.tobytes(), each.itemsize) for top_k, each in found.items()}
         at = 0
@@ -380,7 +388,7 @@ class Dispatcher:
             n_chars=n_chars[piece.first : piece.last],
         )
         again: asyncio.Future[bytes] = self._loop.create_future()
-        child = Request(request.key, request.model, texts, request.top_k, request.arrived, again)
+        child = Request(request.key, request.model, texts, request.top_k, request.arrived, again, request.trace)
         child.deadline = max(request.deadline, self._clock() + self.target)
         child.is_large, child.tries = request.is_large, request.tries + 1
 

@@ -13,6 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pickle import PickleBuffer
+
+import numpy as np
 
 from ..engine.base import Engine, Texts
 from ..engine.open import open_engine
@@ -21,6 +24,7 @@ from ..model.charcnn import Model
 from ..processes.child import parent_of
 from ..processes.messages import Closed, packed, receive, send, unpacked
 from .engines import Classified, Classify, Failed, Load, Loaded, Ready, Unload, measure
+from .requests import to_rows
 
 
 def load(asked: Load) -> tuple[Engine, Ready]:
@@ -71,12 +75,16 @@ def serve(connection: socket.socket) -> None:
 def _answer(asked: Classify, engine: Engine, answer: Callable[[Classified | Failed], None]) -> None:
     began = time.perf_counter()
     try:
-        found = engine.classify(asked.texts, asked.top_k, all_scores=True)
+        data, offsets, n_chars = asked.texts
+        counts = np.frombuffer(n_chars, np.int64)
+        texts = Texts(np.frombuffer(data, np.uint8), np.frombuffer(offsets, np.int64), n_chars=counts)
+        found = engine.classify(texts, asked.top_k, all_scores=True)
     except Exception as error:
         told = error if isinstance(error, BroadsheetError) else BroadsheetError(f"{type(error).__name__}: {error}")
         answer(Failed("", told))
         raise
-    answer(Classified(asked.number, found, time.perf_counter() - began))
+    seconds, (classes, top_k) = time.perf_counter() - began, (len(engine.model.classes), found.labels.shape[1])
+    answer(Classified(asked.number, PickleBuffer(to_rows(found).data), classes, top_k, seconds))
 
 
 def main() -> None:

@@ -9,11 +9,17 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from ..engine.base import Backend, Engine, Predictions, Texts
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engine.base import Backend, Engine, Texts
 from ..errors import BroadsheetError
 from ..model.charcnn import Model
+
+Rows: TypeAlias = NDArray[np.void]
+"""Predictions with all scores, a row a text, as `to_rows` of `requests.py` makes them."""
 
 
 class EngineLost(BroadsheetError):
@@ -76,17 +82,21 @@ class Unload(NamedTuple):
 
 
 class Classify(NamedTuple):
+    """texts: `data`, `offsets` and `n_chars` of `Texts`, as `PickleBuffer`: pickled much sooner than arrays."""
+
     number: int
     key: str
-    texts: Texts
+    texts: tuple[Any, Any, Any]
     top_k: int
 
 
 class Classified(NamedTuple):
-    """seconds: on the device."""
+    """rows: with so many classes and labels, as `PickleBuffer`. seconds: on the device."""
 
     number: int
-    predictions: Predictions
+    rows: Any
+    classes: int
+    top_k: int
     seconds: float
 
 
@@ -108,8 +118,8 @@ class RemoteEngine(Protocol):
 
     async def unload(self, key: str) -> None: ...
 
-    async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Predictions, float]:
-        """Predictions with all scores, and seconds on the device. Raises EngineLost."""
+    async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Rows, float]:
+        """Predictions, and seconds on the device. Raises EngineLost."""
         ...
 
 

@@ -29,7 +29,8 @@ class Message(msgspec.Struct, array_like=True, gc=False):
 
 class Ask(Message, tag=0):
     """Classify texts with the model `key`. data, offsets, n_chars: of `Texts`, as bytes. arrived: when the request was
-    there, by the monotonic clock, which all processes share. back: seconds that the answer will need on its way.
+    there, by the monotonic clock, which all processes share. back: seconds that the answer will need on its way. trace:
+    of `Traces.carried`.
     """
 
     number: int
@@ -40,6 +41,7 @@ class Ask(Message, tag=0):
     top_k: int
     arrived: float
     back: float
+    trace: str
 
 
 class Forget(Message, tag=1):
@@ -240,7 +242,7 @@ class Main:
             raise Refused(reason, retry_after)
 
     async def classify(
-        self, served: Served, texts: Packed, top_k: int, arrived: float, back: float, gone: set[Any]
+        self, served: Served, texts: Packed, top_k: int, arrived: float, back: float, trace: str, gone: set[Any]
     ) -> Predictions:
         """Predictions with all scores. Raises Refused, ModelChanged where the model is served under another key now,
         and Gone once a client hangs up, which is told by the functions in `gone`.
@@ -254,7 +256,7 @@ class Main:
                 answer.set_exception(Gone())
 
         gone.add(forget)
-        self.link.send(Ask(number, served.key, texts.data, texts.offsets, texts.n_chars, top_k, arrived, back))
+        self.link.send(Ask(number, served.key, texts.data, texts.offsets, texts.n_chars, top_k, arrived, back, trace))
         try:
             rows: bytes = await answer
         except Refused as error:

@@ -29,6 +29,7 @@ from ..processes.messages import Closed, receive, unpacked
 from .app import App
 from .http_link import Held, Listens, Main
 from .settings import Settings, start_log
+from .tracing import open_traces
 
 _SIZE, _LAST_DATA_RECEIVED = 60, 52
 """Of `struct tcp_info` (linux/tcp.h), and where `tcpi_last_data_recv` is in it."""
@@ -151,6 +152,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.headers = []  # what comes after the body in its place is no header of the request
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["method"] == "POST":
+            cycle.transport = _WholeAnswers(cycle)  # type: ignore[assignment]
         if "arrived" in cycle.scope:  # it has waited for the answer to the one before it on this connection
             cycle.scope["arrived"] = time.monotonic()  # type: ignore[typeddict-unknown-key]
         self._running = cycle
@@ -203,6 +206,27 @@ class LimitedProtocol(HttpToolsProtocol):
             head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
             self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.transport.close()
+
+
+class _WholeAnswers:
+    """A transport by which the head of an answer goes with the beginning of its body: a client wakes up once."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle, self._transport, self._head = cycle, cycle.transport, b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._cycle.response_started and not self._head:
+            self._head = data
+        else:
+            self._transport.write(self._head + data)
+            self._cycle.transport = self._transport
+
+    def close(self) -> None:
+        self._transport.write(self._head)
+        self._transport.close()
 
 
 _COUNT_SECONDS = 1
@@ -295,7 +319,7 @@ async def _serve(connection: socket.socket, begin: Begin) -> None:
         server.should_exit, server.force_exit = True, now
 
     main, held = Main(stop), Held(begin.held, begin.number)
-    app = App(begin.settings, main, held)
+    app = App(begin.settings, main, held, open_traces())
     server = _Uvicorn(_configured(begin.settings, app, main, held), main)
     await loop.create_connection(lambda: main.link, sock=connection)
     await server.serve(sockets=[socket.socket(fileno=begin.listening)])

@@ -220,7 +220,7 @@ class _HttpProcess:
         data, offsets = np.frombuffer(ask.data, np.uint8), np.frombuffer(ask.offsets, np.int64)
         texts = Texts(data, offsets, n_chars=np.frombuffer(ask.n_chars, np.int64))
         try:
-            request = self._dispatcher.submit(loaded.name, texts, ask.top_k, ask.arrived, ask.back)
+            request = self._dispatcher.submit(loaded.name, texts, ask.top_k, ask.arrived, ask.back, ask.trace)
         except Refused as error:
             self.send(Denied(ask.number, str(error), error.retry_after, error.until))
             return

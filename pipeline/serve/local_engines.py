@@ -8,18 +8,21 @@ import asyncio
 import os
 import subprocess
 import time
-from contextlib import suppress
 from functools import partial
+from pickle import PickleBuffer
 from typing import Any
 
-from ..engine.base import Predictions, Texts
+import numpy as np
+
+from ..engine.base import Texts
 from ..errors import BroadsheetError
 from ..processes.child import Child
-from ..processes.messages import Closed, Frame, packed, pieces, read, unpacked
+from ..processes.messages import Frame, packed, pieces, taken, unpacked
 from ..processes.threads import available_cores
 from .dispatcher import Dispatcher
-from .engines import Choice, Classified, Classify, EngineLost, Failed, Load, Loaded, LoadedModel, Ready, Unload
+from .engines import Choice, Classified, Classify, EngineLost, Failed, Load, Loaded, LoadedModel, Ready, Rows, Unload
 from .metrics import Metrics
+from .requests import kind_of
 from .settings import log
 
 _BUFFER_BYTES = 4 << 20
@@ -107,7 +110,7 @@ def _about(engine: ProcessEngine, **more: object) -> dict[str, object]:
     return {"engine": engine.name, "process": engine.pid, **rounded}
 
 
-class ProcessEngine:
+class ProcessEngine(asyncio.Protocol):
     """An engine in a process of this machine. `start` makes one."""
 
     def __init__(self, name: str, child: Child, choice: Choice, threads: int) -> None:
@@ -118,8 +121,8 @@ class ProcessEngine:
         self._computing: dict[int, asyncio.Future[Any]] = {}
         self._number = 0
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._transport: asyncio.WriteTransport | None = None
+        self._came, self._why = bytearray(), "its process ended"
 
     @classmethod
     async def start(cls, name: str, environment: dict[str, str], choice: Choice, threads: int) -> ProcessEngine:
@@ -127,8 +130,7 @@ class ProcessEngine:
         start_child = partial(Child, environment=environment, buffer_bytes=_BUFFER_BYTES)
         child = await asyncio.to_thread(start_child, "broadsheet.pipeline.serve.engine_process")
         engine = cls(name, child, choice, threads)
-        reader, engine._writer = await asyncio.open_connection(sock=child.connection)
-        engine._reading = asyncio.create_task(engine._read(reader))
+        await asyncio.get_running_loop().create_connection(lambda: engine, sock=child.connection)
         return engine
 
     async def load(self, loaded: LoadedModel) -> Ready:
@@ -141,13 +143,15 @@ class ProcessEngine:
     async def unload(self, key: str) -> None:
         self._write(packed(Unload(key)))
 
-    async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Predictions, float]:
+    async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Rows, float]:
         self._number += 1
         answer = self._computing[self._number] = asyncio.get_running_loop().create_future()
         watch = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._lose, "it does not answer")
         try:
-            self._write(packed(Classify(self._number, key, texts, top_k)))
-            found: tuple[Predictions, float] = await answer
+            assert texts.n_chars is not None
+            data, offsets, n_chars = (PickleBuffer(each.data) for each in (texts.data, texts.offsets, texts.n_chars))
+            self._write(packed(Classify(self._number, key, (data, offsets, n_chars), top_k)))
+            found: tuple[Rows, float] = await answer
             return found
         finally:
             watch.cancel()
@@ -158,8 +162,8 @@ class ProcessEngine:
 
     async def close(self) -> None:
         self._lose("the server stops")
-        if self._writer is not None:
-            self._writer.close()
+        if self._transport is not None:
+            self._transport.close()
         try:
             await asyncio.to_thread(self._child.process.wait, _ENDING_SECONDS)
         except subprocess.TimeoutExpired:
@@ -167,27 +171,34 @@ class ProcessEngine:
             await asyncio.to_thread(self._child.process.wait)
 
     def _write(self, frames: list[Frame]) -> None:
-        if self._lost.done() or self._writer is None:
+        if self._lost.done() or self._transport is None:
             raise EngineLost(f"the engine on {self.name} is gone: {self._lost.result()}")
-        self._writer.writelines(pieces(frames))
+        self._transport.writelines(pieces(frames))
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Hand over what the process answers, until it ends."""
-        why = "its process ended"
-        with suppress(Closed):
-            while True:
-                message = unpacked(await read(reader))
-                if isinstance(message, Classified):
-                    _resolve(self._computing.pop(message.number), (message.predictions, message.seconds))
-                elif isinstance(message, Loaded):
-                    _resolve(self._loading.pop(message.key), message.ready)
-                elif isinstance(message, Failed) and message.key:
-                    loading = self._loading.pop(message.key)
-                    if not loading.done():
-                        loading.set_exception(message.error)
-                else:
-                    why = message.error.message
-        self._lose(why)
+    def connection_made(self, transport: asyncio.WriteTransport) -> None:  # type: ignore[override]
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._came += data
+        while frames := taken(self._came):
+            self._take(unpacked(frames))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose(self._why)
+
+    def _take(self, message: Any) -> None:
+        """Hand over what the process answers."""
+        if isinstance(message, Classified):
+            rows = np.frombuffer(message.rows, kind_of(message.classes, message.top_k))
+            _resolve(self._computing.pop(message.number), (rows, message.seconds))
+        elif isinstance(message, Loaded):
+            _resolve(self._loading.pop(message.key), message.ready)
+        elif isinstance(message, Failed) and message.key:
+            loading = self._loading.pop(message.key)
+            if not loading.done():
+                loading.set_exception(message.error)
+        else:
+            self._why = message.error.message
 
     @property
     def pid(self) -> int:

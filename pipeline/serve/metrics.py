@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -50,6 +51,7 @@ class RequestCounts:
             self.buckets[model] = [a + b for a, b in zip(self.buckets[model], counts, strict=True)]
 
 
+_USED_SECONDS = 10.0
 _TEXTS = tuple(4**i for i in range(9))
 
 
@@ -67,12 +69,17 @@ class Metrics:
             "queue_seconds", "Seconds from arrival to the first batch", ["model"], buckets=SECONDS, **options
         )
         self._in_queue_of: dict[str, Histogram] = {}
+        self._computed_of: dict[tuple[str, str], tuple[Histogram, Histogram]] = {}
         self._in_engine = Histogram(
             "engine_seconds", "Seconds of a batch on its device", ["model", "device"], buckets=SECONDS, **options
         )
         self._restarts = Counter("engine_restarts", "Engines started again", ["device"], **options)
         self._http_restarts = Counter("http_restarts", "HTTP processes started again", **options)
         self._queue = Gauge("queue_texts", "Texts that wait", **options)
+        help_ = "Share of the time which they may take that requests of the last ten seconds took, on average"
+        self._used = Gauge("target_used_share", help_, **options)
+        self._used.set_function(self._used_share)
+        self._shares: deque[tuple[float, float, int]] = deque()
 
     def waited(self, key: str, seconds: float) -> None:
         if key not in self._in_queue_of:
@@ -80,8 +87,23 @@ class Metrics:
         self._in_queue_of[key].observe(seconds)
 
     def computed(self, key: str, device: str, texts: int, seconds: float) -> None:
-        self._batch.labels(name_of(key), device).observe(texts)
-        self._in_engine.labels(name_of(key), device).observe(seconds)
+        if (key, device) not in self._computed_of:
+            labels = name_of(key), device
+            self._computed_of[key, device] = self._batch.labels(*labels), self._in_engine.labels(*labels)
+        batch, in_engine = self._computed_of[key, device]
+        batch.observe(texts)
+        in_engine.observe(seconds)
+
+    def took(self, now: float, shares: Sequence[float]) -> None:
+        """Of requests whose labels are computed: the share of the time to their deadlines."""
+        self._shares.append((now, sum(shares), len(shares)))
+        while self._shares[0][0] < now - _USED_SECONDS:
+            self._shares.popleft()
+
+    def _used_share(self) -> float:
+        since = time.monotonic() - _USED_SECONDS
+        last = [(share, count) for at, share, count in self._shares if at >= since]
+        return sum(share for share, _ in last) / max(1, sum(count for _, count in last))
 
     def restarted(self, device: str) -> None:
         self._restarts.labels(device).inc()

@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from msgspec import UNSET, UnsetType
 
 from .bodies import ARROW, JSON, ClassifyOptions, ClassifyRequest
+from .protocols import ClassifyInput, InferRequest, Invocation, PredictRequest
 from .settings import Settings
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -53,10 +54,20 @@ class ModelAbout(msgspec.Struct):
     backend: Annotated[str | None, msgspec.Meta(description="Device, precision and software that compute the scores")]
 
 
+class ModelId(msgspec.Struct):
+    """A model as OpenAI's clients list it."""
+
+    id: str
+    object: str = "model"
+    owned_by: str = "broadsheet"
+
+
 class ModelList(msgspec.Struct):
-    """All models."""
+    """All models; and their names once more, as OpenAI's clients and vLLM's look for them."""
 
     models: list[ModelAbout]
+    object: str
+    data: list[ModelId]
 
 
 class ServerState(msgspec.Struct):
@@ -74,40 +85,53 @@ class ErrorMessage(msgspec.Struct):
 
 def describe(settings: Settings) -> dict[str, Any]:
     """The document at `/openapi.json`."""
-    described = {
+    not_ready = {"503": _answer("One of the models has no engine that is ready", "ServerState")}
+    paths: dict[str, Any] = {
+        "/v1/classify": {"post": _classify(settings)},
+        "/predict": {"post": _spoken("Label texts, as Text Embeddings Inference does", "PredictRequest")},
+        "/": {"post": _spoken("The same, for Hugging Face's client with this server's URL", "PredictRequest")},
+        "/classify": {"post": _spoken("Label texts, as vLLM and Infinity do", "ClassifyInput")},
+        "/v2/models/{name}/infer": {"post": _spoken("Label texts by the Open Inference Protocol", "InferRequest")},
+        "/invocations": {"post": _spoken("Label texts, as a container of SageMaker does", "Invocation", _LINES)},
+        "/v1/models": {"get": _get("List the models", "ModelList")},
+        "/v1/models/{name}/reload": {"post": _reload()},
+        "/info": {"get": _get("Tell of the first model, as Text Embeddings Inference does")},
+        "/v2": {"get": _open("Tell of the server, by the Open Inference Protocol", None)},
+        "/v2/models/{name}": {"get": _get("Tell of a model's tensors, by the Open Inference Protocol")},
+        "/v2/models/{name}/ready": {"get": _open("Tell whether a model can label", None, not_ready)},
+        "/healthz": {"get": _open("Tell whether the server is alive")},
+        "/readyz": {"get": _open("Tell whether each model is loaded and can label", also=not_ready)},
+        "/health": {"get": _open("The same, as Text Embeddings Inference and vLLM have it", also=not_ready)},
+        "/ping": {"get": _open("The same, as SageMaker has it", also=not_ready)},
+        "/v2/health/live": {"get": _open("Tell whether the server is alive, by the Open Inference Protocol", None)},
+        "/v2/health/ready": {
+            "get": _open("Tell whether it can label, by the Open Inference Protocol", None, not_ready)
+        },
+        "/metrics": {"get": _metrics()},
+    }
+    for path, operations in paths.items():
+        for operation in operations.values():
+            if settings.token is not None and "401" in operation["responses"]:
+                operation.setdefault("security", [{"bearer": []}])
+            if "{name}" in path:
+                operation["parameters"] = [_NAME]
+    return {
         "openapi": "3.1.0",
         "info": {
             "title": "Broadsheet",
             "version": version("broadsheet"),
             "description": "Labels for texts, by a character-level CNN.",
         },
-        "paths": {
-            "/v1/classify": {"post": _classify(settings)},
-            "/v1/models": {"get": _get("List the models", "ModelList")},
-            "/v1/models/{name}/reload": {"post": _reload()},
-            "/healthz": {"get": _open("Tell whether the server is alive")},
-            "/readyz": {
-                "get": _open(
-                    "Tell whether each model is loaded and can label",
-                    also={"503": _answer("One of them has no engine that is ready", "ServerState")},
-                )
-            },
-            "/metrics": {"get": _metrics()},
-        },
+        "paths": paths,
         "components": {
             "schemas": _schemas(settings),
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
-    if settings.token is not None:
-        for path in ("/v1/classify", "/v1/models", "/metrics"):
-            for operation in described["paths"][path].values():  # type: ignore[index]
-                operation["security"] = [{"bearer": []}]
-    return described
 
 
-def page(described: dict[str, Any]) -> str:
-    """The document as HTML."""
+def page(described: dict[str, Any], model: str) -> str:
+    """The document as HTML, in which requests are about `model`."""
     environment = Environment(
         loader=PackageLoader("broadsheet.pipeline.serve", "."),
         autoescape=True,
@@ -115,7 +139,7 @@ def page(described: dict[str, Any]) -> str:
         trim_blocks=True,
     )
     return environment.get_template("docs.html.j2").render(
-        document=described, schemas=described["components"]["schemas"]
+        document=described, schemas=described["components"]["schemas"], model=model
     )
 
 
@@ -145,16 +169,23 @@ def _classify(settings: Settings) -> dict[str, Any]:
                     ARROW: {"schema": {"type": "string", "format": "binary"}},
                 },
             },
-            "400": _answer("The body is not JSON in UTF-8, or no Arrow stream"),
-            "401": _answer(_NO_TOKEN),
-            "404": _answer("There is no such model"),
-            "413": _answer("The body is too long, or has too many texts"),
-            "415": _answer("The content type is neither JSON nor an Arrow stream"),
-            "422": _answer("A field, a type or a column is wrong, or a text is null"),
-            "503": {
-                **_answer("The answer would come too late, or the engine was lost: try again"),
-                "headers": {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}},
-            },
+            **_refusals(),
+        },
+    }
+
+
+def _refusals(late: str = "503") -> dict[str, Any]:
+    """What may become of a request to classify but an answer."""
+    return {
+        "400": _answer("The body is not in UTF-8, or not in the form that its content type names"),
+        "401": _answer(_NO_TOKEN),
+        "404": _answer("There is no such model"),
+        "413": _answer("The body or a text is too long, or there are too many texts"),
+        "415": _answer("The content type is none that the route takes"),
+        "422": _answer("A field, a type, a column or an option is wrong, or a text is null"),
+        late: {
+            **_answer("The answer would come too late, or the engine was lost: try again"),
+            "headers": {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}},
         },
     }
 
@@ -164,7 +195,6 @@ def _reload() -> dict[str, Any]:
         "operationId": "reload",
         "summary": "Load a model's file again",
         "description": "Requests meanwhile are answered by the model that was loaded before.",
-        "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}],
         "security": [{"bearer": []}],
         "responses": {
             "200": _answer("The model was loaded again", "ModelAbout"),
@@ -176,13 +206,30 @@ def _reload() -> dict[str, Any]:
     }
 
 
-def _get(summary: str, schema: str) -> dict[str, Any]:
-    answers = {"200": _answer("The list", schema), "401": _answer(_NO_TOKEN)}
-    return {"summary": summary, "responses": answers}
+_LINES = "The body may also be lines of JSON (application/jsonlines), CSV of one column, or lines (text/plain)."
+_NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
-def _open(summary: str, also: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"summary": summary, "responses": {"200": _answer("It is", "ServerState"), **(also or {})}}
+def _spoken(summary: str, schema: str, description: str = "") -> dict[str, Any]:
+    """A route as clients of another server have it."""
+    return {
+        "summary": summary,
+        **({"description": description} if description else {}),
+        "requestBody": {"required": True, "content": {JSON: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}},
+        "responses": {
+            "200": _answer("The labels", None),
+            "424": _answer("The model overflows on a text, so that it has no label"),
+            **_refusals("429" if schema == "PredictRequest" else "503"),
+        },
+    }
+
+
+def _get(summary: str, schema: str | None = None) -> dict[str, Any]:
+    return {"summary": summary, "responses": {"200": _answer("What there is", schema), "401": _answer(_NO_TOKEN)}}
+
+
+def _open(summary: str, schema: str | None = "ServerState", also: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"summary": summary, "responses": {"200": _answer("It is", schema), **(also or {})}}
 
 
 def _metrics() -> dict[str, Any]:
@@ -190,14 +237,16 @@ def _metrics() -> dict[str, Any]:
     return {"summary": "Show what the server counts", "responses": {"200": text, "401": _answer(_NO_TOKEN)}}
 
 
-def _answer(description: str, schema: str = "ErrorMessage") -> dict[str, Any]:
-    return {"description": description, "content": {JSON: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}}
+def _answer(description: str, schema: str | None = "ErrorMessage") -> dict[str, Any]:
+    of_schema = {} if schema is None else {"schema": {"$ref": f"#/components/schemas/{schema}"}}
+    return {"description": description, "content": {JSON: of_schema}}
 
 
 def _schemas(settings: Settings) -> dict[str, Any]:
     """Those of the structs that requests and answers are read and written with, by name."""
-    kinds = (ClassifyOptions, ClassifyRequest, ClassifyAnswer, ModelList, ModelAbout, ServerState, ErrorMessage)
-    _, found = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    own = (ClassifyOptions, ClassifyRequest, ClassifyAnswer, ModelList, ModelAbout, ServerState, ErrorMessage)
+    others = (PredictRequest, ClassifyInput, InferRequest, Invocation)
+    _, found = msgspec.json.schema_components((*own, *others), ref_template="#/components/schemas/{name}")
     properties = found["ClassifyRequest"]["properties"]
     properties["texts"] |= {"maxItems": settings.max_texts, "description": "The texts to label"}
     properties["model"]["description"] = f"Which model labels them. Default: {settings.default_model}"

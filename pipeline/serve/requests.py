@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..engine.base import Predictions, Texts
 from ..model.charcnn import Model
-from .engines import BatchTime
+from .engines import BatchTime, Rows
 
 
 class Packed(NamedTuple):
@@ -56,7 +56,7 @@ def kind_of(classes: int, top_k: int) -> np.dtype[np.void]:
     return np.dtype([("n_chars", np.int64), ("unknown_chars", np.int64), *labels, ("truncated", np.bool_)], align=True)
 
 
-def to_rows(found: Predictions) -> NDArray[np.void]:
+def to_rows(found: Predictions) -> Rows:
     """Predictions with all scores as an array of rows, [N]."""
     assert found.all_scores is not None
     rows = np.zeros(len(found.labels), kind_of(found.all_scores.shape[1], found.labels.shape[1]))
@@ -65,7 +65,7 @@ def to_rows(found: Predictions) -> NDArray[np.void]:
     return rows
 
 
-def cut(rows: NDArray[np.void], top_k: int) -> NDArray[np.void]:
+def cut(rows: Rows, top_k: int) -> Rows:
     """The same with the `top_k` best labels only."""
     had, classes = rows["labels"].shape[1], rows["all_scores"].shape[1]
     if had == top_k:
@@ -94,19 +94,26 @@ class Request:
 
     key, model: of the loaded model that they are for. arrived, deadline: by the monotonic clock. answer: their
     predictions as rows, or an error. is_large: for one batch. all_chars: that the model reads of all texts. started:
-    texts that went to a device. parts: rows by the number of their first text.
+    texts that went to a device. parts: rows by the number of their first text. trace: of `Traces.carried`.
     """
 
     __slots__ = (
         *("key", "model", "texts", "top_k", "arrived", "deadline", "answer", "is_large", "all_chars", "started"),
-        *("first_started", "tries", "parts", "finished", "_before"),
+        *("first_started", "tries", "parts", "finished", "trace", "_before"),
     )
 
     def __init__(
-        self, key: str, model: Model, texts: Texts, top_k: int, arrived: float, answer: asyncio.Future[bytes]
+        self,
+        key: str,
+        model: Model,
+        texts: Texts,
+        top_k: int,
+        arrived: float,
+        answer: asyncio.Future[bytes],
+        trace: str = "",
     ) -> None:
         self.key, self.model, self.texts, self.top_k = key, model, texts, top_k
-        self.arrived, self.answer = arrived, answer
+        self.arrived, self.answer, self.trace = arrived, answer, trace
         self.deadline, self.first_started = math.inf, 0.0
         self.is_large, self.started, self.tries, self.finished = False, 0, 0, 0
         self.parts: dict[int, bytes] = {}

@@ -23,8 +23,9 @@ from .http_process import certificates_of
 from .http_processes import HttpProcesses
 from .local_engines import LocalFleet
 from .metrics import Metrics
-from .openapi import ErrorMessage, ModelAbout, ModelList, ServerState
+from .openapi import ErrorMessage, ModelAbout, ModelId, ModelList, ServerState
 from .settings import Settings, log, start_log
+from .tracing import open_traces
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -80,7 +81,8 @@ class _Server:
         settings = self._settings
         assert settings.target_s is not None
         metrics = self._metrics = Metrics()
-        self._dispatcher = Dispatcher(settings.target_s, settings.max_queue, int(self._client is not None), metrics)
+        retries, traces = int(self._client is not None), open_traces(is_told=True)
+        self._dispatcher = Dispatcher(settings.target_s, settings.max_queue, retries, metrics, traces=traces)
         self._dispatcher.models |= {loaded.name: loaded for loaded in self._models}
         choice = Choice(settings.device, settings.precision, settings.kernels, settings.target_s)
         self._fleet = self._fleet_of(choice, metrics)
@@ -134,7 +136,8 @@ class _Server:
         if what == "reload":
             status, answer = await self._reloaded(model)
         elif what == "models":
-            status, answer = 200, ModelList([self._about(each) for each in self._dispatcher.models.values()])
+            models = [self._about(each) for each in self._dispatcher.models.values()]
+            status, answer = 200, ModelList(models, "list", [ModelId(each.name) for each in models])
         else:
             status, answer = self._ready()
         return status, msgspec.json.encode(answer)

@@ -76,10 +76,14 @@ class _Lines(logging.Formatter):
 
 
 def start_log(as_json: bool) -> None:
-    """Send the server's lines, and what uvicorn warns of, to stderr."""
+    """Send the server's lines, and what uvicorn and OpenTelemetry warn of, to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines(as_json))
-    for name, level in (("broadsheet.serve", logging.INFO), ("uvicorn.error", logging.ERROR)):
+    for name, level in (
+        ("broadsheet.serve", logging.INFO),
+        ("uvicorn.error", logging.ERROR),
+        ("opentelemetry", logging.ERROR),
+    ):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,9 @@ from ..errors import UsageError
 from .open.compression import why_not_decoded
 
 NO_TRUTH = -1
+
+_DEEPEST = 8
+"""Objects within one another in which a column is looked for; one may hold itself."""
 
 
 def truth_indices(values: pa.Array, classes: tuple[str, ...]) -> NDArray[np.int32]:
@@ -257,6 +262,67 @@ def _is_ascii(values: pa.Array) -> bool:
 
 def nulls(values: pa.Array) -> NDArray[np.bool_]:
     return np.asarray(values.is_null().to_numpy(zero_copy_only=False))
+
+
+def fields_of(schema: Iterable[pa.Field], before: str = "") -> dict[str, pa.DataType]:
+    """The types of columns, and those of the fields of structs by names with dots; a column that is called so wins."""
+    found = {before + each.name: each.type for each in schema}
+    for each in schema:
+        if pa.types.is_struct(each.type):
+            found = {**found, **fields_of(each.type, f"{before}{each.name}."), **found}
+    return found
+
+
+def _way(schema: Iterable[pa.Field], name: str) -> list[str]:
+    """The column of that name, or the struct and the fields that lead to it; empty where there is none."""
+    for each in sorted(schema, key=lambda each: -len(each.name)):
+        if each.name == name:
+            return [name]
+        within = each.type if name.startswith(f"{each.name}.") and pa.types.is_struct(each.type) else ()
+        if rest := _way(within, name.removeprefix(f"{each.name}.")):
+            return [each.name, *rest]
+    return []
+
+
+def may_hold(columns: Iterable[str], names: Sequence[str]) -> list[str]:
+    """The columns in which these may be, by the names alone."""
+    return [column for column in columns if any(f"{name}.".startswith(f"{column}.") for name in names)]
+
+
+def holding(schema: Iterable[pa.Field], names: Iterable[str]) -> list[str]:
+    """The columns in which these are, each once, without those that are nowhere."""
+    return list(dict.fromkeys(way[0] for name in names if (way := _way(schema, name))))
+
+
+def projected(table: pa.Table | pa.RecordBatch, names: Iterable[str]) -> pa.Table:
+    """Those columns, each by its name, also what is within a struct; without those that are nowhere."""
+    ways = {name: _way(table.schema, name) for name in names}
+    return pa.table({name: _within(table.column(way[0]), way[1:]) for name, way in ways.items() if way})
+
+
+def _within(column: pa.Array | pa.ChunkedArray, fields: list[str]) -> pa.Array | pa.ChunkedArray:
+    if not fields:
+        return column
+    column.validate()  # a damaged file may say anything of its buffers
+    return pc.struct_field(column, fields)
+
+
+def value_at(item: Mapping[str, Any], name: str) -> Any:
+    """The value of a key; where that has dots, and is no key or null, of the one within objects to which it leads.
+    Raises KeyError.
+    """
+    if "." in name and item.get(name) is None:
+        with suppress(LookupError, TypeError):
+            return reduce(getitem, name.split("."), item)
+    return item[name]
+
+
+def keys_within(item: Mapping[Any, Any], before: str = "") -> Iterator[str]:
+    """The keys of objects in the values of an object, as `value_at` takes them, down to some depth."""
+    for key, value in item.items() if before.count(".") < _DEEPEST else ():
+        if isinstance(value, Mapping) and isinstance(key, str):
+            yield from (f"{before}{key}.{inner}" for inner in value if isinstance(inner, str))
+            yield from keys_within(value, f"{before}{key}.")
 
 
 def column_of(table: pa.Table, name: str) -> pa.Array:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from ..errors import InputChanged, SourceError, UsageError
 from ..storage.names import as_url, in_archive
 from .chunk import Chunk, Selection, first_chunks
+from .columns import may_hold
 from .find.files import Files, Identity, find_files, is_known
 from .find.search import Problem, search
 from .formats.base import Scan, Seek
@@ -391,7 +392,7 @@ def _partitions(
 ) -> Iterator[Source]:
     """One chunk a partition. With a limit the partitions up to it are counted first, each where Dask computes it."""
     count = 0
-    for number, partition in enumerate(frame[list(selection.columns)].to_delayed()):
+    for number, partition in enumerate(frame[may_hold(frame.columns, selection.columns)].to_delayed()):
         if limit is not None:
             rows = frame.partitions[number].shape[0].compute()
             partition, limit = partition.iloc[:limit] if rows > limit else partition, limit - rows

@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 131_072}
-"""Rows in a chunk by default: one or two seconds of work on a CPU, 0.1 s on a GPU; scheduling takes milliseconds."""
+"""Rows in a chunk by default, at least: a second or two of a CPU, 0.1 s of a GPU; scheduling takes milliseconds."""
 
-_FAST_CHUNK_ROWS = {"cpu": 8_192, "cuda": 131_072}
-"""The same for n-grams alone, of which a CPU labels some 40,000 rows a second and thread."""
+MOST_CHUNK_ROWS = 65_536
+"""On a CPU, where a model is faster."""
+
+_ROWS_AT_COST_1 = 2_100
+"""Of which a CPU labels some 470 a second and thread."""
 
 
-def chunk_rows(device: str, has_network: bool) -> int:
-    """Rows in a chunk of a job by default. has_network: whether a model of it has more than n-grams."""
-    return (CHUNK_ROWS if has_network else _FAST_CHUNK_ROWS)[device]
+def chunk_rows(device: str, cost: float) -> int:
+    """Rows in a chunk of a job by default: a power of two. cost: of a row, as of `Models`."""
+    if device != "cpu":
+        return CHUNK_ROWS[device]
+    return max(CHUNK_ROWS["cpu"], min(MOST_CHUNK_ROWS, 1 << int(_ROWS_AT_COST_1 / cost).bit_length() - 1))
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from ..formats.jsonl import Jsonl
 from ..formats.onehot import OneHot
 from ..formats.parquet import Parquet
 from ..formats.record_format import Text
+from ..formats.wet import Wet
 from ..formats.xlsx import Xlsx
 from ..open.compression import SUFFIXES
 from ..open.front_to_back import ZIP_SUFFIX, is_hidden, list_members, member_path
@@ -67,7 +68,7 @@ def unregister(removed: Format) -> None:
         del FORMATS[suffix]
 
 
-for _format in (Csv(), Tsv(), Jsonl(), Parquet(), Arrow(), Text(), Xlsx(), OneHot()):
+for _format in (Csv(), Tsv(), Jsonl(), Parquet(), Arrow(), Text(), Wet(), Xlsx(), OneHot()):
     register(_format)
 
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ...errors import SourceError
 from ...telemetry.spans import Span, span
 from ..chunk import Chunk, Selection, held_together
-from ..columns import is_textual
+from ..columns import holding, is_textual, projected
 from ..limits import Limits
 from ..memory.tables import bounded_chunk, most_decoded, types_of
 from ..open.opening import open_at
@@ -329,8 +329,8 @@ def _schema(file: InputFile) -> pa.Schema:
 
 def _batch(file: InputFile, number: int, columns: tuple[str, ...]) -> pa.Table:
     """The columns of a batch: text as bytes, or as a dictionary of bytes."""
-    index, names = _index(file), _schema(file).names
-    wanted = [names.index(name) for name in columns]
+    index, schema = _index(file), _schema(file)
+    wanted = [schema.get_field_index(name) for name in holding(schema, columns)]
     options = pa.ipc.IpcReadOptions(included_fields=sorted(wanted), use_threads=False)
     try:
         with open_at(file) as stream:
@@ -344,7 +344,10 @@ def _batch(file: InputFile, number: int, columns: tuple[str, ...]) -> pa.Table:
                 batch = pa.ipc.open_file(stream, options=options).get_batch(number)
         if len(batch) != index.batches[number].rows:
             raise ValueError(f"it holds {len(batch):,} rows, its message has {index.batches[number].rows:,}")
-        return pa.table({name: _checked(batch.column(name), file.format.limits) for name in columns})
+        found = projected(batch, columns)
+        return pa.table(
+            {name: _checked(found.column(name).chunk(0), file.format.limits) for name in found.column_names}
+        )
     except (OSError, ValueError, KeyError, StopIteration, pa.ArrowException) as error:
         raise SourceError(f"{file.path}: record batch {number} cannot be read: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -122,7 +123,7 @@ class Schema:
     names : tuple of str, or None
         The columns in order; None for a file of encoded articles.
     types : mapping of str to pyarrow.DataType
-        Their types; a column that is not in it holds strings.
+        Their types, and those of what is within them, by names with dots; a column that is not in it holds strings.
     start : int
         First byte of the data, after a header.
     named : bool
@@ -137,6 +138,11 @@ class Schema:
     start: int = 0
     named: bool = True
     complete: bool = True
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """The names, and those of what is within columns."""
+        return tuple(dict.fromkeys((*(self.names or ()), *self.types)))
 
 
 @dataclass(frozen=True)
@@ -258,6 +264,11 @@ class Format(ABC):
     jumps : bool
         Whether its files are read at many places, so that they cannot be compressed, in an archive, or on a server that
         sends them from the first byte on only.
+    unit_begins : bytes
+        What each gzip member of its files begins with, where a record has one of its own: reading goes on with the next
+        such member after a damaged one, in whose place comes a zero byte. Empty where damage ends reading.
+    boundary : re.Pattern
+        What is before a record, by which one is looked for in the middle of a file.
     limits : Limits
         The sizes that reading and planning keep to.
     encoding : str
@@ -271,6 +282,8 @@ class Format(ABC):
     magic: ClassVar[bytes] = b""
     takes_header: ClassVar[bool] = False
     jumps: ClassVar[bool] = False
+    unit_begins: ClassVar[bytes] = b""
+    boundary: ClassVar[re.Pattern[bytes]] = re.compile(rb"\r\n|\n|\r")
 
     limits: Limits = LIMITS
     encoding: str = UTF8

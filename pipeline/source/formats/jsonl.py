@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import json as pa_json
 
 from ...errors import SourceError
 from ..chunk import BadRow, Chunk, Selection, assemble, concat
-from ..columns import not_utf8
+from ..columns import keys_within, not_utf8, value_at
 from ..open.compression import UTF8, why_not_decoded
 from .base import InputFile, Schema
 from .json_strings import Shortened, Strings, is_worth_cutting, lines_refused
@@ -84,6 +85,7 @@ class Jsonl(RecordFormat):
         every = selection.keep_all and not selection.kept_types
         for head in self.heads(file):
             keys: dict[str, None] = {}
+            within: dict[str, pa.DataType] = {}
             lines = 0
             for line in islice(_lines(head), _LINES_WITH_KEYS):
                 if not lines and _is_array(line):
@@ -91,13 +93,15 @@ class Jsonl(RecordFormat):
                         f"{file.path}: it holds a JSON array, not an object a line: convert it "
                         "(jq -c '.[]' FILE > FILE.jsonl)"
                     )
-                keys |= dict.fromkeys(_keys_of(line))
+                found = _object_on(line)
+                keys |= dict.fromkeys(found)
+                within |= dict.fromkeys(keys_within(found), pa.string())
                 lines += 1
-                if not every and keys.keys() >= asked:
+                if not every and keys.keys() | within.keys() >= asked:
                     break
-            if lines == _LINES_WITH_KEYS or (not every and keys.keys() >= asked):
+            if lines == _LINES_WITH_KEYS or (not every and keys.keys() | within.keys() >= asked):
                 break
-        return Schema(tuple(keys) or selection.columns or ("text",), start=head.start, complete=False)
+        return Schema(tuple(keys) or selection.columns or ("text",), within, start=head.start, complete=False)
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
         return concat(list(_chunks(records, path, first_row, selection)))
@@ -124,13 +128,13 @@ def _is_array(line: bytes) -> bool:
     return isinstance(value, list) and any(isinstance(item, dict) for item in value)
 
 
-def _keys_of(line: bytes) -> tuple[str, ...]:
-    """The keys of the object on a line; empty where it is not an object."""
+def _object_on(line: bytes) -> dict[str, Any]:
+    """The object on a line; empty where it is none."""
     try:
         value = _value(line)
     except (ValueError, RecursionError):
-        return ()
-    return tuple(value) if isinstance(value, dict) else ()
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def parse_one_by_one(records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
@@ -227,7 +231,7 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
         return None
     if len(table) != len(usual):
         return None
-    table = pa.table({name: table.column(name).cast(pa.large_string()) for name in selection.columns})
+    table = pa.table({name: _strings(table, name) for name in selection.columns})
     removed = None
     if shortened is not None:
         table, removed = _with_texts(table, selection.text[0], shortened), shortened.removed
@@ -238,6 +242,15 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
         odd[np.flatnonzero(~odd)[null]] = True
         table, removed = table.filter(pa.array(~null)), None if removed is None else removed[~null]
     return _Parsed(table, removed, odd)
+
+
+def _strings(table: pa.Table, name: str) -> pa.ChunkedArray:
+    """A column as strings; of a name with dots, as of `value_at`."""
+    column = table.column(name).cast(pa.large_string())
+    if "." not in name:
+        return column
+    first, *rest = name.split(".")
+    return pc.coalesce(column, pc.struct_field(table.column(first), rest).cast(pa.large_string()))
 
 
 def _with_texts(table: pa.Table, name: str, shortened: Shortened) -> pa.Table:
@@ -300,14 +313,43 @@ def _schema(line: bytes, selection: Selection) -> pa.Schema | None:
     """The types of a line's selected values: strings, or integers in columns other than the text."""
     try:
         value = _value(line)
-        kinds = {name: type(value[name]) for name in _needed(selection)}
-        kinds |= {name: type(value.get(name)) for name in selection.kept}
+        kinds = {name: type(value_at(value, name)) for name in _needed(selection)}
+        kinds |= {name: type(_kept(value, name)) for name in selection.kept}
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return None
     kinds = {name: str if kind is type(None) and name != selection.truth else kind for name, kind in kinds.items()}
     if any(kind is not str and (kind is not int or name in selection.text) for name, kind in kinds.items()):
         return None
-    return pa.schema([(name, pa.large_string() if kind is str else pa.int64()) for name, kind in kinds.items()])
+    return _with_structs({name: pa.large_string() if kind is str else pa.int64() for name, kind in kinds.items()})
+
+
+def _kept(value: dict[str, Any], name: str) -> Any:
+    """None where there is no such key."""
+    try:
+        return value_at(value, name)
+    except KeyError:
+        return None
+
+
+def _with_structs(kinds: dict[str, pa.DataType]) -> pa.Schema | None:
+    """Columns of these types, and those in which names with dots may lead to them; None where one is in another."""
+    tree: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        for *way, last in dict.fromkeys([(name,), tuple(name.split("."))]):
+            node = tree
+            for part in way:
+                node = node.setdefault(part, {})
+                if not isinstance(node, dict):
+                    return None
+            if last in node:
+                return None
+            node[last] = kind
+    return pa.schema(_as_fields(tree))
+
+
+def _as_fields(tree: dict[str, Any]) -> list[pa.Field]:
+    kinds = {name: pa.struct(_as_fields(kind)) if isinstance(kind, dict) else kind for name, kind in tree.items()}
+    return [pa.field(name, kind) for name, kind in kinds.items()]
 
 
 def _safe(
@@ -373,9 +415,12 @@ def _parse_line(line: bytes, selection: Selection) -> dict[str, str | None]:
     row: dict[str, str | None] = {}
     needed = _needed(selection)
     for name in selection.columns:
-        if name not in value and name in needed:
-            raise ValueError(f"no key {name!r}")
-        item = value.get(name)
+        try:
+            item = value_at(value, name)
+        except KeyError:
+            if name in needed:
+                raise ValueError(f"no key {name!r}") from None
+            item = None
         if name in selection.text and not isinstance(item, str | None):
             raise ValueError(f"the text {name!r} is {_kind(item)}, not a string")
         row[name] = item if isinstance(item, str | None) else json.dumps(item, ensure_ascii=False)

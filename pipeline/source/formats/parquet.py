@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from ...errors import SourceError
 from ...telemetry.spans import Span
 from ..chunk import Chunk, Selection, held_together
-from ..columns import as_bytes, is_textual
+from ..columns import as_bytes, fields_of, is_textual, projected
 from ..memory.tables import bounded_chunk, most_decoded, types_of
 from ..open.opening import expect, open_at
 from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
@@ -231,7 +231,7 @@ class _RowGroup:
 
     def _next_batch(self) -> pa.Table:
         try:
-            return as_bytes(pa.Table.from_batches([next(self._batches)]))
+            return as_bytes(projected(next(self._batches), self._columns))
         except StopIteration:
             self._restart()
             rows = f"{self._file.path}: row group {self._group} holds fewer rows than its footer has"
@@ -258,7 +258,8 @@ class _RowGroup:
                 if stored > self._most:
                     rows = min(rows, _ROWS_AT_ONCE)
                 elif rows < min(about.num_rows, _ROWS_AT_ONCE) and stored <= self._limits.chunk_bytes:
-                    strings = [f.name for f in parquet.schema_arrow if f.name in names and is_textual(f.type)]
+                    kinds = fields_of(parquet.schema_arrow)
+                    strings = [name for name in names if name in kinds and is_textual(kinds[name])]
                     parquet = pq.ParquetFile(stream, metadata=footer, buffer_size=_BUFFER, read_dictionary=strings)
                     rows = about.num_rows
                     longest = average
@@ -296,7 +297,8 @@ def _footer(file: InputFile) -> pq.FileMetaData:
 def _columns_of(about: pq.RowGroupMetaData, names: Sequence[str]) -> list[pq.ColumnChunkMetaData]:
     """Those of the columns, and of what is nested in them."""
     columns = [about.column(i) for i in range(about.num_columns)]
-    return [c for c in columns if {c.path_in_schema, c.path_in_schema.partition(".")[0]} & {*names}]
+    begins = tuple(f"{name}." for name in names)
+    return [c for c in columns if f"{c.path_in_schema}.".startswith(begins)]
 
 
 def _bytes_of(column: pq.ColumnChunkMetaData) -> tuple[int, int]:

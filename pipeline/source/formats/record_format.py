@@ -75,9 +75,13 @@ class RecordFormat(Format):
         """A chunk of `records`, the first of which is record `first_row` of the file."""
         kept = [i for i in range(len(records)) if i not in records.problems]
         contents = [records.data[records.starts[i] : records.ends[i]] for i in kept]
-        table = pa.table({_COLUMN: pa.array(contents, pa.large_binary())})
+        table = self.table(contents, selection.columns)
         numbers = first_row + np.array(kept, np.int64)
         return assemble(path, numbers, table, selection, lambda i: records.raw(kept[i]), records.bad_rows(first_row))
+
+    def table(self, records: list[bytes], columns: tuple[str, ...]) -> pa.Table:
+        """Those columns of records without a problem."""
+        return pa.table({_COLUMN: pa.array(records, pa.large_binary())})
 
     def heads(self, file: InputFile) -> Iterator[Head]:
         """The head of a file, then a larger one, for who has not found what it looks for. Raises as `head`."""

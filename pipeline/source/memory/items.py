@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ...errors import UsageError
 from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, assemble, concat, held_of_record
-from ..columns import is_textual
+from ..columns import is_textual, keys_within, value_at
 from ..find.files import format_of, is_known
 from ..limits import LIMITS, Limits
 from .tables import MEMORY, Tables, is_pandas, of_table, resolve
@@ -87,22 +87,24 @@ class Items:
 
         Kept columns of what is read once are strings, since the types in later rows are not known.
         """
-        schema = {"text": pa.string()}
+        schema, within = {"text": pa.string()}, dict[str, pa.DataType]()
         if self.first is None:  # without a row there is nothing that could lack a column
             schema = dict.fromkeys((*schema, *selection.columns), pa.string())
         elif isinstance(self.first, Mapping):
             schema = {name: pa.string() for name in self.first if isinstance(name, str)}
-            for name in schema if selection.keep_all else schema.keys() & selection.kept:
-                schema[name] = self._type(name)
-            for name in schema.keys() & (selection.text or ("text",)):
-                schema[name] = _type_of([self.first[name]])
-        return resolve(pa.schema(list(schema.items())), selection)
+            within = dict.fromkeys(keys_within(self.first), pa.string())
+            for names in (schema, within):
+                for name in schema if selection.keep_all and names is schema else names.keys() & selection.kept:
+                    names[name] = self._type(name)
+                for name in names.keys() & (selection.text or ("text",)):
+                    names[name] = _type_of([value_at(self.first, name)])
+        return resolve(pa.schema(list(schema.items())), selection, within)
 
     def _type(self, name: str) -> pa.DataType:
         """The type of a kept column: a string where its values are of several types."""
         if self.rows is None:
             return pa.string()
-        return _type_of([item.get(name) for item in self._items if isinstance(item, Mapping)])
+        return _type_of([_value_at(item, name) for item in self._items if isinstance(item, Mapping)])
 
     def chunks(self, selection: Selection, chunk_rows: int, limits: Limits = LIMITS) -> Iterator[Chunk]:
         """The rows in chunks of up to `chunk_rows` rows, of which about `limits.chunk_bytes` characters of text are
@@ -150,7 +152,7 @@ class Items:
         types = dict(zip(selection.kept, selection.kept_types, strict=True))
         columns = {}
         for name in selection.columns:
-            values = [item[name] for item in items] if isinstance(self.first, Mapping) else items
+            values = [value_at(item, name) for item in items] if isinstance(self.first, Mapping) else items
             if name in selection.text:
                 columns[name] = _texts(values)
             else:
@@ -163,11 +165,12 @@ class Items:
             return _no_text("the item", item) or _half("the item", item)
         if not isinstance(item, Mapping):
             return f"the item is of type {type(item).__name__}, not a dict"
-        missing = next((name for name in selection.columns if name not in item), None)
-        if missing is not None:
-            return f"no key {missing!r}"
-        reasons = [_no_text(f"the text {name!r}", item[name]) for name in selection.text]
-        reasons += [_half(repr(name), item[name]) for name in selection.columns]
+        try:
+            values = {name: value_at(item, name) for name in selection.columns}
+        except KeyError as error:
+            return f"no key {error}"
+        reasons = [_no_text(f"the text {name!r}", values[name]) for name in selection.text]
+        reasons += [_half(repr(name), value) for name, value in values.items()]
         return next(filter(None, reasons), None)
 
 
@@ -264,8 +267,16 @@ def _is_path(item: Any) -> bool:
 def _length(item: Any, text: Sequence[str]) -> int:
     """Characters of text, about."""
     if isinstance(item, Mapping):
-        return sum(_length(item.get(name), ()) for name in text)
+        return sum(_length(_value_at(item, name), ()) for name in text)
     return len(item) if isinstance(item, str | bytes) else 0
+
+
+def _value_at(item: Mapping[str, Any], name: str) -> Any:
+    """None where it has no such key."""
+    try:
+        return value_at(item, name)
+    except KeyError:
+        return None
 
 
 def _texts(values: Sequence[Any]) -> pa.Array:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import select
 from collections.abc import Iterator
+from contextlib import suppress
 from io import RawIOBase
+from itertools import islice
 from typing import BinaryIO, cast
 
 from ...errors import UsageError
@@ -14,19 +18,23 @@ from ..chunk import Chunk, Selection, concat
 from ..find.files import Identity
 from ..formats.csv import Csv, Tsv
 from ..formats.jsonl import Jsonl
-from ..formats.record_format import Head, Piped, RecordFormat, Text
+from ..formats.record_format import DELIMITERS, Head, Piped, RecordFormat, Text
 from ..formats.records import BOM, cut, gathered, read_records
+from ..formats.wet import Wet
 from ..open.compression import HEAD_BYTES, UTF8, Transcoded, compression_of
 from ..plan.examine import refuse_twice, resolve
 
 STDIN = "stdin"
 """The value of the column `file`."""
 
-KINDS: dict[str, RecordFormat] = {"text": Text(), "csv": Csv(), "tsv": Tsv(), "jsonl": Jsonl()}
+KINDS: dict[str, RecordFormat] = {"text": Text(), "csv": Csv(), "tsv": Tsv(), "jsonl": Jsonl(), "wet": Wet()}
 """What may be piped in, by the name that the user gives it."""
 
 _OTHERS = {b"PK\x03\x04": "zip", b"PAR1": "Parquet"}
 _BLOCK = 1 << 20
+
+_LOOKED_AT = 20
+_NAME = re.compile(r"[^\W\d](?:[\w .:/()-]{0,38}[\w)])?")
 
 
 class Stdin:
@@ -106,13 +114,10 @@ class Stdin:
             names.append(compression.name)
         if names:
             raise UsageError(f"stdin holds {names[0]}, not lines of text: unpack it before the pipe, or give the file")
-        if not self._is_said and _is_header(head.removeprefix(BOM).partition(b"\n")[0]):
+        if not self._is_said and (flags := _looks_like(head.removeprefix(BOM))):
             raise UsageError(
-                "stdin looks like CSV: say --stdin-format csv or tsv (or --stdin-format text, to label each line)"
-            )
-        if not self._is_said and _is_object(head.removeprefix(BOM).partition(b"\n")[0]):
-            raise UsageError(
-                "stdin looks like JSONL: say --stdin-format jsonl (or --stdin-format text, to label lines as they are)"
+                f"stdin looks like {flags.partition(' ')[0].upper()}: say --stdin-format {flags} (or --stdin-format "
+                "text, to label lines as they are)"
             )
 
 
@@ -128,10 +133,30 @@ class _Arriving:
         return block
 
 
-def _is_header(line: bytes) -> bool:
-    """Whether a line names columns, one of which is called "text"."""
-    names = [re.split(rb"[%s]" % mark, line.strip().lower()) for mark in (b",", b";", rb"\t", b"|")]
-    return any(len(found) > 1 and b"text" in found for found in names)
+def _looks_like(head: bytes) -> str | None:
+    """The flags for what begins so, where that is plainly more than lines of text."""
+    if head.startswith(Wet.magic):
+        return "wet"
+    if _is_object(head.partition(b"\n")[0]):
+        return "jsonl"
+    flags = {",": "csv", "\t": "tsv"}
+    marks = (mark for mark in DELIMITERS if _has_header(head, mark))
+    return next((flags.get(mark, f"csv --delimiter '{mark}'") for mark in marks), None)
+
+
+def _has_header(head: bytes, delimiter: str) -> bool:
+    """Whether the first line names columns: one is called "text", or no name could be a sentence or a number, and the
+    records that follow, as far as they have arrived, have as many fields.
+    """
+    lines = io.StringIO(head.decode("latin-1"), newline="")
+    with suppress(csv.Error):
+        names, *records = islice(csv.reader(lines, delimiter=delimiter), 1 + _LOOKED_AT)
+        if len(names) < 2 or len({*names}) < len(names):
+            return False
+        whole = records[:-1] or records  # the last may not have arrived to its end
+        are_names = all(map(_NAME.fullmatch, names)) and {*map(len, whole)} == {len(names)}
+        return are_names or "text" in map(str.lower, names)
+    return False
 
 
 def _is_object(line: bytes) -> bool:

@@ -10,7 +10,7 @@ counted before.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ...errors import BroadsheetError, SourceError, UsageError, did_you_mean
 from ..chunk import HEAD_BYTES, Chunk, Selection, assemble, concat, held_bytes
-from ..columns import as_bytes, is_textual, plain_type
+from ..columns import as_bytes, fields_of, holding, is_textual, plain_type, projected
 from ..formats.base import Fragment
 from ..formats.records import Cutting, gathered
 from ..limits import LIMITS, Limits
@@ -32,7 +32,7 @@ from ..open.ahead import PARSING
 
 def types_of(schema: pa.Schema) -> dict[str, pa.DataType]:
     """The types of columns as `Schema` has them: all layouts of strings count as one type."""
-    return {f.name: plain_type(f.type) for f in schema}
+    return {name: plain_type(kind) for name, kind in fields_of(schema).items()}
 
 
 def most_decoded(limits: Limits) -> int:
@@ -180,15 +180,15 @@ class Tables:
             yield _chunk_of(held, row, selection, limits)
             row += sum(map(len, held))
         if not row:
-            none = pa.schema([self.schema.field(name) for name in selection.columns]).empty_table()
+            none = projected(self.schema.empty_table(), selection.columns)
             yield _chunk_of([_plain(none)], row, selection, limits)
 
     def _pieces(self, selection: Selection, most: int, limits: Limits) -> Iterator[tuple[pa.Table, int, bool]]:
         """Pieces with the selection's columns, the rows of each, and whether it begins a new chunk."""
         cutting = Cutting(most, limits.chunk_bytes)
-        for table in self.read(list(selection.columns)):
+        for table in self.read(holding(self.schema, selection.columns)):
             for at in range(0, len(table), most):
-                piece = _plain(table.slice(at, most))
+                piece = _plain(projected(table.slice(at, most), selection.columns))
                 for first, last, new in cutting.cut(held_bytes(_text_bytes(piece, selection), selection)):
                     yield piece.slice(first, last - first), last - first, new
 
@@ -230,7 +230,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 def table_chunk(table: pa.Table, file: str, row: int, selection: Selection) -> Chunk:
     """A chunk of a table's rows, the first of which is row `row`."""
-    return _assembled(_plain(table), file, row, selection)
+    return _assembled(_plain(projected(table, selection.columns)), file, row, selection)
 
 
 def as_tables(source: Any) -> Tables | None:
@@ -359,8 +359,9 @@ def _with_class_names(table: pa.Table, names: dict[str, list[str]]) -> pa.Table:
     return table
 
 
-def resolve(schema: pa.Schema, selection: Selection) -> Selection:
-    """The selection with its default text column, and the kept columns with their types.
+def resolve(schema: pa.Schema, selection: Selection, within: Mapping[str, pa.DataType] | None = None) -> Selection:
+    """The selection with its default text column, and the kept columns with their types. within: the types of what is
+    in columns, by names with dots, where the schema does not tell.
 
     Raises UsageError for a missing column.
     """
@@ -368,18 +369,19 @@ def resolve(schema: pa.Schema, selection: Selection) -> Selection:
     selection = selection if selection.text else replace(selection, text=("text",))
     if selection.keep_all:
         selection = replace(selection, kept=tuple(dict.fromkeys((*selection.kept, *schema.names))))
+    kinds = fields_of(schema)
+    kinds |= {name: kind for name, kind in (within or {}).items() if name not in kinds}
     for name in selection.columns:
-        if name not in schema.names:
+        if name not in kinds:
             remedy = " (--text-column names another)" if unnamed and name == "text" else ""
-            there = f"there are: {', '.join(schema.names) or 'none'}{did_you_mean(name, schema.names)}"
+            there = f"there are: {', '.join(kinds) or 'none'}{did_you_mean(name, kinds)}"
             raise UsageError(f"no column {name!r}{remedy}; {there}")
         if schema.names.count(name) > 1:
             raise UsageError(f"two columns are called {name!r}: rename one")
     for name in selection.text:
-        kind = schema.field(name).type
-        if not is_textual(kind):
-            raise UsageError(f"the text column {name!r} holds {kind}, not strings")
-    types = tuple(_written(schema.field(name).type) for name in selection.kept)
+        if not is_textual(kinds[name]):
+            raise UsageError(f"the text column {name!r} holds {kinds[name]}, not strings")
+    types = tuple(_written(kinds[name]) for name in selection.kept)
     return replace(selection, kept_types=types)
 
 

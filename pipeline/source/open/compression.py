@@ -19,12 +19,14 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, BinaryIO, Protocol, cast
 
 import lz4.frame
 
 from ...errors import UsageError
+from ...processes.threads import available_cores, available_memory
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -134,8 +136,8 @@ class Transcoded:
 
 
 _HAS_ISAL = find_spec("isal") is not None  # it has no wheel for some machines
-_MOST_WINDOW = 27
-"""Of a zstd frame, as a power of two: 128 MiB, what zstd itself allows."""
+_WINDOWS = (27, 31)
+"""Of a zstd frame, as powers of two: 128 MiB, what zstd itself always allows, and 2 GiB, the longest that it has."""
 _MOST_XZ = 256 << 20
 """Bytes of memory for xz; `xz -9` takes 65 MiB."""
 HEAD_BYTES = 1000
@@ -165,7 +167,7 @@ class Decoder(Protocol):
 class Compression:
     """One of them. unit: what a file is a sequence of. decoder: the fastest. exact: the one that decides which bytes of
     damaged data can be read, the same on every machine. padding: zeros between units and at the end are allowed in
-    multiples of so many; 0 for none.
+    multiples of so many; 0 for none. mark: what units begin with, where reading goes on after a damaged one.
     """
 
     name: str
@@ -175,6 +177,7 @@ class Compression:
     decoder: Callable[[], Decoder]
     exact: Callable[[], Decoder]
     padding: int = 0
+    mark: bytes = b""
 
 
 class _Zlib:
@@ -223,8 +226,15 @@ def _igzip() -> Decoder:
     return cast(Decoder, igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP))
 
 
+@cache
+def _most_window() -> int:
+    """Of a zstd frame here, as a power of two: where every core reads such a file, they take half of the memory."""
+    least, most = _WINDOWS
+    return max(least, min(most, (available_memory() // (2 * available_cores())).bit_length() - 1))
+
+
 def _zstd() -> Decoder:
-    limit = {int(zstd.DecompressionParameter.window_log_max): _MOST_WINDOW}
+    limit = {int(zstd.DecompressionParameter.window_log_max): _most_window()}
     return cast(Decoder, zstd.ZstdDecompressor(options=limit))
 
 
@@ -241,7 +251,8 @@ def _magic(magic: bytes) -> Callable[[bytes], bool]:
     return lambda head: bool(head) and head[: len(magic)] == magic[: len(head)]
 
 
-_is_gzip = _magic(b"\x1f\x8b\x08")
+GZIP_MAGIC = b"\x1f\x8b\x08"
+_is_gzip = _magic(GZIP_MAGIC)
 _is_zstd_frame = _magic(b"\x28\xb5\x2f\xfd")
 _is_xz = _magic(b"\xfd7zXZ\x00")
 _is_lz4_frame = _magic(b"\x04\x22\x4d\x18")
@@ -301,9 +312,13 @@ def _is_text(head: bytes) -> bool:
 
 def refusal(compression: Compression, head: bytes) -> str:
     """Why a unit that begins so cannot be decompressed, in words of a user; empty where nothing is known."""
-    if compression.name == "zstd" and (window := _window(head)) > 1 << _MOST_WINDOW:
-        most = (1 << _MOST_WINDOW) >> 20
-        return f"its zstd frame asks for a window of {window >> 20:,} MiB, more than {most}: compress it without --long"
+    if compression.name == "zstd" and (window := _window(head)) > 1 << (most := _most_window()):
+        remedy = "compress it without --long"
+        if window <= 1 << _WINDOWS[1]:
+            remedy = (
+                f"compress it with --long={most}, or use fewer cores (taskset): all of them may take half of the memory"
+            )
+        return f"its zstd frame asks for a window of {window >> 20:,} MiB, more than {1 << (most - 20):,}: {remedy}"
     return ""
 
 

@@ -7,15 +7,17 @@ damage, anything unknown. From there on the file is read by one core, which know
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import cache, partial
 from typing import BinaryIO
 
 from ...errors import InputUnavailable, SourceError
 from ...processes.threads import available_cores
 from .ahead import PARSING, in_order
-from .compression import COMPRESSIONS, Compression, Decoder, is_skippable, refusal
+from .compression import COMPRESSIONS, GZIP_MAGIC, Compression, Decoder, beginning, is_skippable, refusal
 
 _INPUT_BYTES = 256 << 10
 _LEAST_INPUT = 1 << 10
@@ -85,14 +87,14 @@ class Raw:
     def skip_zeros(self) -> int:
         """Pass over zeros, and say how many there were."""
         count = 0
-        while True:
-            self._fill(1)
+        self._fill(1)
+        while self._buffer.startswith(b"\0", self._at):
             rest = self._buffer[self._at :]
             zeros = len(rest) - len(rest.lstrip(b"\0"))
             self._at += zeros
             count += zeros
-            if not zeros or self._at < len(self._buffer):
-                return count
+            self._fill(1)
+        return count
 
     def close(self) -> None:
         self._stream.close()
@@ -142,7 +144,7 @@ class Decompressed:
                 if len(block) <= size:
                     return block
                 self._ready = memoryview(block)
-        if not self._ready and self._failure is not None:
+        if not self._ready and self._failure is not None and not self._goes_on():
             raise self._failure
         found, self._ready = bytes(self._ready[:size]), self._ready[size:]
         return found
@@ -208,6 +210,35 @@ class Decompressed:
                 pass
         except Exception as again:
             self._failure = _told(again)
+
+    def _goes_on(self) -> bool:
+        """Whether there is a unit with the mark after a damaged one: then that is read next, after a zero byte."""
+        if not (self._compression.mark and isinstance(self._failure, Damaged)):
+            return False
+        place = _next_marked(self._open_raw, self._unit_start + 1, self._compression.mark)
+        if place is None:
+            return False
+        self._raw.close()
+        self._raw = Raw(self._open_raw(), place)
+        self._decoder, self._exact, self._failure = None, False, None
+        self._ready = memoryview(b"\0")
+        return True
+
+
+def _next_marked(open_raw: Callable[[], BinaryIO], start: int, mark: bytes) -> int | None:
+    """The byte, `start` or later, at which a gzip member begins whose content begins with the mark."""
+    with closing(open_raw()) as stream:
+        _go_to(stream, start)
+        held = block = stream.read(_INPUT_BYTES)
+        while held:
+            looked_at = max(0, len(held) - (_LEAST_INPUT if block else 0))
+            for found in re.finditer(re.escape(GZIP_MAGIC), held[: looked_at + len(GZIP_MAGIC) - 1]):
+                if beginning(held[found.start() :][:_LEAST_INPUT], len(mark)) == mark:
+                    return start + found.start()
+            held, start = held[looked_at:], start + looked_at
+            block = stream.read(_INPUT_BYTES) if block else b""
+            held += block
+    return None
 
 
 def decompressed(data: bytes, compression: Compression, most: int) -> bytes | None:

@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, BinaryIO, Protocol, cast
 
 from ...errors import InputChanged, SourceError
@@ -257,6 +258,8 @@ class FrontToBack:
         if compression is None:
             return EveryByte(open_raw)
         self._is_packed = True
+        if compression.name == "gzip":
+            compression = replace(compression, mark=file.format.unit_begins)
         if file.member is not None:
             return Decompressed(lambda: cast(BinaryIO, EveryByte(open_raw)), compression)
         if self._peek:

@@ -45,12 +45,12 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
     if not selection.text:
         selection = replace(selection, text=("text",))
     for name in selection.columns:
-        if name not in schema.names:
+        if name not in schema.every:
             remedy = " (--text-column names another)" if (name,) == selection.text == ("text",) else ""
-            has = f"{_what_it_has(file, schema.names, name)}{did_you_mean(name, schema.names)}"
+            has = f"{_what_it_has(file, schema.every, name)}{did_you_mean(name, schema.every)}"
             raise UsageError(f"{path}: no column {name!r}{remedy}; {has}")
     if strange := _not_text(schema, selection):
-        textual = [name for name in schema.names if is_textual(schema.types.get(name, pa.string()))]
+        textual = [name for name in schema.every if is_textual(schema.types.get(name, pa.string()))]
         others = f"; columns with strings: {', '.join(textual)}" if textual else ""
         raise UsageError(f"{path}: {strange}{others}")
     if selection.keep_all:
@@ -62,7 +62,7 @@ def kept_types(schemas: Sequence[Schema], kept: Sequence[str]) -> tuple[pa.DataT
     """The types of the columns that are copied, by which they hold those of some files; strings for nulls only."""
     found = []
     for name in kept:
-        kinds = [s.types.get(name, pa.string()) for s in schemas if name in (s.names or ())]
+        kinds = [s.types.get(name, pa.string()) for s in schemas if name in s.every]
         kind = reduce(type_of_both, kinds) if kinds else pa.string()
         found.append(pa.string() if pa.types.is_null(kind) else kind)
     return tuple(found)
@@ -75,16 +75,16 @@ def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selec
         raise SourceError(f"{path}: not of the same kind as {other}; classify it in a job of its own")
     if schema.names is None or expected.names is None:
         return None
-    missing = [name for name in selection.columns if name not in schema.names] if schema.complete else []
+    missing = [name for name in selection.columns if name not in schema.every] if schema.complete else []
     for name in missing:
         if name in (*selection.text, selection.truth):
-            has = _what_it_has(file, schema.names, name)
+            has = _what_it_has(file, schema.every, name)
             raise SourceError(f"{path}: no column {name!r} as in {other}; {has}. It was not read")
     if strange := _not_text(schema, selection):
         raise SourceError(f"{path}: {strange}, unlike {other}. It was not read")
     for name, kind in zip(selection.kept, selection.kept_types, strict=True):
         held = schema.types.get(name, pa.string())
-        if name in schema.names and not is_held_by(kind, held):
+        if name in schema.every and not is_held_by(kind, held):
             raise SourceError(
                 f"{path}: the column {name!r} holds {held}, which this job cannot copy as {kind}, its type in {other} "
                 "and others: name this file first, or do not keep the column. It was not read"

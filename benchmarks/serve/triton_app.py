@@ -1,0 +1,44 @@
+"""python -m benchmarks.serve.triton_app PORT MODEL DEVICE BATCH WAIT_MS: the model behind Triton, as a Python function
+that PyTriton binds to it. BATCH is of requests, and a request's texts are rows: so it is of so many texts too.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from pytriton.decorators import batch
+from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
+from pytriton.triton import Triton, TritonConfig
+
+from benchmarks.serve.peer_model import SIZES, model_of
+
+
+def main() -> None:
+    port, name, device, most, wait = sys.argv[1:]
+    label = model_of(name, device)
+
+    @batch
+    def infer(text: Any) -> dict[str, Any]:
+        found = label([row[0].decode() for row in text])
+        labels = np.array([[each.encode()] for each, _ in found], object)
+        return {"label": labels, "score": np.array([[score] for _, score in found], np.float32)}
+
+    others = {"grpc_port": int(port) + 1, "metrics_port": int(port) + 2, "http_address": "127.0.0.1"}
+    with Triton(config=TritonConfig(http_port=int(port), **others)) as server:
+        server.bind(
+            model_name="model",
+            infer_func=infer,
+            inputs=[Tensor(name="text", dtype=bytes, shape=(1,))],
+            outputs=[Tensor(name="label", dtype=bytes, shape=(1,)), Tensor(name="score", dtype=np.float32, shape=(1,))],
+            config=ModelConfig(
+                max_batch_size=max(int(most), SIZES[-2]),
+                batcher=DynamicBatcher(max_queue_delay_microseconds=round(1000 * float(wait))),
+            ),
+        )
+        server.serve()
+
+
+if __name__ == "__main__":
+    main()

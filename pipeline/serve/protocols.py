@@ -1,0 +1,434 @@
+"""What clients of other servers ask and are answered: Text Embeddings Inference and Hugging Face's, vLLM and Infinity,
+the Open Inference Protocol (KServe, Triton), SageMaker. Each reads a body as `Asked`, which has the function that
+writes the answer. None of them knows what becomes of a request in between.
+
+Their answers have no place for a text without a label: where the model overflows on one, the request fails, and says on
+which.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import struct
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
+from numpy.typing import NDArray
+
+from ..engine.base import Predictions
+from .bodies import JSON, Asked, BadRequest, Received, Reply, check_count, decoded, from_json_or_arrow, numbers
+from .http_link import Served
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from .openapi import ModelAbout
+
+_JSON = JSON.encode()
+_encode = msgspec.json.encode
+
+
+class Spoken(NamedTuple):
+    """A route to classify. read: raises BadRequest. failed: status and body, of a status and what is wrong."""
+
+    read: Callable[[Received], Asked]
+    failed: Callable[[int, str], tuple[int, Reply]]
+
+
+def _failed(status: int, told: str) -> tuple[int, Reply]:
+    return status, Reply(_JSON, _encode({"error": told}))
+
+
+def _scores(served: Served, found: Predictions, is_raw: bool = False) -> NDArray[np.float32]:
+    """Of all classes, [N, classes]. is_raw: as logits, up to a number for each text that softmax does not see.
+
+    Raises BadRequest for a text without.
+    """
+    scores = found.all_scores
+    assert scores is not None
+    if found.overflowed.any():
+        raise BadRequest(424, f"the model overflows on text {int(np.argmax(found.overflowed))}: send the others alone")
+    if not is_raw:
+        return scores
+    tiny = np.finfo(np.float32).tiny
+    raw = np.log(np.maximum(scores, tiny))
+    return raw if served.thresholds is None else raw - np.log(np.maximum(1 - scores, tiny))
+
+
+def _rows(values: NDArray[np.float32]) -> list[list[float]]:
+    flat, k = numbers(np.ascontiguousarray(values).reshape(-1)), values.shape[1]
+    return [flat[first : first + k] for first in range(0, len(flat), k)]
+
+
+def _ranked(served: Served, scores: NDArray[np.float32], top_k: int | None = None) -> list[list[dict[str, Any]]]:
+    """Score and label of the classes of each text, the best first."""
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
+    rows = zip(order.tolist(), _rows(np.take_along_axis(scores, order, axis=1)), strict=True)
+    return [[{"score": s, "label": served.classes[i]} for i, s in zip(*row, strict=True)] for row in rows]
+
+
+def _wants_json(received: Received) -> None:
+    if received.kind != _JSON:
+        raise BadRequest(415, f"the content type must be {JSON}")
+
+
+# Text Embeddings Inference, and the form of Hugging Face's own servers, which has `parameters`.
+
+
+class HubParameters(msgspec.Struct):
+    """What Hugging Face's client sends beside a text."""
+
+    top_k: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
+
+
+class PredictRequest(msgspec.Struct):
+    """As Text Embeddings Inference and Hugging Face's client have it; other fields are passed over."""
+
+    inputs: Annotated[str | list[str | list[str]], msgspec.Meta(description="A text, or a list of [text]; or of texts")]
+    raw_scores: Annotated[bool, msgspec.Meta(description="Give logits, up to a number for each text")] = False
+    truncate: Annotated[
+        bool | None, msgspec.Meta(description="If false, refuse a text that is longer than the model reads")
+    ] = None
+    truncation_direction: Annotated[str, msgspec.Meta(description="Only Right: what comes last is not read")] = "Right"
+    parameters: Annotated[
+        HubParameters | None, msgspec.Meta(description="top_k, function_to_apply; the answer is then a list of lists")
+    ] = None
+
+
+_predict = msgspec.json.Decoder(PredictRequest)
+
+
+def _read_predict(received: Received) -> Asked:
+    _wants_json(received)
+    asked = decoded(_predict, received.body)
+    inputs = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    if not inputs:
+        raise BadRequest(400, "`inputs` is empty")
+    check_count(len(inputs), received.most)
+    if asked.truncation_direction.lower() != "right":
+        raise BadRequest(422, "truncation_direction: the models here read a text from its beginning")
+    texts = []
+    for number, each in enumerate(inputs):
+        if not isinstance(each, str) and len(each) != 1:
+            raise BadRequest(422, f"inputs[{number}] has {len(each)} texts: the models here read one, not a pair")
+        texts.append(each if isinstance(each, str) else each[0])
+    is_one = len(inputs) == 1 and isinstance(inputs[0], str) and asked.parameters is None
+    return Asked(texts, None, 1, partial(_write_predict, asked, is_one))
+
+
+def _write_predict(asked: PredictRequest, is_one: bool, served: Served, found: Predictions) -> Reply:
+    chosen = asked.parameters or HubParameters()
+    own = "softmax" if served.thresholds is None else "sigmoid"
+    if chosen.function_to_apply not in (None, "none", own):
+        raise BadRequest(422, f"function_to_apply: the scores of this model are of {own}; `none` gives logits")
+    if asked.truncate is False and found.truncated.any():
+        number = int(np.argmax(found.truncated))
+        raise BadRequest(413, f"text {number} is longer than the {served.reads:,} characters that the model reads")
+    scores = _scores(served, found, asked.raw_scores or chosen.function_to_apply == "none")
+    answers = _ranked(served, scores, chosen.top_k)
+    return Reply(_JSON, _encode(answers[0] if is_one else answers))
+
+
+def _predict_failed(status: int, told: str) -> tuple[int, Reply]:
+    kind = {400: "empty", 424: "backend", 503: "overloaded"}.get(status, "validation")
+    return 429 if status == 503 else status, Reply(_JSON, _encode({"error": told, "error_type": kind}))
+
+
+def tei_info(model: ModelAbout, settings: Settings) -> dict[str, Any]:
+    """What Text Embeddings Inference says of itself."""
+    label_of = {str(number): name for number, name in enumerate(model.classes)}
+    number_of = {name: number for number, name in enumerate(model.classes)}
+    return {
+        "model_id": model.name,
+        "model_sha": model.digest,
+        "model_dtype": model.backend,
+        "model_type": {"classifier": {"id2label": label_of, "label2id": number_of}},
+        "max_concurrent_requests": settings.max_connections,
+        "max_input_length": model.reads,
+        "max_batch_tokens": settings.max_queue,
+        "max_client_batch_size": settings.max_texts,
+        "auto_truncate": True,
+        "version": version("broadsheet"),
+    }
+
+
+# vLLM, and Infinity, whose client always sends `raw_scores`.
+
+_NOT_SPECIFIED = "default/not-specified"
+"""What Infinity's client has for a model that nobody named."""
+
+
+class ClassifyInput(msgspec.Struct):
+    """As vLLM and Infinity have it; other fields are passed over."""
+
+    input: Annotated[str | list[str], msgspec.Meta(description="A text, or several")]
+    model: Annotated[str | None, msgspec.Meta(description="Which model labels them")] = None
+    use_activation: Annotated[
+        bool | None, msgspec.Meta(description="If false, give logits, up to a number for each text")
+    ] = None
+    raw_scores: Annotated[
+        bool | UnsetType, msgspec.Meta(description="Answer as Infinity does; if true, with logits")
+    ] = UNSET
+
+
+_classify = msgspec.json.Decoder(ClassifyInput)
+
+
+def _read_classify(received: Received) -> Asked:
+    _wants_json(received)
+    asked = decoded(_classify, received.body)
+    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+    check_count(len(texts), received.most)
+    return Asked(texts, None if asked.model == _NOT_SPECIFIED else asked.model, 1, partial(_write_classify, asked))
+
+
+def _write_classify(asked: ClassifyInput, served: Served, found: Predictions) -> Reply:
+    is_raw = asked.raw_scores is True or asked.use_activation is False
+    scores = _scores(served, found, is_raw)
+    answer: dict[str, Any] = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
+    read = int(np.minimum(found.n_chars, served.reads).sum())
+    if asked.raw_scores is not UNSET:
+        answer |= {"id": f"infinity-{uuid.uuid4()}", "object": "classify", "data": _ranked(served, scores)}
+        usage: dict[str, Any] = {}
+    else:
+        data: list[dict[str, Any]] = []
+        for best, probs in zip(np.argmax(scores, axis=1).tolist(), _rows(scores), strict=True):
+            label = served.classes[best]
+            data.append({"index": len(data), "label": label, "probs": probs, "num_classes": len(probs)})
+        answer["data"] = data
+        usage = {"completion_tokens": 0, "prompt_tokens_details": None}
+    answer |= {"model": served.name, "usage": {"prompt_tokens": read, "total_tokens": read, **usage}}
+    return Reply(_JSON, _encode(answer))
+
+
+def _classify_failed(status: int, told: str) -> tuple[int, Reply]:
+    kind = {401: "AuthenticationError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
+    error = {"message": told, "type": kind.get(status, "BadRequestError"), "param": None, "code": status}
+    return status, Reply(_JSON, _encode({"error": error}))
+
+
+# The Open Inference Protocol, with the extension for binary tensors, which Triton's client uses unless told otherwise.
+
+MODELS = ("/v2/models/{name:path}/versions/1", "/v2/models/{name:path}")
+_HEAD_BYTES = b"inference-header-content-length"
+
+
+class InferInput(msgspec.Struct):
+    """A tensor of texts. The name does not matter."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Any] = {}
+    data: Annotated[list[Any] | UnsetType, msgspec.Meta(description="The texts, unless they are binary")] = UNSET
+
+
+class InferOutput(msgspec.Struct):
+    """A tensor that is wanted."""
+
+    name: Literal["label", "score", "scores"]
+    parameters: dict[str, Any] = {}
+
+
+class InferRequest(msgspec.Struct):
+    """As the Open Inference Protocol has it; other fields are passed over."""
+
+    inputs: Annotated[list[InferInput], msgspec.Meta(description="One, of BYTES")]
+    id: Annotated[str | None, msgspec.Meta(description="Comes back with the answer")] = None
+    outputs: Annotated[list[InferOutput], msgspec.Meta(description="label, score, scores; none: all of them")] = []
+    parameters: dict[str, Any] = {}
+
+
+_infer = msgspec.json.Decoder(InferRequest)
+
+
+def _read_infer(received: Received) -> Asked:
+    length = received.headers.get(_HEAD_BYTES, b"%d" % len(received.body))
+    if not length.isdigit() or int(length) > len(received.body):
+        raise BadRequest(400, "Inference-Header-Content-Length is no length within the body")
+    asked, binary = decoded(_infer, received.body[: int(length)]), received.body[int(length) :]
+    if len(asked.inputs) != 1 or asked.inputs[0].datatype != "BYTES":
+        raise BadRequest(422, "give one input of datatype BYTES: the texts")
+    given = asked.inputs[0]
+    size = given.parameters.get("binary_data_size")
+    if given.data is UNSET:
+        if size != len(binary):
+            raise BadRequest(400, f"the body has {len(binary):,} bytes of tensors, and binary_data_size is {size}")
+        texts = _texts_of(binary)
+    else:
+        texts = _flat(given.data)
+    if math.prod(given.shape) != len(texts):
+        raise BadRequest(422, f"an input of shape {given.shape} has {len(texts):,} texts")
+    check_count(len(texts), received.most)
+    return Asked(texts, received.model, 1, partial(_write_infer, asked))
+
+
+def _texts_of(binary: bytes) -> list[str]:
+    """Each is its length, in four bytes, and then its UTF-8."""
+    texts: list[str] = []
+    at = 0
+    try:
+        while at < len(binary):
+            end = at + 4 + struct.unpack_from("<I", binary, at)[0]
+            if end > len(binary):
+                raise BadRequest(400, f"text {len(texts)} is longer than what is left of the body")
+            texts.append(binary[at + 4 : end].decode())
+            at = end
+    except (struct.error, UnicodeDecodeError) as error:
+        raise BadRequest(400, f"text {len(texts)} is not UTF-8 with its length before it: {error}") from error
+    return texts
+
+
+def _flat(data: Sequence[Any]) -> list[str]:
+    texts: list[str] = []
+    for each in data:
+        if isinstance(each, list) and len(each) == 1:
+            each = each[0]
+        if not isinstance(each, str):
+            raise BadRequest(422, f"data[{len(texts)}] is no string")
+        texts.append(each)
+    return texts
+
+
+def _write_infer(asked: InferRequest, served: Served, found: Predictions) -> Reply:
+    scores = _scores(served, found)
+    best = np.argmax(scores, axis=1)
+    tensors: dict[str, Any] = {
+        "label": np.array(served.classes, object)[best],
+        "score": np.take_along_axis(scores, best[:, None], axis=1)[:, 0],
+        "scores": scores,
+    }
+    outputs, binary = [], []
+    wanted: dict[str, dict[str, Any]] = {each.name: each.parameters for each in asked.outputs}
+    for name, parameters in (wanted or {name: {} for name in tensors}).items():
+        values = tensors[name]
+        made: dict[str, Any] = {
+            "name": name,
+            "datatype": "BYTES" if name == "label" else "FP32",
+            "shape": list(values.shape),
+        }
+        if parameters.get("binary_data", asked.parameters.get("binary_data_output", False)):
+            binary.append(_packed(values) if name == "label" else np.ascontiguousarray(values, "<f4").tobytes())
+            made["parameters"] = {"binary_data_size": len(binary[-1])}
+        else:
+            made["data"] = values.tolist() if name == "label" else numbers(np.ascontiguousarray(values).reshape(-1))
+        outputs.append(made)
+    own_id = {} if asked.id is None else {"id": asked.id}
+    head = _encode({"model_name": served.name, "model_version": "1", **own_id, "outputs": outputs})
+    if not binary:
+        return Reply(_JSON, head)
+    return Reply(b"application/octet-stream", b"".join((head, *binary)), ((_HEAD_BYTES, b"%d" % len(head)),))
+
+
+def _packed(labels: NDArray[np.object_]) -> bytes:
+    return b"".join(struct.pack("<I", len(data)) + data for data in map(str.encode, labels))
+
+
+def about_server() -> dict[str, Any]:
+    return {"name": "broadsheet", "version": version("broadsheet"), "extensions": ["binary_tensor_data"]}
+
+
+def about_model(model: ModelAbout) -> dict[str, Any]:
+    """Its tensors: scores of the classes are in their order."""
+    shapes = {"label": [-1], "score": [-1], "scores": [-1, len(model.classes)]}
+    outputs = [{"name": n, "datatype": "BYTES" if n == "label" else "FP32", "shape": s} for n, s in shapes.items()]
+    inputs = [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
+    return {"name": model.name, "versions": ["1"], "platform": "broadsheet", "inputs": inputs, "outputs": outputs}
+
+
+# SageMaker: JSON as its own text classification has it, or as Hugging Face's containers do; lines of JSON; CSV; lines.
+
+_LINES, _CSV, _PLAIN = b"application/jsonlines", b"text/csv", b"text/plain"
+
+
+class Configuration(msgspec.Struct):
+    """k: the most probable classes, so many."""
+
+    k: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+
+class Invocation(msgspec.Struct):
+    """`instances`, as SageMaker's own text classification has it; or `inputs` and all that /predict takes."""
+
+    instances: Annotated[list[str] | UnsetType, msgspec.Meta(description="Texts")] = UNSET
+    configuration: Annotated[Configuration, msgspec.Meta(description="k: give the most probable classes")] = (
+        msgspec.field(default_factory=Configuration)
+    )
+
+
+class InvocationLine(msgspec.Struct):
+    """A text in a line of JSON."""
+
+    source: str
+    k: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+
+_invocation, _lines = msgspec.json.Decoder(Invocation), msgspec.json.Decoder(InvocationLine)
+
+
+def _read_invocation(received: Received) -> Asked:
+    kind, body = received.kind, received.body
+    if kind == _JSON:
+        asked = decoded(_invocation, body)
+        if asked.instances is UNSET:
+            return _read_predict(received)
+        texts, ks = asked.instances, [asked.configuration.k] * len(asked.instances)
+    elif kind == _LINES:
+        lines = [decoded(_lines, line) for line in body.splitlines() if line.strip()]
+        texts, ks = [line.source for line in lines], [line.k for line in lines]
+    elif kind in (_CSV, _PLAIN):
+        texts = _records(body, kind == _CSV)
+        ks = [1] * len(texts)
+    else:
+        raise BadRequest(415, f"the content type must be one of {JSON}, application/jsonlines, text/csv, text/plain")
+    check_count(len(texts), received.most)
+    accept = received.headers.get(b"accept", b"").partition(b";")[0].strip().lower()
+    wanted = accept if accept in (_JSON, _LINES, _CSV) else _CSV if kind == _PLAIN else kind
+    return Asked(texts, None, 1, partial(_write_invocation, wanted, ks))
+
+
+def _records(body: bytes, is_csv: bool) -> list[str]:
+    """The texts of CSV with one column, or of lines."""
+    try:
+        text = body.decode()
+        if not is_csv:
+            return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+        csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+        rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadRequest(400, f"the body is no {'CSV' if is_csv else 'text'} in UTF-8: {error}") from error
+    for number, row in enumerate(rows):
+        if len(row) != 1:
+            raise BadRequest(422, f"record {number} has {len(row)} columns: give one, the text, in quotes")
+    return [row[0] for row in rows]
+
+
+def _write_invocation(kind: bytes, ks: Sequence[int], served: Served, found: Predictions) -> Reply:
+    ranked = _ranked(served, _scores(served, found), max(ks, default=1))
+    if kind == _CSV:
+        written = io.StringIO()
+        csv.writer(written, lineterminator="\n").writerows((row[0]["label"], row[0]["score"]) for row in ranked)
+        return Reply(kind, written.getvalue().encode())
+    pairs = zip(ks, ranked, strict=True)
+    found_ = [{"label": [r["label"] for r in row[:k]], "prob": [r["score"] for r in row[:k]]} for k, row in pairs]
+    return Reply(kind, _encode(found_) if kind == _JSON else b"".join(_encode(each) + b"\n" for each in found_))
+
+
+SPOKEN = {
+    "/v1/classify": Spoken(from_json_or_arrow, _failed),
+    "/predict": Spoken(_read_predict, _predict_failed),
+    "/": Spoken(_read_predict, _predict_failed),
+    "/classify": Spoken(_read_classify, _classify_failed),
+    "/invocations": Spoken(_read_invocation, _failed),
+    **{f"{path}/infer": Spoken(_read_infer, _failed) for path in MODELS},
+}
+"""Routes to classify, by path."""

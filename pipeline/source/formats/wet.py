@@ -1,0 +1,166 @@
+"""WET files, as Common Crawl publishes the text of web pages: WARC records of the type "conversion", one a row.
+
+Records are found here, and not by a library such as fastwarc or warcio: these pass over what is damaged without a word,
+and tell the place of a record in the compressed file. Here each byte belongs to a record with a number, or to a row of
+the quarantine. A record ends where its Content-Length says, if a blank line or the next record follows; else it is
+damaged, and ends where the next one begins. So damage costs the records in which it is, also in a gzip file with a
+member for each record: a zero byte comes in place of a damaged member (`Format.unit_begins`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import SourceError, first_of
+from ..chunk import Selection
+from .base import InputFile, Schema
+from .record_format import RecordFormat
+from .records import Split
+
+_HEADERS = {
+    "url": b"WARC-Target-URI",
+    "date": b"WARC-Date",
+    "language": b"WARC-Identified-Content-Language",
+    "id": b"WARC-Record-ID",
+    "refers_to": b"WARC-Refers-To",
+    "digest": b"WARC-Block-Digest",
+}
+"""The columns beside the text."""
+
+_CONVERSION = b"conversion"
+_TYPES = {_CONVERSION, *b"warcinfo response resource request metadata revisit continuation".split()}
+
+_BEGIN = re.compile(rb"WARC/[01]\.[01]\r\n")
+_BEGIN_BYTES = 10
+_BLANK_LINES = re.compile(rb"[\r\n]*")
+_BLANK = b"\r\n\r\n"
+_MOST_HEADER = 64 << 10
+
+
+def _field(name: bytes, value: bytes) -> re.Pattern[bytes]:
+    return re.compile(rb"\r\n%s:[ \t]*(%s)[ \t]*\r\n" % (re.escape(name), value), re.IGNORECASE)
+
+
+_FIELDS = {name: _field(header, rb"[^\r\n]*?") for name, header in _HEADERS.items()}
+_TYPE, _LENGTH = _field(b"WARC-Type", rb"[^\r\n]*?"), _field(b"Content-Length", rb"\d{1,18}")
+
+
+class _Piece(NamedTuple):
+    """A record, or bytes that are none. end: of its content. after: where the next piece begins. kind: of a whole one.
+    problem: why it is damaged; empty where it is not.
+    """
+
+    end: int
+    after: int
+    kind: bytes = b""
+    problem: str = ""
+
+
+class Wet(RecordFormat):
+    """Columns: the text, and what its header says of it, null where it does not. Other headers are not read."""
+
+    name = "wet"
+    suffixes = (".wet", ".warc")
+    magic = b"WARC/1."
+    unit_begins = b"WARC/"
+    boundary: ClassVar[re.Pattern[bytes]] = re.compile(rb"\r\n\r\n(?=WARC/[01]\.[01]\r\n)")
+
+    def for_options(self, encoding: str, delimiter: str | None) -> Wet:
+        """The text of a conversion is UTF-8."""
+        return self
+
+    def schema(self, file: InputFile, selection: Selection) -> Schema:
+        kinds: set[bytes] = set()
+        for head in self.heads(file):
+            found = self.split(head.data, head.final)
+            kinds.update(kind.lower() for kind in _TYPE.findall(head.data))
+            if len(found.starts) or _CONVERSION in kinds:
+                return Schema(("text", *_HEADERS), start=head.start, named=False)
+        if others := sorted(kind.decode("ascii", "replace") for kind in kinds - {b"warcinfo"}):
+            raise SourceError(
+                f"{file.path}: its records are of the types {first_of(others)}: pages as a server sent them, or about "
+                "them, and no text. Take the WET files of the crawl (.warc.wet.gz), or extract the text first, with "
+                "trafilatura or resiliparse for example"
+            )
+        if head.final:
+            raise SourceError(f"{file.path}: it holds no WARC record of the type conversion, so no text")
+        return Schema(("text", *_HEADERS), start=head.start, named=False)
+
+    def split(self, buffer: bytes, final: bool) -> Split:
+        """The conversions, and what is damaged; other records are none."""
+        starts: list[int] = []
+        ends: list[int] = []
+        problems: dict[int, str] = {}
+        at = 0
+        while (at := _blank_end(buffer, at)) < len(buffer) and (piece := self._piece(buffer, at, final)) is not None:
+            if piece.problem:
+                problems[len(starts)] = piece.problem
+            if piece.problem or piece.kind == _CONVERSION:
+                starts.append(at)
+                ends.append(piece.end)
+            at = piece.after
+        return Split(np.array(starts, np.int64), np.array(ends, np.int64), problems, at)
+
+    def table(self, records: list[bytes], columns: tuple[str, ...]) -> pa.Table:
+        ends = [record.index(_BLANK) for record in records]
+        headers = [record[: end + 2] for record, end in zip(records, ends, strict=True)]
+        found = {}
+        for name in columns:
+            if name in _FIELDS:
+                fields = map(_FIELDS[name].search, headers)
+                found[name] = [field and field[1] for field in fields]
+            else:
+                found[name] = [record[end + 4 :] for record, end in zip(records, ends, strict=True)]
+        return pa.table({name: pa.array(values, pa.large_binary()) for name, values in found.items()})
+
+    def _piece(self, buffer: bytes, at: int, final: bool) -> _Piece | None:
+        """The piece that begins at `at`; None where it, or what must follow it, goes on after the buffer."""
+        left = len(buffer) - at
+        if not final and left < _BEGIN_BYTES:
+            return None
+        if not _BEGIN.match(buffer, at):
+            return self._damaged(buffer, at, at, final, "no WARC record begins here: something is damaged")
+        header = buffer.find(_BLANK, at, at + _MOST_HEADER) + 2
+        if header < 2:
+            if not final and left < _MOST_HEADER:
+                return None
+            return self._damaged(buffer, at, at, final, "its header is cut off or damaged")
+        length, kind = _LENGTH.search(buffer, at, header), _TYPE.search(buffer, at, header)
+        if length is None or kind is None or kind[1].lower() not in _TYPES or _BEGIN.search(buffer, at + 1, header):
+            return self._damaged(buffer, at, at, final, "its header is damaged, or has no known type or no length")
+        begin, count = header + 2, int(length[1])
+        end = begin + count
+        if end - at > self.limits.field_bytes:
+            problem = f"the record is longer than {self.limits.field_bytes >> 20} MiB"
+            return self._damaged(buffer, at, begin, final, problem)
+        if end > len(buffer):
+            problem = f"cut off: {len(buffer) - begin:,} of {count:,} bytes are there"
+            return self._damaged(buffer, at, begin, final, problem) if final else None
+        if (after := _blank_end(buffer, end)) - end < len(_BLANK) or not buffer.startswith(_BLANK, end):
+            if not final and len(buffer) - after < _BEGIN_BYTES:
+                return None
+            if after < len(buffer) and not _BEGIN.match(buffer, after):
+                problem = f"damaged: no record follows after the {count:,} bytes that its header tells"
+                return self._damaged(buffer, at, begin, final, problem)
+        return _Piece(end, after, kind[1].lower())
+
+    def _damaged(self, buffer: bytes, at: int, begin: int, final: bool, problem: str) -> _Piece | None:
+        """What is damaged from `at` on, up to where the next record begins, `begin` or later; or the longest that may
+        be held, wherever a block ends.
+        """
+        most = at + self.limits.field_bytes
+        found = _BEGIN.search(buffer, max(begin, at + 1), most + _BEGIN_BYTES)
+        if found is None and not final and len(buffer) < most + _BEGIN_BYTES:
+            return None
+        end = min(most, len(buffer)) if found is None else found.start()
+        return _Piece(end, end, problem=problem)
+
+
+def _blank_end(buffer: bytes, at: int) -> int:
+    """Where blank lines that begin at `at` end."""
+    found = _BLANK_LINES.match(buffer, at)
+    return found.end() if found else at
