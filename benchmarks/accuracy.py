@@ -8,6 +8,9 @@ stand two of scikit-learn: TF-IDF of words and pairs with logistic regression, a
 words, characters, or both, with a linear SVM. All choose their strength by cross-validation. Measured figures are kept,
 so that the command can be called again for more.
 
+`--trial peers` compares ours with pretrained word vectors (those of the package wordllama), and without them, with
+fastText (the package fasttext-community).
+
 There are two trials with worse rows. `--trial noise` gives 10 % of the training rows a wrong label. `--trial imbalance`
 keeps a tenth of the training rows of every other class; macro-F1 is told beside accuracy, and balanced weights are
 tried, ours and scikit-learn's. And `--trial fasttext` has `fasttext supervised` in place of scikit-learn, as it is and
@@ -19,9 +22,11 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import re
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,9 +58,13 @@ def read(path: Path) -> tuple[list[str], Labels]:
     return [text for text, _ in rows], np.array([label for _, label in rows])
 
 
-def ours(texts: list[str], labels: Labels, tested: list[str], balanced: bool = False) -> Labels:
+def ours(
+    texts: list[str], labels: Labels, tested: list[str], balanced: bool = False, vectors: str | None = None
+) -> Labels:
     table = pa.table({"text": texts, "label": labels})
-    model = train(table, text_column="text", label_column="label", device="cpu", balanced=balanced).model
+    model = train(
+        table, text_column="text", label_column="label", device="cpu", balanced=balanced, vectors=vectors
+    ).model
     return np.array(load(model, device="cpu").predict(tested))
 
 
@@ -86,27 +95,37 @@ def _tuned(
     return found
 
 
-class FastText:
-    """`fasttext supervised`, on lower-cased text. words: of the longest n-gram. subwords: of 3 to 5 characters."""
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())
 
-    def __init__(self, lr: float = 0.1, epoch: int = 5, words: int = 1, subwords: bool = False) -> None:
-        self.lr, self.epoch, self.words, self.subwords = lr, epoch, words, subwords
+
+def _with_marks_apart(text: str) -> str:
+    return " ".join(re.findall(r"\w+|[^\w\s]", text.lower()))
+
+
+class FastText:
+    """`fasttext supervised`, on lower-cased text. words: of the longest n-gram. subwords: of 3 to 5 characters. line:
+    what it reads of a text.
+    """
+
+    def __init__(
+        self, lr: float = 0.1, epoch: int = 5, words: int = 1, subwords: bool = False, buckets: int = 50_000,
+        line: Callable[[str], str] = _plain,
+    ) -> None:  # fmt: skip
+        self.how, self.line = {"lr": lr, "epoch": epoch, "wordNgrams": words, "bucket": buckets}, line
+        self.how |= {"minn": 3 * subwords, "maxn": 5 * subwords, "thread": 1, "seed": 0, "verbose": 0}
 
     def fit(self, texts: list[str], labels: Labels) -> None:
         import fasttext
 
         self._names, numbers = np.unique(labels, return_inverse=True)
-        of_words = {"wordNgrams": self.words, "minn": 3 * self.subwords, "maxn": 5 * self.subwords, "bucket": 50_000}
         with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
-            file.writelines(
-                f"__label__{i} {' '.join(t.lower().split())}\n" for i, t in zip(numbers, texts, strict=True)
-            )
+            file.writelines(f"__label__{i} {self.line(text)}\n" for i, text in zip(numbers, texts, strict=True))
             file.flush()
-            how = {"lr": self.lr, "epoch": self.epoch, "thread": 1, "verbose": 0, **of_words}
-            self._model = fasttext.train_supervised(file.name, **how)
+            self._model = fasttext.train_supervised(file.name, **self.how)
 
     def predict(self, texts: list[str]) -> Labels:
-        found = self._model.predict([" ".join(text.lower().split()) for text in texts])[0]
+        found = self._model.predict([self.line(text) for text in texts])[0]
         return self._names[[int(label[0].removeprefix("__label__")) for label in found]]
 
 
@@ -134,13 +153,22 @@ def fasttext_tuned(texts: list[str], labels: Labels, tested: list[str]) -> Label
     return made.predict(tested)
 
 
+def fasttext_for_few(texts: list[str], labels: Labels, tested: list[str]) -> Labels:
+    """Words and pairs, by its defaults but for as many epochs as few rows need."""
+    made = FastText(0.5, 50, 2, buckets=200_000, line=_with_marks_apart)
+    made.fit(texts, labels)
+    return made.predict(tested)
+
+
+PEERS = {"ours, vectors": partial(ours, vectors="wordllama"), "fastText": fasttext_for_few}
 WAYS = {"ours": ours, "words": words, "words or characters": words_or_characters}
 BALANCED = {
     "ours, balanced": partial(ours, balanced=True),
     "words or characters, balanced": partial(words_or_characters, balanced=True),
 }
 OF_FASTTEXT = {"ours": ours, "fastText": fasttext_as_it_is, "fastText, tuned": fasttext_tuned}
-TRIALS = {"": WAYS, "noise": WAYS, "imbalance": WAYS | BALANCED, "fasttext": OF_FASTTEXT}
+TRIALS = {"": WAYS, "peers": {"ours": ours} | PEERS, "fasttext": OF_FASTTEXT}
+TRIALS |= {"noise": WAYS, "imbalance": WAYS | BALANCED}
 
 
 def drawn(labels: Labels, rows: int, seed: int, trial: str) -> tuple[NDArray[np.int64], Labels]:

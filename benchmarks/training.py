@@ -26,8 +26,8 @@ from torch import Tensor
 from benchmarks.record import about, parser, write
 from pipeline.model.alphabet import Alphabet, encode
 from pipeline.train.group import ProcessGroup
-from pipeline.train.job import Examples, TrainingJob, run
-from pipeline.train.loop import DeviceExamples, TrainingRun
+from pipeline.train.job import Examples, TrainingJob
+from pipeline.train.loop import DeviceExamples, TrainingRun, run
 from pipeline.train.network import CharCNN
 from pipeline.train.objective import OneLabel
 from pipeline.train.packed import PackedCNN

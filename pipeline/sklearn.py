@@ -36,6 +36,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
     ngrams : int, optional
         Buckets for n-grams beside the network, a power of two; 0 for none. Without a GPU, and without a setting of the
         recipe, n-grams are all that is fitted, unless this is 0: as `broadsheet.pipeline.train.train` chooses.
+    vectors : str, optional
+        Pretrained word vectors for the n-grams, as `broadsheet.pipeline.train.train` takes them.
     balanced : bool
         Every class weighs the same, however many rows it has.
     hold_out_share : float, optional
@@ -76,6 +78,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         learning_rate: float | None = None,
         settings: Mapping[str, float] | None = None,
         ngrams: int | None = None,
+        vectors: str | None = "auto",
         balanced: bool = False,
         hold_out_share: float | None = None,
         length: int = 1014,
@@ -89,6 +92,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         self.learning_rate = learning_rate
         self.settings = settings
         self.ngrams = ngrams
+        self.vectors = vectors
         self.balanced = balanced
         self.hold_out_share = hold_out_share
         self.length = length
@@ -139,6 +143,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             frame=self.frame,  # type: ignore[arg-type]  # checked there
             settings=[f"{name}={value}" for name, value in chosen.items()],
             ngrams=self.ngrams,
+            vectors=self.vectors,
             balanced=self.balanced,
             hold_out_share=self.hold_out_share,
             seed=int(check_random_state(self.random_state).randint(1 << 31)),

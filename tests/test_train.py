@@ -24,16 +24,17 @@ from pipeline import calibrate
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.measures.rows import hold_out
 from pipeline.model.alphabet import Alphabet
-from pipeline.model.charcnn import Model
+from pipeline.model.charcnn import Model, load_model
 from pipeline.model.layers import Frame, layer_table
 from pipeline.train import Epoch, Recipe, Step, train
 from pipeline.train.branch import folds_of
-from pipeline.train.data import ArticleReader, hold_out_labelled, read_labelled
+from pipeline.train.data import ArticleReader, read_labelled
 from pipeline.train.loop import augment
 from pipeline.train.network import CharCNN, predict
 from pipeline.train.objective import OneLabel
 from pipeline.train.packed import PackedCNN
 from pipeline.train.recipe import WITH_SPACE, recipe_for
+from pipeline.train.teachers import hold_out_labelled
 
 STILL = {"dropped_words": 0.0, "random_characters": 0.0, "erased_spans": 0, "shift": 0, "cut": 0}
 QUICK = Recipe(epochs=4, batch_size=32, learning_rate=2e-3, dropout=0.0, input_dropout=0.0, warmup=0.2, **STILL)
@@ -398,15 +399,19 @@ def test_the_command_writes_a_model_that_classifies(broadsheet_in_process: Comma
     assert "--overwrite" in again.stderr
 
 
-def test_the_command_says_that_pytorch_is_missing(broadsheet: Command, tmp_path: Path) -> None:
+def test_n_grams_need_no_pytorch_and_the_command_says_that_the_network_does(
+    broadsheet: Command, tmp_path: Path
+) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
-    run = broadsheet(
-        "train", "rows.csv", "--label-column", "kind", "-o", tmp_path / "m.safetensors",
-        env={"PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+    pa_csv.write_csv(articles(60), tmp_path / "rows.csv")
+    arguments = ["train", tmp_path / "rows.csv", "--label-column", "kind", "-o", tmp_path / "m.safetensors"]
+    run = broadsheet(*arguments, "--epochs", "1", env={"PYTHONPATH": str(tmp_path)})
     assert run.returncode == 2
-    assert "pip install 'broadsheet[train]'" in run.stderr
+    assert "pip install 'broadsheet[train-network]'" in run.stderr
+    run = broadsheet(*arguments, "--vectors", "none", "--ngrams", 1 << 12, env={"PYTHONPATH": str(tmp_path)})
+    assert run.returncode == 0, run.stderr
+    assert load_model(tmp_path / "m.safetensors").card["held_out_accuracy"] > 0.9
 
 
 def test_the_training_curve(tmp_path: Path) -> None:

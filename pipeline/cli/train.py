@@ -64,7 +64,13 @@ def command(
     ngrams: Annotated[
         int | None, _network("N", "Buckets for n-grams, a power of two; 0: none.  [default: by the classes]")
     ] = None,
+    vectors: Annotated[
+        str, _network("WHAT", "Pretrained word vectors for the n-grams: wordllama, a file, a folder, or none.")
+    ] = "auto",
     balanced: Annotated[bool, _recipe("", "Every class weighs the same.", "--balanced")] = False,
+    keep_network: Annotated[
+        bool, _network("", "Keep it also where held-out rows are not likelier with it.", "--keep-network")
+    ] = False,
     seed: Annotated[int, _recipe("N", "Seed of every random choice.")] = 0,
     device: Device = "auto",
     precision: Annotated[str, _computing("auto|fp32|bf16", "Format of products; auto: bf16 on a GPU.")] = "auto",
@@ -74,7 +80,10 @@ def command(
     ] = 10,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from MODEL.checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace model, checkpoint and plot.")] = False,
-    teacher: Annotated[list[str] | None, _soft("MODEL", "Learn its scores too; of several, the mean.")] = None,
+    teacher: Annotated[
+        list[str] | None,
+        _soft("WHAT", "Learn its scores too: a model, a sentence encoder, or MODULE:FUNCTION; of several, the mean."),
+    ] = None,
     soft_labels: Annotated[
         list[str] | None, _soft("COLUMN", "Learn these probabilities: a column of lists, or one for each class.")
     ] = None,
@@ -98,7 +107,7 @@ def command(
     """Train a model on labelled texts: n-grams, and with a GPU the network too.
 
     The defaults are the recipe of the shipped model, or one for few rows.
-    Needs PyTorch: pip install 'broadsheet[train]'.
+    n-grams need scikit-learn: pip install 'broadsheet[train]'; the network PyTorch: 'broadsheet[train-network]'.
     """
     try:
         from ..train import CHECKPOINT, Recipe, SoftLabels, train
@@ -106,7 +115,7 @@ def command(
         from ..train.recipe import ALPHABETS
         from .training import TrainingProgress
     except ModuleNotFoundError as error:
-        raise UsageError(f"training needs PyTorch ({error}): pip install 'broadsheet[train]'") from error
+        raise UsageError(f"training needs scikit-learn ({error}): pip install 'broadsheet[train]'") from error
     from ..source.inputs import Paths, local_paths
 
     if plot and find_spec("matplotlib") is None:
@@ -114,7 +123,7 @@ def command(
     more_axes = [one for one in data if sweep and _AXIS.fullmatch(one) and not Path(one).exists()]
     data = [one for one in data if one not in more_axes]
     read = [*data, *(test or ()), *(unlabelled or ())]
-    models = [one for one in (init, alphabet, *(teacher or ())) if one is not None]
+    models = [one for one in (init, alphabet, vectors, *(teacher or ())) if one is not None]
     refuse_outputs({"-o": output, "--plot": plot}, overwrite, lambda: [*models, *local_paths(Paths(read))])
     checkpoint = (output.parent.absolute() / output.name).with_name(output.name + CHECKPOINT)
     if checkpoint.exists() and not resume:
@@ -133,6 +142,7 @@ def command(
         about["note"] = note
     soft = None
     if teacher or soft_labels:
+        sys.path.append("")  # where MODULE:FUNCTION may be
         more = Paths(unlabelled) if unlabelled else None
         soft = SoftLabels(tuple(soft_labels or ()), tuple(teacher or ()), more, soft_share, device)
     elif unlabelled:
@@ -160,7 +170,9 @@ def command(
         "init": init,
         "settings": settings,
         "ngrams": ngrams,
+        "vectors": None if vectors == "none" else vectors,
         "balanced": balanced,
+        "keep_network": keep_network,
         "hold_out_share": hold_out,
         "test": Paths(test) if test else None,
         "seed": seed,

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ..errors import counted
 from ..report.console import PlainConsole
-from ..train import Cost, Epoch, Note, Step, Trained
+from ..train import Cost, Epoch, Fit, Note, Step, Trained
 from ..train.data import LabelledArticles
 
 if TYPE_CHECKING:
@@ -41,10 +41,12 @@ class TrainingProgress:
         skipped = f"; {counted(data.skipped, 'unreadable row')} skipped" if data.skipped else ""
         self._console.print(f"{len(data):,} texts of {len(data.classes)} classes{held}{skipped}", soft_wrap=True)
 
-    def __call__(self, what: Cost | Step | Epoch | Note) -> None:
+    def __call__(self, what: Cost | Fit | Step | Epoch | Note) -> None:
         """What `train` tells."""
         if isinstance(what, Cost):
             self._cost(what)
+        elif isinstance(what, Fit):
+            self._fit(what)
         elif isinstance(what, Step):
             self._step(what)
         elif isinstance(what, Note):
@@ -67,6 +69,8 @@ class TrainingProgress:
             self._console.print(f"{self._held_out}: {card['held_out_accuracy']:.2%} right")
         if "held_out_micro_f1" in card:
             self._console.print(f"{self._held_out}, the rows that decided the thresholds: {_f1(card, 'held_out_')}")
+        if "teacher_accuracy" in (taught := card.get("soft_labels", {})):
+            self._console.print(f"  its teacher: {taught['teacher_accuracy']:.2%} of those with a label")
         for line in trained.compared.lines() if trained.compared else ():
             self._console.print(line, soft_wrap=True)
         if "test" in card:
@@ -82,28 +86,38 @@ class TrainingProgress:
         if cost.seconds_on_gpu is not None and whole > _LONG:
             self._console.print(f"  one NVIDIA H200 does it in {about(cost.seconds_on_gpu * cost.epochs)}")
         self._last = self._spoke = time.monotonic()
-        if self._with_bar and self._console.is_terminal and not self._console.quiet:
+        self._first = None
+        self._start_bar()
+
+    def _start_bar(self) -> None:
+        if self._bar is None and self._with_bar and self._console.is_terminal and not self._console.quiet:
             columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=None))
             left = TextColumn("{task.fields[left]}", markup=False)
             self._bar = Progress(*columns, left, console=self._console, transient=True)
             self._task = self._bar.add_task("", total=1.0, left="")
             self._bar.start()
 
+    def _fit(self, fit: Fit) -> None:
+        self._start_bar()
+        self._show(f"n-grams: fit {fit.done} of at most {fit.most}", fit.done, fit.most, fit.done / fit.most)
+
     def _step(self, step: Step) -> None:
+        share = step.done / step.steps
+        self._show(f"epoch {step.epoch:>3}/{self._epochs}", step.epoch - 1 + share, self._epochs, share)
+
+    def _show(self, where: str, done: float, most: float, share: float) -> None:
+        """done: of `most`, by which the time left is told. share: of the bar."""
         now = time.monotonic()
-        done = step.epoch - 1 + step.done / step.steps
         if self._first is None:
             self._first = now, done
             return
         began, at = self._first
-        seconds = (now - began) / (done - at) * (self._epochs - done)
-        left = f"{timedelta(seconds=round(seconds))} left"
-        where = f"epoch {step.epoch:>3}/{self._epochs}"
+        left = f"{timedelta(seconds=round((now - began) / (done - at) * (most - done)))} left"
         if self._bar is not None:
-            self._bar.update(self._task, description=where, completed=step.done / step.steps, left=left)
+            self._bar.update(self._task, description=where, completed=share, left=left)
         elif now - self._spoke >= _SECONDS_BETWEEN_LINES:
             self._spoke = now
-            self._console.print(f"{where}  {step.done / step.steps:.0%} of it, {left}")
+            self._console.print(f"{where}  {share:.0%} of it, {left}", soft_wrap=True)
 
     def _epoch(self, epoch: Epoch) -> None:
         now = time.monotonic()

@@ -29,6 +29,12 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def free_cores() -> int:
+    """Cores that other work leaves to this process, by the load of the last minute; at least one."""
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return max(1, min(available_cores(), round((os.cpu_count() or 1) - busy)))
+
+
 def available_memory() -> int:
     """Bytes that this process may have: of the machine, of its container, or by `ulimit -v`."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), resource.getrlimit(resource.RLIMIT_AS)[0]]

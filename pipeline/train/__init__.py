@@ -1,4 +1,4 @@
-"""Training, with PyTorch (the extra `train`): labelled articles in, a `Model` out.
+"""Training: labelled articles in, a `Model` out. The network needs PyTorch (the extra `train-network`), n-grams do not.
 
 In stages: `data.py` (articles, encoded, and those held out), `branch.py` (the n-grams beside the network), `job.py`
 (the network's run: `loop.py` minimises what `objective.py` says), `after.py` (from weights to a model and its card).
@@ -6,37 +6,43 @@ In stages: `data.py` (articles, encoded, and those held out), `branch.py` (the n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from ..errors import UsageError
 from ..measures.rows import hold_out, rarest
 from ..model.alphabet import Alphabet
 from ..model.charcnn import Model
 from ..model.layers import Frame
+from ..processes.threads import free_cores
 from .after import Compared, model_of
-from .branch import fit_branch
+from .branch import Answers, fit_branch
 from .copies import copies
-from .data import ArticleReader, LabelledArticles, SoftLabels, TrainingData, hold_out_labelled, read_labelled
-from .job import Examples, TrainingJob, run, without_network
+from .data import ArticleReader, LabelledArticles, TrainingData, read_labelled
+from .job import Examples, TrainingJob, without_network
 from .objective import Objective, OneLabel, SeveralLabels, class_weights
-from .processes import run_here
-from .progress import Cost, Epoch, Note, Step, Stuck, Tell, interrupts_noted
-from .recipe import Beginning, Recipe, beginning, is_alone, kinds_for, ngram_bits, recipe_for
+from .progress import Cost, Epoch, Fit, Note, Step, Stuck, Tell, interrupts_noted
+from .recipe import Beginning, Recipe, beginning, is_alone, kinds_for, need_pytorch, ngram_bits, recipe_for
+from .teachers import SoftLabels, hold_out_labelled
+from .vectors import AUTO, chosen_vectors, read_vectors
 
 if TYPE_CHECKING:
     from distributed import Client
 
     from .on_cluster import Trial
 
-__all__ = ["Cost", "Epoch", "Note", "Recipe", "SoftLabels", "Step", "Trained", "train"]
+__all__ = ["Cost", "Epoch", "Fit", "Note", "Recipe", "SoftLabels", "Step", "Trained", "train"]
 
 CHECKPOINT = ".checkpoint"
 _HELD_OUT = 0.05
+_RARE, _RARE_SHOWN = 0.1, 5
+_HELD_OUT_OF_TAUGHT = 0.2  # a teacher that learned from labels tells them on: rows in turn would be no measure
 
 
 @dataclass(frozen=True)
@@ -78,9 +84,11 @@ def train(
     recipe: Recipe | None = None,
     settings: Sequence[str] = (),
     ngrams: int | None = None,
+    vectors: str | Path | None = AUTO,
     balanced: bool = False,
     hold_out_share: float | None = None,
     test: Any = None,
+    keep_network: bool = False,
     seed: int = 0,
     device: str = "auto",
     precision: str = "auto",
@@ -141,14 +149,21 @@ def train(
     ngrams : int, optional
         Buckets for n-grams of words and characters, a power of two; 0 for none. Default: about a million for few
         classes, fewer for many.
+    vectors : str, Path or None
+        Pretrained word vectors that are folded into the n-grams: "wordllama", a file or a folder (docs/train_options.md
+        lists the formats). How much they count is chosen by cross-validation, and may be nothing. Default: "auto",
+        those of wordllama where that package is installed and there are at most 10,000 labelled rows. None: none.
     balanced : bool
         Every class weighs the same, however many rows it has. Otherwise every row does.
     hold_out_share : float, optional
         Share of the texts of each class, up to 0.5, that is kept out of training; the accuracy on it is computed after
         each epoch. Rows with the same text are held out together.
-        Default: 0.05; none where only n-grams are fitted, whose accuracy cross-validation gives.
+        Default: 0.05; where only n-grams are fitted none, since cross-validation gives their accuracy, or with
+        `soft_labels` 0.2.
     test : as `source`, optional
         Labelled articles on which the finished model is evaluated, once.
+    keep_network : bool
+        The network stays in the model, also where held-out rows are not clearly likelier with it.
     seed : int
         Seed of the initial weights, dropout and augmentation; the held-out rows do not depend on it.
     device : str
@@ -174,14 +189,14 @@ def train(
         Settings of the recipe, or "seed", with several values each, such as "learning_rate=0.001,0.0003". Every
         combination is run on a worker of `client`, and the best by held-out rows becomes the model.
     soft_labels : SoftLabels, optional
-        Probabilities of the classes, by models as teachers or in columns, to learn beside labels or in their place.
+        Probabilities of the classes, by teachers or in columns, to learn beside labels or in their place.
     about : dict, optional
         JSON values to add to the card of the model.
     on_start : callable
         Called once with the training data, `LabelledArticles`, and the number of held-out rows.
     tell : callable
-        Called with a `Cost` before the first step, a `Step` after each, an `Epoch` at the end of each, and a `Note`
-        where there is something else to say.
+        Called with a `Fit` after each fit of n-grams, a `Cost` before the first step of the network, a `Step` after
+        each, an `Epoch` at the end of each, and a `Note` where there is something else to say.
 
     Returns
     -------
@@ -191,8 +206,8 @@ def train(
     Raises
     ------
     UsageError
-        For an option out of range, a missing column, a null or unknown label, fewer than two classes, or a checkpoint
-        that is missing, of another run, or there already without `resume`.
+        For an option out of range, a network without PyTorch, a missing column, a null or unknown label, fewer than two
+        classes, or a checkpoint that is missing, of another run, or there already without `resume`.
     SourceError
         For a file that cannot be read.
     BroadsheetError
@@ -220,10 +235,11 @@ def train(
     if recipe is not None and settings:
         raise UsageError("give a recipe, or settings that differ from the default's")
     begin = beginning(init, alphabet, length, frame)
-    alone = not (client or gpus or sweep or settings) and init is None and soft_labels is None
-    alone = alone and is_alone(recipe, ngrams, device)
+    alone = not (client or gpus or sweep or settings) and init is None and is_alone(recipe, ngrams, device)
+    if not alone:
+        need_pytorch()
     if hold_out_share is None:
-        hold_out_share = 0.0 if alone else _HELD_OUT
+        hold_out_share = (0.0 if soft_labels is None else _HELD_OUT_OF_TAUGHT) if alone else _HELD_OUT
     several = (multi_label, label_separator)
     prepared = _prepared(
         source, test, texts, label_column, begin, hold_out_share, columns, classes, soft_labels, several
@@ -252,14 +268,21 @@ def train(
     )
     on_start(data, len(prepared.held))
     repeated, tested = copies(data.text, prepared.tested.text if prepared.tested else None)
-    for line in (*repeated.lines(), *tested.test_lines()):
+    for line in (*repeated.lines(), *tested.test_lines(), *([] if balanced else rare(data, prepared.fit))):
         tell(Note(line))
     branch = None
     if bits is not None:
         kinds = kinds_for(data.text, begin.length)
-        branch = fit_branch(
-            data.text, data.labels, len(data.classes), prepared.fit, prepared.held, kinds, bits, balanced
-        )
+        named = chosen_vectors(vectors, len(prepared.fit))
+        known = None if named is None else read_vectors(named, data.text)
+        answers = Answers.of(data.labels, len(data.classes), balanced)
+        if prepared.sure is not None:
+            answers = answers._replace(weights=prepared.sure, soft=prepared.targets)
+        with threadpool_limits(free_cores(), "blas"):
+            branch = fit_branch(data.text, answers, prepared.fit, prepared.held, kinds, bits, balanced, known, tell)
+        if known is not None:
+            count = f"count {branch.settings.vectors:g}" if branch.settings.vectors else "do not help and are left out"
+            tell(Note(f"word vectors of {known.about['name']} {count}, by cross-validation"))
         what = "the labels of " if multi_label else ""
         share = f"{branch.share_right(data.labels):.2%} of {what}{len(branch.rows):,} rows"
         tell(Note(f"n-grams get {share} right, each row by a model that has not seen it"))
@@ -283,14 +306,31 @@ def train(
 
             outcome = run_on(client, job, examples, gpus, tell, stop)
         elif gpus is not None and gpus > 1:
+            from .processes import run_here
+
             outcome = run_here(job, examples, gpus, tell, stop)
         else:
+            from .loop import run
+
             outcome = run(job, examples, tell, stop)
-    card = {**(about or {}), **({"soft_labels": soft_labels.about()} if soft_labels else {}), **repeated.about()}
-    model, compared = model_of(outcome, job, prepared, dtype, card, branch)
+    card = {**(about or {}), **repeated.about()}
+    if soft_labels:
+        right = {} if prepared.taught_right is None else {"teacher_accuracy": round(prepared.taught_right, 6)}
+        card["soft_labels"] = {**soft_labels.about(), **right}
+    model, compared = model_of(outcome, job, prepared, dtype, card, branch, keep_network)
     if outcome.is_trained and not model.has_network:
-        tell(Note("the model has n-grams only: the network does not make it clearly better on the held-out rows"))
+        told = "the held-out rows are not clearly likelier with the network, which --keep-network would keep"
+        tell(Note(f"the model has n-grams only: {told}"))
     return Trained(model, outcome.history, compared, tuple(trials))
+
+
+def rare(data: LabelledArticles, rows: NDArray[np.int64]) -> Iterator[str]:
+    """For the user, where some classes have few of these rows: a tenth of what the classes have on average, or less."""
+    counts = data.labels[rows].sum(axis=0) if data.is_multi_label else np.bincount(data.labels[rows])
+    few = [f"{data.classes[i]} {counts[i]:,}" for i in np.flatnonzero(counts <= _RARE * counts.mean())[:_RARE_SHOWN]]
+    if few and not data.is_multi_label:
+        remedy = "is seldom given: where it is as important as the others, --balanced"
+        yield f"warning: a class of few rows ({', '.join(few)}; {counts.mean():,.0f} on average) {remedy}"
 
 
 def _prepared(
@@ -317,12 +357,14 @@ def _prepared(
         raise UsageError(f"the alphabet: {error}") from error
     reading = ArticleReader(text_columns, symbols, begin.length, None if columns is None else tuple(columns))
     names = None if classes is None else tuple(classes)
-    targets = None
+    learned: tuple[Any, ...] = ()
     if soft is not None:
         taught = soft.read(source, reading, label_column, names)
+        texts = taught.data.text.numbered()
+        fit, held = hold_out_labelled(taught.data.labels, taught.labelled, hold_out_share, texts)
+        taught = soft.taught(taught, held)
         data = taught.data
-        fit, held = hold_out_labelled(data.labels, taught.labelled, hold_out_share, data.text.numbered())
-        targets = taught.targets(soft.share, held)
+        learned = taught.targets(soft.share, held), taught.sure(), taught.right(held)
     elif label_column is not None:
         data = read_labelled(source, reading, label_column, names, *several)
         of_class = rarest(data.labels) if data.is_multi_label else data.labels
@@ -336,4 +378,4 @@ def _prepared(
         if label_column is None:
             raise UsageError("the rows to test on need labels: name their column")
         tested = read_labelled(test, reading, label_column, data.classes, *several)
-    return TrainingData(data, tested, fit, held, symbols, targets)
+    return TrainingData(data, tested, fit, held, symbols, *learned)

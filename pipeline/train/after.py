@@ -10,10 +10,9 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit, logsumexp, softmax
@@ -29,11 +28,12 @@ from ..model.layers import BIAS
 from ..model.ngrams import Kinds, scores
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, assigned, best_thresholds, fitted
-from .branch import Branch, bags, plain_logits
+from .branch import Answers, Branch, bags, plain_logits
 from .data import LabelledArticles, TrainingData
 from .job import Outcome, TrainingJob, without_network
-from .network import predict
-from .packed import PackedCNN
+
+if TYPE_CHECKING:
+    from .packed import PackedCNN
 
 
 def model_of(
@@ -43,14 +43,15 @@ def model_of(
     dtype: str,
     about: Mapping[str, Any],
     branch: Branch | None,
+    keep_network: bool = False,
 ) -> tuple[Model, Compared | None]:
     """The finished model: the weights rounded to `dtype`, a card, the scales for int8, and a temperature or thresholds.
 
     Its accuracy and temperature come from rows that nothing was fitted to: the held-out ones, or if there are none and
     the network was not trained, those that the branch held out in turn. With it comes what that accuracy compares with,
-    where each text has one label.
+    where each text has one label. keep_network: also where the rows are not likelier with it.
     """
-    parts = _Parts(outcome, job, prepared, dtype, branch)
+    parts = _Parts(outcome, job, prepared, dtype, branch, keep_network)
     card = parts.card(about)
     return (_multi_label_model(parts, card), None) if prepared.data.is_multi_label else _one_label_model(parts, card)
 
@@ -62,7 +63,7 @@ def _one_label_model(parts: _Parts, card: dict[str, Any]) -> tuple[Model, Compar
     truth = data.labels[rows]
     temperature, against, cascade = None, None, None
     if len(rows):
-        right = _right(parts.job, logits, truth)
+        right = logits.argmax(axis=1) == truth
         card["held_out_accuracy"] = round(float(right.mean()), 6)
         linear = plain(data, prepared.fit, rows) if branch is None else branch.plain
         against = compared(right, linear, truth, data.labels[prepared.fit])
@@ -76,7 +77,7 @@ def _one_label_model(parts: _Parts, card: dict[str, Any]) -> tuple[Model, Compar
         figures = compare(logits, parts.beside, truth, cascade, temperature or 1.0)
         card[cascades.CARD] = asking_about(figures, len(rows))
     if prepared.tested is not None:
-        right = _right(parts.job, parts.logits_of(prepared.tested), prepared.tested.labels)
+        right = parts.logits_of(prepared.tested).argmax(axis=1) == prepared.tested.labels
         card["test"] = prepared.tested.about() | {"accuracy": round(float(right.mean()), 6)}
     return parts.model(card, temperature=temperature or 1.0, cascade=cascade), against
 
@@ -110,23 +111,29 @@ class _Parts:
     """
 
     def __init__(
-        self, outcome: Outcome, job: TrainingJob, prepared: TrainingData, dtype: str, branch: Branch | None
+        self,
+        outcome: Outcome,
+        job: TrainingJob,
+        prepared: TrainingData,
+        dtype: str,
+        branch: Branch | None,
+        keep_network: bool,
     ) -> None:
         self.job, self.prepared, self.branch, self._on = job, prepared, branch, outcome.on
         self._recipe = job.recipe.to_dict() if outcome.is_trained else None
-        device = torch.device("cuda" if torch.cuda.is_available() and job.device != "cpu" else "cpu")
-        with torch.random.fork_rng(devices=[]):  # initial weights are drawn, and then replaced
-            self._network = PackedCNN(job.layers, job.frame).to(device)
+        self._network = _network(job) if outcome.is_trained else None
         self.rows = prepared.held if outcome.is_trained or branch is None else branch.rows
         data, weights = prepared.data, dict(outcome.weights)
         self.logits = np.zeros((len(self.rows), len(data.classes)))
-        if outcome.is_trained and len(self.rows):
+        if self._network is not None and len(self.rows):
             self._network.load_tensors({name: tensor.astype(dtype) for name, tensor in weights.items()})
             self.logits = _logits(self._network, data, self.rows)
         self._factors, self.beside = (1.0, 0.0), None
         if branch is not None:
             ours = branch.logits if len(self.rows) else self.logits
-            factor, its = factors(self.logits, ours, data.labels[self.rows]) if outcome.is_trained else (0.0, 1.0)
+            factor, its = 0.0, 1.0
+            if outcome.is_trained:
+                factor, its = factors(self.logits, ours, data.labels[self.rows], keep_network)
             if not factor:
                 weights = dict(without_network(job).weights)
             else:
@@ -154,7 +161,7 @@ class _Parts:
             "trained_on": self._on,
             "versions": {
                 "broadsheet": version("broadsheet"),
-                "torch": str(torch.__version__),
+                **({"torch": version("torch")} if self._network is not None else {}),
                 "numpy": np.__version__,
                 "python": platform.python_version(),
             },
@@ -167,7 +174,7 @@ class _Parts:
     def logits_of(self, data: LabelledArticles) -> NDArray[np.float64]:
         """The logits of other articles, [N, classes]."""
         found = np.tile(self._tensors[BIAS].astype(np.float64), (len(data), 1))
-        if self._has_network:
+        if self._has_network and self._network is not None:
             self._network.load_tensors(self._tensors)
             found = _logits(self._network, data, np.arange(len(data)))
         return found if self.branch is None else found + scores(*data.text, self.branch.ngrams)
@@ -201,11 +208,22 @@ def _f1(
     return {name: round(value, 6) if value == value else None for name, value in figures.items()}
 
 
-def _right(job: TrainingJob, logits: NDArray[np.float64], truth: NDArray[np.int64]) -> NDArray[np.bool_]:
-    return np.asarray(job.objective.right(torch.from_numpy(logits), torch.from_numpy(truth)).numpy())
+def _network(job: TrainingJob) -> PackedCNN:
+    """With weights that do not matter, on the device that predicts."""
+    import torch
+
+    from .packed import PackedCNN
+
+    device = torch.device("cuda" if torch.cuda.is_available() and job.device != "cpu" else "cpu")
+    with torch.random.fork_rng(devices=[]):  # initial weights are drawn, and then replaced
+        return PackedCNN(job.layers, job.frame).to(device)
 
 
 def _logits(network: PackedCNN, data: LabelledArticles, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    import torch
+
+    from .network import predict
+
     device = next(network.parameters()).device
     return np.asarray(predict(network, torch.from_numpy(data.ids[rows]).to(device)).double().cpu().numpy())
 
@@ -215,25 +233,35 @@ Doubles = NDArray[np.float64]
 _BEFORE = 0.5  # the average of two models
 _HOLD = 4.0  # rows' worth
 _MOST = 20.0
-_BY_CHANCE = 2.0  # so much likelier the rows become with a network that knows nothing in one case of 40
+_CLEAR_GAIN = 2.0  # of the log likelihood of all rows, each by factors that were fitted to others
+_HALVES = 2
 
 
-def factors(network: Doubles, branch: Doubles, truth: NDArray[Any]) -> tuple[float, float]:
+def factors(network: Doubles, branch: Doubles, truth: NDArray[Any], always: bool = False) -> tuple[float, float]:
     """Of the network's logits and the branch's, [N, classes], those with which their sum fits the true classes best.
 
     truth: class indices [N], of a softmax; or bool [N, classes], of sigmoids. The mean cross-entropy of N rows that
     neither was fitted to is least; no factor is below 0. Few rows say little: they move the factors less from one half.
 
-    The network's is 0 where the rows are not clearly likelier with it, or fewer of them would be right, than with the
-    branch alone.
+    The network's is 0 where the rows are not clearly likelier with it than with the branch alone, unless `always`. (How
+    many of them are right says less: of 976 rows, five are noise where their likelihood is not.)
     """
-    if not len(truth):
+    if len(truth) < _HALVES:
         return _BEFORE, _BEFORE
     rows = _BothLogits(network, branch, truth)
     both, alone = rows.fitted(_MOST), rows.fitted(0.0)
-    gain = len(truth) * (rows.loss(alone) - rows.loss(both))
-    kept = gain > _BY_CHANCE and rows.right(both) >= rows.right(alone)
+    kept = always or _gain(network, branch, truth) > _CLEAR_GAIN
     return (float(both[0]), float(both[1])) if kept else (0.0, float(alone[1]))
+
+
+def _gain(network: Doubles, branch: Doubles, truth: NDArray[Any]) -> float:
+    """How much larger the log likelihood of all rows is with the network, each half by factors fitted to the other."""
+    gain = 0.0
+    for half in range(_HALVES):
+        others = np.arange(len(truth)) % _HALVES == half
+        fit, told = (_BothLogits(network[rows], branch[rows], truth[rows]) for rows in (others, ~others))
+        gain += (~others).sum() * (told.loss(fit.fitted(0.0)) - told.loss(fit.fitted(_MOST)))
+    return float(gain)
 
 
 class _BothLogits:
@@ -251,13 +279,6 @@ class _BothLogits:
         logits = self._logits(both)
         normaliser = np.logaddexp(0, logits).sum(axis=1) if self._several else logsumexp(logits, axis=1)
         return float((normaliser - (self._target * logits).sum(axis=1)).mean())
-
-    def right(self, both: Doubles) -> int:
-        """Rows whose label is right, or labels that are."""
-        logits = self._logits(both)
-        if self._several:
-            return int(((logits >= 0) == (self._target > 0)).sum())
-        return int((logits.argmax(axis=1) == self._target.argmax(axis=1)).sum())
 
     def fitted(self, most: float) -> Doubles:
         """Both factors; that of the network is at most so large."""
@@ -316,7 +337,7 @@ def plain(data: LabelledArticles, fit: Labels, held: Labels) -> NDArray[np.float
     rows = np.concatenate([fit, held])
     found = bags(*data.text.rows(rows), Kinds(2, (0, 0), 1014), _BITS)
     ours = np.arange(len(fit), len(rows))
-    return plain_logits(found, data.labels[rows], len(data.classes), [ours])[ours]
+    return plain_logits(found, Answers.of(data.labels[rows], len(data.classes)), [ours])[ours]
 
 
 def compared(right: NDArray[np.bool_], linear: NDArray[np.float64], truth: Labels, labels: Labels) -> Compared:

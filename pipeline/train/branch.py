@@ -10,8 +10,9 @@ was 0.8 points worse on average, and 3.4 with 23 classes of which some have few 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -26,40 +27,97 @@ from ..model.scores import TEMPERATURES, fitted, log_loss
 from .data import TextBuffers
 from .linear import Fitted, Fitter
 from .objective import class_weights
+from .progress import Fit, Tell
+from .vectors import WordVectors
 
 RowNumbers = NDArray[np.int64]
 Labels = NDArray[Any]  # int64 [N], class indices; or bool [N, classes], where a text may have several
 Floats = NDArray[np.float64]
 
-_STRENGTHS = 10.0 ** np.arange(-1.5, -5.1, -0.5)
-_BALANCED_STRENGTHS = 10.0 ** np.arange(0, -5.1, -0.5)  # few rows of a class, which weigh much, need a larger penalty
+_STRENGTHS = (10.0 ** np.arange(-1.5, -5.1, -0.5)).tolist()
+_BALANCED_STRENGTHS = (
+    10.0 ** np.arange(0, -5.1, -0.5)
+).tolist()  # few rows of a class, which weigh much, need a larger penalty
 _SHARES = (0.35, 0.65)
+_VECTORS = (0.25, 0.5, 1.0)
+_AROUND = (10**0.5, 1.0, 10**-0.5)  # of the strength without vectors, those that are tried with them
 _FOLDS = ((2_000, 5), (10_000, 3))  # up to so many rows, so many folds
 _BLOCK = 512  # texts whose n-grams are found at once
 
 
 @dataclass(frozen=True)
 class BranchSettings:
-    """strength: of the penalty. salience: the power of what n-grams say about classes. words: share of their kind."""
+    """strength: of the penalty. salience: the power of what n-grams say about classes. words: share of their kind.
+    vectors: how long the mean word vector of a text is on average, where its n-grams have length one.
+    """
 
     strength: float
     salience: float = 0.5
     words: float = 0.5
+    vectors: float = 0.0
 
 
 _PLAIN_STRENGTH = 1.0  # of the rows, each: as C=1 of scikit-learn's LinearSVC
 
 
+class Answers(NamedTuple):
+    """What N texts are labelled with. labels: as above; of a text without one, its most probable class. classes: how
+    many there are. weights: [N], how much each counts. soft: float [N, classes], what is learned in place of `labels`.
+    """
+
+    labels: Labels
+    classes: int
+    weights: Floats
+    soft: NDArray[np.floating] | None = None
+
+    @classmethod
+    def of(cls, labels: Labels, classes: int, balanced: bool = False) -> Answers:
+        """Labels alone. balanced: the rows of every class together weigh the same, 1 on average."""
+        weights = np.asarray(class_weights(labels, classes))[labels] if balanced else np.ones(len(labels))
+        return cls(labels, classes, weights)
+
+    def rows(self, rows: RowNumbers) -> Answers:
+        """Those of some texts."""
+        return Answers(
+            self.labels[rows], self.classes, self.weights[rows], None if self.soft is None else self.soft[rows]
+        )
+
+    def shares(self) -> Floats:
+        """How much each class is right for each text, [N, classes]."""
+        if self.soft is not None:
+            return self.soft.astype(np.float64)
+        truth = self.labels if self.labels.ndim > 1 else self.labels[:, None] == np.arange(self.classes)
+        return truth.astype(np.float64)
+
+    def log_loss(self, logits: Floats) -> tuple[float, float]:
+        """As `sharpened` gives it."""
+        return sharpened(logits, self.labels, self.weights)
+
+
+class Pretrained(NamedTuple):
+    """Word vectors by bucket. columns: W of the used buckets. vectors: float32 [W, d], weighed by the inverse document
+    frequency. sums: float64 [N, d], of the words of N texts.
+    """
+
+    columns: NDArray[np.int64]
+    vectors: NDArray[np.float32]
+    sums: Floats
+
+
 class Bags(NamedTuple):
-    """N texts. words, letters: [N, used buckets], how often each counts. buckets: which they are, ascending."""
+    """N texts. words, letters: [N, used buckets], how often each counts. buckets: which they are, ascending.
+    pretrained: vectors of their words, if there are any.
+    """
 
     words: sp.csr_array
     letters: sp.csr_array
     buckets: NDArray[np.uint32]
+    pretrained: Pretrained | None = None
 
     def rows(self, rows: NDArray[np.int64]) -> Bags:
         """Those of some texts."""
-        return Bags(self.words[rows], self.letters[rows], self.buckets)
+        known = self.pretrained and self.pretrained._replace(sums=self.pretrained.sums[rows])
+        return Bags(self.words[rows], self.letters[rows], self.buckets, known)
 
 
 class Branch(NamedTuple):
@@ -67,7 +125,7 @@ class Branch(NamedTuple):
 
     ngrams, bias: [classes]; what they give a text are its logits. settings: the chosen ones. rows: M row numbers.
     logits: [M, classes], of each of these by a fit to other rows. plain: the same by a plain linear model on words, to
-    compare with.
+    compare with. vectors: what is known of word vectors that were tried.
     """
 
     ngrams: NGrams
@@ -76,10 +134,11 @@ class Branch(NamedTuple):
     rows: RowNumbers
     logits: Floats
     plain: Floats
+    vectors: dict[str, Any] | None = None
 
     def about(self) -> dict[str, Any]:
         """Its settings as a model's card has them."""
-        return asdict(self.settings)
+        return asdict(self.settings) | ({"word vectors": self.vectors} if self.vectors else {})
 
     def share_right(self, labels: Labels) -> float:
         """Of `rows`, the share whose label is right; of texts that may have several, of all that could be given."""
@@ -88,8 +147,10 @@ class Branch(NamedTuple):
         return float(right.mean())
 
 
-def bags(data: NDArray[np.uint8], offsets: NDArray[np.int64], kinds: Kinds, bits: int) -> Bags:
-    """The n-grams of N texts: data[offsets[i]:offsets[i + 1]], UTF-8."""
+def bags(
+    data: NDArray[np.uint8], offsets: NDArray[np.int64], kinds: Kinds, bits: int, vectors: WordVectors | None = None
+) -> Bags:
+    """The n-grams of N texts: data[offsets[i]:offsets[i + 1]], UTF-8. vectors: whose buckets count as used."""
     of_kinds: list[list[sp.csr_array]] = [[], []]
     for first in range(0, len(offsets) - 1, _BLOCK):
         bounds = offsets[first : first + _BLOCK + 1]
@@ -97,8 +158,15 @@ def bags(data: NDArray[np.uint8], offsets: NDArray[np.int64], kinds: Kinds, bits
         for grams, blocks in zip(found, of_kinds, strict=True):
             blocks.append(_counts(grams, len(bounds) - 1, bits))
     words, letters = (sp.vstack(blocks, format="csr") for blocks in of_kinds)
-    buckets = np.unique(np.concatenate([words.indices, letters.indices]))
-    return Bags(words[:, buckets], letters[:, buckets], buckets.astype(np.uint32))
+    at, of_words = vectors.buckets(bits) if vectors else (np.empty(0, np.uint32), None)
+    buckets = np.unique(np.concatenate([words.indices, letters.indices, at]))
+    bags_of = Bags(words[:, buckets], letters[:, buckets], buckets.astype(np.uint32))
+    if of_words is None:
+        return bags_of
+    columns = np.searchsorted(buckets, at)
+    counts = bags_of.words[:, columns]
+    weighed = of_words * _idf(np.bincount(counts.indices, minlength=len(at)), len(offsets) - 1)[:, None]
+    return bags_of._replace(pretrained=Pretrained(columns, weighed.astype(np.float32), counts @ weighed))
 
 
 def _counts(grams: list[Grams], texts: int, bits: int) -> sp.csr_array:
@@ -111,13 +179,14 @@ def _counts(grams: list[Grams], texts: int, bits: int) -> sp.csr_array:
 
 def fit_branch(
     text: TextBuffers,
-    labels: Labels,
-    classes: int,
+    answers: Answers,
     fit: RowNumbers,
     held: RowNumbers,
     kinds: Kinds,
     bits: int,
     balanced: bool,
+    vectors: WordVectors | None = None,
+    tell: Tell = lambda what: None,
 ) -> Branch:
     """Fit the branch to the rows `fit` of labelled texts.
 
@@ -127,84 +196,97 @@ def fit_branch(
     rows it has, in the fit and in the choice. (In the fit alone, with the penalties of other fits, it was 3.2 points of
     macro-F1 worse on average over eight sets with 500 rows, every other class a tenth of its rows.)
     """
-    found = bags(*text.rows(np.concatenate([fit, held])), kinds, bits)
+    found = bags(*text.rows(np.concatenate([fit, held])), kinds, bits, vectors)
     ours, others = found.rows(np.arange(len(fit))), np.arange(len(fit), len(fit) + len(held))
-    folds = folds_of(labels[fit], text.numbered()[fit])
+    learned = answers.rows(fit)
+    folds = folds_of(learned.labels, text.numbered()[fit])
     known = np.sort(np.concatenate(folds))
-    _, settings, logits, _ = _chosen(ours, labels[fit], classes, folds, balanced)
-    sharpness = sharpened(logits[known], labels[fit][known], _weights(labels[fit], classes, balanced)[known])[1]
-    rows = _WeighedRows(ours, labels[fit], classes, settings, balanced)
+    _, settings, logits = _chosen(ours, learned, folds, _BALANCED_STRENGTHS if balanced else _STRENGTHS, tell)
+    sharpness = learned.rows(known).log_loss(logits[known])[1]
+    rows = _WeighedRows(ours, learned, settings)
     solved = rows.fitter.fit(settings.strength)
-    weights, all_importance = np.zeros((1 << bits, classes)), np.zeros(1 << bits)
-    of_used, bias = sharpness * solved.weights(rows.features), sharpness * solved.bias
+    weights, all_importance = np.zeros((1 << bits, answers.classes)), np.zeros(1 << bits)
+    of_used, bias = sharpness * rows.weights(solved), sharpness * solved.bias
     weights[found.buckets], all_importance[found.buckets] = of_used, rows.importance
     ngrams = NGrams.of_weights(kinds, weights, all_importance)
     shares = np.sqrt([[settings.words], [1 - settings.words]]).astype(np.float32)
     ngrams = replace(ngrams, scale=ngrams.scale * shares)
     if len(held):
         logits = features_of(found.rows(others), rows.importance, settings) @ of_used + bias
-        plain = plain_logits(found, np.concatenate([labels[fit], labels[held]]), classes, [others])[others]
-        return Branch(ngrams, bias, settings, held, logits, plain)
-    plain = plain_logits(ours, labels[fit], classes, folds)[known]
-    return Branch(ngrams, bias, settings, fit[known], sharpness * logits[known], plain)
+        plain = plain_logits(found, answers.rows(np.concatenate([fit, held])), [others])[others]
+        return Branch(ngrams, bias, settings, held, logits, plain, vectors and vectors.about)
+    plain = plain_logits(ours, learned, folds)[known]
+    return Branch(ngrams, bias, settings, fit[known], sharpness * logits[known], plain, vectors and vectors.about)
 
 
 class _Tried(NamedTuple):
-    """Settings, with the log loss of rows that they were not fitted to, their logits, and the fits."""
+    """Settings, with the log loss of rows that they were not fitted to, and their logits."""
 
     loss: float
     settings: BranchSettings
     logits: Floats
-    fits: list[Fitted]
 
 
-def _chosen(found: Bags, labels: Labels, classes: int, folds: list[RowNumbers], balanced: bool) -> _Tried:
+def _chosen(found: Bags, answers: Answers, folds: list[RowNumbers], strengths: Sequence[float], tell: Tell) -> _Tried:
     """The settings with the least loss."""
     weighing = BranchSettings(0.0)
-    strengths = _BALANCED_STRENGTHS if balanced else _STRENGTHS
-    best = _best_strength(found, labels, classes, folds, weighing, strengths, balanced)
+    tries = len(strengths) + len(_SHARES) + (len(_VECTORS) * len(_AROUND) if found.pretrained else 0)
+    done = count(1)
+
+    def fitted() -> None:
+        tell(Fit(next(done), tries * len(folds)))
+
+    best = _best_strength(found, answers, folds, weighing, strengths, fitted)
     for share in _SHARES:
         weighing = replace(weighing, words=share)
-        tried = _best_strength(found, labels, classes, folds, weighing, [best.settings.strength], balanced, best.fits)
+        tried = _best_strength(found, answers, folds, weighing, [best.settings.strength], fitted)
         best = min(best, tried, key=attrgetter("loss"))
+    for length in _VECTORS if found.pretrained else ():
+        weighing = replace(best.settings, vectors=length)
+        # None larger than without vectors: where labels are noise, that alone would be better.
+        around = [min(best.settings.strength * factor, strengths[0]) for factor in _AROUND]
+        tried = _best_strength(found, answers, folds, weighing, around, fitted)
+        if tried.loss >= best.loss:
+            break
+        best = tried
     return best
 
 
 def _best_strength(
     found: Bags,
-    labels: Labels,
-    classes: int,
+    answers: Answers,
     folds: list[RowNumbers],
     weighing: BranchSettings,
-    strengths: Iterable[float],
-    balanced: bool,
-    starts: Sequence[Fitted] | None = None,
+    strengths: Sequence[float],
+    fitted: Callable[[], None] = lambda: None,
 ) -> _Tried:
-    """The best of descending strengths, given up where the loss is larger twice. starts: from which to begin."""
-    inner = [np.setdiff1d(np.arange(len(labels)), held) for held in folds]
-    fitters = [_WeighedRows(found.rows(others), labels[others], classes, weighing, balanced) for others in inner]
+    """The best of descending strengths, given up where the loss is larger twice. fitted: called after each fit."""
+    inner = [np.setdiff1d(np.arange(len(answers.labels)), held) for held in folds]
+    fitters = [_WeighedRows(found.rows(others), answers.rows(others), weighing) for others in inner]
     outer = [
         features_of(found.rows(held), rows.importance, weighing) for held, rows in zip(folds, fitters, strict=True)
     ]
-    known, weights = np.concatenate(folds), _weights(labels, classes, balanced)
+    known = np.concatenate(folds)
+    told = answers.rows(known)
     tried: list[_Tried] = []
     for strength in strengths:
-        logits = np.zeros((len(labels), classes))
-        starts = [rows.fitter.fit(strength, starts[fold] if starts else None) for fold, rows in enumerate(fitters)]
-        for held, rows, features, solved in zip(folds, fitters, outer, starts, strict=True):
-            logits[held] = features @ solved.weights(rows.features) + solved.bias
-        loss = sharpened(logits[known], labels[known], weights[known])[0]
-        tried.append(_Tried(loss, replace(weighing, strength=float(strength)), logits, starts))
+        logits = np.zeros((len(answers.labels), answers.classes))
+        for held, rows, features in zip(folds, fitters, outer, strict=True):
+            solved = rows.fitter.fit(strength)
+            logits[held] = features @ rows.weights(solved) + solved.bias
+            fitted()
+        tried.append(_Tried(told.log_loss(logits[known])[0], replace(weighing, strength=strength), logits))
         best = min(tried, key=attrgetter("loss"))
         if best.loss < min(it.loss for it in tried[-2:]):
             break
     return best
 
 
-def plain_logits(found: Bags, labels: Labels, classes: int, folds: list[RowNumbers]) -> Floats:
+def plain_logits(found: Bags, answers: Answers, folds: list[RowNumbers]) -> Floats:
     """Of the rows of `folds`, by a plain linear model on words, fitted to the other rows."""
     plain = BranchSettings(0.0, salience=0.0, words=1.0)
-    return _best_strength(found, labels, classes, folds, plain, [_PLAIN_STRENGTH / len(labels)], False).logits
+    alike = Answers.of(answers.labels, answers.classes)
+    return _best_strength(found, alike, folds, plain, [_PLAIN_STRENGTH / len(alike.labels)]).logits
 
 
 def folds_of(labels: Labels, texts: NDArray[np.int64]) -> list[RowNumbers]:
@@ -224,26 +306,38 @@ def folds_of(labels: Labels, texts: NDArray[np.int64]) -> list[RowNumbers]:
 class _WeighedRows:
     """Rows to fit to, weighed by some settings, whose strength does not matter here."""
 
-    def __init__(self, found: Bags, labels: Labels, classes: int, settings: BranchSettings, balanced: bool) -> None:
-        truth = labels if labels.ndim > 1 else labels[:, None] == np.arange(classes)
+    def __init__(self, found: Bags, answers: Answers, settings: BranchSettings) -> None:
+        truth = answers.shares()
         self.importance = importances(found, truth, settings.salience)
+        self._known, self._means, self._scale = found.pretrained if settings.vectors else None, None, 0.0
+        if self._known is not None:
+            self._with_vectors(self._known, found.words, settings)
         self.features = features_of(found, self.importance, settings)
-        self.fitter = Fitter(self.features, truth, _weights(labels, classes, balanced))
+        self.fitter = Fitter(self.features, truth, answers.weights, self._means)
+
+    def _with_vectors(self, known: Pretrained, words: sp.csr_array, settings: BranchSettings) -> None:
+        """Words that no row has weigh as the median n-gram; of each row the mean vector, divided as its words are."""
+        new = known.columns[self.importance[known.columns] == 0]
+        self.importance[new] = np.median(self.importance[self.importance > 0])
+        means = known.sums / (_lengths(words, self.importance) / np.sqrt(settings.words))[:, None]
+        self._scale = settings.vectors / max(float(np.sqrt(np.square(means).sum(axis=1).mean())), 1e-12)
+        self._means = self._scale * means
+
+    def weights(self, solved: Fitted) -> Floats:
+        """The weights [used buckets, classes] that a fit gives the features, with what it gives the words' vectors."""
+        weights = solved.weights.copy()
+        if self._known is not None:
+            of_words = self._known.vectors @ (self._scale * solved.of_dense)
+            weights[self._known.columns] += of_words / self.importance[self._known.columns, None]
+        return weights
 
 
-def _weights(labels: Labels, classes: int, balanced: bool) -> Floats:
-    """How much each row counts, 1 on average; if balanced, the rows of every class together the same."""
-    if not balanced:
-        return np.ones(len(labels))
-    return np.asarray(class_weights(labels, classes))[labels]
-
-
-def importances(found: Bags, truth: NDArray[np.bool_], salience: float) -> Floats:
-    """Of each used bucket; 0 of those that no row has. truth: of the rows, [N, classes]."""
+def importances(found: Bags, truth: Floats, salience: float) -> Floats:
+    """Of each used bucket; 0 of those that no row has. truth: [N, classes], by how much each is right."""
     present = ((found.words + found.letters) > 0).astype(np.float64)
-    of_classes = np.asarray(present.T @ truth.astype(np.float64))
+    of_classes = np.asarray(present.T @ truth)
     rows = np.asarray(present.sum(axis=0)).ravel()
-    idf = np.log((1 + len(truth)) / (1 + rows)) + 1
+    idf = _idf(rows, len(truth))
     sums = of_classes.sum(axis=0)
     some = (sums > 0) & (sums < rows.sum())
     if salience and some.any():
@@ -255,16 +349,25 @@ def importances(found: Bags, truth: NDArray[np.bool_], salience: float) -> Float
     return np.where(rows > 0, idf, 0.0)
 
 
+def _idf(rows: NDArray[np.integer], of: int) -> Floats:
+    """The inverse document frequency of what so many rows have of so many."""
+    return np.asarray(np.log((1 + of) / (1 + rows)) + 1)
+
+
 def features_of(found: Bags, importance: Floats, settings: BranchSettings) -> sp.csr_array:
     """The features [N, used buckets]: of each kind of length one, then weighted by the kind's share and added."""
     kinds = ((found.words, settings.words), (found.letters, 1 - settings.words))
     total = None
     for counts, share in kinds:
         weighed = counts.multiply(importance[None, :]).tocsr()
-        length = np.sqrt(np.asarray(weighed.multiply(weighed).sum(axis=1)).ravel())
-        scaled = sp.diags_array(np.sqrt(share) / np.maximum(length, 1e-12)) @ weighed
+        scaled = sp.diags_array(np.sqrt(share) / _lengths(counts, importance)) @ weighed
         total = scaled if total is None else total + scaled
     return sp.csr_array(total)
+
+
+def _lengths(counts: sp.csr_array, importance: Floats) -> Floats:
+    """Of the weighed n-grams of N texts, of one kind."""
+    return np.asarray(np.maximum(np.sqrt(counts.power(2) @ np.square(importance)), 1e-12))
 
 
 Doubles = NDArray[np.float64]

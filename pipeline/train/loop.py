@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import BroadsheetError
+from ..errors import BroadsheetError, UsageError
 from ..model.alphabet import Alphabet
 from .checkpoint import Checkpoint
 from .graphs import EAGER_CALLS, Replayed, rounded
 from .group import ProcessGroup
+from .job import Examples, Outcome, TrainingJob
 from .network import ARTICLES_IN_CACHE, predict
 from .objective import Objective
 from .packed import PackedCNN
@@ -371,3 +373,77 @@ def centre_gradients(network: nn.Module) -> None:
         gradient = network.get_parameter(f"{name}.weight").grad
         assert gradient is not None
         gradient.sub_(gradient.mean(tuple(range(1, gradient.ndim)), keepdim=True))
+
+
+def device_of(job: TrainingJob) -> torch.device:
+    """The device on which a job runs in this process. Raises UsageError where there is no GPU and it wants one."""
+    cuda = torch.cuda.is_available()
+    if job.device == "cuda" and not cuda:
+        raise UsageError("PyTorch finds no CUDA device here: use --device cpu")
+    return torch.device("cuda" if cuda and job.device != "cpu" else "cpu")
+
+
+def _on(device: torch.device, examples: Examples) -> tuple[DeviceExamples, DeviceExamples]:
+    """Those to train on and those held out."""
+    fit, held = (
+        DeviceExamples(*(torch.from_numpy(values[rows]).to(device) for values in (examples.ids, examples.targets)))
+        for rows in (examples.fit, examples.held)
+    )
+    return fit, held
+
+
+def run(
+    job: TrainingJob,
+    examples: Examples,
+    tell: Tell,
+    stop: Callable[[], bool] = lambda: False,
+    group: ProcessGroup | None = None,
+) -> Outcome:
+    """Run a job in this process, which may be one of a group.
+
+    stop: becomes true when the run is to stop.
+
+    Raises UsageError for a device that is not there, a checkpoint that is missing, of another job, or would be
+    overwritten, and a folder that this host does not see; Stopped; BroadsheetError where the loss diverges.
+    """
+    device, group, recipe = device_of(job), group or ProcessGroup(), job.recipe
+    cuda = device.type == "cuda"
+    mixed = job.precision == "bf16" or (job.precision == "auto" and cuda)
+    compute = torch.bfloat16 if mixed else torch.float32
+    if group.size > len(examples.fit) or group.size > recipe.batch_size:
+        raise UsageError(f"{group.size} processes cannot share batches of {recipe.batch_size} articles")
+    saving = None
+    if job.checkpoint and group.rank == 0:
+        saving = Saving(job.checkpoint, job.every, job.identity(examples, compute))
+        _check_place(job.checkpoint, job.resume)
+    with (
+        torch.random.fork_rng(devices=[device] if cuda else []),
+        torch.backends.cudnn.flags(enabled=True, benchmark=cuda),
+    ):
+        torch.manual_seed(job.seed)
+        network = PackedCNN(job.layers, job.frame, compute, recipe.dropout, recipe.input_dropout).to(device)
+        for name, parameter in network.named_parameters():
+            if name in job.start:
+                parameter.data.copy_(torch.from_numpy(job.start[name].astype(np.float32)))
+        begun = bool(job.start)
+        loop = TrainingRun(network, *_on(device, examples), job.symbols, recipe, job.objective, job.seed, group, begun)
+        if job.resume:
+            loop.go_on_from(Checkpoint.load(saving.path, saving.job) if saving else None)
+        on = f"{f'{group.size} × ' if group.size > 1 else ''}{_name(device)}, {'bf16' if mixed else 'fp32'}"
+        loop.finish(tell, saving, stop, on)
+        weights = {name: p.cpu().numpy() for name, p in loop.average.named_parameters()}
+    return Outcome(weights, loop.history, on)
+
+
+def _check_place(path: Path, resume: bool) -> None:
+    if not path.parent.is_dir():
+        raise UsageError(
+            f"{socket.gethostname()} sees no folder {path.parent} for the checkpoint: choose one that all hosts share, "
+            "or write none"
+        )
+    if path.exists() and not resume:
+        raise UsageError(f"{path} is of a run that did not end: go on with --resume, or remove it")
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

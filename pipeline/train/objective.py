@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
-import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class Objective(Protocol):
@@ -40,17 +41,19 @@ class OneLabel:
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy."""
+        import torch.nn.functional as F  # noqa: N812
+
         weights = _on(logits.device, self.weights) if self.weights else None
         if weights is not None and targets.ndim == 1:
             return self._weighted(logits, targets, weights)
         return F.cross_entropy(logits, targets, weights, label_smoothing=self.label_smoothing)
 
     def _weighted(self, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        """As `F.cross_entropy`, which waits for the GPU to smooth labels that have weights."""
-        negative = -F.log_softmax(logits, 1)
+        """As `cross_entropy`, which waits for the GPU to smooth labels that have weights."""
+        negative = -logits.log_softmax(1)
         own = weights[targets]
         of_labels = own * negative.gather(1, targets[:, None])[:, 0]
-        smoothed = torch.lerp(of_labels, negative @ weights / len(weights), self.label_smoothing)
+        smoothed = of_labels.lerp(negative @ weights / len(weights), self.label_smoothing)
         return smoothed.sum() / own.sum()
 
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -67,6 +70,8 @@ class SeveralLabels:
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean over the rows of the sum over the classes."""
+        import torch.nn.functional as F  # noqa: N812
+
         each = F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="none")
         return each.sum(1).mean()
 
@@ -78,6 +83,8 @@ class SeveralLabels:
 @cache
 def _on(device: torch.device, weights: tuple[float, ...]) -> Tensor:
     """On a device, copied once: a CUDA graph cannot copy what lies on the host."""
+    import torch
+
     return torch.tensor(weights, dtype=torch.float32, device=device)
 
 

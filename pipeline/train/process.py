@@ -21,9 +21,9 @@ from ..errors import BroadsheetError
 from ..processes.child import parent_of
 from ..processes.messages import Closed, packed, receive, send, unpacked
 from .group import ProcessGroup
-from .job import device_of, run
+from .loop import device_of, run
 from .processes import Done, Failed, Part, Told, WasStopped
-from .progress import Cost, Epoch, Note, Step, TrainingStopped
+from .progress import Cost, Epoch, Fit, Note, Step, TrainingStopped
 
 _SECONDS_BETWEEN_STEPS = 0.2  # that are told
 
@@ -52,7 +52,7 @@ def main(descriptor: str) -> None:
         with sending:
             send(connection, packed(message))
 
-    def tell(what: Cost | Step | Epoch | Note) -> None:
+    def tell(what: Cost | Fit | Step | Epoch | Note) -> None:
         nonlocal told
         now = time.monotonic()
         if part.rank == 0 and (not isinstance(what, Step) or now - told >= _SECONDS_BETWEEN_STEPS):

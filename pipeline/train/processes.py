@@ -23,7 +23,7 @@ from ..processes.child import Child
 from ..processes.messages import Closed, packed, receive, send, unpacked
 from ..processes.threads import share_of_cores
 from .job import Examples, Outcome, TrainingJob
-from .progress import Cost, Epoch, Note, Step, Tell, TrainingStopped
+from .progress import Cost, Epoch, Fit, Note, Step, Tell, TrainingStopped
 
 _OTHERS_SECONDS = 2.0  # in which the others of a run may say why they fail too
 _PATIENCE = {"OMP_WAIT_POLICY": "PASSIVE"}  # its threads do not take cores from other processes while they wait
@@ -51,7 +51,7 @@ class Part:
 class Told:
     """Of the progress of a run."""
 
-    what: Cost | Step | Epoch | Note
+    what: Cost | Fit | Step | Epoch | Note
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def run_here(job: TrainingJob, examples: Examples, count: int, tell: Tell, stop:
             f"{count} GPUs are wanted, and PyTorch finds {torch.cuda.device_count()} here (with --device cpu, so many "
             "processes use its cores)"
         )
-    told: SimpleQueue[Cost | Step | Epoch | Note] = SimpleQueue()
+    told: SimpleQueue[Cost | Fit | Step | Epoch | Note] = SimpleQueue()
     threads = share_of_cores(count)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(count) as pool:
         meeting = f"file://{folder}/meeting"

@@ -40,6 +40,13 @@ class Cost:
     seconds_on_gpu: float | None
 
 
+class Fit(NamedTuple):
+    """So many fits of n-grams are done, of at most so many: where weaker penalties are no better, there are fewer."""
+
+    done: int
+    most: int
+
+
 class Step(NamedTuple):
     """So many of an epoch's steps are done."""
 
@@ -73,7 +80,9 @@ class Note(NamedTuple):
     text: str
 
 
-Tell: TypeAlias = Callable[[Cost | Step | Epoch | Note], None]
+Told: TypeAlias = Cost | Fit | Step | Epoch | Note
+
+Tell: TypeAlias = Callable[[Told], None]
 
 
 class TrainingStopped(KeyboardInterrupt):
@@ -119,7 +128,7 @@ class Stuck:
         shares = (1 - recipe.label_smoothing) * shares + recipe.label_smoothing / classes
         self.guessing = float(-(shares * np.log(np.maximum(shares, np.finfo(float).tiny))).sum())
 
-    def __call__(self, what: Cost | Step | Epoch | Note) -> None:
+    def __call__(self, what: Told) -> None:
         """What a run tells."""
         self._tell(what)
         if self._told or not isinstance(what, Epoch) or what.number < self._after:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ..errors import UsageError
@@ -155,9 +154,24 @@ _MANY_ROWS = 20_000  # with which 4 and 5 characters say as much as 2 to 5, in h
 
 
 def is_alone(recipe: Recipe | None, ngrams: int | None, device: str) -> bool:
-    """Whether n-grams are fitted alone: where there is no GPU, and nobody asked for the network."""
-    without_gpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
-    return recipe is None and ngrams != 0 and without_gpu
+    """Whether n-grams are fitted alone: where PyTorch finds no GPU or is missing, and nobody asked for the network."""
+    return recipe is None and ngrams != 0 and not (device == "cuda" or (device == "auto" and _sees_gpu()))
+
+
+def _sees_gpu() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+def need_pytorch() -> None:
+    """Raise UsageError where it is missing."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"the network needs PyTorch ({error}): pip install 'broadsheet[train-network]'") from error
 
 
 def recipe_for(rows: int, settings: Sequence[str] = ()) -> Recipe:

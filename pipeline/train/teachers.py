@@ -1,0 +1,321 @@
+"""Soft labels: the probability of every class, by teachers or in columns, beside labels or in their place.
+
+A teacher is one of our models, a function, or a sentence encoder, to which a linear model is fitted on the labelled
+rows. What it is sure of counts more than what it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import scipy.sparse as sp
+from numpy.typing import NDArray
+from scipy.special import softmax
+
+from ..engine import base
+from ..engine.open import opened
+from ..errors import UsageError
+from ..measures.rows import hold_out
+from ..model.charcnn import Model, load_model
+from ..source.chunk import Chunk
+from .branch import folds_of, sharpened
+from .data import ArticleReader, LabelledArticles, indices_of, joined, labels_in, sorted_names
+from .linear import Fitter
+
+_PREFIX = "score_"  # of the columns that `classify --scores` writes
+_STRENGTHS = 10.0 ** np.arange(-1, -5.1, -0.5)  # of the linear model on an encoder's vectors
+_BATCH = 1024  # texts that a function is given at once
+
+Doubles = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SoftLabels:
+    """Where soft labels come from: `columns`, or `models` as teachers, of several the mean, which compute on a device.
+
+    models: ours (a `Model`, a file, a shipped name), "module:function" from a list of texts to an array [N, classes] of
+    probabilities, or a model of sentence-transformers: a folder, or the name of one on the Hub.
+    unlabelled: more text, as `classify` takes it, for the teachers. share: of what is learned of an article that has a
+    label too.
+
+    Raises UsageError for both or neither, text without a teacher, and a share that is none.
+    """
+
+    columns: tuple[str, ...] = ()
+    models: tuple[str | Path | Model, ...] = ()
+    unlabelled: Any = None
+    share: float = 0.5
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise UsageError(f"soft share {self.share}: it must be from 0 to 1")
+        if bool(self.columns) == bool(self.models):
+            raise UsageError("soft labels come either from teachers or from columns")
+        if self.unlabelled is not None and not self.models:
+            raise UsageError("unlabelled text needs a teacher")
+
+    def about(self) -> dict[str, Any]:
+        """For the card of a model."""
+        models = [m.name if isinstance(m, Model) else str(m) for m in self.models]
+        return {"share": self.share, **({"teachers": models} if models else {"columns": list(self.columns)})}
+
+    def read(
+        self, source: Any, reading: ArticleReader, label_column: str | None, classes: tuple[str, ...] | None
+    ) -> Taught:
+        """Read `source`, with labels where it has them, and `unlabelled`; teachers have answered nothing yet.
+
+        The classes are those given, or of our models as teachers, or as `read_taught` finds them. Raises UsageError as
+        that does.
+        """
+        names = classes
+        for model in (load_model(one) for one in self.models if _is_ours(one)):
+            names = names or model.classes
+            if set(model.classes) != set(names):
+                raise UsageError(f"a teacher's classes are {', '.join(model.classes)}, not {', '.join(names)}")
+        found = read_taught(source, reading, label_column, self.columns, names, bool(self.models))
+        if self.unlabelled is not None:
+            found = found.and_(read_taught(self.unlabelled, reading, None, (), found.data.classes, True))
+        return found
+
+    def taught(self, taught: Taught, held: Rows) -> Taught:
+        """With the mean of what the teachers say; those that learn do so from labelled rows that are not `held`."""
+        if not self.models:
+            return taught
+        data = taught.data
+        known = taught.labelled.copy()
+        known[held] = False
+        parts = [self._answers(one, data, np.flatnonzero(known)) for one in self.models]
+        found = np.mean(parts, axis=0)
+        best = np.where(np.isnan(found), 0, found).argmax(1)
+        labels = np.where(taught.labelled, data.labels, best)
+        return Taught(replace(data, labels=labels), found, taught.labelled)
+
+    def _answers(self, what: str | Path | Model, data: LabelledArticles, known: Rows) -> Doubles:
+        if _is_ours(what):
+            return _of_model(load_model(what), data, self.device)
+        texts = [text.tobytes().decode(errors="replace") for text in np.split(data.text.data, data.text.offsets[1:-1])]
+        name = str(what)
+        if ":" in name and not Path(name).exists():
+            return _of_function(name, texts, data.classes)
+        return _learned(_encoded(name, texts, self.device), data, known)
+
+
+def _is_ours(what: str | Path | Model) -> bool:
+    """Whether a teacher is one of our models: not a function, a folder, or a name on the Hub."""
+    if isinstance(what, Model) or Path(what).is_file():
+        return True
+    return not (Path(what).is_dir() or ":" in str(what) or "/" in str(what))
+
+
+def _of_model(model: Model, data: LabelledArticles, device: str) -> Doubles:
+    """NaN where it overflows."""
+    order = [model.classes.index(name) for name in data.classes]
+    with opened([model.asking("all")], device) as (engine,):
+        scores = engine.classify(base.Texts(*data.text), all_scores=True).all_scores
+    assert scores is not None
+    return scores[:, order].astype(np.float64)
+
+
+def _of_function(name: str, texts: list[str], classes: tuple[str, ...]) -> Doubles:
+    module, _, function = name.partition(":")
+    try:
+        teacher: Callable[[list[str]], Any] = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"there is no teacher {name} ({error}): give MODULE:FUNCTION that Python finds") from error
+    parts = [np.asarray(teacher(texts[at : at + _BATCH]), np.float64) for at in range(0, len(texts), _BATCH)]
+    for at, part in enumerate(parts):
+        wanted = (len(texts[at * _BATCH : (at + 1) * _BATCH]), len(classes))
+        if part.shape != wanted:
+            raise UsageError(f"the teacher {name} gave an array {list(part.shape)}, not {list(wanted)}")
+    return shares(np.concatenate(parts), f"the teacher {name}")
+
+
+def _encoded(name: str, texts: list[str], device: str) -> NDArray[np.float32]:
+    """The vectors of a sentence encoder, of length one."""
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise UsageError(
+            f"the teacher {name} needs sentence-transformers: pip install 'broadsheet[teacher]' ({error})"
+        ) from error
+    try:
+        encoder = SentenceTransformer(name, device=None if device == "auto" else device)
+    except Exception as error:  # of many libraries, which have many
+        raise UsageError(f"{name} is no model of sentence-transformers that can be loaded ({error})") from error
+    found: NDArray[np.float32] = encoder.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+    return found
+
+
+def _learned(vectors: NDArray[np.float32], data: LabelledArticles, known: Rows) -> Doubles:
+    """What a linear model on some vectors says, fitted to the rows `known`; of each of these, one fitted to others."""
+    classes = len(data.classes)
+    labels, ours = data.labels[known], vectors[known].astype(np.float64)
+    if len(np.unique(labels)) < 2:
+        raise UsageError("a sentence encoder as teacher needs labelled rows of two classes or more")
+    folds = folds_of(labels, data.text.numbered()[known])
+    told = np.concatenate(folds)
+
+    def fitted(rows: Rows, strength: float) -> tuple[Doubles, Doubles]:
+        truth = (labels[rows, None] == np.arange(classes)).astype(np.float64)
+        solved = Fitter(sp.csr_array((len(rows), 0)), truth, np.ones(len(rows)), ours[rows]).fit(strength)
+        return solved.of_dense, solved.bias
+
+    tried = []
+    for strength in _STRENGTHS:
+        logits = np.zeros((len(known), classes))
+        for fold in folds:
+            weights, bias = fitted(np.setdiff1d(np.arange(len(known)), fold), strength)
+            logits[fold] = ours[fold] @ weights + bias
+        tried.append((*sharpened(logits[told], labels[told]), strength, logits))
+    _, sharpness, strength, logits = min(tried, key=lambda one: one[0])
+    weights, bias = fitted(np.arange(len(known)), strength)
+    found = vectors @ weights + bias
+    found[known[told]] = logits[told]
+    return np.asarray(softmax(sharpness * found, axis=1))
+
+
+class Taught(NamedTuple):
+    """N articles with soft labels. data: where there is no label, the most probable class is. probabilities: float64
+    [N, classes], NaN where there are none. labelled: bool [N].
+    """
+
+    data: LabelledArticles
+    probabilities: Doubles
+    labelled: NDArray[np.bool_]
+
+    def and_(self, more: Taught) -> Taught:
+        """These articles, then those."""
+        data = LabelledArticles(
+            np.concatenate([self.data.ids, more.data.ids]),
+            joined([self.data.text, more.data.text]),
+            np.concatenate([self.data.labels, more.data.labels]),
+            self.data.classes,
+            (*self.data.files, *more.data.files),
+            self.data.skipped + more.data.skipped,
+        )
+        return Taught(
+            data,
+            np.concatenate([self.probabilities, more.probabilities]),
+            np.concatenate([self.labelled, more.labelled]),
+        )
+
+    def targets(self, share: float, held: Rows) -> NDArray[np.float32]:
+        """What is learned, float32 [N, classes]: `share` of it soft where there are both. Held-out rows: the label."""
+        hard = np.eye(len(self.data.classes))[self.data.labels]
+        weight = np.where(self.labelled, share, 1.0)
+        weight[np.isnan(self.probabilities).any(1)] = 0.0
+        weight[held] = 0.0
+        mixed: Doubles = (1 - weight[:, None]) * hard + weight[:, None] * np.nan_to_num(self.probabilities)
+        return mixed.astype(np.float32)
+
+    def sure(self) -> Doubles:
+        """How much each row counts: one with a label 1, another as much as its entropy falls short of the greatest."""
+        shares = np.clip(np.nan_to_num(self.probabilities), 1e-12, 1)
+        entropy = -(shares * np.log(shares)).sum(axis=1) / np.log(shares.shape[1])
+        return np.where(self.labelled, 1.0, np.maximum(1 - entropy, 0.0))
+
+    def right(self, rows: Rows) -> float | None:
+        """Of those rows that have a label, the share that the teacher gets right; None where there are none."""
+        rows = rows[self.labelled[rows] & ~np.isnan(self.probabilities[rows]).any(axis=1)]
+        right = self.probabilities[rows].argmax(axis=1) == self.data.labels[rows]
+        return float(right.mean()) if len(rows) else None
+
+
+def read_taught(
+    source: Any,
+    reading: ArticleReader,
+    label_column: str | None,
+    soft_columns: tuple[str, ...],
+    classes: tuple[str, ...] | None = None,
+    has_teacher: bool = False,
+) -> Taught:
+    """Read every article of `source`, with its label if it has one, and with the probabilities in `soft_columns` (one
+    column of lists, or one for each class).
+
+    The classes are those given, or as `read_labelled` finds them, or named by the columns.
+
+    Raises UsageError as that does, and for a row with negative probabilities, or without a teacher with neither label
+    nor probabilities.
+    """
+    kept = tuple(dict.fromkeys((*([label_column] if label_column else []), *soft_columns)))
+    if both := set(kept) & set(reading.text_columns):
+        raise UsageError(f"column {min(both)!r} is a label, it cannot be the text too")
+
+    def labels_of(chunk: Chunk) -> tuple[pa.Array, pa.Table]:
+        nothing = pa.nulls(len(chunk.rows), pa.large_string())
+        labels = labels_in(chunk.rows, label_column) if label_column else nothing
+        return labels, chunk.rows.select(list(soft_columns))
+
+    articles, found = reading.articles(source, kept, "text", labels_of)
+    labels, soft = zip(*found, strict=True)
+    label = pa.chunked_array(labels, pa.large_string()).combine_chunks()
+    names = classes or _named(label, soft_columns)
+    probabilities = np.full((len(label), len(names)), np.nan)
+    if soft_columns:
+        probabilities = _in_columns(pa.concat_tables(soft), soft_columns, names)
+    indices = indices_of(label, names, label_column)
+    labelled = label.is_valid().to_numpy(zero_copy_only=False)
+    nothing = ~labelled & np.isnan(probabilities).any(1)
+    if nothing.any() and not has_teacher:
+        raise UsageError(f"row {int(np.argmax(nothing))} has neither a label nor probabilities")
+    best = np.where(np.isnan(probabilities), 0, probabilities).argmax(1)
+    truth = np.where(labelled, indices, best).astype(np.int64)
+    return Taught(articles.labelled(truth, names), probabilities, labelled)
+
+
+def hold_out_labelled(labels: Rows, labelled: NDArray[np.bool_], share: float, texts: Rows) -> tuple[Rows, Rows]:
+    """As `hold_out`, of the labelled rows; of all where there are none, to see how well soft labels are learned.
+
+    A row without a label is not trained on either where its text is held out.
+    """
+    if not labelled.any():
+        return hold_out(labels, share, texts)
+    rows = np.flatnonzero(labelled)
+    held = rows[hold_out(labels[rows], share, texts[rows])[1]]
+    return np.flatnonzero(~np.isin(texts, texts[held])), held
+
+
+def _named(label: pa.Array, columns: Sequence[str]) -> tuple[str, ...]:
+    """The classes that occur as labels, sorted, or else those that the columns are called after."""
+    if len(columns) > 1:
+        return tuple(name.removeprefix(_PREFIX) for name in columns)
+    found = sorted_names(label.unique().drop_null().to_pylist())
+    if len(found) < 2:
+        raise UsageError("the classes are not known: name them with --classes A,B,C")
+    return found
+
+
+def _in_columns(table: pa.Table, columns: tuple[str, ...], classes: tuple[str, ...]) -> Doubles:
+    """Probabilities [N, classes] of one column of lists, or of a column for each class."""
+    told = f"soft labels in {', '.join(columns)}"
+    try:
+        if len(columns) == 1:
+            rows = [[np.nan] * len(classes) if row is None else row for row in table.column(0).to_pylist()]
+            found = np.array(rows, np.float64).reshape(len(rows), -1)
+        else:
+            by_name = {name.removeprefix(_PREFIX): name for name in columns}
+            order = [by_name[name] for name in classes] if set(by_name) == set(classes) else list(columns)
+            values = (table.column(name).cast(pa.float64()).combine_chunks() for name in order)
+            found = np.stack([column.to_numpy(zero_copy_only=False) for column in values], axis=1)
+    except (ValueError, TypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UsageError(f"{told}: not a probability for each class ({error})") from error
+    if found.shape[1] != len(classes):
+        raise UsageError(f"{told}: {found.shape[1]} probabilities a row, for {len(classes)} classes")
+    return shares(found, told)
+
+
+def shares(found: Doubles, told: str) -> Doubles:
+    """Of each row, [N, classes], what sums to one. told: where they come from, for a UsageError where it cannot."""
+    sums: Doubles = found.sum(1, keepdims=True)
+    if (found < 0).any() or (sums <= 0).any() or np.isinf(sums).any():
+        raise UsageError(f"{told}: a row has negative, infinite or no probabilities")
+    scaled: Doubles = found / sums
+    return scaled

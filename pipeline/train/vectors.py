@@ -1,0 +1,207 @@
+"""Pretrained word vectors, which say something about words that few labelled rows have, or none.
+
+A score that is linear in the sum of a text's word vectors is a sum of class weights by word. So what is learned of the
+vectors goes into the table of n-grams, into the rows of single words, and costs nothing when texts are labelled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from ..errors import UsageError
+from ..model.ngrams import Kinds, find
+from .data import TextBuffers
+
+Vectors = NDArray[np.float32]
+
+WORDLLAMA = "wordllama"
+"""The package whose vectors are meant by its name: 32,000 tokens, 256 numbers each."""
+
+AUTO = "auto"
+"""The vectors of that package where it is installed, and the labelled rows are few."""
+
+_FEW_ROWS = 10_000  # with more, vectors help no more, and the fit takes longer
+_MOST_OF_ROWS = 200_000  # distinct words, the most frequent ones
+_MOST_OWN = 50_000  # words of the vectors' own
+_WORD = re.compile(r"\w+")
+_SPACE_MARKS = "▁Ġ"  # before a token that begins a word
+_FORMS = "safetensors with a vocabulary, text of word2vec, GloVe or fastText (.vec), or a folder of model2vec"
+
+
+class WordVectors(NamedTuple):
+    """words: W of them, as they are hashed. vectors: float32 [W, dimensions]. about: what they are, for a card."""
+
+    words: list[str]
+    vectors: Vectors
+    about: dict[str, Any]
+
+    def buckets(self, bits: int) -> tuple[NDArray[np.uint32], Vectors]:
+        """The buckets of single words, ascending, each with the sum of its words' vectors."""
+        data = [word.encode() for word in self.words]
+        offsets = np.concatenate([[0], np.cumsum([len(word) for word in data])]).astype(np.int64)
+        (grams,) = find(np.frombuffer(b"".join(data), np.uint8), offsets, Kinds(1, (0, 0), 1014), bits).words
+        single = np.diff(grams.offsets) == 1
+        buckets, of_word = np.unique(grams.buckets[grams.offsets[:-1][single]], return_inverse=True)
+        vectors = np.zeros((len(buckets), self.vectors.shape[1]), np.float32)
+        np.add.at(vectors, of_word, self.vectors[single])
+        return buckets, vectors
+
+
+def chosen_vectors(what: str | Path | None, rows: int) -> str | Path | None:
+    """The vectors that a fit to so many labelled rows takes: a name, file or folder, or None."""
+    if what == AUTO:
+        return WORDLLAMA if rows <= _FEW_ROWS and find_spec(WORDLLAMA) and find_spec("tokenizers") else None
+    return what
+
+
+def read_vectors(what: str | Path, text: TextBuffers) -> WordVectors:
+    """The vectors of the words of some texts, and of the words that are the most frequent where the vectors come from.
+
+    Raises UsageError where they cannot be read.
+    """
+    wanted = _words_of(text)
+    if what == WORDLLAMA:
+        spec = find_spec(WORDLLAMA)
+        if spec is None or not spec.submodule_search_locations:
+            raise UsageError("the vectors of wordllama need its package: pip install 'broadsheet[vectors]'")
+        folder = Path(spec.submodule_search_locations[0])
+        weights, tokenizer = folder / "weights/l2_supercat_256.safetensors", folder / "tokenizers"
+        found = _of_tokens(weights, tokenizer / "l2_supercat_tokenizer_config.json", wanted)
+        about = {"name": f"{WORDLLAMA} {version(WORDLLAMA)}"}
+    else:
+        path = Path(what)
+        with _readable(path):
+            if path.is_dir():
+                found = _of_tokens(path / "model.safetensors", path / "tokenizer.json", wanted)
+            elif path.suffix == ".safetensors":
+                found = _of_vocabulary(path, wanted)
+            else:
+                found = _of_text(path, wanted)
+        about = {"name": path.name}
+    if not found:
+        raise UsageError(f"{what} has a vector of no word of the texts")
+    vectors = np.stack(list(found.values())).astype(np.float32)
+    if not np.isfinite(vectors).all():
+        raise UsageError(f"{what} holds a value that is not finite")
+    return WordVectors(list(found), vectors, {**about, "words": len(found), "dimensions": vectors.shape[1]})
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise UsageError(f"{path} holds no word vectors that can be read, {_FORMS} ({error})") from error
+
+
+def _words_of(text: TextBuffers) -> list[str]:
+    """The words of some texts in lower case, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for first, last in zip(text.offsets, text.offsets[1:], strict=False):
+        counts.update(_WORD.findall(text.data[first:last].tobytes().decode(errors="ignore").lower()))
+    return [word for word, _ in counts.most_common(_MOST_OF_ROWS)]
+
+
+def _of_tokens(weights: Path, tokenizer: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
+    """The mean vector of each word's tokens, spelled with such capitals that these are the fewest."""
+    try:
+        from tokenizers import Tokenizer
+    except ModuleNotFoundError as error:
+        raise UsageError(f"these vectors need a package: pip install 'broadsheet[vectors]' ({error})") from error
+    with _readable(weights):
+        table = _table(weights)
+        text = tokenizer.read_text(encoding="utf-8")
+    try:
+        splitter = Tokenizer.from_str(text)
+    except Exception as error:  # tokenizers raises nothing else
+        raise UsageError(f"{tokenizer} is no tokenizer ({error})") from error
+    splitter.no_truncation()
+    splitter.no_padding()
+    by_number = sorted((number, token) for token, number in splitter.get_vocab().items())
+    begins = any(token[:1] in _SPACE_MARKS for _, token in by_number)
+    own = (token[1:] if begins else token for _, token in by_number if not begins or token[:1] in _SPACE_MARKS)
+    words = _with_own(wanted, own)
+    space = "" if any(token[:1] == _SPACE_MARKS[0] for _, token in by_number) or not begins else " "
+    spelled = [[space + form for form in (word, word.capitalize(), word.upper())] for word in words]
+    split = splitter.encode_batch([form for forms in spelled for form in forms], add_special_tokens=False)
+    unknown = splitter.token_to_id(getattr(splitter.model, "unk_token", None) or "")
+    found: dict[str, Vectors] = {}
+    for at, word in enumerate(words):
+        whole = (ids for form in split[3 * at : 3 * at + 3] if (ids := form.ids) and unknown not in ids)
+        fewest = min(whole, key=len, default=[])
+        if fewest and max(fewest) < len(table):
+            found[word] = table[fewest].mean(axis=0)
+    return found
+
+
+def _table(path: Path) -> Vectors:
+    """The one table of a safetensors file. model2vec also has what each token weighs, and which row is its own."""
+    with safe_open(path, "np") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    (table,) = (tensor for tensor in tensors.values() if tensor.ndim == 2)
+    if "mapping" in tensors:
+        table = table[tensors["mapping"]]
+    table = table.astype(np.float32)
+    weights = tensors.get("weights", np.ones(1)).astype(np.float32)
+    return np.asarray(table * weights[:, None])
+
+
+def _of_vocabulary(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
+    """Of a table whose rows are words: a list in the metadata under "vocabulary", or lines of NAME.txt beside it."""
+    with safe_open(path, "np") as file:
+        listed = (file.metadata() or {}).get("vocabulary")
+    beside = path.with_suffix(".txt")
+    words = json.loads(listed) if listed is not None else beside.read_text(encoding="utf-8").splitlines()
+    table = _table(path)
+    if len(words) != len(table):
+        raise ValueError(f"{len(words):,} words for {len(table):,} vectors")
+    rows: dict[str, int] = {}
+    for row, word in enumerate(words):
+        rows.setdefault(str(word).lower(), row)
+    return {word: table[rows[word]] for word in _with_own(wanted, words) if word in rows}
+
+
+def _of_text(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
+    """Of lines with a word and its numbers, after one with how many there are, or without."""
+    if path.suffix == ".bin":
+        raise ValueError("of fastText's .bin the same vectors come as .vec")
+    needed, found = set(wanted), dict[str, Vectors]()
+    width, own = 0, 0
+    with open(path, encoding="utf-8", newline="\n") as file:
+        for number, line in enumerate(file):
+            word, _, numbers = line.rstrip().partition(" ")
+            if number == 0 and numbers.isdecimal():
+                continue
+            key, is_own = word.lower(), own < _MOST_OWN and _WORD.fullmatch(word) is not None
+            own += is_own
+            if key in found or not (is_own or key in needed):
+                continue
+            vector = np.array(numbers.split(" "), np.float32)
+            width = width or len(vector)
+            if len(vector) != width:
+                raise ValueError(f"line {number + 1} has {len(vector)} numbers, not {width}")
+            found[key] = vector
+    return found
+
+
+def _with_own(wanted: Sequence[str], own: Iterable[str]) -> list[str]:
+    """Words that are wanted, then the first of the vectors' own."""
+    first = (word.lower() for word in own if _WORD.fullmatch(word))
+    words = dict.fromkeys(wanted)
+    for count, word in enumerate(first):
+        if count >= _MOST_OWN:
+            break
+        words.setdefault(word)
+    return list(words)

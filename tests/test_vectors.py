@@ -1,0 +1,168 @@
+"""Word vectors: folded into the n-grams, also of words that no row has, and left out where they say nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from pipeline.classifier import load
+from pipeline.errors import UsageError
+from pipeline.model.ngrams import Kinds
+from pipeline.train import Note, Trained, train
+from pipeline.train.branch import Answers, BranchSettings, _WeighedRows, bags, fit_branch
+from pipeline.train.data import TextBuffers
+from pipeline.train.vectors import AUTO, chosen_vectors, read_vectors
+
+KINDS = Kinds(2, (2, 5), 1014)
+TOPICS = ("money", "space", "sport")
+
+
+def word(number: int) -> str:
+    """Each of its letters is random: words of one topic share nothing but their vectors."""
+    return "".join(random.Random(number).choices("abcdefghijklmnopqrstuvwxyz", k=7))
+
+
+WORDS = [word(number) for number in range(300)]  # those of each topic, in turn
+
+
+def rows(count: int, words: list[str], seed: int = 0) -> pa.Table:
+    rng = random.Random(seed)
+    of = [rng.randrange(3) for _ in range(count)]
+    texts = [" ".join(rng.choices(words[topic::3], k=8)) for topic in of]
+    return pa.table({"text": texts, "kind": [TOPICS[topic] for topic in of]})
+
+
+def vectors() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(3, 20))
+    return (centres[np.arange(len(WORDS)) % 3] + 0.7 * rng.normal(size=(len(WORDS), 20))).astype(np.float32)
+
+
+def buffers(texts: list[str]) -> TextBuffers:
+    data = [text.encode() for text in texts]
+    return TextBuffers(
+        np.frombuffer(b"".join(data), np.uint8), np.concatenate([[0], np.cumsum([*map(len, data)])]).astype(np.int64)
+    )
+
+
+def labels_of(table: pa.Table) -> np.ndarray:
+    return np.array([TOPICS.index(kind) for kind in table["kind"].to_pylist()])
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same vectors in every form that is read."""
+    folder = tmp_path_factory.mktemp("vectors")
+    numbers = [" ".join(map(str, vector)) for vector in vectors().tolist()]
+    lines = [f"{word} {values}\n" for word, values in zip(WORDS, numbers, strict=True)]
+    (folder / "glove.txt").write_text("".join(lines))
+    (folder / "fasttext.vec").write_text(f"{len(lines)} 20\n" + "".join(line.replace("\n", " \n") for line in lines))
+    save_file({"v": vectors()}, folder / "own.safetensors", {"vocabulary": json.dumps(WORDS)})
+    save_file({"v": vectors()}, folder / "beside.safetensors")
+    (folder / "beside.txt").write_text("\n".join(WORDS))
+    static = folder / "model2vec"
+    static.mkdir()
+    tokens = ["[UNK]", *(word.capitalize() for word in WORDS)]  # spelled otherwise than in the texts
+    splitter = Tokenizer(models.WordLevel({token: at for at, token in enumerate(tokens)}, "[UNK]"))
+    splitter.pre_tokenizer = pre_tokenizers.Whitespace()
+    splitter.save(str(static / "tokenizer.json"))
+    save_file({"embeddings": np.vstack([np.zeros((1, 20), np.float32), vectors()])}, static / "model.safetensors")
+    return {path.name: path for path in folder.iterdir() if path.name != "beside.txt"}
+
+
+def few(table: pa.Table, **options: object) -> Trained:
+    options = {"device": "cpu", "ngrams": 1 << 16, **options}
+    return train(table, text_column="text", label_column="kind", **options)  # type: ignore[arg-type]
+
+
+def accuracy(trained: Trained, table: pa.Table) -> float:
+    found = load(trained.model, device="cpu").predict(table["text"].to_pylist())
+    return float(np.mean(np.array(found) == np.array(table["kind"])))
+
+
+def test_words_that_no_row_has_are_known(files: dict[str, Path]) -> None:
+    """Trained on some words of each topic, tested on others: without vectors that is guessing."""
+    seen, others = rows(80, WORDS[:150]), rows(200, WORDS[150:], seed=1)
+    assert accuracy(few(seen, vectors=None), others) < 0.5
+    told: list[object] = []
+    trained = few(seen, vectors=files["glove.txt"], tell=told.append)
+    assert accuracy(trained, others) > 0.9
+    assert trained.model.card["ngrams"]["vectors"] > 0
+    assert trained.model.card["ngrams"]["word vectors"] == {"name": "glove.txt", "words": 300, "dimensions": 20}
+    assert next(one.text for one in told if isinstance(one, Note)).startswith("word vectors of glove.txt count")
+
+
+def test_vectors_of_every_form_are_the_same(files: dict[str, Path]) -> None:
+    text = buffers([" ".join(WORDS[:40]).upper(), "unknown"])
+    for path in files.values():
+        found = read_vectors(path, text)
+        assert sorted(found.words) == sorted(WORDS), path
+        order = np.argsort(found.words)
+        assert found.vectors[order] == pytest.approx(vectors()[np.argsort(WORDS)], rel=1e-6), path
+
+
+def test_the_folded_weights_are_those_of_the_mean_vector(files: dict[str, Path]) -> None:
+    """What the table's rows add up to is what the fit saw: features, and the mean of the words' vectors. (n-grams of
+    characters that share a bucket with a word would add to it.)
+    """
+    table = rows(60, WORDS)
+    text, labels = buffers(table["text"].to_pylist()), labels_of(table)
+    found = bags(*text, Kinds(2, (0, 0), 1014), 16, read_vectors(files["glove.txt"], text))
+    weighed = _WeighedRows(found, Answers.of(labels, 3), BranchSettings(0.01, vectors=0.5))
+    solved = weighed.fitter.fit(0.01)
+    assert weighed._means is not None
+    dense = weighed.features @ solved.weights + weighed._means @ solved.of_dense
+    assert weighed.features @ weighed.weights(solved) == pytest.approx(dense, abs=1e-6 * np.abs(dense).max())
+
+
+def test_vectors_that_say_nothing_are_left_out(files: dict[str, Path], tmp_path: Path) -> None:
+    """Random ones: the model is that without them, to the bit."""
+    numbers = np.random.default_rng(1).normal(size=(len(WORDS), 20))
+    lines = [f"{word} {' '.join(map(str, values))}\n" for word, values in zip(WORDS, numbers.tolist(), strict=True)]
+    (tmp_path / "random.txt").write_text("".join(lines))
+    table = rows(150, WORDS)
+    text, answers = buffers(table["text"].to_pylist()), Answers.of(labels_of(table), 3)
+    every, none = np.arange(150), np.empty(0, np.int64)
+    known = read_vectors(tmp_path / "random.txt", text)
+    with_them = fit_branch(text, answers, every, none, KINDS, 16, False, known)
+    without = fit_branch(text, answers, every, none, KINDS, 16, False)
+    assert with_them.settings == without.settings
+    assert (with_them.ngrams.table == without.ngrams.table).all()
+
+
+def test_vectors_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    text = buffers(["some text"])
+    (tmp_path / "short.txt").write_text("some 1 2 3\ntext 1 2\n")
+    (tmp_path / "words.txt").write_text("some text and no numbers\n")
+    (tmp_path / "nan.txt").write_text("some nan 1\n")
+    (tmp_path / "other.vec").write_text("1 2\n\N{SNOWMAN} 1 2\n")
+    (tmp_path / "broken.safetensors").write_bytes(b"\0" * 40)
+    save_file({"v": vectors()}, tmp_path / "few.safetensors", {"vocabulary": '["some"]'})
+    (tmp_path / "empty").mkdir()
+    for name, message in (
+        ("missing.vec", "no word vectors"), ("short.txt", "line 2 has 2 numbers, not 3"), ("words.txt", "could not"),
+        ("nan.txt", "not finite"), ("other.vec", "a vector of no word"), ("broken.safetensors", "no word vectors"),
+        ("few.safetensors", "1 words for 300"), ("empty", "no word vectors"), ("cc.en.300.bin", "as .vec"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=message):
+            read_vectors(tmp_path / name, text)
+
+
+def test_the_package_is_taken_where_it_is_installed_and_rows_are_few() -> None:
+    assert chosen_vectors(AUTO, 10_000) == "wordllama"
+    assert chosen_vectors(AUTO, 10_001) is None
+    assert chosen_vectors(None, 10) is None
+    found = read_vectors("wordllama", buffers(["Iraq and microsoft"]))
+    assert found.words[:3] == ["iraq", "and", "microsoft"]
+    assert found.about["name"].startswith("wordllama ")
+    assert len(found.words) > 10_000  # and those of its own
+    iraq, football = (found.vectors[found.words.index(word)] for word in ("iraq", "football"))
+    kuwait = found.vectors[found.words.index("war")]
+    assert iraq @ kuwait / np.linalg.norm(kuwait) > iraq @ football / np.linalg.norm(football)
