@@ -20,9 +20,8 @@ from pipeline.classifier import load
 from pipeline.engine.base import Predictions, Texts
 from pipeline.engine.cpu import CpuEngine
 from pipeline.errors import ModelError, UsageError
-from pipeline.measures.asking import fitted_cascade, labels_of
 from pipeline.measures.evaluate import evaluate
-from pipeline.measures.fitting import calibrate
+from pipeline.measures.fitting import calibrate, fitted_cascade, labels_of
 from pipeline.model.cascade import Cascade, asked, margins
 from pipeline.model.charcnn import Model, load_model
 from pipeline.model.ngrams import Kinds, scores

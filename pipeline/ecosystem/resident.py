@@ -19,8 +19,7 @@ from ..engine.base import Engine
 from ..errors import BroadsheetError, ModelError
 from ..labelling.engines import ENGINES
 from ..model.charcnn import Model, load_model
-from ..model.model_file import HUB
-from ..model.shipped import SHIPPED
+from ..model.model_file import HUB, SHIPPED
 from ..processes.threads import WORKERS_PER_HOST, available_cores, share_of_cores
 
 

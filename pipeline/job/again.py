@@ -13,8 +13,8 @@ from typing import Any
 from msgspec import UNSET, Struct
 
 from ..errors import BroadsheetError, UsageError
+from ..model.model_file import SHIPPED
 from ..model.several import Models
-from ..model.shipped import SHIPPED
 from ..options import HEADER, TABLE, TYPES, Options
 from ..output.folder import OutputFolder
 from ..output.layout import REQUEST

@@ -19,7 +19,7 @@ from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH, label_lists, label_sets
 from ..source.inputs import identify
 from .accuracy import Confusion, LabelCounts, confusion_of, count_pairs
-from .asking import Figures, figures_of
+from .fitting import Figures, figures_of
 from .reliability import Reliability, Threshold, reliability, threshold
 from .rows import scored_rows, selection_of
 

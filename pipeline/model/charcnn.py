@@ -21,10 +21,9 @@ from .alphabet import PUBLISHED, Alphabet
 from .cascade import ASKS, Cascade
 from .fasttext import ALPHABET, FastText
 from .layers import BIAS, CLASSES, FRAMES, HIDDEN, PUBLISHED_LENGTH, Frame, Layer, layer_table, parameter_count
-from .model_file import ActivationScales
+from .model_file import MEANT_FOR, SHIPPED, ActivationScales
 from .ngrams import NGrams
 from .scores import DEFAULT_THRESHOLD, SIGMOID, SOFTMAX, TEMPERATURES, check_classes, check_thresholds
-from .shipped import MEANT_FOR, SHIPPED
 
 
 @dataclass(frozen=True)

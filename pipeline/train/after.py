@@ -18,8 +18,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, logsumexp, softmax
 
 from ..measures.accuracy import LabelCounts
-from ..measures.asking import about as asking_about
-from ..measures.asking import compare, fitted_cascade
+from ..measures.fitting import compare, figures_on_card, fitted_cascade
 from ..measures.reliability import improvement
 from ..model import cascade as cascades
 from ..model.cascade import AGREEMENT, Cascade
@@ -75,7 +74,7 @@ def _one_label_model(parts: _Parts, card: dict[str, Any]) -> tuple[Model, Compar
     if parts.beside is not None:
         cascade = fitted_cascade(logits, parts.beside, truth, AGREEMENT)
         figures = compare(logits, parts.beside, truth, cascade, temperature or 1.0)
-        card[cascades.CARD] = asking_about(figures, len(rows))
+        card[cascades.CARD] = figures_on_card(figures, len(rows))
     if prepared.tested is not None:
         right = parts.logits_of(prepared.tested).argmax(axis=1) == prepared.tested.labels
         card["test"] = prepared.tested.about() | {"accuracy": round(float(right.mean()), 6)}
