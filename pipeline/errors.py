@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 FLAGS = {
-    **dict.fromkeys(("input", "multi-label", "tls"), True),
+    **dict.fromkeys(("balanced", "input", "keep-network", "multi-label", "tls"), True),
     **dict.fromkeys(("classes", "held-out", "label-separator", "learning-rate", "model"), False),
     **dict.fromkeys(("nsys", "protocol", "scheduler-file"), False),
     **dict.fromkeys(("top", "count", "score", "by", "per"), False),

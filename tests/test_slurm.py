@@ -136,13 +136,14 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     """A first run too slow for its time limit: Slurm runs the job twice, the user submitted it once."""
     arguments, undisturbed = job
     out = tmp_path / "out"
-    (tmp_path / "slow.py").write_text(slowed("read", "0 if 'SLURM_RESTART_COUNT' in os.environ else 15"))
+    (tmp_path / "slow.py").write_text(slowed("read", "0 if 'SLURM_RESTART_COUNT' in os.environ else 25"))
     options = ["-o", "out", "--nodes", 4, "--time", 10]
     number = submit([*arguments, *options], settings="stop_before: 100\n", env=slow)
     log = tmp_path / f"broadsheet-{number}.log"
     wait_until(lambda: committed(out))
     # Now, since with a limit that is short from the start Slurm may send its signal before anything is done. The limit
-    # is one to two minutes away, so that the signal comes at once, and the run has the time to stop.
+    # is one to two minutes away: the signal comes within half a minute, while the first 64 of 200 chunks or the next
+    # are read, and the run has the time to finish these.
     minutes = int(slurm.job(number)["RunTime"].split(":")[1])
     slurm.run("scontrol", "update", f"JobId={number}", f"TimeLimit={minutes + 2}")
     wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING")

@@ -27,6 +27,7 @@ from pipeline.cli.commands import app
 from pipeline.errors import FLAGS, in_python
 from pipeline.labelling.windows import SCORES
 from pipeline.options import PANELS, TABLE, EngineKeywords, LabelKeywords, Options, help_of
+from pipeline.output import sidecars
 from pipeline.output.layout import FORMATS
 from pipeline.output.record import Settings
 
@@ -202,7 +203,7 @@ def test_an_option_is_one_entry_of_the_table() -> None:
 
 
 def test_choices_are_those_of_the_rooms_that_use_them() -> None:
-    assert TABLE["format"].choices == FORMATS
+    assert set(TABLE["format"].choices) == {*FORMATS, *sidecars.FORMATS}
     assert TABLE["window_score"].choices == SCORES
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,12 @@ def buffers(texts: list[str]) -> TextBuffers:
 
 def labels_of(table: pa.Table) -> np.ndarray:
     return np.array([TOPICS.index(kind) for kind in table["kind"].to_pylist()])
+
+
+@pytest.fixture(autouse=True)
+def wordllama(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found here, where it is hidden from other tests."""
+    monkeypatch.delitem(sys.modules, "wordllama", raising=False)
 
 
 @pytest.fixture(scope="module")

@@ -47,6 +47,8 @@ _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")
 
 _MAINS = {"broadsheet": "pipeline.__main__", "dask": "dask.__main__"}
 
+sys.modules["wordllama"] = None  # type: ignore[assignment] # where it is installed, every fit takes longer
+
 _MAIN = type(process.current_process())  # in the one that all are forks of
 
 
