@@ -39,6 +39,9 @@ LONG = ("kernels_compile", "graph", "recovery", "serve", "classify_command", "ex
         "settings", "arrow_files", "model")  # fmt: skip
 """The files that take longest, the longest first: two processes that take one file after another end together."""
 
+ALL = bool(os.environ.get("BROADSHEET_TEST_ALL"))
+"""As `.ci/tests --all` sets it."""
+
 Command = Callable[..., subprocess.CompletedProcess[str]]
 CommandHere = Callable[..., tuple[int, str]]
 
@@ -46,6 +49,11 @@ CommandHere = Callable[..., tuple[int, str]]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {f"test_{name}": place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def examples(count: int) -> int:
+    """The examples of a property: a third of them by default. They are others in each run."""
+    return count if ALL else count // 3
 
 
 def random_model(seed: int = 0, symbols: str = PUBLISHED, length: int = 1014, classes: int = 4) -> Model:

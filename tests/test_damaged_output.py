@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import examples
 from distributed import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -461,7 +462,7 @@ def disturbed(data: st.DataObject, text: bytes) -> bytes:
     return json.dumps(value).encode()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_record_whatever_it_holds_ends_in_a_traceback_or_loses_a_row(
     undisturbed: Finished, tmp_path: Path, data: st.DataObject
