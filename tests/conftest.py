@@ -33,10 +33,40 @@ for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", 
     del os.environ[name]
 os.environ |= {**KEYS, "AWS_REGION": "us-east-1"}
 
-LONG = ("kernels_compile", "graph", "recovery", "serve", "classify_command", "examples", "chaos", "train_together",
-        "connect", "train", "several_labels", "scanner", "serve_guarded", "readers", "explain", "object_store", "start",
-        "cluster", "hostile_input", "profile", "memory", "few_rows", "reference", "serve_cluster", "dashboard",
-        "settings", "arrow_files", "model")  # fmt: skip
+LONG = (
+    "kernels_compile",
+    "train_together",
+    "examples",
+    "train",
+    "serve",
+    "graph",
+    "sidecars",
+    "connect",
+    "scanner",
+    "hostile_input",
+    "chaos",
+    "start",
+    "site",
+    "cluster",
+    "readers",
+    "fasttext",
+    "explain",
+    "decompression",
+    "object_store",
+    "settings",
+    "recovery",
+    "serve_guarded",
+    "profile",
+    "several_labels",
+    "several_models",
+    "damaged_output",
+    "calibrated_scores",
+    "classify_command",
+    "overflow",
+    "csv",
+    "memory",
+    "few_rows",
+)
 """The files that take longest, the longest first: two processes that take one file after another end together."""
 
 ALL = bool(os.environ.get("BROADSHEET_TEST_ALL"))
