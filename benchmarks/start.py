@@ -58,7 +58,11 @@ def main() -> None:
             for way, (arguments, variables) in ways(folder, options.model).items():
                 shutil.rmtree(folder / "kernels", ignore_errors=True)
                 began, before = time.perf_counter(), os.times()
-                subprocess.run(arguments, cwd=folder, env=environment(**variables), check=True, capture_output=True)
+                done = subprocess.run(
+                    arguments, cwd=folder, env=environment(**variables), capture_output=True, text=True
+                )
+                if done.returncode:
+                    sys.exit(f"{way}: {done.stderr}")
                 seconds.setdefault(way, []).append(time.perf_counter() - began)
                 after = os.times()
                 spent = after.children_user - before.children_user + after.children_system - before.children_system

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow as pa
+import warm
+
 from pipeline import Client
 
+ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
+JSON = {"content-type": "application/json"}
 STARTS_WITHIN = 240.0
 
 
 class Server:
     """url: where it listens. said: the lines of its log so far."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: warm.Command | subprocess.Popen[str]) -> None:
         self.process = process
         self.said: list[dict[str, Any]] = []
         self._lines: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -59,12 +62,20 @@ class Server:
 
 @contextmanager
 def serving(*arguments: object) -> Iterator[Server]:
-    command = [sys.executable, "-m", "broadsheet", "serve", "--port", "0", "--log-format", "json", "--device", "cpu"]
-    with subprocess.Popen(
-        [*command, *map(str, arguments)], stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"}
-    ) as process:
-        try:
-            yield Server(process)
-        finally:
-            if process.poll() is None:
-                process.kill()
+    options = ("--port", 0, "--log-format", "json", "--device", "cpu")
+    process = warm.start("broadsheet", "serve", *options, *arguments)
+    try:
+        yield Server(process)
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            stream.close()
+
+
+def stream(column: pa.Array, name: str = "text", compression: str | None = None) -> bytes:
+    """An Arrow stream of one column, as a request has it."""
+    table, sink = pa.table({name: column}), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())

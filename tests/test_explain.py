@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from pathlib import Path
 
 import dask
 import numpy as np
 import pytest
-from conftest import ROOT, Command
+from conftest import Command
 from jobs import spans_of
 
 from benchmarks.chaos.processes import KILL_PRELOAD
@@ -98,7 +97,7 @@ def test_the_verdict_names_what_was_slow(
     path = write_csv(tmp_path / "in.csv", 64)
     arguments = ["classify", path, "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1, "--json"]
     with dask.config.set({"distributed.worker.preload": [str(tmp_path / "slow.py")]}):
-        run = broadsheet_in_process(*arguments, "--chunk-size", 8)
+        run = broadsheet_in_process(*arguments, "--chunk-size", 32)
     assert run.returncode == 0, run.stderr
     breakdown = json.loads(run.stdout)["breakdown"]
     assert breakdown["bound_by"] == cause
@@ -181,10 +180,7 @@ def test_spans_of_a_worker_with_another_clock_come_home_right(
 def test_spans_survive_their_worker(broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path) -> None:
     path, out = tmp_path / "in.csv", tmp_path / "out"
     path.write_text("text\n" + f"{'x' * 1_000}\n" * 1_600)  # a chunk is told before the next one is done
-    env = {
-        "BROADSHEET_KILL": f"before-entry worker {tmp_path / 'flag'}",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
+    env = {"BROADSHEET_KILL": f"before-entry worker {tmp_path / 'flag'}"}
     options = ["--model", small_model_file, "--workers", 1, "--chunk-size", 100, "--json"]
     with dask.config.set({"distributed.worker.preload": [KILL_PRELOAD]}):
         run = broadsheet_in_process("classify", path, "-o", out, *options, env=env)

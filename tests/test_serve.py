@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import doctest
-import inspect
 import json
 import os
 import random
@@ -12,7 +10,6 @@ import re
 import signal
 import socket
 import struct
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -28,18 +25,16 @@ import httpx
 import psutil
 import pyarrow as pa
 import pytest
-from conftest import ROOT, CommandHere, random_model
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from serving import Server, serving
+from conftest import CommandHere, random_model
+from serving import ARROW, JSON, Server, serving, stream
 
 import broadsheet
 from pipeline import AsyncClient, ServerError
 from pipeline.model.charcnn import Model
 
 NAMES = ("small", "other", "several")
-ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
-JSON = {"content-type": "application/json"}
+MANY, TOO_MANY = 1500, 1501
+"""Texts of a request that takes a while, which is the largest, and of one that is refused."""
 WORDS = ["market", "goal", "Zürich", "naïve", "🎉", "research", "ΔG", "a\tb", "-", "42", "\x00", "\u202e"]
 
 
@@ -66,7 +61,7 @@ def server(folder: Path) -> Iterator[Server]:
     with serving(
         *(part for name in NAMES for part in ("--model", f"{name}={folder / name}.safetensors")),
         *("--target-ms", 240_000, "--drain-s", 240, "--admin-token-file", folder / "admin"),
-        *("--max-texts", 6000, "--max-body-mb", 1, "--http-processes", 2),
+        *("--max-texts", MANY, "--max-body-mb", 1, "--http-processes", 2),
     ) as found:
         yield found
 
@@ -82,16 +77,9 @@ def metric(server: Server, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in found)
 
 
-def stream(column: pa.Array, name: str = "text", compression: str | None = None) -> bytes:
-    table, sink = pa.table({name: column}), pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
-
-
 def test_served_labels_are_those_of_a_job_to_the_bit(server: Server, folder: Path, tmp_path: Path) -> None:
     """Whatever the texts are batched with: requests of all sizes, for two models, at once, as JSON and as Arrow."""
-    texts, jobs, lines = mixed_texts(150, seed=1), {}, {}
+    texts, jobs, lines = mixed_texts(60, seed=1), {}, {}
     for name in NAMES:
         options = {"model": folder / f"{name}.safetensors", "scores": True, "top_k": 2, "device": "cpu"}
         jobs[name] = broadsheet.classify(texts, **options).to_arrow().drop_columns(["file", "row", "reason"])
@@ -100,9 +88,9 @@ def test_served_labels_are_those_of_a_job_to_the_bit(server: Server, folder: Pat
         lines[name] = [json.loads(line) for part in parts for line in part.read_text().splitlines()]
     chosen = random.Random(2)
     asked = []
-    for i in range(60):
+    for i in range(40):
         first = chosen.randrange(len(texts))
-        asked.append((chosen.choice(NAMES), first, first + chosen.choice([1, 1, 1, 2, 7, 60]), i % 3 == 0))
+        asked.append((chosen.choice(NAMES), first, first + chosen.choice([1, 1, 1, 2, 7, 25]), i % 3 == 0))
 
     def ask(name: str, first: int, last: int, as_arrow: bool) -> None:
         given = texts[first:last]
@@ -167,7 +155,7 @@ def test_a_client_gets_labels_and_is_told_what_is_wrong(server: Server) -> None:
         (b'{"texts": ["a"], "top_k": 0}', JSON, 422),
         (b'{"texts": ["a"], "top_k": 1e400}', JSON, 422),
         (b'{"texts": ["a"], "scores": 1}', JSON, 422),
-        (json.dumps({"texts": ["a"] * 6001}).encode(), JSON, 413),
+        (json.dumps({"texts": ["a"] * TOO_MANY}).encode(), JSON, 413),
         (json.dumps({"texts": ["a" * (1 << 20)]}).encode(), JSON, 413),
         (b'{"texts": ["a"]}', {"content-type": "text/plain"}, 415),
         (b'{"texts": ["a"]}', {"content-type": "application/json; charset=latin-1"}, 415),
@@ -179,7 +167,7 @@ def test_a_client_gets_labels_and_is_told_what_is_wrong(server: Server) -> None:
         (stream(pa.array([1])), ARROW, 422),
         (stream(pa.array(["a", None])), ARROW, 422),
         (stream(pa.array(["a" * 1000] * 100), compression="zstd"), ARROW, 422),
-        (stream(pa.array([""] * 6001)), ARROW, 413),
+        (stream(pa.array([""] * TOO_MANY)), ARROW, 413),
         (stream(pa.array([b"caf\xe9"], pa.binary()).view(pa.string())), ARROW, 400),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, bytes) else "",
@@ -247,69 +235,8 @@ def test_each_request_of_a_connection_gets_one_answer_in_order(
     assert [int(status) for status in re.findall(rb"HTTP/1.1 (\d+) ", answered)] == statuses
 
 
-def of_schema(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Values that a schema of the document allows."""
-    kinds = [each["type"] for each in schema.get("anyOf", [schema])]
-    made = []
-    for kind in kinds:
-        if kind == "object":
-            wanted = {name: of_schema(each) for name, each in schema["properties"].items()}
-            made.append(st.fixed_dictionaries({}, optional=wanted))
-        elif kind == "array":
-            made.append(st.lists(of_schema(schema["items"]), max_size=5))
-        elif kind == "integer":
-            made.append(st.integers(schema.get("minimum"), schema.get("maximum")))
-        else:
-            made.append({"string": st.text(), "boolean": st.booleans(), "null": st.none()}[kind])
-    return st.one_of(made)
-
-
-ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.integers() | st.text(alphabet=st.characters(exclude_categories=())),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["texts", "model", "x"]), inner),
-    max_leaves=6,
-)
-
-
-def test_no_request_that_the_document_describes_or_nearly_so_ends_in_500(server: Server) -> None:
-    document = httpx.get(f"{server.url}/openapi.json", timeout=240).json()
-    schema = document["components"]["schemas"]["ClassifyRequest"]
-    documented = set(document["paths"]["/v1/classify"]["post"]["responses"])
-    arrow = bytearray(stream(pa.array(["a", "text", "é"])))
-    answered = set()
-
-    with httpx.Client(base_url=server.url, timeout=240) as http:
-
-        @settings(max_examples=120, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-        @given(
-            value=of_schema(schema) | ANYTHING,
-            cut=st.none() | st.integers(0, 40),
-            flips=st.lists(st.tuples(st.integers(0, len(arrow) - 1), st.integers(0, 255)), max_size=4),
-            is_arrow=st.integers(0, 2).map(lambda number: number == 0),
-            query=st.dictionaries(st.sampled_from(["model", "top_k", "scores", "x"]), st.text(max_size=5), max_size=2),
-        )
-        def ask(
-            value: Any, cut: int | None, flips: list[tuple[int, int]], is_arrow: bool, query: dict[str, str]
-        ) -> None:
-            content = json.dumps(value).encode()[:cut]
-            if is_arrow:
-                changed = bytearray(arrow)
-                for at, byte in flips:
-                    changed[at] = byte
-                content = bytes(changed)
-            encoded = httpx.QueryParams({k: v.encode("utf-8", "replace").decode() for k, v in query.items()})
-            answer = http.post(
-                "/v1/classify", content=content, headers=ARROW if is_arrow else JSON, params=encoded if is_arrow else {}
-            )
-            assert str(answer.status_code) in documented - {"503"}, (content, query, answer.text)
-            answered.add(answer.status_code)
-
-        ask()
-    assert {200, 400, 422} <= answered
-
-
 def test_a_large_request_does_not_hold_up_single_ones(server: Server) -> None:
-    large = json.dumps({"texts": [f"text number {i}" for i in range(6000)]}).encode()
+    large = json.dumps({"texts": [f"text number {i}" for i in range(MANY)]}).encode()
     with ThreadPoolExecutor(1) as pool, server.client() as client:
         waiting = pool.submit(post, server, large)
         while metric(server, "broadsheet_queue_texts") == 0:
@@ -318,12 +245,12 @@ def test_a_large_request_does_not_hold_up_single_ones(server: Server) -> None:
             assert client.classify(["a single one"])[0]["n_chars"] == 12
         assert not waiting.done()
         results = waiting.result().json()["results"]
-    assert [result["n_chars"] for result in results] == [len(f"text number {i}") for i in range(6000)]
+    assert [result["n_chars"] for result in results] == [len(f"text number {i}") for i in range(MANY)]
 
 
 def test_a_client_that_hangs_up_is_forgotten(server: Server) -> None:
     before = metric(server, "broadsheet_batch_texts_sum")
-    body = json.dumps({"texts": [f"text number {i}" for i in range(6000)]}).encode()
+    body = json.dumps({"texts": [f"text number {i}" for i in range(MANY)]}).encode()
     host, port = urlsplit(server.url).netloc.split(":")
     with socket.create_connection((host, int(port))) as raw:
         head = f"POST /v1/classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
@@ -336,7 +263,7 @@ def test_a_client_that_hangs_up_is_forgotten(server: Server) -> None:
     server.wait_for("request")
     with server.client() as client:
         client.classify(["the next one"])
-    assert metric(server, "broadsheet_batch_texts_sum") - before < 6000
+    assert metric(server, "broadsheet_batch_texts_sum") - before < MANY
     assert [line for line in server.said if line.get("level") != "info"] == []
 
 
@@ -359,43 +286,12 @@ def test_health_metrics_and_the_document(server: Server) -> None:
     assert not any("logged_texts" in line for line in server.said)
 
 
-def test_the_reference_of_the_interface_is_what_is_answered(tmp_path: Path) -> None:
-    """Each request of docs/http.md in its order, by curl; scores may differ in their last digits."""
-    page = (ROOT / "docs" / "http.md").read_text()
-    examples = re.findall(r"^\$ (curl .+)\n([{\[].+[}\]])$", page, re.MULTILINE)
-    assert len(examples) == page.count("$ curl") == 16
-    token = tmp_path / "admin.token"
-    token.write_text("a-token-of-some-length\n")
-    token.chmod(0o600)
-    with serving("--admin-token-file", token) as server:
-        for command, answer in examples:
-            command = command.replace("localhost:8000", urlsplit(server.url).netloc)
-            told = json.loads(
-                subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, capture_output=True).stdout
-            )
-            wanted = json.loads(answer)
-            for one, other in zip(all_of(told), all_of(wanted), strict=True):
-                assert one == (pytest.approx(other, abs=1e-3) if isinstance(other, float) else other), command
-            documented = httpx.get(f"{server.url}/docs").text
-        for path in httpx.get(f"{server.url}/openapi.json").json()["paths"]:
-            assert path.replace("{name}", "NAME") in page
-            assert f"$SERVER{path.replace('{name}', 'ag-news')}" in documented
-
-
-def all_of(value: object) -> list[object]:
-    """Keys and values of JSON, but for the software of a backend, and what is new in each answer."""
-    if isinstance(value, dict):
-        kept = {key: each for key, each in value.items() if key not in ("backend", "model_dtype", "id", "created")}
-        return [one for key, each in kept.items() for one in (key, *all_of(each))]
-    return [one for each in value for one in all_of(each)] if isinstance(value, list) else [value]
-
-
 def load(server: Server, until: threading.Event, model: str, texts: list[str]) -> list[httpx.Response | Exception]:
     """What a client gets that asks again and again."""
     found: list[httpx.Response | Exception] = []
     body = json.dumps({"texts": texts, "model": model, "scores": True}).encode()
     with httpx.Client(base_url=server.url, timeout=240) as http:
-        while not until.is_set():
+        while not until.wait(0.02):  # the reloads are to have their share of the cores
             try:
                 found.append(http.post("/v1/classify", content=body, headers=JSON))
             except httpx.HTTPError as error:
@@ -403,19 +299,8 @@ def load(server: Server, until: threading.Event, model: str, texts: list[str]) -
     return found
 
 
-@pytest.mark.parametrize("named", [broadsheet.Client, broadsheet.AsyncClient, broadsheet.ServerError])
-def test_the_examples_of_the_clients_run(named: type, server: Server) -> None:
-    text = (inspect.getdoc(named) or "").replace("http://127.0.0.1:8000", server.url)
-    names = {"broadsheet": broadsheet, "asyncio": asyncio}
-    said: list[str] = []
-    test = doctest.DocTestParser().get_doctest(text, names, named.__name__, None, None)
-    assert test.examples
-    doctest.DocTestRunner().run(test, out=said.append)
-    assert not said, "".join(said)
-
-
 def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, folder: Path) -> None:
-    texts, file = mixed_texts(5, seed=3), folder / "small.safetensors"
+    texts, file = mixed_texts(3, seed=3), folder / "small.safetensors"
     saved = file.read_bytes()
     reload = {
         "url": f"{server.url}/v1/models/small/reload",
@@ -459,7 +344,7 @@ def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, f
 
 def test_a_killed_engine_is_replaced_and_its_requests_are_told(server: Server) -> None:
     engine = next(line["process"] for line in reversed(server.said) if line["message"] == "engine ready")
-    large = json.dumps({"texts": [f"text number {i}" for i in range(6000)]}).encode()
+    large = json.dumps({"texts": [f"text number {i}" for i in range(MANY)]}).encode()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(post, server, large)
         while metric(server, "broadsheet_queue_texts") == 0:
@@ -480,9 +365,14 @@ def test_a_killed_engine_is_replaced_and_its_requests_are_told(server: Server) -
     assert post(server, b'{"texts": ["a"]}').status_code == 200
 
 
-def http_processes(server: Server) -> list[psutil.Process]:
+def processes_of(server: Server, modules: str) -> list[psutil.Process]:
+    """Its child processes that run modules whose names begin so."""
     children = psutil.Process(server.process.pid).children()
-    return [child for child in children if "broadsheet.pipeline.serve.http_process" in child.cmdline()]
+    return [child for child in children if any(part.startswith(modules) for part in child.cmdline())]
+
+
+def http_processes(server: Server) -> list[psutil.Process]:
+    return processes_of(server, "broadsheet.pipeline.serve.http_process")
 
 
 def requests_of(page: str) -> float:
@@ -515,7 +405,7 @@ def test_sigterm_answers_what_is_in_flight_and_ends_with_0(server: Server) -> No
     """Also what nobody has read yet, and what a process has that took the place of a lost one. The last test of this
     server.
     """
-    large = json.dumps({"texts": [f"text number {i}" for i in range(300)]}).encode()
+    large = json.dumps({"texts": [f"text number {i}" for i in range(100)]}).encode()
     waiting = [HTTPConnection(urlsplit(server.url).netloc, timeout=240) for _ in range(6)]
     before = metric(server, "broadsheet_requests_total")
     stop = threading.Event()
@@ -534,7 +424,7 @@ def test_sigterm_answers_what_is_in_flight_and_ends_with_0(server: Server) -> No
                 time.sleep(0.01)
         restarted.resume()
         assert server.process.wait(240) == 0
-    assert [len(json.load(each.getresponse())["results"]) for each in waiting] == [300] * 6
+    assert [len(json.load(each.getresponse())["results"]) for each in waiting] == [100] * 6
     answers = [answer for answer in asking.result() if isinstance(answer, httpx.Response)]
     assert {answer.status_code for answer in answers} == {200}
     assert server.said[-1]["message"] == "stopped"
@@ -544,7 +434,7 @@ def test_no_process_is_left_and_no_port_is_shared(folder: Path, broadsheet_here:
     with serving("--model", f"small={folder / 'small.safetensors'}", "--http-processes", 2) as server:
         code, printed = broadsheet_here("serve", "--device", "cpu", "--port", urlsplit(server.url).port)
         assert (code, "cannot be listened on" in printed) == (2, True)
-        children = psutil.Process(server.process.pid).children()
+        children = processes_of(server, "broadsheet.pipeline.serve.")
         assert len(children) == 3
         server.process.kill()
         assert psutil.wait_procs(children, timeout=240)[1] == []

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from conftest import ROOT, Command
 from jobs import check_whole, committed, run_undisturbed, spans_of, wait_until
@@ -130,22 +131,35 @@ def test_a_node_that_loses_its_network_costs_only_time(
     wait_until(lambda: idle(slurm) == len(NODES))
 
 
+STOP_BEFORE = 100
+HELD_UP = """
+import os, time
+def seconds(done=[]):  # for all but the first of a worker, until it may go on
+    done.append(1)
+    while len(done) > 1 and not os.path.exists({go_on!r}):
+        time.sleep(0.1)
+    return 0.1
+""" + slowed("read", "seconds()")
+
+
 def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     broadsheet: Command, slurm: SlurmNodes, submit, job, slow, tmp_path: Path
 ) -> None:
-    """A first run too slow for its time limit: Slurm runs the job twice, the user submitted it once."""
+    """A first run that cannot end within its time limit: Slurm runs the job twice, the user submitted it once."""
     arguments, undisturbed = job
     out = tmp_path / "out"
-    (tmp_path / "slow.py").write_text(slowed("read", "0 if 'SLURM_RESTART_COUNT' in os.environ else 25"))
+    (tmp_path / "slow.py").write_text(HELD_UP.format(go_on=str(tmp_path / "fast")))
     options = ["-o", "out", "--nodes", 4, "--time", 10]
-    number = submit([*arguments, *options], settings="stop_before: 100\n", env=slow)
+    number = submit([*arguments, *options], settings=f"stop_before: {STOP_BEFORE}\n", env=slow)
     log = tmp_path / f"broadsheet-{number}.log"
     wait_until(lambda: committed(out))
     # Now, since with a limit that is short from the start Slurm may send its signal before anything is done. The limit
-    # is one to two minutes away: the signal comes within half a minute, while the first 64 of 200 chunks or the next
-    # are read, and the run has the time to finish these.
+    # is one to two minutes away: the signal comes within half a minute.
     minutes = int(slurm.job(number)["RunTime"].split(":")[1])
     slurm.run("scontrol", "update", f"JobId={number}", f"TimeLimit={minutes + 2}")
+    until_term = ["sleep", str(STOP_BEFORE * 3 // 4)]
+    wait_until(lambda: any(process.info["cmdline"] == until_term for process in psutil.process_iter(["cmdline"])))
+    (tmp_path / "fast").touch()  # the run has the signal, and finishes the chunks in flight
     wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING")
     assert 0 < committed(out) < 200
     assert "requeued; the next run continues where this one stopped" in log.read_text()

@@ -54,6 +54,7 @@ _MAIN = type(process.current_process())  # in the one that all are forks of
 
 def get_ready() -> None:
     """Start the process that all others are forks of, and have Dask's workers begin as such."""
+    os.environ["PYTHONHASHSEED"] = "6640"  # as Dask does where it starts a worker, which would begin afresh here
     _imported_with.clear()
     _imported_with.update(_read_at_import(os.environ))
     multiprocessing.get_context("forkserver").set_forkserver_preload(MODULES)

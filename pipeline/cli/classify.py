@@ -63,7 +63,7 @@ _SHOWN = 10
 def command(
     inputs: Annotated[list[str] | None, typer.Argument(metavar="INPUT", help=_INPUT, show_default=False)] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="OUT/", help=_OUTPUT)] = None,
-    model: Annotated[list[str] | None, typer.Option(metavar="MODEL", help=_MODEL)] = None,
+    model: Annotated[list[str] | None, typer.Option("--model", metavar="MODEL", help=_MODEL)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=_DRY_RUN)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     quiet: Quiet = False,

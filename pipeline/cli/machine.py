@@ -99,7 +99,7 @@ def _print_findings(findings: list[Any], console: PlainConsole) -> None:
 
 def profile(
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="A shipped model's name, a file, or hf://USER/NAME.")
+        str, typer.Option("--model", metavar="MODEL", help="A shipped model's name, a file, or hf://USER/NAME.")
     ] = "ag-news",
     batch: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Articles in the batch.  [default: CPU 128, GPU 4096]")

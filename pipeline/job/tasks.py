@@ -36,7 +36,7 @@ from ..source.memory.tables import partition_chunk
 from ..source.plan.plan import GroupEnd, Unit, part_name
 from ..telemetry.activity import ACTIVITY, COUNTS
 from ..telemetry.profile import Profile
-from ..telemetry.spans import WHERE, Place, Span, clock, span
+from ..telemetry.spans import Place, Span, clock, here, span
 from .worker import STATE
 
 if TYPE_CHECKING:
@@ -216,9 +216,9 @@ def infer(work: Work, job: Job) -> Work:
                 turn.enter_context(ENGINES.computing)
                 _refuse_other_backend(engines, job)
                 place = replace(place, clock=clock())
-                if spans and spans[-1].where == WHERE:
+                if spans and spans[-1].where == here():
                     waited = time.time() - spans[-1].end
-                    spans.append(Span("wait", spans[-1].end, max(0.0, waited), WHERE, "wait"))
+                    spans.append(Span("wait", spans[-1].end, max(0.0, waited), here(), "wait"))
                 # The engine of a GPU reports activities itself, from its events.
                 doing = ACTIVITY.during("computing") if place.device == "cpu" else nullcontext()
                 with span("infer", spans, "infer", place.device, number_of(work.name)), doing:

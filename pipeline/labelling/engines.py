@@ -17,7 +17,7 @@ from ..engine.base import Engine
 from ..engine.open import open_engine
 from ..errors import BroadsheetError, NoRoom
 from ..telemetry.activity import COUNTS
-from ..telemetry.spans import WHERE, Place
+from ..telemetry.spans import Place, here
 
 MOST_ENGINES = 8
 """Of a process. An engine takes some 200 MB of a host, and on a GPU what its batches take."""
@@ -134,7 +134,7 @@ class EngineCache:
                     if not self._evict():
                         raise
             COUNTS.add(engines_loaded=1)
-            place = Place(WHERE, engine.device_name, started, engine.memory_ready, time.time())
+            place = Place(here(), engine.device_name, started, engine.memory_ready, time.time())
             with self._lock:
                 self._uses += 1
                 self._engines[key] = loaded = _Held(engine, place, 1, self._uses)

@@ -37,7 +37,7 @@ def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | No
     filled = {*_ROWS, N_CHARS.name, *(column for each in names for column in _figures(each).values())}
     judged = filled | {name for each in names for name in (each.label, each.score)}
     looked_at = judged | (named if decided else set())
-    columns = [name for name in schema.names if name in looked_at]
+    columns = pa.schema([field for field in schema if field.name in looked_at])
     parts, tables = [], []
     for file in entry.files:
         path, data = store.root / file.name, read_committed(store, file)
@@ -56,7 +56,7 @@ def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | No
         tables.append(table.select(_ROWS))
     _check_rows(entry, tables)
     if judged <= set(schema.names):
-        _check_figures(entry, pa.concat_tables([schema.empty_table().select(columns), *parts]), names)
+        _check_figures(entry, pa.concat_tables([columns.empty_table(), *parts]), names)
 
 
 def _figures(names: Names) -> dict[str, str]:

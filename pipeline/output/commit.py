@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -80,15 +79,14 @@ def read_committed(store: Store, file: FileRecord) -> bytes:
     raise OutputError(f"{path} is damaged: {what}")
 
 
-def committed_rows(store: Store, entry: Entry, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
-    """The written rows of a chunk, in input order. schema: of the job's parts. columns: of them, `file` and `row` among
-    them; None for all. Raises OutputError.
+def committed_rows(store: Store, entry: Entry, schema: pa.Schema, chosen: pa.Schema | None = None) -> pa.Table:
+    """The written rows of a chunk, in input order. schema: of the job's parts. chosen: as of `read_part`, `file` and
+    `row` in it where there are several parts; None for all. Raises OutputError.
     """
-    chosen = schema if columns is None else pa.schema([schema.field(name) for name in columns])
+    chosen = schema if chosen is None else chosen
     files = [file for file in entry.files if not file.name.startswith(QUARANTINE)]
     found = [
-        read_part(read_committed(store, file), file.name, store.root / file.name, schema, chosen.names)
-        for file in files
+        read_part(read_committed(store, file), file.name, store.root / file.name, schema, chosen) for file in files
     ]
     rows = pa.concat_tables([chosen.empty_table(), *found])
     if len(found) < 2:

@@ -38,7 +38,7 @@ class Chosen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     with_input: bool = False
 
 
-_HALF = 16
+_HALF, _SIGN = 16, np.uint32(1 << 31)
 _LOWER = (1 << _HALF) - 1
 _FEW_GROUPS = 16
 _MOST_COUNTED = 1 << 20
@@ -89,11 +89,15 @@ class Ranked:
     groups: NDArray[np.int32]
     names: tuple[Any, ...]
 
+    def of_rows(self, of_groups: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """What stands for each group, for each row; with one group [1]."""
+        return of_groups if len(self.names) == 1 else of_groups[self.groups]
+
 
 def ranked(places: NDArray[np.int32], scores: NDArray[np.float32], groups: pa.Array | None) -> Ranked:
     """Rows with scores, none of them null or NaN. groups: what each is grouped by; None for one group."""
     bits = (scores + np.float32(0)).view(np.uint32)  # which makes of -0.0 the same as 0.0
-    keys = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))
+    keys = np.where(bits >> 31, ~bits, bits | _SIGN) if np.any(scores < 0) else bits | _SIGN
     if groups is None:
         return Ranked(places, keys, np.zeros(len(keys), np.int32), ("",))
     coded = groups.dictionary_encode(null_encoding="encode")
@@ -134,7 +138,8 @@ class _Counts:
         """Count rows. keys: one of each row of the chunk."""
         known = np.array([self.numbers.setdefault(name, len(self.numbers)) for name in chunk.names], np.int64)
         if len(known) < _FEW_GROUPS:  # without sorting
-            counts = np.bincount(chunk.groups.astype(np.int64) << _HALF | keys, minlength=1)
+            both = keys if len(known) == 1 else chunk.groups.astype(np.int64) << _HALF | keys
+            counts = np.bincount(both, minlength=1)
             here = np.flatnonzero(counts)
             found, rows = known[here >> _HALF] << _HALF | here & _LOWER, counts[here]
         else:
@@ -176,7 +181,7 @@ def find_cuts(chunks: Callable[[], Iterable[Ranked]], amount: Amount) -> dict[An
     lower = _Counts()
     for chunk in chunks():
         edges = np.array([cuts[name].key >> _HALF for name in chunk.names], np.uint32)
-        at_edge = (chunk.keys >> np.uint32(_HALF)) == edges[chunk.groups]
+        at_edge = (chunk.keys >> np.uint32(_HALF)) == chunk.of_rows(edges)
         here = replace(chunk, groups=chunk.groups[at_edge])
         lower.add(here, chunk.keys[at_edge] & np.uint32(_LOWER))
     for name, keys, rows in lower.of_groups():
@@ -201,7 +206,7 @@ def ties_before(chunks: Iterable[Ranked], cuts: dict[Any, Cut]) -> Iterator[dict
 def chosen(chunk: Ranked, cuts: dict[Any, Cut], before: dict[Any, int]) -> NDArray[np.int32]:
     """The places of the chosen rows of a chunk. before: as `ties_before` has it."""
     lowest = np.array([cuts[name].key for name in chunk.names], np.uint32)
-    taken = chunk.keys >= lowest[chunk.groups]
+    taken = chunk.keys >= chunk.of_rows(lowest)
     for number, name in enumerate(chunk.names):
         cut = cuts[name]
         if not cut.chosen:

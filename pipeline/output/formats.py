@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 
 import msgspec
@@ -30,6 +30,9 @@ the readers of other formats only DuckDB knows such folders.
 
 _LONGEST_NAME = 255
 """Bytes of a file name on every common file system."""
+
+_REPEATING = ("file", TRUTH.name)
+"""Columns of texts of which there are few."""
 
 _DAY = "1970-01-01 "
 
@@ -59,7 +62,7 @@ class _Parquet(PartFormat):
     """Parquet files, with dictionaries and delta encoding: a third of the size that the defaults give."""
 
     def write(self, table: pa.Table) -> bytes:
-        repeating, counts = ["file", TRUTH.name], ["row", N_CHARS.name]
+        repeating, counts = [*_REPEATING], ["row", N_CHARS.name]
         for names in names_in(table.column_names) or [Names()]:
             repeating += [f"{names.label}.list.element" if names.multi_label else names.label]
             repeating.append(f"{names.top_labels}.list.element")
@@ -75,8 +78,9 @@ class _Parquet(PartFormat):
         return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
     def read(self, data: bytes, schema: pa.Schema, chosen: pa.Schema) -> pa.Table:
-        file = pq.ParquetFile(pa.BufferReader(data))
-        if not file.schema_arrow.equals(_stored(schema)):
+        coded = [name for name in _REPEATING if name in schema.names and schema.field(name).type == pa.string()]
+        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=coded)  # a text is copied where it is cast
+        if not file.schema_arrow.equals(_stored(schema, *coded)):
             raise ValueError(f"its columns are {_described(file.schema_arrow)}, those of the job {_described(schema)}")
         return file.read(chosen.names, use_threads=False).select(chosen.names).cast(chosen)
 
@@ -170,15 +174,13 @@ def _has(labels: pa.ChunkedArray, label: str | None) -> pa.ChunkedArray:
     return labels.is_null() if label is None else pc.fill_null(pc.equal(labels, label), False)
 
 
-def read_part(
-    data: bytes, name: str, path: object, schema: pa.Schema, columns: Sequence[str] | None = None
-) -> pa.Table:
-    """The rows of a part, or some columns of it. schema: of the job's parts. Raises OutputError, with `path`, for
-    another kind of file.
+def read_part(data: bytes, name: str, path: object, schema: pa.Schema, chosen: pa.Schema | None = None) -> pa.Table:
+    """The rows of a part, or some columns of it. schema: of the job's parts. chosen: of what is read, in which a column
+    of texts may be a dictionary. Raises OutputError, with `path`, for another kind of file.
     """
     format_, (by, label) = PartNames.like(name).format, folder_label(name)
     try:
-        chosen = pa.schema([schema.field(name) for name in (schema.names if columns is None else columns)])
+        chosen = schema if chosen is None else chosen
         if by is None or format_ not in _TAKEN_FROM_FOLDER:
             table = PART_FORMATS[format_].read(data, schema, chosen)
             if by in chosen.names and not pc.all(_has(table.column(by), label)).as_py():
@@ -193,9 +195,10 @@ def read_part(
 
 
 @cache
-def _stored(schema: pa.Schema) -> pa.Schema:
-    """As a file has it: a time in seconds becomes one in milliseconds, for example."""
-    return pq.ParquetFile(pa.BufferReader(PART_FORMATS["parquet"].write(schema.empty_table()))).schema_arrow
+def _stored(schema: pa.Schema, *coded: str) -> pa.Schema:
+    """As a file has it: a time in seconds becomes one in milliseconds, for example. coded: read as dictionaries."""
+    empty = PART_FORMATS["parquet"].write(schema.empty_table())
+    return pq.ParquetFile(pa.BufferReader(empty), read_dictionary=coded).schema_arrow
 
 
 def _described(schema: pa.Schema) -> str:

@@ -44,6 +44,7 @@ from .verify import finished
 from .where import Where, written
 
 _ROWS = ("file", "row")
+_FILE = pa.field("file", pa.dictionary(pa.int32(), pa.string()))
 _MOST_HELD = 20_000_000
 """Rows whose scores are kept from pass to pass, of 12 bytes each; the others are read again."""
 
@@ -206,10 +207,15 @@ class _Labels:
         return [self.committed.chunks[name] for name in names if name in self.committed.chunks]
 
     def rows(self, entry: Entry, columns: Sequence[str]) -> pa.Table:
-        """Some columns, with those that say which row it is where several parts are put together by them."""
+        """Some columns, with those that say which row it is where several parts are put together by them. The names of
+        files are a dictionary.
+        """
         several = sum(not file.name.startswith(QUARANTINE) for file in entry.files) > 1
-        names = [name for name in self.schema.names if name in {*columns, *(_ROWS if several else ())}]
-        return committed_rows(self.folder.store, entry, self.schema, names)
+        names = {*columns, *(_ROWS if several else ())}
+        coded = pa.schema([_FILE if field.name == _FILE.name else field for field in self.schema])
+        return committed_rows(
+            self.folder.store, entry, self.schema, pa.schema([field for field in coded if field.name in names])
+        )
 
 
 @dataclass(frozen=True)
@@ -271,12 +277,16 @@ class _Chooser:
         """Find the cuts, and where rows have the same score how many of these are before each chunk."""
         self._ties  # noqa: B018 - computed once, by the first who asks
 
-    def chosen(self, number: int) -> np.ndarray:
-        """The places of the chosen rows of a chunk."""
-        if self.amount.is_all:
-            return self._may(self.job.chunks[number])[1]
-        found = self._ranked_of(number)
-        return chosen(found, self.cuts, self._ties[number] if self._ties else {})
+    def rows(self, number: int, columns: Sequence[str]) -> pa.Table:
+        """The chosen rows of a chunk, with these columns at least. Without cuts its parts are read once."""
+        needed = [*columns, *(self.where.columns if self.where and self.amount.is_all else ())]
+        rows = self.job.rows(self.job.chunks[number], needed)
+        if not self.amount.is_all:
+            places = chosen(self._ranked_of(number), self.cuts, self._ties[number] if self._ties else {})
+            rows = rows.take(pa.array(places))
+        elif self.where is not None:
+            rows = rows.take(pa.array(np.flatnonzero(self.where.mask(rows))))
+        return rows.cast(pa.schema([self.job.schema.field(name) for name in rows.column_names]))
 
     def _ranked(self) -> Iterator[Ranked]:
         with threads(available_cores()) as pool:
@@ -288,7 +298,9 @@ class _Chooser:
         if number not in self._held:
             rows, places = self._may(self.job.chunks[number])
             scores = rows.column(self.by).combine_chunks().to_numpy(zero_copy_only=False)
-            groups = None if self.per is None else rows.column(self.per).combine_chunks()
+            groups = None
+            if self.per is not None:
+                groups = rows.column(self.per).cast(self.job.schema.field(self.per).type).combine_chunks()
             if len(places) < len(rows):
                 scores, groups = scores[places], None if groups is None else groups.take(pa.array(places))
             found = ranked(places, scores, groups)
@@ -299,14 +311,15 @@ class _Chooser:
         return self._held[number]
 
     def _may(self, entry: Entry) -> tuple[pa.Table, np.ndarray]:
-        """The rows of a chunk, and the places of those that may be chosen."""
-        ranking = not self.amount.is_all
-        named = {*(self.where.columns if self.where else ()), *([self.by] if ranking else ())}
-        rows = self.job.rows(entry, sorted(named | {self.per or self.by}))
-        may = np.ones(len(rows), np.bool_) if self.where is None else self.where.mask(rows)
-        if ranking and rows.column(self.by).null_count:
-            may &= rows.column(self.by).is_valid().to_numpy()
-        return rows, np.flatnonzero(may).astype(np.int32)
+        """The rows of a chunk with their scores, and the places of those that may be ranked."""
+        needed = [self.by, self.per or self.by, *(self.where.columns if self.where else ())]
+        rows = self.job.rows(entry, needed)
+        may = None if self.where is None else self.where.mask(rows)
+        if rows.column(self.by).null_count:
+            valid = rows.column(self.by).is_valid().to_numpy()
+            may = valid if may is None else may & valid
+        every = np.arange(len(rows), dtype=np.int32)
+        return rows, every if may is None else every[may]
 
 
 def _schema(job: _Labels, source: InputAgain | None, columns: Sequence[str] | None, whole: bool) -> pa.Schema:
@@ -332,8 +345,7 @@ def _rows(
 
     def choose(number: int) -> tuple[Entry, pa.Table]:
         entry = job.chunks[number]
-        rows = job.rows(entry, columns) if entry.chunk not in skipped else job.schema.empty_table()
-        return entry, rows.take(chooser.chosen(number)) if len(rows) else rows
+        return entry, job.schema.empty_table() if entry.chunk in skipped else chooser.rows(number, columns)
 
     with threads(available_cores()) as pool:
         calls = (partial(choose, number) for number in range(len(job.chunks)))

@@ -26,7 +26,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any, NoReturn
 
 import numpy as np
@@ -146,6 +146,7 @@ class _Expression:
             left = names[0]
 
 
+@lru_cache(1)
 def parse(text: str) -> _Expression:
     """Raises UsageError, with the place, where the text does not follow the grammar."""
     source: list[str] = []

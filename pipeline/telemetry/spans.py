@@ -50,8 +50,13 @@ def clock_from(round_trips: Iterable[tuple[float, float, float]]) -> Clock:
     return Clock(other - (sent + received) / 2, (received - sent) / 2)
 
 
-WHERE = f"{socket.gethostname()}:{os.getpid()}"
-"""This process, in `Span.where`."""
+_HOST = socket.gethostname()
+
+
+def here() -> str:
+    """The process, in `Span.where`: a worker may be a fork of one that has imported this module."""
+    return f"{_HOST}:{os.getpid()}"
+
 
 LANES = ("read", "wait", "infer", "copy-in", "compute", "copy-out", "write")
 """The rows of a worker's timeline, top down; a compute thread of the CPU backend adds one of its own, "thread 0".
@@ -72,7 +77,7 @@ class Span:
     name: str
     start: float
     seconds: float
-    where: str = WHERE
+    where: str = field(default_factory=here)
     lane: str = ""
     device: str = ""
     chunk: str = ""
@@ -120,7 +125,7 @@ def span(
                 yield
     finally:
         if into is not None:
-            into.append(Span(name, start, time.perf_counter() - began, WHERE, lane, device))
+            into.append(Span(name, start, time.perf_counter() - began, here(), lane, device))
 
 
 def device_spans(anchor: float, events: Iterable[tuple[str, str, float, float]], device: str) -> list[Span]:
@@ -128,7 +133,7 @@ def device_spans(anchor: float, events: Iterable[tuple[str, str, float, float]],
     at `anchor`, in seconds since the epoch.
     """
     return [
-        Span(name, anchor + begin / 1e3, (end - begin) / 1e3, WHERE, lane, device) for name, lane, begin, end in events
+        Span(name, anchor + begin / 1e3, (end - begin) / 1e3, here(), lane, device) for name, lane, begin, end in events
     ]
 
 

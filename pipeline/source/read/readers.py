@@ -21,7 +21,7 @@ import cloudpickle
 from ...errors import BroadsheetError, cause, first_of
 from ...processes.child import Child
 from ...processes.messages import Closed, packed, receive, send, unpacked
-from ...telemetry.spans import WHERE, Span
+from ...telemetry.spans import Span, here
 from ..chunk import Chunk, Selection
 from ..limits import LIMITS
 from ..plan.plan import Group, GroupChunk, GroupEnd, RowGroups, Unit
@@ -273,7 +273,7 @@ class Readers:
                     reader.tell(Answer(skip(message.name)))
                     continue
                 if isinstance(message, Item | Failure) and spans is not None:
-                    spans += [replace(one, where=WHERE) for one in message.spans]
+                    spans += [replace(one, where=here()) for one in message.spans]
                 if isinstance(message, Failure):
                     whole = True
                     raise message.error
