@@ -72,6 +72,11 @@ def command(
             )
         _evaluate_labels(loaded, data, as_json, {**options, "label_separator": label_separator})
         return
+    if loaded.levels is not None:
+        if plot or reliability or label_separator or abstain is not None or precision_target is not None:
+            raise UsageError(f"{model} gives a text a number: of the options of labels, evaluate takes none")
+        _evaluate_numbers(loaded, data, as_json, options)
+        return
     if label_separator is not None:
         raise UsageError(f"{model} gives each text one label: --label-separator is for models that give several")
     options |= {"network": network, "mistakes": mistakes, "abstain": abstain, "precision_target": precision_target}
@@ -106,6 +111,24 @@ def _evaluate_labels(model: Model, data: list[str], as_json: bool, options: dict
     if result.unknown:
         console.print(f"{counted(result.unknown, 'row')} with a label that is no class of the model", style="yellow")
     print_label_figures(result.counts, console)
+
+
+def _evaluate_numbers(model: Model, data: list[str], as_json: bool, options: dict[str, Any]) -> None:
+    from ..measures.numbers import evaluate_numbers
+    from ..source.inputs import Paths
+
+    result = evaluate_numbers(model, Paths(data), **options)
+    if not result.figures.rows:
+        raise UsageError(f"no row has a number in column {options['label_column']!r}")
+    if as_json:
+        print_json(result.to_dict())
+        return
+    console = PlainConsole()
+    print_fact("model", result.model, console)
+    console.print(facts_table([("on", result.backend)]))
+    left = f"; {counted(result.quarantined, 'row')} skipped: unreadable" if result.quarantined else ""
+    console.print(f"{counted(result.figures.rows, 'row')}{left}; {result.without:,} without a true number")
+    console.print(f"{result.figures}; nearest level right for {result.nearest:.1%}", soft_wrap=True)
 
 
 def _print_left_out(result: Evaluation | LabelEvaluation, console: PlainConsole) -> None:

@@ -167,6 +167,12 @@ def print_model(model: Model, console: PlainConsole) -> None:
         "scores": _NO_TEMPERATURE if model.temperature == 1 else f"calibrated: temperature {model.temperature:.4g}",
         "int8": _NO_SCALES,
     }
+    if model.levels is not None:
+        ends = (f"{model.levels.low + model.levels.step * level:g}" for level in (0, len(names) - 1))
+        spread = model.levels.spread * model.levels.step
+        facts["scores"] = (
+            f"numbers from {' to '.join(ends)}, off by {spread:.3g} (root mean square); labels: the nearest level"
+        )
     if model.thresholds is not None:
         each = zip(names[:_MOST_NAMES], model.thresholds, strict=False)
         facts["scores"] = "several labels a text, from these scores on: " + ", ".join(f"{n} {t:.2g}" for n, t in each)

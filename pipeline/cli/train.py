@@ -36,6 +36,9 @@ def command(
     data: Annotated[list[str], typer.Argument(metavar="DATA", help=_DATA, show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="MODEL", help="The model file to write.")],
     label_column: Annotated[str | None, _data("NAME", "Column with the class; needed without soft labels.")] = None,
+    target_column: Annotated[
+        str | None, _data("NAME", "In its place: a column of numbers to learn, or with --classes of levels in order.")
+    ] = None,
     text_column: Texts = None,
     columns: Columns = None,
     classes: Annotated[
@@ -67,6 +70,7 @@ def command(
     vectors: Annotated[
         str, _network("WHAT", "Pretrained word vectors for the n-grams: wordllama, a file, a folder, or none.")
     ] = "auto",
+    loss: Annotated[str, _recipe("squared|absolute", "What is least, of a --target-column.")] = "squared",
     balanced: Annotated[bool, _recipe("", "Every class weighs the same.", "--balanced")] = False,
     keep_network: Annotated[
         bool, _network("", "Keep it also where held-out rows are not likelier with it.", "--keep-network")
@@ -160,6 +164,8 @@ def command(
         "soft_labels": soft,
         "text_column": text_column or (),
         "label_column": label_column,
+        "target_column": target_column,
+        "loss": loss,
         "columns": names_of(columns),
         "classes": names_of(classes),
         "multi_label": multi_label,

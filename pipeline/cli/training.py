@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from ..errors import counted
+from ..measures.numbers import NumberFigures
 from ..report.console import PlainConsole
 from ..train import Cost, Epoch, Fit, Note, Step, Trained
 from ..train.data import LabelledArticles
@@ -39,7 +41,8 @@ class TrainingProgress:
         self._held_out = "held out" if held_out else "cross-validated"
         held = f", {held_out:,} of them held out" if held_out else ""
         skipped = f"; {counted(data.skipped, 'unreadable row')} skipped" if data.skipped else ""
-        self._console.print(f"{len(data):,} texts of {len(data.classes)} classes{held}{skipped}", soft_wrap=True)
+        what = "classes" if data.levels is None else f"levels, {data.classes[0]} to {data.classes[-1]}"
+        self._console.print(f"{len(data):,} texts of {len(data.classes)} {what}{held}{skipped}", soft_wrap=True)
 
     def __call__(self, what: Cost | Fit | Step | Epoch | Note) -> None:
         """What `train` tells."""
@@ -67,6 +70,10 @@ class TrainingProgress:
             self._console.print(_table(trained.trials))
         if "held_out_accuracy" in card:
             self._console.print(f"{self._held_out}: {card['held_out_accuracy']:.2%} right")
+        if "held_out" in card:
+            self._console.print(f"{self._held_out}: {_numbers(card['held_out'])}", soft_wrap=True)
+            for name, figures in card["compared with"].items():
+                self._console.print(f"  {name}: {_numbers(figures)}", soft_wrap=True)
         if "held_out_micro_f1" in card:
             self._console.print(f"{self._held_out}, the rows that decided the thresholds: {_f1(card, 'held_out_')}")
         if "teacher_accuracy" in (taught := card.get("soft_labels", {})):
@@ -75,7 +82,8 @@ class TrainingProgress:
             self._console.print(line, soft_wrap=True)
         if "test" in card:
             test = card["test"]
-            figure = f"{test['accuracy']:.2%} of" if "accuracy" in test else f"{_f1(test, '')}, of"
+            figure = f"{test['accuracy']:.2%} of" if "accuracy" in test else None
+            figure = figure or f"{_numbers(test) if 'spearman' in test else _f1(test, '')}, of"
             self._console.print(f"test: {figure} {test['rows']:,} rows")
         self._console.print(f"{output} written after {time.monotonic() - self._began:,.0f} s", soft_wrap=True)
 
@@ -126,6 +134,11 @@ class TrainingProgress:
             f"epoch {epoch.number:>3}/{self._epochs}  loss {epoch.loss:.4f}{held_out}  {now - self._last:.1f} s"
         )
         self._last = self._spoke = now
+
+
+def _numbers(figures: Mapping[str, Any]) -> str:
+    _, *given = (math.nan if figures[name] is None else figures[name] for name in NumberFigures._fields)
+    return str(NumberFigures(figures["rows"], *given))
 
 
 def _f1(figures: Mapping[str, Any], prefix: str) -> str:

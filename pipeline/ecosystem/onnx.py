@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..engine.base import Texts
 from ..engine.cpu import CpuEngine
-from ..errors import BroadsheetError, UsageError
+from ..errors import BroadsheetError, ModelError, UsageError
 from ..model.alphabet import encode
 from ..model.charcnn import Model, load_model
 from ..model.layers import BIAS, NORM_EPSILON, Layer
@@ -171,6 +171,8 @@ class _Graph:
     """The nodes of a model's graph, added one after the other; each is called by its output."""
 
     def __init__(self, onnx: Any, model: Model) -> None:
+        if model.levels is not None:
+            raise ModelError(f"{model.name} gives a text a number, for which there is no graph")
         self._onnx, self._model = onnx, model
         self._ngrams = of_network(model.ngrams, model.name, _NO_GRAPH)
         self._nodes: list[Any] = []

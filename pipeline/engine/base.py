@@ -135,6 +135,14 @@ class Predictions:
             return self
         return replace(self, n_chars=texts.n_chars, truncated=texts.n_chars > length)
 
+    def with_numbers(self, model: Model) -> Predictions:
+        """The same with the number in place of a logit, of a model that gives one, and probabilities of its levels."""
+        if model.levels is None:
+            return self
+        numbers = model.levels.numbers_of(self.labels, self.scores, len(model.classes))
+        every = None if self.all_scores is None else model.levels.probabilities(self.all_scores)
+        return replace(self, scores=numbers, all_scores=every)
+
     def cut(self, k: int) -> Predictions:
         """The same with the `k` best labels only."""
         return replace(self, labels=self.labels[:, :k], scores=self.scores[:, :k])

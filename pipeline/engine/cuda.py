@@ -207,7 +207,8 @@ class CudaEngine:
             sums = self._in_batches(texts, top_k, found, spans, each_kernel, handed_over)
         if self.network.ops.stored.is_split and found.overflowed.any():
             self._classify_by_reference(texts, found, top_k)
-        return replace(found, saturated=sums.saturated, asked=sums.asked).of_whole_texts(texts, self.model.length)
+        found = replace(found, saturated=sums.saturated, asked=sums.asked).with_numbers(self.model)
+        return found.of_whole_texts(texts, self.model.length)
 
     def _is_small(self, texts: Texts) -> bool:
         """Whether one graph labels these texts. A profile watches each launch, which a graph does not show."""

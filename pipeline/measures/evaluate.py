@@ -267,6 +267,8 @@ def evaluate(
             raise UsageError(f"{name} is {share:g}: give a number above 0, up to 1")
     given_model = load_model(model)
     loaded = given_model.asking(network)
+    if loaded.levels is not None:
+        raise UsageError(f"{loaded.name} gives a text a number: evaluate_numbers() is for such models")
     if loaded.is_multi_label:
         raise UsageError(f"{loaded.name} gives a text several labels: evaluate_labels() is for such models")
     classes = loaded.classes

@@ -23,7 +23,7 @@ from .fasttext import ALPHABET, FastText
 from .layers import BIAS, CLASSES, FRAMES, HIDDEN, PUBLISHED_LENGTH, Frame, Layer, layer_table, parameter_count
 from .model_file import MEANT_FOR, SHIPPED, ActivationScales
 from .ngrams import NGrams
-from .scores import DEFAULT_THRESHOLD, SIGMOID, SOFTMAX, TEMPERATURES, check_classes, check_thresholds
+from .scores import DEFAULT_THRESHOLD, GIVEN, SIGMOID, SOFTMAX, TEMPERATURES, Levels, check_classes, check_thresholds
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Model:
         What `calibrate` found: the logits are divided by it before the softmax, which changes scores and no label. 1
         leaves them as they are.
     ngrams : NGrams or FastText, optional
-        A branch beside the network, whose scores are added to the network's logits; or a model of fastText's, which has
-        no network.
+        A branch beside the network, whose scores are added to its logits; or a model of fastText's, without a network.
     thresholds : tuple of float, optional
         Of a model that gives several labels to a text: each class has a score of its own, the sigmoid of its logit, and
         a text has the label of each class whose score reaches its threshold. None for a model that gives one.
     cascade : Cascade, optional
-        What `train` or `calibrate` found, by which the network is asked about some texts only, of a model that has
-        both. Without it, the network is asked about all.
+        What `train` or `calibrate` found, by which the network is asked about some texts only; without, about all.
+    levels : Levels, optional
+        Of a model that gives each text a number: the score of its label, which is the nearest level.
 
     Raises
     ------
@@ -90,6 +90,7 @@ class Model:
     ngrams: NGrams | FastText | None = field(default=None, repr=False)
     thresholds: tuple[float, ...] | None = field(default=None, repr=False)
     cascade: Cascade | None = field(default=None, repr=False)
+    levels: Levels | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_classes(self.classes, self.name)
@@ -116,6 +117,8 @@ class Model:
                 raise ModelError(f"{self.name}: a margin for its n-grams, without n-grams or without a network")
         if self.thresholds is not None:
             check_thresholds(self.thresholds, self.classes, self.name)
+        if self.levels is not None:
+            self.levels.check(self._is_ngrams_alone and not self.is_multi_label, self.name)
         if self.temperature != 1 and self.link != SOFTMAX:
             raise ModelError(f"{self.name}: a model whose scores are no softmax has no temperature")
 
@@ -190,7 +193,7 @@ class Model:
         """How scores follow from logits, as in `scores`."""
         if isinstance(self.ngrams, FastText):
             return self.ngrams.link
-        return SIGMOID if self.is_multi_label else SOFTMAX
+        return GIVEN if self.levels is not None else SIGMOID if self.is_multi_label else SOFTMAX
 
     @property
     def parameters(self) -> int:
@@ -220,6 +223,8 @@ class Model:
             about.append({"thresholds": self.thresholds})
         if self.cascade is not None:
             about.append({"cascade": self.cascade.about})
+        if self.levels is not None:
+            about.append({"levels": [self.levels.low, self.levels.step, self.levels.spread]})
         digest = hashlib.sha256(json.dumps(about).encode())
         for name in sorted(stored := {**self.tensors, **self._of_ngrams}):
             tensor = np.ascontiguousarray(stored[name])
@@ -260,7 +265,7 @@ class Model:
         about = model_file.About(
             self.alphabet.symbols, list(self.classes), self.length, dict(self.card), self.frame, self.scales,
             temperature=temperature, thresholds=None if self.thresholds is None else list(self.thresholds),
-            ngrams_alone=self._is_ngrams_alone or None, cascade=self.cascade,
+            ngrams_alone=self._is_ngrams_alone or None, cascade=self.cascade, levels=self.levels,
             **({} if self.ngrams is None else {self.ngrams.feature: self.ngrams.kinds}),  # type: ignore[arg-type]
         )  # fmt: skip
         layers = [] if self._is_ngrams_alone else [layer.description for layer in self.layers]
@@ -317,7 +322,7 @@ class Model:
         thresholds = None if about.thresholds is None else tuple(about.thresholds)
         model = cls(
             alphabet, classes, about.length, tensors, card, name, about.frame, about.scales, temperature, branch,
-            thresholds, about.cascade,
+            thresholds, about.cascade, about.levels,
         )  # fmt: skip
         if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
             raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")

@@ -33,9 +33,10 @@ from .cascade import Cascade
 from .fasttext import MOST_BYTES, FastText, Settings
 from .layers import CLASSES, LENGTHS, Frame, parameter_count
 from .ngrams import MOST_TABLE_BYTES, Kinds, NGrams
+from .scores import Levels
 
 FORMAT = "broadsheet-charcnn/2"
-FEATURES = ("frame", "scales", "temperature", "ngrams", "thresholds", "ngrams_alone", "cascade", "fasttext")
+FEATURES = ("frame", "scales", "temperature", "ngrams", "thresholds", "ngrams_alone", "cascade", "fasttext", "levels")
 _FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
 _CHECKSUM = "checksum"
@@ -88,6 +89,7 @@ class About(Struct):
     ngrams_alone: bool | None = None
     cascade: Cascade | None = None
     fasttext: Settings | None = None
+    levels: Levels | None = None
 
 
 _OF_EVERY_VERSION = [field for field in About.__struct_fields__ if field not in FEATURES]

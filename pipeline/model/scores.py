@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..errors import ModelError
@@ -78,6 +79,65 @@ def fitted(
 
 SOFTMAX, SIGMOID, STEPS, GIVEN = range(4)
 """How scores follow from logits: together, each for itself, or by a sigmoid of 512 steps; GIVEN are scores already."""
+
+
+class Levels(Struct, frozen=True):
+    """How a model that gives a text a number has it from logits, of which each class is a level: one of equal steps.
+
+    The number is linear in the n-grams. Let x be it, counted in steps from 1 at the lowest level. The level k = 1, 2, …
+    nearest to x is the one with the largest k x - k²/2, so it is the class of a linear model, which every engine
+    computes; and x follows from that logit again.
+
+    Attributes
+    ----------
+    low : float
+        The number that the first class stands for.
+    step : float
+        From each level to the next one.
+    spread : float
+        The standard deviation of the true numbers about those that are given, in steps.
+
+    """
+
+    low: float
+    step: float
+    spread: float = 1.0
+
+    def check(self, fits: bool, model: str) -> None:
+        """Raise ModelError for a step or a spread that is not above 0, and a value that is not finite. fits: the model
+        has n-grams alone, and no thresholds.
+        """
+        if not fits:
+            raise ModelError(f"{model}: a model of numbers has n-grams alone, and no thresholds")
+        values = self.low, self.step, self.spread
+        if not (np.isfinite(values).all() and self.step > 0 and self.spread > 0):
+            raise ModelError(f"{model}: levels from {self.low:g} in steps of {self.step:g}, spread {self.spread:g}")
+
+    def steps(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How many steps numbers are from below the lowest level."""
+        return 1 + (numbers - self.low) / self.step
+
+    def numbers(self, steps: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
+        """The numbers of so many steps, none of them outside of the levels, of which there are `levels`."""
+        return self.low + self.step * (np.clip(steps, 1, levels) - 1)
+
+    def numbers_of(self, labels: NDArray[np.int32], logits: NDArray[np.float32], levels: int) -> NDArray[np.float32]:
+        """The numbers of texts, of their classes and these classes' logits; NaN where these are."""
+        class_ = np.maximum(labels, 0) + 1.0
+        return self.numbers(logits / class_ + class_ / 2, levels).astype(np.float32)
+
+    def probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """How probable each level is for texts with these logits, [N, levels], if true numbers are normal about those
+        that are given.
+        """
+        return probabilities(logits.astype(np.float64), self.spread**2).astype(np.float32)
+
+
+def of_levels(steps: NDArray[np.float64], levels: int, weights: bool) -> NDArray[np.float64]:
+    """What each level's logit has, [..., levels], of weights of the number in steps, [..., 1], or of its bias."""
+    each = np.arange(1, levels + 1)
+    found: NDArray[np.float64] = steps * each if weights else steps * each - each**2 / 2
+    return found
 
 
 def in_steps(logits: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -223,7 +223,13 @@ class ModelColumns:
 def columns_of_models(
     models: Models, top_k: int, scores: bool, abstain: float | None, windows: Windows | None
 ) -> tuple[ModelColumns, ...]:
-    """What each model is to say of each row. top_k, scores, abstain, windows: as of `ModelColumns`."""
+    """What each model is to say of each row. top_k, scores, abstain, windows: as of `ModelColumns`.
+
+    Raises UsageError for the best of several labels, or windows, of a model that gives numbers.
+    """
+    number = next((model for model in models.every if model.levels is not None), None)
+    if number is not None and (top_k > 1 or windows is not None):
+        raise UsageError(f"{number.name} gives a text a number: leave out --top-k and windows of long texts")
     return tuple(
         ModelColumns(
             classes=model.classes,

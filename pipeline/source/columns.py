@@ -46,6 +46,30 @@ def truth_indices(values: pa.Array, classes: tuple[str, ...]) -> NDArray[np.int3
     return found
 
 
+def numbers_in(rows: pa.Table, name: str, levels: Sequence[str] = ()) -> NDArray[np.float64]:
+    """A column of numbers, or of texts that are numbers; NaN where there is none. levels: names of 1, 2, … instead.
+
+    Raises UsageError for a value that is neither a finite number nor one of these names.
+    """
+    values = rows.column(name).combine_chunks()
+    if levels:
+        indices = truth_indices(values, tuple(levels))
+        known, numbers = indices != NO_TRUTH, 1.0 + indices
+    else:
+        try:
+            texts = values.cast(pa.large_string())
+            numbers = pc.if_else(pc.equal(texts, ""), None, texts).cast(pa.float64()).to_numpy(zero_copy_only=False)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise UsageError(f"column {name!r} holds something that is no number: {error}") from error
+        known = np.isfinite(numbers)
+    given = values.is_valid() if pa.types.is_floating(values.type) else pc.not_equal(values.cast(pa.string()), "")
+    odd = np.flatnonzero(~known & given.fill_null(False).to_numpy(zero_copy_only=False))
+    if len(odd) and not (pa.types.is_floating(values.type) and np.isnan(values[int(odd[0])].as_py())):
+        told = f"one of {', '.join(levels)}" if levels else "a finite number"
+        raise UsageError(f"column {name!r} holds {values[int(odd[0])].as_py()!r}, which is not {told}")
+    return np.where(known, numbers, np.nan)
+
+
 def _label_text(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 

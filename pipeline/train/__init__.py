@@ -24,7 +24,7 @@ from ..processes.threads import free_cores
 from .after import Compared, model_of
 from .branch import Answers, fit_branch
 from .copies import copies
-from .data import ArticleReader, LabelledArticles, TrainingData, read_labelled
+from .data import ArticleReader, LabelledArticles, TrainingData, read_labelled, read_numbers
 from .job import Examples, TrainingJob, without_network
 from .objective import Objective, OneLabel, SeveralLabels, class_weights
 from .progress import Cost, Epoch, Fit, Note, Step, Stuck, Tell, interrupts_noted
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Cost", "Epoch", "Fit", "Note", "Recipe", "SoftLabels", "Step", "Trained", "train"]
 
 CHECKPOINT = ".checkpoint"
+LOSSES = ("squared", "absolute")
 _HELD_OUT = 0.05
 _RARE, _RARE_SHOWN = 0.1, 5
 _HELD_OUT_OF_TAUGHT = 0.2  # a teacher that learned from labels tells them on: rows in turn would be no measure
@@ -72,7 +73,9 @@ def train(
     source: Any,
     *,
     text_column: str | Iterable[str],
-    label_column: str | None,
+    label_column: str | None = None,
+    target_column: str | None = None,
+    loss: str = "squared",
     columns: Iterable[str] | None = None,
     classes: Iterable[str] | None = None,
     multi_label: bool = False,
@@ -121,6 +124,11 @@ def train(
         Column with the text. Several are joined by a space.
     label_column : str or None
         Column with the label. With `soft_labels` there may be rows without, or no such column (None).
+    target_column : str, optional
+        In place of `label_column`: a column of numbers to learn, such as a quality from 0 to 5, or with `classes` of
+        the names of levels, from the lowest, which stand for 1, 2 and so on. n-grams learn them, without a network.
+    loss : str
+        Of numbers, what is least: "squared" or "absolute".
     columns : iterable of str, optional
         Column names of a CSV or TSV without a header line.
     classes : iterable of str, optional
@@ -232,17 +240,50 @@ def train(
         raise UsageError(
             "with several labels a text there are no balanced classes, teachers or soft labels: leave them out"
         )
+    if target_column is not None:
+        others = (
+            label_column,
+            multi_label,
+            soft_labels,
+            balanced,
+            keep_network,
+            init,
+            recipe,
+            settings,
+            gpus,
+            client,
+            sweep,
+        )
+        if any(others) or ngrams == 0 or device == "cuda":
+            raise UsageError(
+                "a target column is learned by n-grams alone, on a CPU: leave out label column, soft labels, balanced "
+                "classes, and what is for the network"
+            )
+        dtype = "float32"
+    if loss not in LOSSES:
+        raise UsageError(f"loss {loss!r}: choose one of {', '.join(LOSSES)}")
     if recipe is not None and settings:
         raise UsageError("give a recipe, or settings that differ from the default's")
     begin = beginning(init, alphabet, length, frame)
-    alone = not (client or gpus or sweep or settings) and init is None and is_alone(recipe, ngrams, device)
+    alone = target_column is not None or (
+        not (client or gpus or sweep or settings) and init is None and is_alone(recipe, ngrams, device)
+    )
     if not alone:
         need_pytorch()
     if hold_out_share is None:
         hold_out_share = (0.0 if soft_labels is None else _HELD_OUT_OF_TAUGHT) if alone else _HELD_OUT
     several = (multi_label, label_separator)
     prepared = _prepared(
-        source, test, texts, label_column, begin, hold_out_share, columns, classes, soft_labels, several
+        source,
+        test,
+        texts,
+        (label_column, target_column),
+        begin,
+        hold_out_share,
+        columns,
+        classes,
+        soft_labels,
+        several,
     )
     data = prepared.data
     recipe = recipe or recipe_for(len(prepared.fit), settings)
@@ -268,7 +309,11 @@ def train(
     )
     on_start(data, len(prepared.held))
     repeated, tested = copies(data.text, prepared.tested.text if prepared.tested else None)
-    for line in (*repeated.lines(), *tested.test_lines(), *([] if balanced else rare(data, prepared.fit))):
+    for line in (
+        *repeated.lines(),
+        *tested.test_lines(),
+        *([] if balanced or data.levels else rare(data, prepared.fit)),
+    ):
         tell(Note(line))
     branch = None
     if bits is not None:
@@ -276,6 +321,8 @@ def train(
         named = chosen_vectors(vectors, len(prepared.fit))
         known = None if named is None else read_vectors(named, data.text)
         answers = Answers.of(data.labels, len(data.classes), balanced)
+        if data.levels is not None and data.numbers is not None:
+            answers = answers._replace(steps=data.levels.steps(data.numbers), absolute=loss == "absolute")
         if prepared.sure is not None:
             answers = answers._replace(weights=prepared.sure, soft=prepared.targets)
         with threadpool_limits(free_cores(), "blas"):
@@ -283,9 +330,10 @@ def train(
         if known is not None:
             count = f"count {branch.settings.vectors:g}" if branch.settings.vectors else "do not help and are left out"
             tell(Note(f"word vectors of {known.about['name']} {count}, by cross-validation"))
-        what = "the labels of " if multi_label else ""
-        share = f"{branch.share_right(data.labels):.2%} of {what}{len(branch.rows):,} rows"
-        tell(Note(f"n-grams get {share} right, each row by a model that has not seen it"))
+        if data.levels is None:
+            what = "the labels of " if multi_label else ""
+            share = f"{branch.share_right(data.labels):.2%} of {what}{len(branch.rows):,} rows"
+            tell(Note(f"n-grams get {share} right, each row by a model that has not seen it"))
     targets = data.labels if prepared.targets is None else prepared.targets
     examples = Examples(data.ids, targets, prepared.fit, prepared.held)
     trials: list[Trial] = []
@@ -299,7 +347,8 @@ def train(
                 raise UsageError("a sweep runs on a cluster: give client=")
             trials, job, outcome = run_sweep(client, jobs_of(job, sweep), examples, tell, stop)
         elif alone:
-            tell(Note("the model has n-grams only: without a GPU, the network is trained where epochs are given"))
+            if target_column is None:
+                tell(Note("the model has n-grams only: without a GPU, the network is trained where epochs are given"))
             outcome = without_network(job)
         elif client is not None:
             from .on_cluster import run_on
@@ -337,7 +386,7 @@ def _prepared(
     source: Any,
     test: Any,
     text_columns: tuple[str, ...],
-    label_column: str | None,
+    columns_of: tuple[str | None, str | None],
     begin: Beginning,
     hold_out_share: float,
     columns: Iterable[str] | None,
@@ -347,7 +396,7 @@ def _prepared(
 ) -> TrainingData:
     """Read `source`, and `test` where it is not None, and hold rows out. Arguments and errors are those of `train`.
 
-    several: whether an article may have several labels, and what is between two of them.
+    several: whether an article may have several labels, and what is between two of them. columns_of: labels, targets.
     """
     if not 0 <= hold_out_share <= 0.5:
         raise UsageError(f"{hold_out_share} of the rows cannot be held out: at most half of them")
@@ -357,6 +406,7 @@ def _prepared(
         raise UsageError(f"the alphabet: {error}") from error
     reading = ArticleReader(text_columns, symbols, begin.length, None if columns is None else tuple(columns))
     names = None if classes is None else tuple(classes)
+    label_column, target = columns_of
     learned: tuple[Any, ...] = ()
     if soft is not None:
         taught = soft.read(source, reading, label_column, names)
@@ -365,6 +415,9 @@ def _prepared(
         taught = soft.taught(taught, held)
         data = taught.data
         learned = taught.targets(soft.share, held), taught.sure(), taught.right(held)
+    elif target is not None:
+        data = read_numbers(source, reading, target, names)
+        fit, held = hold_out(data.labels, hold_out_share, data.text.numbered())
     elif label_column is not None:
         data = read_labelled(source, reading, label_column, names, *several)
         of_class = rarest(data.labels) if data.is_multi_label else data.labels
@@ -375,7 +428,10 @@ def _prepared(
         raise UsageError("all rows that are trained on have the same text: give two texts or more")
     tested = None
     if test is not None:
-        if label_column is None:
+        if target is not None:
+            tested = read_numbers(test, reading, target, names, data)
+        elif label_column is None:
             raise UsageError("the rows to test on need labels: name their column")
-        tested = read_labelled(test, reading, label_column, data.classes, *several)
+        else:
+            tested = read_labelled(test, reading, label_column, data.classes, *several)
     return TrainingData(data, tested, fit, held, symbols, *learned)

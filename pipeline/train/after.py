@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
@@ -19,6 +20,7 @@ from scipy.special import expit, logsumexp, softmax
 
 from ..measures.accuracy import LabelCounts
 from ..measures.fitting import compare, figures_on_card, fitted_cascade
+from ..measures.numbers import NumberFigures
 from ..measures.reliability import improvement
 from ..model import cascade as cascades
 from ..model.cascade import AGREEMENT, Cascade
@@ -26,13 +28,17 @@ from ..model.charcnn import Model
 from ..model.layers import BIAS
 from ..model.ngrams import Kinds, scores
 from ..model.quantised import SCALE_ROWS, with_scales
-from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, assigned, best_thresholds, fitted
+from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, Levels, assigned, best_thresholds, fitted
 from .branch import Answers, Branch, bags, plain_logits
 from .data import LabelledArticles, TrainingData
 from .job import Outcome, TrainingJob, without_network
 
 if TYPE_CHECKING:
     from .packed import PackedCNN
+
+
+_LEAST_SPREAD = 0.05
+"""In steps."""
 
 
 def model_of(
@@ -52,6 +58,8 @@ def model_of(
     """
     parts = _Parts(outcome, job, prepared, dtype, branch, keep_network)
     card = parts.card(about)
+    if prepared.data.levels is not None:
+        return _number_model(parts, card, prepared.data.levels), None
     return (_multi_label_model(parts, card), None) if prepared.data.is_multi_label else _one_label_model(parts, card)
 
 
@@ -102,6 +110,25 @@ def _multi_label_model(parts: _Parts, card: dict[str, Any]) -> Model:
     return parts.model(card, thresholds=thresholds, cascade=cascade)
 
 
+def _number_model(parts: _Parts, card: dict[str, Any], levels: Levels) -> Model:
+    """Of numbers, with the spread of the true ones about those that rows are given which nothing was fitted to."""
+    data, branch, rows = parts.prepared.data, parts.branch, parts.rows
+    assert branch is not None
+    assert data.numbers is not None
+    count, true = len(data.classes), data.numbers[rows]
+    given, plain_ = (levels.numbers(each[:, 0], count) for each in (branch.logits, branch.plain))
+    figures = NumberFigures.of(given, true)
+    always = NumberFigures.of(np.full(len(rows), np.median(data.numbers[parts.prepared.fit])), true)
+    card["held_out"] = figures.about()
+    card["compared with"] = {"linear model on words": NumberFigures.of(plain_, true).about(), "median": always.about()}
+    if (tested := parts.prepared.tested) is not None:
+        assert tested.numbers is not None
+        steps = parts.logits_of(tested)[:, 0] + 0.5  # of the lowest level the logit is the number less a half
+        card["test"] = tested.about() | NumberFigures.of(levels.numbers(steps, count), tested.numbers).about()
+    spread = max(figures.root_mean_square_error / levels.step, _LEAST_SPREAD)
+    return parts.model(card, levels=msgspec.structs.replace(levels, spread=spread))
+
+
 class _Parts:
     """The network and the branch of a run, each with its factor; one may be missing.
 
@@ -150,9 +177,11 @@ class _Parts:
 
     def card(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """What a model's card says of how it was trained."""
+        held = len(self.prepared.held)
+        crossed = {} if held or not len(self.rows) else {"cross_validated_rows": len(self.rows)}
         card = {
             **about,
-            "data": self.prepared.data.about() | {"held_out_rows": len(self.rows)},
+            "data": self.prepared.data.about() | {"held_out_rows": held} | crossed,
             "frame": self.job.frame,
             "recipe": self._recipe,
             "seed": self.job.seed,
@@ -184,13 +213,14 @@ class _Parts:
         temperature: float = 1.0,
         thresholds: tuple[float, ...] | None = None,
         cascade: Cascade | None = None,
+        levels: Levels | None = None,
     ) -> Model:
         """The model, with its scales for int8."""
         data = self.prepared.data
         model = Model(
             self.prepared.symbols, data.classes, self.job.length, self._tensors, card, frame=self.job.frame,
             temperature=temperature, ngrams=None if self.branch is None else self.branch.ngrams,
-            thresholds=thresholds, cascade=cascade,
+            thresholds=thresholds, cascade=cascade, levels=levels,
         )  # fmt: skip
         return with_scales(model, data.ids[self._sample]) if self._has_network else model
 

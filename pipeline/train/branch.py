@@ -23,9 +23,9 @@ from scipy.optimize import minimize_scalar
 
 from ..measures.rows import rarest
 from ..model.ngrams import Grams, Kinds, NGrams, counted, find
-from ..model.scores import TEMPERATURES, fitted, log_loss
+from ..model.scores import TEMPERATURES, fitted, log_loss, of_levels
 from .data import TextBuffers
-from .linear import Fitted, Fitter
+from .linear import Fitted, Fitter, NumberFitter
 from .objective import class_weights
 from .progress import Fit, Tell
 from .vectors import WordVectors
@@ -63,12 +63,15 @@ _PLAIN_STRENGTH = 1.0  # of the rows, each: as C=1 of scikit-learn's LinearSVC
 class Answers(NamedTuple):
     """What N texts are labelled with. labels: as above; of a text without one, its most probable class. classes: how
     many there are. weights: [N], how much each counts. soft: float [N, classes], what is learned in place of `labels`.
+    steps: [N], a number that is learned in place of them, of which they are the levels; absolute: by which loss.
     """
 
     labels: Labels
     classes: int
     weights: Floats
     soft: NDArray[np.floating] | None = None
+    steps: Floats | None = None
+    absolute: bool = False
 
     @classmethod
     def of(cls, labels: Labels, classes: int, balanced: bool = False) -> Answers:
@@ -78,9 +81,15 @@ class Answers(NamedTuple):
 
     def rows(self, rows: RowNumbers) -> Answers:
         """Those of some texts."""
-        return Answers(
-            self.labels[rows], self.classes, self.weights[rows], None if self.soft is None else self.soft[rows]
-        )
+        labels, weights = self.labels[rows], self.weights[rows]
+        soft = None if self.soft is None else self.soft[rows]
+        steps = None if self.steps is None else self.steps[rows]
+        return Answers(labels, self.classes, weights, soft, steps, self.absolute)
+
+    @property
+    def columns(self) -> int:
+        """How many scores a linear model has."""
+        return self.classes if self.steps is None else 1
 
     def shares(self) -> Floats:
         """How much each class is right for each text, [N, classes]."""
@@ -90,7 +99,10 @@ class Answers(NamedTuple):
         return truth.astype(np.float64)
 
     def log_loss(self, logits: Floats) -> tuple[float, float]:
-        """As `sharpened` gives it."""
+        """As `sharpened` gives it; of a number its own loss."""
+        if self.steps is not None:
+            off = np.abs(logits[:, 0] - self.steps)
+            return float((off if self.absolute else off**2).mean()), 1.0
         return sharpened(logits, self.labels, self.weights)
 
 
@@ -124,8 +136,8 @@ class Branch(NamedTuple):
     """The result of `fit_branch`.
 
     ngrams, bias: [classes]; what they give a text are its logits. settings: the chosen ones. rows: M row numbers.
-    logits: [M, classes], of each of these by a fit to other rows. plain: the same by a plain linear model on words, to
-    compare with. vectors: what is known of word vectors that were tried.
+    logits: [M, classes], of each of these by a fit to other rows, or [M, 1], a number in steps. plain: the same by a
+    plain linear model on words, to compare with. vectors: what is known of word vectors that were tried.
     """
 
     ngrams: NGrams
@@ -207,16 +219,19 @@ def fit_branch(
     solved = rows.fitter.fit(settings.strength)
     weights, all_importance = np.zeros((1 << bits, answers.classes)), np.zeros(1 << bits)
     of_used, bias = sharpness * rows.weights(solved), sharpness * solved.bias
-    weights[found.buckets], all_importance[found.buckets] = of_used, rows.importance
+    of_classes, of_bias = of_used, bias
+    if answers.steps is not None:
+        of_classes, of_bias = of_levels(of_used, answers.classes, True), of_levels(bias, answers.classes, False)
+    weights[found.buckets], all_importance[found.buckets] = of_classes, rows.importance
     ngrams = NGrams.of_weights(kinds, weights, all_importance)
     shares = np.sqrt([[settings.words], [1 - settings.words]]).astype(np.float32)
     ngrams = replace(ngrams, scale=ngrams.scale * shares)
     if len(held):
         logits = features_of(found.rows(others), rows.importance, settings) @ of_used + bias
         plain = plain_logits(found, answers.rows(np.concatenate([fit, held])), [others])[others]
-        return Branch(ngrams, bias, settings, held, logits, plain, vectors and vectors.about)
+        return Branch(ngrams, of_bias, settings, held, logits, plain, vectors and vectors.about)
     plain = plain_logits(ours, learned, folds)[known]
-    return Branch(ngrams, bias, settings, fit[known], sharpness * logits[known], plain, vectors and vectors.about)
+    return Branch(ngrams, of_bias, settings, fit[known], sharpness * logits[known], plain, vectors and vectors.about)
 
 
 class _Tried(NamedTuple):
@@ -270,7 +285,7 @@ def _best_strength(
     told = answers.rows(known)
     tried: list[_Tried] = []
     for strength in strengths:
-        logits = np.zeros((len(answers.labels), answers.classes))
+        logits = np.zeros((len(answers.labels), answers.columns))
         for held, rows, features in zip(folds, fitters, outer, strict=True):
             solved = rows.fitter.fit(strength)
             logits[held] = features @ rows.weights(solved) + solved.bias
@@ -285,7 +300,7 @@ def _best_strength(
 def plain_logits(found: Bags, answers: Answers, folds: list[RowNumbers]) -> Floats:
     """Of the rows of `folds`, by a plain linear model on words, fitted to the other rows."""
     plain = BranchSettings(0.0, salience=0.0, words=1.0)
-    alike = Answers.of(answers.labels, answers.classes)
+    alike = Answers.of(answers.labels, answers.classes)._replace(steps=answers.steps, absolute=answers.absolute)
     return _best_strength(found, alike, folds, plain, [_PLAIN_STRENGTH / len(alike.labels)]).logits
 
 
@@ -313,7 +328,11 @@ class _WeighedRows:
         if self._known is not None:
             self._with_vectors(self._known, found.words, settings)
         self.features = features_of(found, self.importance, settings)
-        self.fitter = Fitter(self.features, truth, answers.weights, self._means)
+        self.fitter: Fitter | NumberFitter = (
+            Fitter(self.features, truth, answers.weights, self._means)
+            if answers.steps is None
+            else NumberFitter(self.features, answers.steps, self._means, answers.absolute)
+        )
 
     def _with_vectors(self, known: Pretrained, words: sp.csr_array, settings: BranchSettings) -> None:
         """Words that no row has weigh as the median n-gram; of each row the mean vector, divided as its words are."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,8 +20,9 @@ from ..measures.rows import numbered
 from ..model.alphabet import Alphabet, encode
 from ..model.layers import CLASSES
 from ..model.ngrams import MOST_READ
+from ..model.scores import Levels
 from ..source.chunk import Chunk, Selection
-from ..source.columns import NO_TRUTH, label_lists, label_sets, truth_indices
+from ..source.columns import NO_TRUTH, label_lists, label_sets, numbers_in, truth_indices
 from ..source.inputs import chunks_here, identify, open_input
 
 _CHUNK_ROWS = 16_384
@@ -52,7 +53,8 @@ class TextBuffers(NamedTuple):
 class LabelledArticles:
     """N articles. ids: uint8 [N, length] as `alphabet.encode` gives them. text: their first MOST_READ characters.
     labels: int64 [N], indices into `classes`; or bool [N, classes], where an article may have several. files: path and
-    sha256 of each input file (one entry "memory" for rows in memory). skipped: unreadable rows.
+    sha256 of each input file (one entry "memory" for rows in memory). skipped: unreadable rows. numbers: float64 [N],
+    where these are learned; `labels` are then the nearest of the levels.
     """
 
     ids: NDArray[np.uint8]
@@ -61,6 +63,8 @@ class LabelledArticles:
     classes: tuple[str, ...]
     files: tuple[dict[str, str], ...]
     skipped: int
+    numbers: NDArray[np.float64] | None = None
+    levels: Levels | None = None
 
     @property
     def is_multi_label(self) -> bool:
@@ -173,6 +177,59 @@ def read_labelled(
     indices = indices_of(values, names, label_column)
     given = label_sets(column, names)[0] if multi_label else indices.astype(np.int64)
     return articles.labelled(given, names)
+
+
+def read_numbers(
+    source: Any,
+    reading: ArticleReader,
+    column: str,
+    names: tuple[str, ...] | None,
+    like: LabelledArticles | None = None,
+) -> LabelledArticles:
+    """Read every article of `source` with its number. names: of levels, from the lowest, which stand for 1, 2, …; None
+    where the column holds numbers. like: articles whose levels these have.
+
+    Raises UsageError for a column that is missing, a value that is no number or name, or only one; SourceError for a
+    file that cannot be read.
+    """
+    if column in reading.text_columns:
+        raise UsageError(f"column {column!r} is the target, it cannot be the text too")
+
+    def numbers_of(chunk: Chunk) -> NDArray[np.float64]:
+        found = numbers_in(chunk.rows, column, names or ())
+        if np.isnan(found).any():
+            where = chunk.rows.slice(int(np.argmax(np.isnan(found))), 1).to_pylist()[0]
+            raise UsageError(f"{where['file']}: row {where['row']} has no number in column {column!r}")
+        return found
+
+    articles, parts = reading.articles(source, (column,), "numbers", numbers_of)
+    numbers = np.concatenate([np.empty(0), *parts])
+    if like is None:
+        if not len(numbers) or not np.ptp(numbers):
+            raise UsageError(f"column {column!r} has one number only: there is nothing to learn")
+        levels, classes = (Levels(1, 1), names) if names else levels_of(numbers)
+    else:
+        assert like.levels is not None
+        levels, classes = like.levels, like.classes
+    labels = np.rint(np.clip(levels.steps(numbers), 1, len(classes))).astype(np.int64) - 1
+    return replace(articles.labelled(labels, classes), numbers=numbers, levels=levels)
+
+
+_MOST_LEVELS = 21  # of whole numbers: each is one
+_STEPS_OF_OTHERS = 10
+
+
+def levels_of(numbers: NDArray[np.float64]) -> tuple[Levels, tuple[str, ...]]:
+    """The levels of some numbers and their names: every whole number in their range, where they are whole and that is
+    not wide; or the ends of ten steps.
+    """
+    low, high = float(numbers.min()), float(numbers.max())
+    whole = bool((numbers == np.rint(numbers)).all()) and high - low < _MOST_LEVELS
+    steps = int(high - low) if whole else _STEPS_OF_OTHERS
+    step = (high - low) / steps
+    ends = [low + step * i for i in range(steps + 1)]
+    short, exact = (tuple(f"{end:.{digits}g}" for end in ends) for digits in (4, 9))
+    return Levels(low, step), short if len({*short}) == len(ends) else exact
 
 
 def labels_in(rows: pa.Table, column: str) -> pa.Array:

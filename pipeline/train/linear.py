@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.svm import LinearSVC
+from sklearn.svm import LinearSVC, LinearSVR
 
 Doubles = NDArray[np.float64]
 
@@ -79,3 +79,28 @@ class Fitter:
             warnings.simplefilter("ignore", ConvergenceWarning)
             machine.fit(features, labels, sample_weight=weights)
         return machine.coef_, machine.intercept_
+
+
+class NumberFitter:
+    """Fits one number to rows, as `Fitter` fits classes. numbers: [rows]. absolute: the loss, instead of its square."""
+
+    def __init__(self, features: sp.csr_array, numbers: Doubles, dense: Doubles | None, absolute: bool) -> None:
+        self._features = features if dense is None else sp.hstack([features, sp.csr_array(dense)], format="csr")
+        self._sparse, self._absolute = features.shape[1], absolute
+        self._centre = float(np.median(numbers) if absolute else numbers.mean())
+        self._scale = float(numbers.std()) or 1.0
+        self._numbers = (numbers - self._centre) / self._scale
+
+    def fit(self, strength: float) -> Fitted:
+        """Minimise the mean loss of the number over its standard deviation plus strength/2 * sum of squared weights."""
+        losses = ("squared_epsilon_insensitive", "epsilon_insensitive")
+        machine = LinearSVR(
+            epsilon=0, C=1 / (strength * len(self._numbers)), loss=losses[self._absolute], dual=self._absolute,
+            tol=_SETTLED, random_state=0,
+        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            machine.fit(self._features, self._numbers)
+        weights = self._scale * machine.coef_[:, None]
+        bias = np.array([self._centre + self._scale * float(np.ravel(machine.intercept_)[0])])
+        return Fitted(weights[: self._sparse], weights[self._sparse :], bias)

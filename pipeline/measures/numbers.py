@@ -1,0 +1,191 @@
+"""How near the numbers that a model gives texts are to the true ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+from ..model.charcnn import Model, load_model
+from ..source.columns import numbers_in
+from ..source.inputs import identify
+from .rows import scored_rows, selection_of
+
+Numbers = NDArray[np.floating]
+
+
+class NumberFigures(NamedTuple):
+    """How near given numbers are to true ones.
+
+    Attributes
+    ----------
+    rows : int
+        How many there are.
+    spearman : float
+        Spearman's rank correlation; nan where all given or all true numbers are the same.
+    mean_absolute_error : float
+        How far off a number is on average.
+    root_mean_square_error : float
+        The root of the mean square of that.
+
+    """
+
+    rows: int
+    spearman: float
+    mean_absolute_error: float
+    root_mean_square_error: float
+
+    @classmethod
+    def of(cls, given: Numbers, true: Numbers) -> NumberFigures:
+        """given, true: [N]."""
+        off = given - true
+        one, other = _ranks(given), _ranks(true)
+        both = float(one.std() * other.std()) if len(off) else 0.0
+        spearman = float(((one - one.mean()) * (other - other.mean())).mean()) / both if both else np.nan
+        errors = (float(np.abs(off).mean()), float(np.sqrt(np.square(off).mean()))) if len(off) else (np.nan, np.nan)
+        return cls(len(off), spearman, *errors)
+
+    def about(self) -> dict[str, Any]:
+        """As JSON values: None for what is not defined."""
+        return {name: None if value != value else round(value, 6) for name, value in self._asdict().items()}
+
+    def __str__(self) -> str:
+        spearman = "–" if self.spearman != self.spearman else f"{self.spearman:.3f}"
+        error = f"mean error {self.mean_absolute_error:.4g}, root mean square {self.root_mean_square_error:.4g}"
+        return f"Spearman {spearman}, {error}"
+
+
+def _ranks(values: Numbers) -> NDArray[np.float64]:
+    """From 1; the mean rank of those that are equal."""
+    _, of_value, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[of_value]
+    return ranks
+
+
+@dataclass(frozen=True)
+class NumberEvaluation:
+    """The result of `evaluate_numbers`.
+
+    Attributes
+    ----------
+    model : str
+        Name of the model.
+    backend : str
+        Device, precision and kernels that computed the numbers.
+    figures : NumberFigures
+        Of the rows with a true number.
+    nearest : float
+        The share of these rows whose number is nearest to the level that the true one is nearest to.
+    without : int
+        Rows without a true number.
+    quarantined : int
+        Rows that could not be read.
+
+    """
+
+    model: str
+    backend: str
+    figures: NumberFigures
+    nearest: float
+    without: int
+    quarantined: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the evaluation as JSON values.
+
+        Returns
+        -------
+        dict
+            Plain values; None for a figure that is not defined.
+
+        """
+        nearest = None if self.nearest != self.nearest else self.nearest
+        return {**asdict(self), "figures": self.figures.about(), "nearest": nearest}
+
+
+def evaluate_numbers(
+    model: str | Path | Model,
+    source: Any,
+    *,
+    text_column: str | Iterable[str] = (),
+    label_column: str,
+    columns: Iterable[str] | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    kernels: str = "auto",
+) -> NumberEvaluation:
+    """Give every article of `source` its number in this process, and compare the numbers with the true ones.
+
+    Parameters
+    ----------
+    model : str, Path or Model
+        A model file, or a loaded `Model`, that was trained with a target column.
+    source : str, path, Paths, or other object
+        Anything that `classify` takes.
+    text_column : str or iterable of str
+        Column with the text, "text" by default. Several are joined by a space.
+    label_column : str
+        Column with the true numbers, or with the names of levels where the model was trained with these.
+    columns : iterable of str, optional
+        Column names of a CSV or TSV without a header line.
+    device : str
+        "auto", "cpu" or "cuda".
+    precision : str
+        "auto", "fp32", "fp16", "bf16" or "int8".
+    kernels : str
+        "auto", "simt", "sm75", "sm80" or "sm90".
+
+    Returns
+    -------
+    NumberEvaluation
+        Rank correlation and errors.
+
+    Raises
+    ------
+    UsageError
+        For a model that gives labels, a column, device or precision that is not available, or a column that holds
+        something that is no number.
+    ModelError
+        For a model that cannot be loaded.
+    SourceError
+        For a file that cannot be read.
+
+    Examples
+    --------
+    >>> result = evaluate_numbers("quality.safetensors", "test.parquet", text_column="body", label_column="quality")
+    >>> f"{result.figures.spearman:.2f}"
+    '0.81'
+
+    """
+    loaded = load_model(model)
+    levels = loaded.levels
+    if levels is None:
+        raise UsageError(f"{loaded.name} gives a text labels, and no number: evaluate() is for such models")
+    names = () if _are_numbers(loaded.classes) else loaded.classes
+    selection = selection_of(text_column, columns, kept=(label_column,), reads=loaded.reads)
+    given, true, quarantined = [np.empty(0)], [np.empty(0)], 0
+    with scored_rows([loaded], identify(source, len(loaded.alphabet), loaded.length), selection, device, precision,
+                     kernels) as (backend, chunks):  # fmt: skip
+        for each in chunks:
+            quarantined += len(each.chunk.quarantine)
+            given.append(each.predictions[0].scores[:, 0].astype(np.float64))
+            true.append(numbers_in(each.chunk.rows, label_column, names))
+    ours, theirs = np.concatenate(given), np.concatenate(true)
+    known = np.isfinite(theirs)
+    ours, theirs = ours[known], theirs[known]
+    nearest = [np.rint(np.clip(levels.steps(each), 1, len(loaded.classes))) for each in (ours, theirs)]
+    share = float((nearest[0] == nearest[1]).mean()) if len(ours) else np.nan
+    figures = NumberFigures.of(ours, theirs)
+    return NumberEvaluation(loaded.name, str(backend), figures, share, int((~known).sum()), quarantined)
+
+
+def _are_numbers(classes: Iterable[str]) -> bool:
+    try:
+        return bool([float(name) for name in classes])
+    except ValueError:
+        return False

@@ -1,0 +1,187 @@
+"""Models of numbers: what they learn, what every way of asking says of it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import CommandHere
+from scipy.stats import spearmanr
+
+import pipeline
+from pipeline.engine.base import Texts
+from pipeline.engine.open import open_engine, why_no_gpu
+from pipeline.errors import ModelError, UsageError
+from pipeline.measures.evaluate import evaluate
+from pipeline.measures.numbers import NumberFigures, evaluate_numbers
+from pipeline.model.charcnn import Model, load_model
+from pipeline.model.scores import Levels
+from pipeline.train import Trained, train
+
+WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "nu", "pe") for b in ("ra", "so", "ti", "va", "xu", "zen")]
+NAMES = ("poor", "fair", "good", "fine", "best")
+
+
+def rows(count: int, seed: int = 0) -> pa.Table:
+    """Texts whose words are worth from -1 to 1; the exact number is their sum, the quality its step from 0 to 5."""
+    rng = np.random.default_rng(seed)
+    chosen = rng.integers(0, len(WORDS), (count, 12))
+    exact = np.linspace(-1, 1, len(WORDS))[chosen].sum(axis=1) + rng.normal(0, 0.2, count)
+    quality = np.clip(np.rint(exact + 2.5), 0, 5).astype(int)
+    texts = [" ".join(WORDS[i] for i in row) for row in chosen]
+    names = [NAMES[min(q, 4)] for q in quality]
+    return pa.table({"text": texts, "exact": exact, "quality": quality, "grade": names})
+
+
+def trained(target: str = "quality", **options: object) -> Trained:
+    options = {"vectors": None, "ngrams": 4096, **options}
+    return train(rows(300), text_column="text", target_column=target, **options)
+
+
+@pytest.fixture(scope="module")
+def quality(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("numbers") / "quality.safetensors"
+    trained(test=rows(100, 1)).model.save(path)
+    return path
+
+
+def test_the_figures_are_those_of_scipy() -> None:
+    rng = np.random.default_rng(0)
+    given, true = rng.normal(size=200).round(1), rng.integers(0, 6, 200).astype(float)
+    figures = NumberFigures.of(given, true)
+    assert figures.spearman == pytest.approx(spearmanr(given, true).statistic)
+    assert figures.mean_absolute_error == pytest.approx(np.abs(given - true).mean())
+    assert np.isnan(NumberFigures.of(np.ones(3), true[:3]).spearman)
+
+
+def test_a_quality_is_learnt_and_evaluated(quality: Path) -> None:
+    model = load_model(quality)
+    assert model.classes == ("0", "1", "2", "3", "4", "5")
+    card = model.card
+    assert card["data"]["held_out_rows"] == 0
+    assert card["data"]["cross_validated_rows"] == card["held_out"]["rows"] == 300
+    assert card["held_out"]["spearman"] > 0.9
+    better = card["held_out"]["root_mean_square_error"]
+    assert better < card["compared with"]["median"]["root_mean_square_error"] / 2
+    result = evaluate_numbers(model, rows(100, 1), label_column="quality", device="cpu")
+    assert result.figures.spearman > 0.9
+    for name, value in result.figures.about().items():  # of the training's own prediction, in double precision
+        assert card["test"][name] == pytest.approx(value, abs=2e-3), name
+    with pytest.raises(UsageError, match="evaluate_numbers"):
+        evaluate(model, rows(10), label_column="quality")
+
+
+def test_the_number_is_linear_and_its_label_the_nearest_level(quality: Path) -> None:
+    """Against the weights themselves: all levels' logits lie on the lines of one number."""
+    model = load_model(quality)
+    texts = [*rows(60, 2)["text"].to_pylist(), "", "unheard of", " ".join([WORDS[-1]] * 40), " ".join([WORDS[0]] * 40)]
+    engine = open_engine(model, device="cpu")
+    found = engine.classify(Texts.of([text.encode() for text in texts]), all_scores=True)
+    numbers = found.scores[:, 0]
+    np.testing.assert_array_equal(found.labels[:, 0], np.rint(numbers))
+    assert (numbers.min(), numbers.max()) == (0, 5)  # words of one kind alone would be beyond
+    assert found.all_scores is not None
+    np.testing.assert_allclose(found.all_scores.sum(axis=1), 1, rtol=1e-5)
+    inner = (numbers > 0.5) & (numbers < 4.5)
+    expected = (found.all_scores * np.arange(6)).sum(axis=1)  # levels about a number have it as their mean
+    np.testing.assert_allclose(expected[inner], numbers[inner], atol=0.05)
+
+
+def test_every_way_of_asking_says_the_same(quality: Path, tmp_path: Path, broadsheet_here: CommandHere) -> None:
+    table = rows(50, 3)
+    pq.write_table(table, tmp_path / "in.parquet")
+    options = ("-o", tmp_path / "out", "--model", quality, "--where", "score >= 3")
+    code, told = broadsheet_here("classify", tmp_path / "in.parquet", *options)
+    assert code == 0, told
+    out = pq.read_table(next((tmp_path / "out" / "parts").glob("*.parquet")))
+    with pipeline.load(quality, device="cpu") as classifier:
+        found = [(each.label, each.score) for each in classifier(table["text"].to_pylist())]
+    labelled = pipeline.label(table, model=quality, device="cpu")
+    assert [*zip(labelled["label"].to_pylist(), labelled["score"].to_pylist(), strict=True)] == found
+    chosen = [each for each in found if each[1] >= 3]
+    assert 10 < len(chosen) < 40
+    assert [*zip(out["label"].to_pylist(), out["score"].to_pylist(), strict=True)] == chosen
+
+
+@pytest.mark.parametrize("loss", ["squared", "absolute"])
+def test_numbers_that_are_not_whole(loss: str) -> None:
+    model = trained("exact", loss=loss, hold_out_share=0.2).model
+    assert len(model.classes) == 11
+    assert model.card["data"]["held_out_rows"] == model.card["held_out"]["rows"] > 50
+    assert model.card["held_out"]["mean_absolute_error"] < 0.45
+    assert model.card["held_out"]["spearman"] > 0.95
+    assert Model.from_bytes(model.to_bytes()).digest == model.digest
+
+
+def test_an_absolute_loss_is_not_moved_by_a_few_wrong_numbers() -> None:
+    table = rows(300)
+    wrong = table["exact"].to_numpy().copy()
+    wrong[::15] = 60.0
+    spoilt = table.set_column(1, "exact", pa.array(wrong))
+    errors = []
+    for loss in ("absolute", "squared"):
+        model = train(spoilt, text_column="text", target_column="exact", loss=loss, vectors=None, ngrams=4096).model
+        errors.append(evaluate_numbers(model, rows(100, 1), label_column="exact").figures.mean_absolute_error)
+    assert errors[0] < errors[1] / 2
+
+
+def test_levels_in_order_have_names() -> None:
+    model = trained("grade", classes=NAMES).model
+    assert model.classes == NAMES
+    result = evaluate_numbers(model, rows(100, 1), label_column="grade")
+    assert result.figures.spearman > 0.85
+    assert result.nearest > 0.5
+    with pytest.raises(UsageError, match=r"'awful'.*one of poor, fair"):
+        evaluate_numbers(model, pa.table({"text": ["a"], "grade": ["awful"]}), label_column="grade")
+
+
+def test_what_does_not_fit_is_refused(quality: Path) -> None:
+    for column, what in (([1.0, None], "no number"), (["1", "many"], "no number"), ([2, 2], "one number only")):
+        with pytest.raises(UsageError, match=what):
+            train(pa.table({"text": ["a", "b"], "q": column}), text_column="text", target_column="q")
+    for options in ({"label_column": "grade"}, {"balanced": True}, {"settings": ["epochs=2"]}, {"ngrams": 0}):
+        with pytest.raises(UsageError, match="n-grams alone"):
+            trained(**options)
+    with pytest.raises(UsageError, match="loss 'cubic'"):
+        trained(loss="cubic")
+    with pytest.raises(UsageError, match="a number"):
+        pipeline.label(rows(3), model=quality, device="cpu", top_k=2)
+    with pytest.raises(UsageError, match="temperature"):
+        pipeline.calibrate(quality, rows(200), label_column="quality")
+    with pytest.raises(ModelError, match="steps of 0"):
+        replace(load_model(quality), levels=Levels(0, 0))
+
+
+def test_the_command_says_how_good_it_is(tmp_path: Path, broadsheet_here: CommandHere) -> None:
+    pq.write_table(rows(200), tmp_path / "in.parquet")
+    made = tmp_path / "q.safetensors"
+    options = ("--target-column", "quality", "--ngrams", "4096", "--vectors", "none", "-o", made)
+    code, told = broadsheet_here("train", tmp_path / "in.parquet", *options)
+    assert code == 0, told
+    assert "6 levels, 0 to 5" in told
+    assert "cross-validated: Spearman 0.9" in told
+    code, told = broadsheet_here("evaluate", made, tmp_path / "in.parquet", "--label-column", "quality", "--json")
+    assert json.loads(told)["figures"]["rows"] == 200
+    code, told = broadsheet_here("inspect", made)
+    assert "numbers from 0 to 5" in told
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")
+def test_a_gpu_gives_the_same_numbers(quality: Path) -> None:
+    model = load_model(quality)
+    for count in (5, 3000):  # one CUDA graph; batches
+        texts = Texts.of([text.encode() for text in rows(count, 4)["text"].to_pylist()])
+        both = []
+        for device in ("cpu", "cuda"):
+            engine = open_engine(model, device=device)
+            both.append(engine.classify(texts, all_scores=True))
+            engine.close()
+        np.testing.assert_allclose(both[1].scores, both[0].scores, atol=2e-5)
+        assert (both[1].labels == both[0].labels).mean() > 0.999
+        np.testing.assert_allclose(both[1].all_scores, both[0].all_scores, atol=1e-4)
