@@ -200,11 +200,11 @@ class OptionKeywords(LabelKeywords, total=False):
 
     "attributes": below `root` as the input; "jsonl" are Dolma's attributes, "npy" an array of all scores.
     """
-    partition_by: Annotated[str | None, Option("Output", None, choices=("label",), recorded=True)]
-    """Write a folder for each label.
+    partition_by: Annotated[str | Iterable[str], Option("Output", (), "NAME", recorded=True)]
+    """Write a folder for each label, or each value of a kept column.
 
-    The one value is "label". Folders are named as Hive names them, ``label=Sports``; of several models, for each label
-    of the first.
+    "label", the name of a column that is copied, or several. Folders are named as Hive names them, ``label=Sports``; of
+    several models, for each label of the first.
     """
     where: Annotated[str | None, Option("Output", None, "EXPRESSION", recorded=True)]
     """Write only rows for which this is true: 'score >= 0.9'.
@@ -351,6 +351,7 @@ class Options(_Values):
         from .storage.buckets import check_endpoint
         from .storage.names import root_of
 
+        self._set("partition_by", self.partition_by or ())
         for name, option in TABLE.items():
             value = getattr(self, name)
             if value is None and option.default is None:
@@ -438,6 +439,7 @@ class Options(_Values):
         recorded |= {
             "text_columns": self.text_column,
             "kept_columns": self._kept,
+            "partition_by": self.partition_by if len(self.partition_by) > 1 else next(iter(self.partition_by), None),
             "truth": None if self.truth is None else digest_of(self.truth),
             "chunk_size": chunk_rows,
             "windows": UNSET if self.windows is None else (self.windows, self.overlap, self.window_score),

@@ -33,11 +33,44 @@ for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", 
     del os.environ[name]
 os.environ |= {**KEYS, "AWS_REGION": "us-east-1"}
 
-LONG = ("kernels_compile", "graph", "recovery", "serve", "classify_command", "examples", "chaos", "train_together",
-        "connect", "train", "several_labels", "scanner", "serve_guarded", "readers", "explain", "object_store", "start",
-        "cluster", "hostile_input", "profile", "memory", "few_rows", "reference", "serve_cluster", "dashboard",
-        "settings", "arrow_files", "model")  # fmt: skip
+LONG = (
+    "kernels_compile",
+    "train_together",
+    "examples",
+    "train",
+    "serve",
+    "graph",
+    "sidecars",
+    "connect",
+    "scanner",
+    "hostile_input",
+    "chaos",
+    "start",
+    "site",
+    "cluster",
+    "readers",
+    "fasttext",
+    "explain",
+    "decompression",
+    "object_store",
+    "settings",
+    "recovery",
+    "serve_guarded",
+    "profile",
+    "several_labels",
+    "several_models",
+    "damaged_output",
+    "calibrated_scores",
+    "classify_command",
+    "overflow",
+    "csv",
+    "memory",
+    "few_rows",
+)
 """The files that take longest, the longest first: two processes that take one file after another end together."""
+
+ALL = bool(os.environ.get("BROADSHEET_TEST_ALL"))
+"""As `.ci/tests --all` sets it."""
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 CommandHere = Callable[..., tuple[int, str]]
@@ -46,6 +79,11 @@ CommandHere = Callable[..., tuple[int, str]]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {f"test_{name}": place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def examples(count: int) -> int:
+    """The examples of a property: a third of them by default. They are others in each run."""
+    return count if ALL else count // 3
 
 
 def random_model(seed: int = 0, symbols: str = PUBLISHED, length: int = 1014, classes: int = 4) -> Model:

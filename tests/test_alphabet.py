@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from conftest import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -65,7 +66,7 @@ pieces = st.one_of(
 hostile = st.lists(pieces, max_size=6).map(b"".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(hostile, max_size=6), st.sampled_from(ALPHABETS), st.integers(1, 40))
 @example([b"\xe2\x82", b"\xac"], ALPHABETS[1], 5)  # a sequence must not run over into the next article
 def test_encode_agrees_with_a_plain_decoder(articles: list[bytes], alphabet: Alphabet, length: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from conftest import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reading import found, read_files, read_split
@@ -89,7 +90,7 @@ csv_bytes = st.lists(
 ).map(b"".join)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(csv_bytes, st.integers(1, 7))
 @example(b'1,2\n"open,2\n3,4\n', 3)
 @example(b'1,2\n"a"b"c,2\n5" disk,x\n', 2)
@@ -104,7 +105,7 @@ def test_records_are_found_as_a_plain_parser_finds_them(data: bytes, block: int)
     assert [(starts.index(o), o) for o in sorted(wrong)] == bad
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(csv_bytes, st.integers(1, 60))
 @example(b"1,2\n1,2,3\n1\n4,5\n", 60)
 @example(b'1,2\nx"y,2\nx"y",2,3\n4,5\n', 60)
@@ -124,7 +125,7 @@ def test_fields_that_the_parser_counts_are_those_of_a_plain_parser(data: bytes, 
     assert [*zip(quarantined["row"].to_pylist(), quarantined["byte_offset"].to_pylist(), strict=True)] == bad
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(csv_bytes, st.integers(1, 40), st.integers(1, 40))
 def test_long_lines_and_fields_are_found_the_same_in_any_blocks(data: bytes, one: int, other: int) -> None:
     found = []
@@ -135,7 +136,7 @@ def test_long_lines_and_fields_are_found_the_same_in_any_blocks(data: bytes, one
     assert found[0] == found[1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(csv_bytes, st.integers(1, 4), st.integers(1, 40), st.integers(1, 40))
 def test_chunks_hold_each_row_once_whatever_their_size(
     tmp_path_factory, data: bytes, chunk_rows: int, segment: int, guess: int
@@ -226,7 +227,7 @@ def test_a_line_over_the_limit_is_one_bad_row(tmp_path: Path) -> None:
         assert "longer than 16 MiB" in bad["reason"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.sampled_from([b"\n", b"\r\n", b"a", b"\r", b"bc"])).map(b"".join), st.integers(1, 5))
 def test_lines_are_found_the_same_in_any_blocks(data: bytes, block: int) -> None:
     expected = [line.removesuffix(b"\r") for line in data.split(b"\n")]
@@ -293,7 +294,7 @@ spoilt = st.tuples(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(st.lists(json_lines, min_size=1, max_size=5), st.lists(spoilt, max_size=2), st.sampled_from([b"\n", b"\r\n"]))
 @example([b'{"text":"a","id":1}', b'{"text":"b","x":' + b"[" * 5000 + b"]" * 5000 + b',"id":2}'], [], b"\n")
 @example([b'{"text":"a","id":1,"x":' + b"1" * 5000 + b"}"], [], b"\n")

@@ -21,7 +21,7 @@ import lz4.frame
 import numpy as np
 import pytest
 import zstandard
-from conftest import ROOT
+from conftest import ROOT, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading import found, read_files
@@ -116,7 +116,7 @@ def reference(data: bytes, compression: str) -> tuple[bytes, bool]:
     return b"".join(found), True
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     compression=st.sampled_from(NAMES),
     parts=st.lists(st.tuples(st.integers(0, 60_000), st.booleans()), min_size=1, max_size=5),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import CommandHere
+from conftest import CommandHere, examples
 from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,7 +36,7 @@ def read(path: Path, selection: Selection, chunk_rows: int = 1000, limits: Limit
     return concat([empty_chunk(job_input.selection), *chunks_here(job_input)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data(), st.sampled_from(ENCODINGS), st.sampled_from([",", ";", "|", "\t"]), st.integers(1, 50))
 def test_a_csv_has_the_rows_that_pythons_csv_module_finds(
     tmp_path_factory, data: st.DataObject, encoding: str, delimiter: str, block: int

@@ -276,6 +276,7 @@ def _threads() -> tuple[str | None, int, int]:
     return os.environ.get("OPENBLAS_NUM_THREADS"), computing, len(ENGINES.engines)
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_by_chunks_in_flight(small_model_file: Path) -> None:
     """Eight times the input costs no process more memory, but for the plan and a little noise."""
     command = [sys.executable, "-m", "benchmarks.memory", "--model", str(small_model_file)]

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from conftest import random_model
+from conftest import examples, random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ def text(weights: reference.Weights, seed: int, characters: int) -> NDArray[np.u
     return ids
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 10_000), characters=st.integers(0, LENGTH))
 def test_mean_and_variance_follow_from_the_tables(weights: reference.Weights, seed: int, characters: int) -> None:
     """The kernel's formula, written down once more: prefix sums cut at the first and the last windows."""
@@ -78,7 +78,7 @@ def test_mean_and_variance_follow_from_the_tables(weights: reference.Weights, se
     assert squares / values.size - mean**2 == pytest.approx(values.var(), rel=1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 10_000), characters=st.integers(0, LENGTH), scale=st.sampled_from([1e-6, 1.0, 1e4]))
 def test_integers_add_up_to_the_window(weights: reference.Weights, seed: int, characters: int, scale: float) -> None:
     table = weights.table * np.float32(scale)

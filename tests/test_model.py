@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from conftest import Command, CommandHere, random_model
+from conftest import Command, CommandHere, examples, random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -147,7 +147,7 @@ def model_files(draw: st.DrawFn, read: Callable[[], bytes]) -> bytes:
     return with_header(header, data)
 
 
-@settings(deadline=5000, max_examples=120)
+@settings(deadline=5000, max_examples=examples(120))
 @given(data=st.data())
 def test_a_model_file_of_any_content_loads_or_is_refused_in_a_message(data: st.DataObject, small_model: Model) -> None:
     whole = small_model.to_bytes("float16")

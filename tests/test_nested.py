@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+from conftest import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_odd_lines import block_of, same
@@ -113,7 +114,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     lines=st.lists(
         st.dictionaries(st.sampled_from(["a", "b", "a.b", "id"]), VALUES, max_size=4), min_size=1, max_size=9

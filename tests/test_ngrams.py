@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -123,7 +124,7 @@ TEXT = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(TEXT, max_size=4), st.sampled_from(KINDS))
 def test_scores_are_those_of_a_slow_reference(articles: list[bytes], kinds: Kinds) -> None:
     """To the last bit, whatever else is in the batch."""

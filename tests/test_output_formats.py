@@ -25,7 +25,8 @@ from distributed import Client
 from benchmarks.chaos.jobs import contents
 from pipeline import OutputError, UsageError, classify, verify
 from pipeline.model.charcnn import Model
-from pipeline.output.formats import PART_FORMATS
+from pipeline.output.formats import PART_FORMATS, part_files
+from pipeline.output.layout import PartNames
 from pipeline.report.job import JobReport
 
 LABELS = ("never", "a.b=c%20", "Zürich ñ +&#?[x]*{y}", "Sci/Tech")
@@ -166,6 +167,23 @@ def test_a_folder_for_each_label_is_resumed_like_any_other(
     assert not (out / "parts" / "label=Nothing").exists()
 
 
+def test_a_folder_for_each_value_of_a_kept_column_and_label(run: Run, in_memory: JobReport, tmp_path: Path) -> None:
+    """With values that are null, empty, or odd as names; the rows come back as they were, and it is resumed."""
+    out, expected = tmp_path / "out", labelled(in_memory)
+    report = run(out, partition_by=["odd", "label"], chunk_size=16)
+    assert report.to_arrow()["odd"].equals(expected["odd"])
+    folders = {path.name for path in (out / "parts").iterdir()}
+    assert {"odd=", "odd=%00", "odd=two%0Alines", "odd=__HIVE_DEFAULT_PARTITION__"} <= folders
+    assert verify(out).rows_written == len(expected)
+    whole = contents(out)
+    next((out / "parts").rglob("part-*")).unlink()
+    run(out, partition_by=["odd", "label"], chunk_size=16, resume=True)
+    assert contents(out) == whole
+    rows = pa.table({"row": range(1001)})
+    with pytest.raises(UsageError, match=r"1,001 rows would be in 1,001 folders by row, at most 1,000 may be"):
+        part_files(rows, PartNames(by=("row",)), "part-000000-0000000", "0" * 16)
+
+
 @pytest.mark.parametrize("format_", ["jsonl", "csv"])
 def test_text_in_a_folder_for_each_label_keeps_the_label(
     run: Run, in_memory: JobReport, tmp_path: Path, format_: str
@@ -244,7 +262,8 @@ def test_rows_are_chosen_by_any_column_and_counted(run: Run, in_memory: JobRepor
             r"'score' is a number and 'x' is text: they cannot be compared, at '> \"x\"' \(char",
         ),
         ({"format": "xml"}, "format 'xml': choose parquet, jsonl, csv"),
-        ({"partition_by": "odd"}, "partition_by 'odd': choose label"),
+        ({"partition_by": "od"}, r"there is no column 'od' for partition_by= \(there .* did you mean 'odd'"),
+        ({"partition_by": "score"}, "'score' is float: partition_by= takes text, integers, dates, true and false"),
     ],
 )
 def test_what_cannot_work_is_told_before_anything_is_written(

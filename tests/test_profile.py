@@ -61,7 +61,7 @@ def test_the_command_measures_every_kernel(
     height, width, _ = matplotlib.image.imread(tmp_path / "roofline.png").shape
     assert (width, height) > (1000, 400)
 
-    run = broadsheet_in_process(*arguments, "--batch", 64, "--json")
+    run = broadsheet_in_process(*arguments, "--batch", 32, "--json")
     profile = json.loads(run.stdout)
     assert [k["name"] for k in profile["kernels"]] == NAMES
     stream = sum(k["stream_seconds"] for k in profile["kernels"])
@@ -74,6 +74,7 @@ def test_the_command_measures_every_kernel(
         assert kernel["least_bytes"] / kernel["seconds"] < 4 * ceilings["bytes_per_second"], kernel
 
 
+@pytest.mark.slow
 def test_sweeps_show_latency_and_throughput(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reading import found, read_files, read_split
@@ -82,7 +83,7 @@ def found_in(chunk: Chunk) -> list[tuple[str, int]]:
     return [(t.decode(), n) for t, n in zip(chunk.text.to_pylist(), chunk.n_chars.tolist(), strict=True)]
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=examples(120))
 @given(
     st.lists(texts, min_size=1, max_size=5), st.booleans(), st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")])
 )
@@ -104,7 +105,7 @@ def test_texts_in_json_lines_are_cut_as_python_cuts_them(given: list[str], ascii
     assert found_in(kept) == found_in(chunk)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.lists(raw_strings, min_size=1, max_size=4), st.sampled_from(range(7)))
 @example([r"\ud83d\ude00" * 200], 0)
 @example(["b" * 44 + r"\ud83d\ude00" + "b" * 900], 0)

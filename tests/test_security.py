@@ -19,6 +19,7 @@ from urllib.request import Request, urlopen
 import psutil
 import pytest
 import yaml
+from conftest import examples
 from cryptography.x509 import load_pem_x509_certificate
 from distributed import Client
 from hypothesis import example, given, settings
@@ -193,7 +194,7 @@ KEYS = st.sampled_from(list(Site.__dataclass_fields__)) | LINES
 SITES = st.dictionaries(KEYS, VALUES, max_size=4).map(yaml.safe_dump)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(SITES | st.text() | st.binary())
 @example("partition: 'gpu\n\n  #SBATCH --uid=0'")
 @example('partition: "gpu\\n#SBATCH --uid=0"')

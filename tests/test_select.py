@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
@@ -111,6 +116,52 @@ def test_a_choice_that_was_interrupted_is_finished_as_if_it_had_not_been(labels:
         select(labels, out, top="41%", per="lang", input=True, resume=True)
     select(labels, out, resume=True, **options)
     assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_folders_for_the_values_of_any_columns(labels: Path, tmp_path: Path, kind: str) -> None:
+    """Of a kept column, and within these of each label; of files; resumed, verified, chosen from again, and read."""
+    out, rows = tmp_path / "out", frame_of(labels)
+    select(labels, out, top="50%", by="score", partition_by=["lang", "label"], format=kind)
+    best = rows.sort_values("score", ascending=False, kind="stable")[: -(-len(rows) // 2)]
+    found = {path.parent.relative_to(out / "parts").as_posix() for path in (out / "parts").rglob("part-*")}
+    pairs = zip(best["lang"], best["label"], strict=True)
+    assert found == {f"lang={lang}/label={quote(label, safe='')}" for lang, label in pairs}
+    assert verify(out, input=True).rows_written == len(best)
+    if kind == "parquet":
+        assert dict(pd.read_parquet(out).groupby("lang", observed=True)["id"].count()) == dict(
+            best["lang"].value_counts()
+        )
+    whole = contents(out)
+    for path in sorted((out / "parts").rglob("part-*"))[::3]:
+        path.unlink()
+    (out / "_SUCCESS").unlink()
+    select(labels, out, top="50%", by="score", partition_by=["lang", "label"], format=kind, resume=True)
+    assert contents(out) == whole
+    select(out, tmp_path / "by_file", partition_by="file", format="parquet")
+    assert len(list((tmp_path / "by_file" / "parts").iterdir())) == best["file"].nunique()
+    assert verify(tmp_path / "by_file").rows_written == len(best)
+    select(tmp_path / "by_file", tmp_path / "again.parquet")
+    again = pd.read_parquet(tmp_path / "again.parquet")
+    assert list(again["id"]) == list(best.sort_index()["id"])
+    assert set(again["file"]) == set(best["file"])
+    with pytest.raises(UsageError, match=r"there is no column 'lng' .*did you mean 'lang'"):
+        select(labels, tmp_path / "none", partition_by="lng")
+
+
+def test_a_choice_that_is_killed_is_finished_as_if_it_had_not_been(labels: Path, tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    select(labels, whole, top="60%", partition_by="lang")
+    command = ["select", labels, "-o", out, "--top", "60%", "--partition-by", "lang"]
+    process = subprocess.Popen([sys.executable, "-m", "broadsheet", *map(str, command)])
+    while not list((out / "_entries").glob("part-*") if out.exists() else ()):
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    select(labels, out, top="60%", partition_by="lang", resume=True)
+    assert contents(out) == contents(whole)
+    assert verify(out).rows_written == verify(whole).rows_written
 
 
 def test_the_chosen_rows_of_the_input(labels: Path, tmp_path: Path) -> None:

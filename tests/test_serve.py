@@ -317,12 +317,12 @@ def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, f
             done = httpx.post(**reload, timeout=240)
             second = server.client().classify(texts, scores=True)
             contents, overlapping = [saved, file.read_bytes()], []
-            for i in range(5):
+            for i in range(3):
                 other.write_bytes(contents[i % 2])
                 other.replace(file)
                 overlapping.append(pool.submit(httpx.post, **reload, timeout=240))
             numbers = {each.result().json()["loaded"] for each in overlapping}
-            for _ in range(6):
+            for _ in range(4):
                 server.wait_for("model reloaded")
             assert server.client().classify(texts, scores=True) == first
             server.process.send_signal(signal.SIGHUP)
@@ -334,7 +334,7 @@ def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, f
     assert refused.status_code == 409
     assert "the old one goes on" in refused.json()["error"]
     assert done.json()["loaded"] == 2
-    assert numbers == {3, 4, 5, 6, 7}
+    assert numbers == {3, 4, 5}
     assert first != second
     seen = [answer for each in asking for answer in each.result()]
     assert {answer.status_code for answer in seen} == {200}

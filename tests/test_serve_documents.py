@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import pyarrow as pa
 import pytest
-from conftest import ROOT
+from conftest import ROOT, examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import ARROW, JSON, Server, serving, stream
@@ -100,7 +100,7 @@ def test_no_request_that_the_document_describes_or_nearly_so_ends_in_500(server:
 
     with httpx.Client(base_url=server.url, timeout=240) as http:
 
-        @settings(max_examples=120, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=examples(120), deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(
             value=of_schema(schema) | ANYTHING,
             cut=st.none() | st.integers(0, 40),

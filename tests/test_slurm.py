@@ -43,8 +43,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
 
 @pytest.fixture(scope="module")
 def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
-    """More chunks than four workers have in flight."""
-    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=400, chunk_size=2)
+    """More chunks than four workers have in flight, which are up to 256."""
+    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=400, chunk_size=1)
 
 
 @pytest.fixture
@@ -133,12 +133,14 @@ def test_a_node_that_loses_its_network_costs_only_time(
 
 STOP_BEFORE = 100
 HELD_UP = """
-import os, time
-def seconds(done=[]):  # for all but the first of a worker, until it may go on
-    done.append(1)
-    while len(done) > 1 and not os.path.exists({go_on!r}):
+import os, threading, time
+def seconds(free=threading.Semaphore(15)):  # of a worker's 16 threads: chunks that are read need one
+    if not free.acquire(blocking=False):
+        return 5
+    while not os.path.exists({go_on!r}):
         time.sleep(0.1)
-    return 0.1
+    free.release()
+    return 0
 """ + slowed("read", "seconds()")
 
 
@@ -161,7 +163,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     wait_until(lambda: any(process.info["cmdline"] == until_term for process in psutil.process_iter(["cmdline"])))
     (tmp_path / "fast").touch()  # the run has the signal, and finishes the chunks in flight
     wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING")
-    assert 0 < committed(out) < 200
+    assert 0 < committed(out) < 400
     assert "requeued; the next run continues where this one stopped" in log.read_text()
     wait_until(lambda: idle(slurm) == len(NODES))
     # Slurm itself waits for two minutes, so that the first run is surely gone, which it is. But not at once: a node

@@ -26,7 +26,7 @@ from pipeline.measures.rows import hold_out
 from pipeline.model.alphabet import Alphabet
 from pipeline.model.charcnn import Model, load_model
 from pipeline.model.layers import Frame, layer_table
-from pipeline.train import Epoch, Recipe, Step, train
+from pipeline.train import Epoch, Recipe, Step, Trained, train
 from pipeline.train.branch import folds_of
 from pipeline.train.data import ArticleReader, read_labelled
 from pipeline.train.loop import augment
@@ -126,11 +126,19 @@ class Stop(Exception):
     pass
 
 
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
-    recipe = Recipe(epochs=3, batch_size=16)
+SHORT = Recipe(epochs=3, batch_size=16)
+SIXTY = articles(60)
+
+
+@pytest.fixture(scope="module")
+def whole() -> Trained:
+    """A run that nothing ends before its end."""
+    torch.set_num_threads(1)
+    return quick_train(SIXTY, SHORT, dtype="float32")
+
+
+def test_a_resumed_run_ends_with_the_same_bits(whole: Trained, tmp_path: Path) -> None:
     options = {"checkpoint_every": 1, "dtype": "float32"}
-    rows = articles(60)
-    whole = quick_train(rows, recipe, **options)
     path = tmp_path / "run.checkpoint"
 
     def stop(what: object) -> None:
@@ -138,20 +146,19 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
             raise Stop
 
     with pytest.raises(Stop):
-        quick_train(rows, recipe, checkpoint=path, tell=stop, **options)
+        quick_train(SIXTY, SHORT, checkpoint=path, tell=stop, **options)
     torch.manual_seed(99)
-    resumed = quick_train(rows, recipe, checkpoint=path, resume=True, **options)
+    resumed = quick_train(SIXTY, SHORT, checkpoint=path, resume=True, **options)
     assert resumed.history == whole.history
     assert resumed.model.to_bytes() == whole.model.to_bytes()
 
 
 @pytest.mark.parametrize("at", [1, 5])
-def test_an_interrupted_run_leaves_a_checkpoint_and_ends_with_the_same_bits(tmp_path: Path, at: int) -> None:
+def test_an_interrupted_run_leaves_a_checkpoint_and_ends_with_the_same_bits(
+    whole: Trained, tmp_path: Path, at: int
+) -> None:
     """Within an epoch of three steps, and between two."""
-    recipe = Recipe(epochs=3, batch_size=16)
-    rows = articles(60)
     options = {"checkpoint": tmp_path / "run.checkpoint", "dtype": "float32"}
-    whole = quick_train(rows, recipe, dtype="float32")
     steps = itertools.count(1)
 
     def interrupt(what: object) -> None:
@@ -159,11 +166,11 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_ends_with_the_same_bits(tmp_
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        quick_train(rows, recipe, tell=interrupt, **options)
+        quick_train(SIXTY, SHORT, tell=interrupt, **options)
     assert next(steps) == at + 1
     with pytest.raises(UsageError, match="resume=True"):
-        quick_train(rows, recipe, **options)
-    resumed = quick_train(rows, recipe, resume=True, **options)
+        quick_train(SIXTY, SHORT, **options)
+    resumed = quick_train(SIXTY, SHORT, resume=True, **options)
     assert resumed.history == whole.history
     assert resumed.model.to_bytes() == whole.model.to_bytes()
 

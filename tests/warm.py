@@ -152,10 +152,10 @@ class Command:
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """What it printed, once it has ended."""
         pool = ThreadPoolExecutor(2)
-        found = [pool.submit(stream.read) for stream in (self.stdout, self.stderr) if not stream.closed]
+        found = [pool.submit(str if stream.closed else stream.read) for stream in (self.stdout, self.stderr)]
         pool.shutdown(wait=False)
         self.wait(timeout)
-        output, errors = (each.result() for each in found or (pool.submit(str), pool.submit(str)))
+        output, errors = (each.result() for each in found)
         self.stdout.close()
         self.stderr.close()
         return output, errors

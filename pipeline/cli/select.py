@@ -47,6 +47,9 @@ def command(
     format_: Annotated[
         str | None, in_panel(_OUTPUT, "parquet|jsonl|csv", "Of the parts. Default: as the labels.", "--format")
     ] = None,
+    partition_by: Annotated[
+        list[str] | None, in_panel(_OUTPUT, "NAME", "A folder for each value of this column; may be repeated.")
+    ] = None,
     resume: Annotated[bool, in_panel(_OUTPUT, "", "Go on with what was begun in OUT.", "--resume")] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
@@ -72,6 +75,7 @@ def command(
         root=root,
         endpoint=endpoint,
         format=format_,
+        partition_by=partition_by,
         resume=resume,
         overwrite=overwrite,
     )

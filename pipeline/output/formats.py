@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, reduce
 
 import msgspec
 import numpy as np
@@ -19,12 +19,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from ..errors import OutputError, UsageError
-from .layout import NULL_FOLDER, PartNames, folder_label, label_folder
+from ..errors import OutputError, UsageError, did_you_mean
+from .layout import NULL_FOLDER, PartNames, folder_values, value_folder
 from .model_columns import N_CHARS, TRUTH, Names, names_in
 
+_MOST_FOLDERS = 1000
+"""Of one chunk: each is a file, that is flushed to the disk."""
+
 _TAKEN_FROM_FOLDER = ("parquet",)
-"""Formats whose readers take the label from the folder's name; some of them refuse to have it in the file as well. Of
+"""Formats whose readers take the value from the folder's name; some of them refuse to have it in the file as well. Of
 the readers of other formats only DuckDB knows such folders.
 """
 
@@ -145,51 +148,81 @@ PART_FORMATS: dict[str, PartFormat] = {"parquet": _Parquet(), "jsonl": _JsonLine
 
 
 def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) -> None:
-    """Raise UsageError for a column that the format cannot hold, or a class that cannot name a folder."""
+    """Raise UsageError for a column that the format cannot hold or that can have no folders, or a class that cannot
+    name one. classes: of the labels.
+    """
     for field in schema:
         try:
             PART_FORMATS[names.format].write(pa.schema([field]).empty_table())
         except UnwritableType as error:
             raise UsageError(f"the column {field.name!r} cannot be written: {names.format} {error}") from error
-    for label in classes if names.by is not None else ():
-        if label == NULL_FOLDER or len(label_folder(names.by or "", label)) > _LONGEST_NAME:
-            raise UsageError(f"the class {label!r} cannot be the name of a folder, as --partition-by needs it")
+    for name in names.by:
+        if name not in schema.names:
+            known, meant = ", ".join(schema.names), did_you_mean(name, schema.names)
+            raise UsageError(
+                f"there is no column {name!r} for --partition-by (there are {known}; --keep adds one){meant}"
+            )
+        kind, types = schema.field(name).type, pa.types
+        plain = kind.value_type if types.is_dictionary(kind) else kind
+        if not (_is_text(plain) or types.is_integer(plain) or types.is_boolean(plain) or types.is_date32(plain)):
+            raise UsageError(f"{name!r} is {kind}: --partition-by takes text, integers, dates, true and false")
+        for label in classes if name.endswith(Names().label) else ():
+            if not _names_a_folder(name, label):
+                raise UsageError(f"the class {label!r} cannot be the name of a folder, as --partition-by needs it")
+
+
+def _names_a_folder(column: str, value: str | None) -> bool:
+    return value != NULL_FOLDER and len(value_folder(column, value)) <= _LONGEST_NAME
 
 
 def part_files(table: pa.Table, names: PartNames, chunk: str, job: str) -> list[tuple[str, int, bytes]]:
-    """The name, number of rows and bytes of each part of a chunk."""
-    write, by = PART_FORMATS[names.format].write, names.by
+    """The name, number of rows and bytes of each part of a chunk. Raises UsageError for values that cannot name
+    folders, or more of them than there may be.
+    """
+    write, texts = PART_FORMATS[names.format].write, [table.column(name).cast(pa.string()) for name in names.by]
+    rest = table.drop_columns([*names.by]) if names.format in _TAKEN_FROM_FOLDER else table
+    several = pa.table(texts, [*names.by]).group_by([*names.by]).aggregate([]).to_pylist() if names.by else []
+    if len(several) > _MOST_FOLDERS:
+        raise UsageError(
+            f"{len(table):,} rows would be in {len(several):,} folders by {', '.join(names.by)}, at most "
+            f"{_MOST_FOLDERS:,} may be: give --partition-by a column with fewer values"
+        )
     found = []
-    for name, label in names.files(chunk, job, [] if by is None else pc.unique(table.column(by)).to_pylist()):
-        rows = table
-        if by is not None:
-            rows = table.filter(_has(table.column(by), label))
-            rows = rows.drop_columns(by) if names.format in _TAKEN_FROM_FOLDER else rows
+    for name, values in names.files(chunk, job, [tuple(each.values()) for each in several]):
+        rows = rest
+        for column, value in zip(names.by, values, strict=True):
+            if not _names_a_folder(column, value):
+                raise UsageError(f"{value!r} in {column!r} cannot be the name of a folder, as --partition-by needs it")
+        if names.by:
+            rows = rest.filter(reduce(pc.and_, map(_has, texts, values)))
         found.append((name, len(rows), write(rows)))
     return found
 
 
-def _has(labels: pa.ChunkedArray, label: str | None) -> pa.ChunkedArray:
-    """Which rows have this label, or none."""
-    return labels.is_null() if label is None else pc.fill_null(pc.equal(labels, label), False)
+def _has(texts: pa.ChunkedArray, value: str | None) -> pa.ChunkedArray:
+    """Which rows have this value, or none."""
+    return texts.is_null() if value is None else pc.fill_null(pc.equal(texts, value), False)
 
 
 def read_part(data: bytes, name: str, path: object, schema: pa.Schema, chosen: pa.Schema | None = None) -> pa.Table:
     """The rows of a part, or some columns of it. schema: of the job's parts. chosen: of what is read, in which a column
     of texts may be a dictionary. Raises OutputError, with `path`, for another kind of file.
     """
-    format_, (by, label) = PartNames.like(name).format, folder_label(name)
+    format_, values = PartNames.like(name).format, folder_values(name)
     try:
         chosen = schema if chosen is None else chosen
-        if by is None or format_ not in _TAKEN_FROM_FOLDER:
+        if format_ not in _TAKEN_FROM_FOLDER:
             table = PART_FORMATS[format_].read(data, schema, chosen)
-            if by in chosen.names and not pc.all(_has(table.column(by), label)).as_py():
-                raise ValueError(f"it has rows with another label than {label!r}")
+            for by, value in values.items():
+                if by in chosen.names and not pc.all(_has(table.column(by).cast(pa.string()), value)).as_py():
+                    raise ValueError(f"it has rows with another {by} than {value!r}")
             return table
-        without = schema.remove(schema.get_field_index(by))
-        table = PART_FORMATS[format_].read(data, without, pa.schema([field for field in chosen if field.name != by]))
-        labels = pa.array([label], pa.string()).take(pa.array(np.zeros(len(table), np.int64)))
-        return table.append_column(schema.field(by), labels).select(chosen.names)
+        stored, read = (pa.schema([field for field in each if field.name not in values]) for each in (schema, chosen))
+        table = PART_FORMATS[format_].read(data, stored, read)
+        for by in (name for name in values if name in chosen.names):
+            one = from_plain(pa.array([values[by]], pa.string()), chosen.field(by).type)
+            table = table.append_column(chosen.field(by), one.take(pa.array(np.zeros(len(table), np.int64))))
+        return table.select(chosen.names)
     except (OSError, ValueError, KeyError, TypeError, MemoryError, RecursionError, pa.ArrowException) as error:
         raise OutputError(f"{path} is not a part of this job ({error})") from error
 

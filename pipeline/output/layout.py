@@ -40,58 +40,58 @@ PART_ENCODING = 3
 """The version of the encoding of parts: another encoding gives other bytes for the same rows."""
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
-"""In place of a label, in the name of the folder of rows without one: readers of Hive folders take it for a null."""
+"""In place of a value, in the name of the folder of rows without one: readers of Hive folders take it for a null."""
+
+Values = tuple[str | None, ...]
+"""Of the columns by which rows are in folders, as text."""
 
 CHUNK_PATTERN = r"^part-\d{6,}-\d{7,}$"
 JOB_PATTERN = r"^[0-9a-f]{16}$"
-FILE_PATTERN = r"^(_?parts|parts/[^/=]*label=[^/]+|_quarantine)/part-\d{6,}-\d{7,}-[0-9a-f]{8}\.(parquet|jsonl|csv)$"
+FILE_PATTERN = r"^(_?parts|parts(/[^/=]+=[^/]*)+|_quarantine)/part-\d{6,}-\d{7,}-[0-9a-f]{8}\.(parquet|jsonl|csv)$"
 
 
 @dataclass(frozen=True)
 class PartNames:
-    """How the parts of a job are called. by: the column of labels each of which has a folder, as Hive names them; None
-    where all rows of a chunk are in one part. folder: they are in.
+    """How the parts of a job are called. by: the columns each of whose values has a folder, as Hive names them, that of
+    a later column in that of an earlier one; none where all rows of a chunk are in one part. folder: they are in.
     """
 
     format: str = "parquet"
-    by: str | None = None
+    by: tuple[str, ...] = ()
     folder: str = PARTS
 
     @classmethod
     def like(cls, name: str) -> PartNames:
         """Of the job that has such a part."""
         hidden = name.startswith(f"{HIDDEN_PARTS}/")
-        return cls(name.rpartition(".")[2], folder_label(name)[0], HIDDEN_PARTS if hidden else PARTS)
+        return cls(name.rpartition(".")[2], (*folder_values(name),), HIDDEN_PARTS if hidden else PARTS)
 
     @property
     def folders(self) -> tuple[str, ...]:
         """Of such a job."""
         return FOLDERS if self.folder == PARTS else WITH_SIDECARS
 
-    def files(self, chunk: str, job: str, labels: Iterable[str | None]) -> list[tuple[str, str | None]]:
-        """The parts of a chunk whose rows have these labels: the name of each, and the label of all its rows, None for
-        rows without one; where labels have no folders, one name, and None.
+    def files(self, chunk: str, job: str, values: Iterable[Values]) -> list[tuple[str, Values]]:
+        """The parts of a chunk whose rows have these values in the columns `by`: the name of each, and the values of
+        all its rows; without such columns one name.
         """
         name = f"{_stem(chunk, job)}.{self.format}"
-        if self.by is None:
-            return [(f"{self.folder}/{name}", None)]
-        in_order = sorted(labels, key=lambda label: (label is None, label or ""))
-        return [(f"{PARTS}/{label_folder(self.by, label)}/{name}", label) for label in in_order]
+        if not self.by:
+            return [(f"{self.folder}/{name}", ())]
+        in_order = sorted(values, key=lambda each: [(value is None, value or "") for value in each])
+        folders = ("/".join(map(value_folder, self.by, each)) for each in in_order)
+        return [(f"{PARTS}/{folder}/{name}", each) for folder, each in zip(folders, in_order, strict=True)]
 
 
-def label_folder(column: str, label: str | None) -> str:
+def value_folder(column: str, value: str | None) -> str:
     """Percent-encoded, as Arrow, Hive and Spark write it and every reader decodes it."""
-    return f"{quote(column, safe='')}={NULL_FOLDER if label is None else quote(label, safe='')}"
+    return f"{quote(column, safe='')}={NULL_FOLDER if value is None else quote(value, safe='')}"
 
 
-def folder_label(name: str) -> tuple[str | None, str | None]:
-    """The column of labels in one of whose folders a part is, None where it is in none; and the label of the folder,
-    None of rows without one.
-    """
-    column, equals, label = name.split("/")[1].partition("=")
-    if not equals:
-        return None, None
-    return unquote(column), None if label == NULL_FOLDER else unquote(label)
+def folder_values(name: str) -> dict[str, str | None]:
+    """The columns in folders of whose values a part is, and these values; None of rows without one."""
+    found = (folder.partition("=")[::2] for folder in name.split("/")[1:-1])
+    return {unquote(column): None if value == NULL_FOLDER else unquote(value) for column, value in found}
 
 
 def quarantine_file(chunk: str, job: str) -> str:

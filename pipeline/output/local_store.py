@@ -243,10 +243,10 @@ class LocalStore(Store):
 
     def remove_empty_folders(self, folder: str) -> None:
         """Remove the empty folders in a folder."""
-        for path in (self.root / folder).iterdir():
-            if path.is_dir() and not path.is_symlink():
+        for path, *_ in os.walk(self.root / folder, topdown=False):
+            if path != os.fspath(self.root / folder):
                 with suppress(OSError):  # it is not empty
-                    path.rmdir()
+                    os.rmdir(path)
 
     def is_attempt(self, name: str) -> bool:
         """Whether a file name is that of a temporary file."""

@@ -5,7 +5,7 @@ Formats, results in memory, `verify` and the report know the columns of a model 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -245,7 +245,7 @@ def columns_of_models(
     )
 
 
-def refuse_unfit(models: Models, judged: bool, partition_by: str | None, abstain: float | None, format_: str) -> None:
+def refuse_unfit(models: Models, judged: bool, by: Sequence[str], abstain: float | None, format_: str) -> None:
     """Raise UsageError for what a model that gives several labels cannot do. judged: by labels that are known."""
     several = next((model for model in models.every if model.is_multi_label), None)
     if several is None:
@@ -255,7 +255,7 @@ def refuse_unfit(models: Models, judged: bool, partition_by: str | None, abstain
             f"{several.name} gives a text several labels: leave out --truth-column, and compare them with the true "
             "ones by `broadsheet evaluate`"
         )
-    if partition_by is not None and models.first.is_multi_label:
+    if "label" in by and models.first.is_multi_label:
         raise UsageError(f"{several.name} gives a text several labels: a row cannot be in the folder of each")
     if abstain is not None and all(model.is_multi_label for model in models.every):
         raise UsageError(f"{several.name} gives a text several labels, by its own thresholds: leave out --abstain")

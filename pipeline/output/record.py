@@ -25,10 +25,12 @@ from .layout import (
     HIDDEN_PARTS,
     JOB_PATTERN,
     PART_ENCODING,
+    QUARANTINE,
     VERSION,
     PartNames,
     closing_file,
     entry_file,
+    folder_values,
     quarantine_file,
 )
 from .model_columns import Names
@@ -158,14 +160,13 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
 
     def has_files(self, names: PartNames) -> bool:
         """Whether its files are those of a chunk of a job whose parts have such names."""
-        rows = dict[str | None, int](self.labels.items())
-        if self.unlabelled:
-            rows[None] = self.unlabelled
-        parts = names.files(self.chunk, self.job, rows)
-        expected = [(name, self.rows_written if names.by is None else rows[label]) for name, label in parts]
+        parts = [file for file in self.files if not file.name.startswith(QUARANTINE)]
+        of_parts = names.files(self.chunk, self.job, (tuple(folder_values(file.name).values()) for file in parts))
+        rows = [file.rows for file in parts] if names.by else [self.rows_written]
+        expected = [(name, count) for (name, _), count in zip(of_parts, rows, strict=False)]
         if self.rows_quarantined:
             expected.append((quarantine_file(self.chunk, self.job), self.rows_quarantined))
-        return [(file.name, file.rows) for file in self.files] == expected
+        return [(file.name, file.rows) for file in self.files] == expected and sum(rows) == self.rows_written
 
     @property
     def file_name(self) -> str:
@@ -177,8 +178,8 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
         return hashlib.sha256(to_json(self)).digest()
 
 
-_NO_PART = PartNames(by="label")
-"""Of a chunk without written rows, in a job with a folder for each label."""
+_NO_PART = PartNames(by=("label",))
+"""Of a chunk without written rows, in a job with folders."""
 
 
 class ClosingEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="group"):
@@ -236,7 +237,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     delimiter: str | None
     limit: AtLeastOne | None
     format: str
-    partition_by: str | None
+    partition_by: str | tuple[str, ...] | None
     where: str | None
     models: tuple[str, ...] | UnsetType = UNSET
     abstain: float | UnsetType = UNSET
@@ -258,7 +259,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def names(self) -> PartNames:
         if self.layout is not UNSET:
             return PartNames(folder=HIDDEN_PARTS)
-        return PartNames(self.format, None if self.partition_by is None else self.labelled[0].label)
+        by = (self.partition_by,) if isinstance(self.partition_by, str) else self.partition_by or ()
+        return PartNames(self.format, tuple(self.labelled[0].label if name == "label" else name for name in by))
 
 
 class Writer(Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ from ..errors import UsageError, did_you_mean
 from ..measures.accuracy import count_lengths
 from ..processes.threads import available_cores, threads
 from ..source.chunk import QUARANTINE_SCHEMA
+from ..source.columns import distinct
 from ..source.open.ahead import in_order
 from ..source.plan.plan import part_name
 from ..storage.disk import refuse_outputs, write_file
@@ -85,6 +86,7 @@ def select(
     root: str | os.PathLike[str] | None = None,
     endpoint: str | None = None,
     format: str | None = None,  # noqa: A002 - as in `classify`
+    partition_by: str | Iterable[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,
 ) -> Selected:
@@ -121,6 +123,8 @@ def select(
         Of the input files, as `verify` takes them.
     format : str, optional
         Of the parts, as `classify` takes it. Default: as those of the job.
+    partition_by : str or sequence of str, optional
+        Columns, ``file`` too, each of whose values has a folder, as `classify` has it. Default: as those of the job.
     resume, overwrite : bool
         As of `classify`.
 
@@ -147,8 +151,9 @@ def select(
     """
     name = os.fspath(output)
     one_file = Path(name).suffix[1:] if Path(name).suffix[1:] in FORMATS else None
-    if one_file and (resume or format not in (None, one_file)):
-        raise UsageError(f"{name} is one file, written at once: leave out {'--resume' if resume else '--format'}")
+    if one_file and (resume or partition_by or format not in (None, one_file)):
+        flag = "--resume" if resume else "--partition-by" if partition_by else "--format"
+        raise UsageError(f"{name} is one file, written at once: leave out {flag}")
     folder = OutputFolder(place_of(labels, endpoint))
     manifest, totals = finished(folder)
     job = _Labels(folder, manifest)
@@ -172,7 +177,7 @@ def select(
         with_input=input,
     )
     place = OutputFolder(place_of(output, endpoint))
-    fingerprint = _fingerprint(job, about, schema, format)
+    fingerprint = _fingerprint(job, about, schema, format, partition_by)
     kept = _write(job, chooser, schema, source, place, fingerprint, resume, overwrite)
     return Selected(totals.rows_written, kept.rows_written, chooser.cuts)
 
@@ -355,13 +360,15 @@ def _rows(
                 yield entry, rows
 
 
-def _fingerprint(job: _Labels, about: Chosen, schema: pa.Schema, format_: str | None) -> Fingerprint:
-    """Raises UsageError for a format that the columns do not fit."""
+def _fingerprint(
+    job: _Labels, about: Chosen, schema: pa.Schema, format_: str | None, by: str | Iterable[str] | None
+) -> Fingerprint:
+    """Raises UsageError for a format, or folders, that the columns do not fit."""
     settings = msgspec.structs.replace(
         job.settings, chosen=about, format=format_ or job.settings.names.format, layout=UNSET
     )
-    if settings.partition_by is not None and settings.names.by not in schema.names:
-        settings = msgspec.structs.replace(settings, partition_by=None)
+    named = distinct("partition_by", by) if by else tuple(name for name in settings.names.by if name in schema.names)
+    settings = msgspec.structs.replace(settings, partition_by=named if len(named) > 1 else next(iter(named), None))
     if settings.format not in FORMATS:
         raise UsageError(f"--format is {format_!r}, it must be one of {', '.join(FORMATS)}")
     check_writable(schema, settings.names, ())

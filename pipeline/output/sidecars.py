@@ -95,7 +95,7 @@ def refuse_unfit(options: Any, ids: Iterable[str]) -> None:
     if options.format not in FORMATS:
         raise UsageError(f"--layout attributes writes {', '.join(FORMATS)}: leave out --format {options.format}")
     for name in ("where", "partition_by", "limit"):
-        if getattr(options, name) is not None:
+        if getattr(options, name) not in (None, ()):
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"--layout attributes has a row for each row of the input: leave out {flag}")
     if options.root is None:
