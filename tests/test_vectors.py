@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipeline.classifier import load
 from pipeline.errors import UsageError
+from pipeline.model.fasttext_file import MAGIC
 from pipeline.model.ngrams import Kinds
 from pipeline.train import Note, Trained, train
 from pipeline.train.branch import Answers, BranchSettings, _WeighedRows, bags, fit_branch
@@ -144,6 +145,33 @@ def test_vectors_that_say_nothing_are_left_out(files: dict[str, Path], tmp_path:
     assert (with_them.ngrams.table == without.ngrams.table).all()
 
 
+@pytest.mark.parametrize("subwords", [0, 5])
+def test_vectors_of_fasttext_are_those_of_the_original(tmp_path: Path, subwords: int) -> None:
+    fasttext = pytest.importorskip("fasttext")
+    text = [" ".join(random.Random(n).choices([*WORDS[:50], "Paris"], k=9)) for n in range(100)]
+    (tmp_path / "text.txt").write_text("\n".join(text))
+    made = fasttext.train_unsupervised(
+        str(tmp_path / "text.txt"),
+        dim=12,
+        minCount=1,
+        epoch=1,
+        bucket=500,
+        minn=min(subwords, 2),
+        maxn=subwords,
+        thread=1,
+    )
+    made.save_model(str(tmp_path / "some.bin"))
+    found = read_vectors(tmp_path / "some.bin", buffers([f"{WORDS[0]} paris unheardof"]))
+    assert ("unheardof" in found.words) == bool(subwords)
+    assert {"paris", *WORDS[:50]} <= {*found.words}
+    for ours, theirs in (("paris", "Paris"), *((word, word) for word in found.words if word != "paris")):
+        at = found.words.index(ours)
+        mine, its = found.vectors[at], made.get_word_vector(theirs)  # of length one, in this edition of fastText
+        np.testing.assert_allclose(mine / np.linalg.norm(mine), its / np.linalg.norm(its), atol=1e-5)
+        rows = made.get_input_matrix()[made.get_subwords(theirs)[1]]
+        np.testing.assert_allclose(mine, rows.mean(axis=0), atol=1e-6)
+
+
 def test_vectors_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     text = buffers(["some text"])
     (tmp_path / "short.txt").write_text("some 1 2 3\ntext 1 2\n")
@@ -153,10 +181,11 @@ def test_vectors_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     (tmp_path / "broken.safetensors").write_bytes(b"\0" * 40)
     save_file({"v": vectors()}, tmp_path / "few.safetensors", {"vocabulary": '["some"]'})
     (tmp_path / "empty").mkdir()
+    (tmp_path / "cut.bin").write_bytes(MAGIC + b"\x0c\0\0\0")
     for name, message in (
         ("missing.vec", "no word vectors"), ("short.txt", "line 2 has 2 numbers, not 3"), ("words.txt", "could not"),
         ("nan.txt", "not finite"), ("other.vec", "a vector of no word"), ("broken.safetensors", "no word vectors"),
-        ("few.safetensors", "1 words for 300"), ("empty", "no word vectors"), ("cc.en.300.bin", "as .vec"),
+        ("few.safetensors", "1 words for 300"), ("empty", "no word vectors"), ("cut.bin", "cut off"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=message):
             read_vectors(tmp_path / name, text)

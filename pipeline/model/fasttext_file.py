@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from .fasttext import LABEL, MOST_CLASSES, MOST_ORDER, FastText, Floats, Settings
+from .fasttext import END, LABEL, MOST_CLASSES, MOST_ORDER, FastText, Floats, Settings
 
 MAGIC = (793_712_314).to_bytes(4, "little")
 _VERSIONS = (11, 12)
@@ -137,14 +138,26 @@ def read(path: Path, name: str) -> Read:
         return _read(_Bytes(file, name))
 
 
-def _read(data: _Bytes) -> Read:
+def read_vectors(path: Path) -> tuple[list[str], FastText]:
+    """The words of a file of word vectors or of a classifier, the most frequent first, and a model whose mean row of a
+    word alone is its vector, with those of its subwords. Raises as `read` does.
+    """
+    with open(path, "rb") as file:
+        model = _read(_Bytes(file, str(path)), is_classifier=False).model
+    bounds = [0, *model.ends.tolist()]
+    words = model.words.tobytes()
+    return [words[first:last].decode(errors="ignore") for first, last in pairwise(bounds)], model
+
+
+def _read(data: _Bytes, is_classifier: bool = True) -> Read:
+    """is_classifier: otherwise the vectors of the words are wanted, of any model."""
     _, version = data.values("ii", "its beginning")
     if version not in _VERSIONS:
         known = " and ".join(map(str, _VERSIONS))
         raise ModelError(f"{data.name}: version {version} of fastText's files; known are {known}")
     numbers = data.values("12id", "its settings")
     dim, _, epochs, least, _, words, loss, kind, buckets, lowest, highest, _, _ = numbers
-    if kind != _SUPERVISED:
+    if is_classifier and kind != _SUPERVISED:
         raise ModelError(
             f"{data.name}: holds word vectors of fastText, and no classifier: give a model of fasttext supervised"
         )
@@ -166,21 +179,23 @@ def _read(data: _Bytes) -> Read:
     data.end()
     if pruned_count >= 0 and not is_quantised:
         raise ModelError(f"{data.name}: is pruned but not quantised: fastText does not read such a file either")
-    if not 2 <= labels <= MOST_CLASSES:
+    if is_classifier and not 2 <= labels <= MOST_CLASSES:
         raise ModelError(f"{data.name}: {labels:,} labels; a model has 2 to {MOST_CLASSES:,} here")
-    if table.shape[1] != dim or output.shape != (labels, dim):
+    if table.shape[1] != dim or output.shape != (labels if kind == _SUPERVISED else known, dim):
         raise data.damaged(f"a table of {table.shape} and an output of {output.shape}, with {dim} dimensions")
     if pruned_count == 0:  # no bucket has a row
         words, lowest, highest = 1, 0, 0
     characters = (max(lowest, 0), highest) if highest > 0 else (0, 0)
+    if not is_classifier:  # the mark of a text's end is no part of a word
+        tokens, words = [b"" if token == END else token for token in tokens], 1
     settings = Settings(max(words, 1), characters, buckets, _LOSSES[loss])  # type: ignore[arg-type]
     outputs = output[: labels - 1] if loss == 1 else output  # the tree has a node less
-    is_folded = len(outputs) <= dim
+    is_folded = is_classifier and len(outputs) <= dim
     text = b"".join(tokens)
     model = FastText(
         settings,
         _folded(table, outputs) if is_folded else table,
-        None if is_folded else np.ascontiguousarray(outputs),
+        None if is_folded or not is_classifier else np.ascontiguousarray(outputs),
         np.frombuffer(text, np.uint8),
         np.cumsum(np.fromiter(map(len, tokens), np.int64, entries)),
         pruned.astype(np.int32) if pruned_count > 0 else None,

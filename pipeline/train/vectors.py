@@ -20,7 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from ..errors import UsageError
+from ..errors import ModelError, UsageError
+from ..model.fasttext import Reader
+from ..model.fasttext_file import is_fasttext
+from ..model.fasttext_file import read_vectors as read_vectors_of_fasttext
 from ..model.ngrams import Kinds, find
 from .data import TextBuffers
 
@@ -37,7 +40,7 @@ _MOST_OF_ROWS = 200_000  # distinct words, the most frequent ones
 _MOST_OWN = 50_000  # words of the vectors' own
 _WORD = re.compile(r"\w+")
 _SPACE_MARKS = "▁Ġ"  # before a token that begins a word
-_FORMS = "safetensors with a vocabulary, text of word2vec, GloVe or fastText (.vec), or a folder of model2vec"
+_FORMS = "safetensors with a vocabulary, text of word2vec, GloVe or fastText (.vec), its .bin, or a folder of model2vec"
 
 
 class WordVectors(NamedTuple):
@@ -87,6 +90,8 @@ def read_vectors(what: str | Path, text: TextBuffers) -> WordVectors:
                 found = _of_tokens(path / "model.safetensors", path / "tokenizer.json", wanted)
             elif path.suffix == ".safetensors":
                 found = _of_vocabulary(path, wanted)
+            elif is_fasttext(path):
+                found = _of_fasttext(path, wanted)
             else:
                 found = _of_text(path, wanted)
         about = {"name": path.name}
@@ -102,7 +107,7 @@ def read_vectors(what: str | Path, text: TextBuffers) -> WordVectors:
 def _readable(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError, ModelError) as error:
         raise UsageError(f"{path} holds no word vectors that can be read, {_FORMS} ({error})") from error
 
 
@@ -173,10 +178,21 @@ def _of_vocabulary(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
     return {word: table[rows[word]] for word in _with_own(wanted, words) if word in rows}
 
 
+def _of_fasttext(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
+    """Also of words that the file does not have, by their subwords, if it has these."""
+    tokens, model = read_vectors_of_fasttext(path)
+    spelled: dict[str, str] = {}
+    for token in tokens:
+        spelled.setdefault(token.lower(), token)
+    words = _with_own(wanted, tokens)
+    data = [spelled.get(word, word).encode() for word in words]
+    offsets = np.concatenate([[0], np.cumsum([len(word) for word in data])]).astype(np.int64)
+    means = Reader(model).means(np.frombuffer(b"".join(data), np.uint8), offsets)
+    return {words[row]: means[row] for row in np.flatnonzero(means.any(axis=1)).tolist()}
+
+
 def _of_text(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
     """Of lines with a word and its numbers, after one with how many there are, or without."""
-    if path.suffix == ".bin":
-        raise ValueError("of fastText's .bin the same vectors come as .vec")
     needed, found = set(wanted), dict[str, Vectors]()
     width, own = 0, 0
     with open(path, encoding="utf-8", newline="\n") as file:
