@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_CHUNK_ROWS = f"{CHUNK_ROWS['cpu']} to {MOST_CHUNK_ROWS:,} on a CPU, by speed; {CHUNK_ROWS['cuda']:,} on a GPU"
+_CHUNK_ROWS = "{cpu} to {:,} on a CPU, {cuda:,} or {:,} on a GPU".format(*MOST_CHUNK_ROWS.values(), **CHUNK_ROWS)
 _FORMAT, _FORMATS = "parquet; jsonl to stdout", ("parquet", "jsonl", "csv", "npy")
 
 PANELS = ("Input", "Labels", "Output", "Computing", "Cluster", "Job", "Report")

@@ -23,8 +23,7 @@ from ..model.layers import Frame
 from ..processes.threads import free_cores
 from .after import Compared, model_of
 from .branch import Answers, fit_branch
-from .copies import copies
-from .data import ArticleReader, LabelledArticles, TrainingData, read_labelled, read_numbers
+from .data import ArticleReader, LabelledArticles, TrainingData, copies, read_labelled, read_numbers
 from .job import Examples, TrainingJob, without_network
 from .objective import Objective, OneLabel, SeveralLabels, class_weights
 from .progress import Cost, Epoch, Fit, Note, Step, Stuck, Tell, interrupts_noted

@@ -1,12 +1,15 @@
-"""The first stage of `train`: labelled articles, encoded once, in memory, and which of them are held out.
+"""The first stage of `train`: labelled articles, encoded once, in memory, which are held out, and which are copies.
 
-They are read as `classify` reads.
+They are read as `classify` reads. Of held-out rows that have the text of another row, or nearly, the model was told the
+answer. Two texts are nearly the same where they share most of their words and pairs of neighbouring words. Such rows
+are found by MinHash (Broder, "On the resemblance and containment of documents", 1997): of each text the least of some
+hashes of its words; two texts agree in as large a share of these as they share of their words.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,13 +22,21 @@ from ..errors import UsageError
 from ..measures.rows import numbered
 from ..model.alphabet import Alphabet, encode
 from ..model.layers import CLASSES
-from ..model.ngrams import MOST_READ
+from ..model.ngrams import MOST_READ, Kinds, find
 from ..model.scores import Levels
 from ..source.chunk import Chunk, Selection
 from ..source.columns import NO_TRUTH, label_lists, label_sets, numbers_in, truth_indices
 from ..source.inputs import chunks_here, identify, open_input
 
 _CHUNK_ROWS = 16_384
+
+_KINDS = Kinds(words=2, characters=(0, 0), reads=1014)
+_BANDS, _HASHES = 6, 8  # in each band; two texts are compared where they agree in all hashes of a band
+_MOST = 0.8  # of the hashes
+_BLOCK = 512  # texts at once
+_NO_WORDS = np.uint32(0xFFFFFFFF)
+
+Rows = NDArray[np.int64]
 
 T = TypeVar("T")
 
@@ -286,3 +297,71 @@ class TrainingData:
     targets: NDArray[np.float32] | None = None
     sure: NDArray[np.float64] | None = None
     taught_right: float | None = None
+
+
+class Copies(NamedTuple):
+    """Of some rows, how many have the text of a row that is trained on, and how many more have nearly that."""
+
+    rows: int
+    same: int
+    near: int
+
+    def about(self) -> dict[str, Any]:
+        """For a model's card."""
+        return {"copies": {"same text": self.same, "nearly the same text": self.near}} if any(self[1:]) else {}
+
+    def lines(self) -> Iterator[str]:
+        """For the user, of the rows of the training data."""
+        if self.same:
+            yield f"{self.same:,} of {self.rows:,} rows have the same text as another row: held out together"
+        if self.near:
+            told = f"{self.near:,} of {self.rows:,} rows have nearly the same text as another row"
+            yield f"{told}, which the model may have learned from: on new text it may be worse than the figures here"
+
+    def test_lines(self) -> Iterator[str]:
+        """For the user, of the rows of a test."""
+        if self.same or self.near:
+            told = f"{self.same:,} of {self.rows:,} test rows have the same text as a row of the training data"
+            yield f"{told}, {self.near:,} more have nearly the same: the test is easier than new text"
+
+
+def copies(text: TextBuffers, tested: TextBuffers | None = None) -> tuple[Copies, Copies]:
+    """Of the rows of `text`, and of those of `tested`, how many have the text of another row of `text`."""
+    known = len(text.offsets) - 1
+    both = text if tested is None else joined([text, tested])
+    partner = _partners(both.numbered(), known)
+    same, near = partner >= 0, np.zeros(len(partner), np.bool_)
+    hashes = _hashes(both)
+    factors = np.random.default_rng(1).integers(0, 1 << 63, _HASHES, np.uint64)
+    for band in range(0, _BANDS * _HASHES, _HASHES):
+        partner = _partners(hashes[:, band : band + _HASHES].astype(np.uint64) @ factors, known)
+        near |= (partner >= 0) & ((hashes == hashes[partner]).mean(axis=1) >= _MOST)
+    near &= ~same & (hashes[:, 0] != _NO_WORDS)
+    parts = slice(known), slice(known, None)
+    ours, theirs = (Copies(len(same[rows]), int(same[rows].sum()), int(near[rows].sum())) for rows in parts)
+    return ours, theirs
+
+
+def _partners(keys: NDArray[Any], known: int) -> Rows:
+    """Of each row another one, among the first `known`, that has the same key; -1 where there is none."""
+    values, first, of_row = np.unique(keys[:known], return_index=True, return_inverse=True)
+    last = np.zeros_like(first)
+    last[of_row] = np.arange(known)
+    at = np.minimum(np.searchsorted(values, keys), len(values) - 1)
+    rows = np.arange(len(keys))
+    other = np.where(first[at] == rows, last[at], first[at])
+    return np.where((values[at] == keys) & (other != rows), other, -1)
+
+
+def _hashes(text: TextBuffers) -> NDArray[np.uint32]:
+    """The least hashes of each text's words, [N, _BANDS * _HASHES]."""
+    factors = np.random.default_rng(0).integers(0, 1 << 32, (_BANDS * _HASHES, 1), np.uint32) | np.uint32(1)
+    found = np.full((len(factors), len(text.offsets) - 1), _NO_WORDS)
+    for first in range(0, found.shape[1], _BLOCK):
+        bounds = text.offsets[first : first + _BLOCK + 1]
+        for grams in find(text.data[bounds[0] : bounds[-1]], bounds - bounds[0], _KINDS, 32).words:
+            some = np.flatnonzero(np.diff(grams.offsets))
+            if len(some):
+                least = np.minimum.reduceat(grams.buckets * factors, grams.offsets[some], axis=1)
+                found[:, first + some] = np.minimum(found[:, first + some], least)
+    return np.ascontiguousarray(found.T)

@@ -10,7 +10,7 @@
 #include "common/split.cuh"
 #include "common/types.cuh"
 
-constexpr float TAKEN = -1;  // below every probability
+constexpr float TAKEN = -3.4028235e38f;  // the least number: scores that are given may be below zero
 constexpr int NO_LABEL = -1;
 enum Link { SOFTMAX, SIGMOID, STEPS, GIVEN };  // as in pipeline/model/scores.py
 
