@@ -65,6 +65,7 @@ def main() -> None:
     runs = []
     with tempfile.TemporaryDirectory() as name:
         folder, choose = options.folder or Path(name), random.Random(0).choices
+        folder.mkdir(parents=True, exist_ok=True)
         block = "".join(f"{' '.join(choose(_WORDS, k=6))} {row}\n" for row in range(100_000))
         ours = [sys.executable, "-m", "broadsheet"]
         if not (folder / "labels" / "_SUCCESS").exists():
