@@ -108,6 +108,18 @@ def test_every_way_of_asking_says_the_same(quality: Path, tmp_path: Path, broads
     assert [*zip(out["label"].to_pylist(), out["score"].to_pylist(), strict=True)] == chosen
 
 
+def test_labels_of_numbers_are_chosen_from_and_counted_by_label_alone(quality: Path, tmp_path: Path) -> None:
+    given = rows(300, 7)
+    report = pipeline.classify(given, tmp_path / "out", model=quality, text_column="text", partition_by="label")
+    found = pq.read_table(tmp_path / "out" / "parts").to_pandas()
+    assert report.models[0].scores is None  # of bins from 0 to 1
+    assert dict(report.models[0].labels) == found["label"].astype(str).value_counts().to_dict()
+    pipeline.select(tmp_path / "out", tmp_path / "best", top="10%")
+    chosen = pq.read_table(tmp_path / "best" / "parts").to_pandas()
+    assert set(chosen["row"]) == set(found.sort_values(["score", "row"], ascending=[False, True])["row"][:30])
+    assert [pipeline.verify(tmp_path / folder).rows_written for folder in ("out", "best")] == [300, 30]
+
+
 @pytest.mark.parametrize("loss", ["squared", "absolute"])
 def test_numbers_that_are_not_whole(loss: str) -> None:
     model = trained("exact", loss=loss, hold_out_share=0.2).model
@@ -149,8 +161,9 @@ def test_what_does_not_fit_is_refused(quality: Path) -> None:
             trained(**options)
     with pytest.raises(UsageError, match="loss 'cubic'"):
         trained(loss="cubic")
-    with pytest.raises(UsageError, match="a number"):
-        pipeline.label(rows(3), model=quality, device="cpu", top_k=2)
+    for options in ({"top_k": 2}, {"abstain": 0.5}):
+        with pytest.raises(UsageError, match="a number"):
+            pipeline.label(rows(3), model=quality, device="cpu", **options)
     with pytest.raises(UsageError, match="temperature"):
         pipeline.calibrate(quality, rows(200), label_column="quality")
     with pytest.raises(ModelError, match="steps of 0"):

@@ -331,7 +331,7 @@ def _judged(
     scores = columns.counts(written)
     return Judged(
         labels={name: sum(bins) for name, bins in scores.items()},
-        scores=scores,
+        scores=scores if columns.counts_scores else UNSET,
         unlabelled=columns.unlabelled(written),
         multi_label=columns.thresholds is not None,
         truncated=int(written.truncated.sum()),

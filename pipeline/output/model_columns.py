@@ -89,7 +89,8 @@ class ModelColumns:
     classes: of the model. top_k: the best labels and their scores, where above 1. scores: of every class. names: of its
     columns. truths: the classes that a truth may name, where these are not the model's: of several, those of all.
     abstain: a row whose score is below it has no label. thresholds: of a model that gives several labels, by class.
-    windows: how long texts are labelled; None where only their beginning is.
+    windows: how long texts are labelled; None where only their beginning is. counts_scores: whether rows are counted by
+    score, which is from 0 to 1: not where it is any number.
     """
 
     classes: tuple[str, ...]
@@ -100,6 +101,7 @@ class ModelColumns:
     abstain: float | None = None
     thresholds: tuple[float, ...] | None = None
     windows: Windows | None = None
+    counts_scores: bool = True
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -225,11 +227,11 @@ def columns_of_models(
 ) -> tuple[ModelColumns, ...]:
     """What each model is to say of each row. top_k, scores, abstain, windows: as of `ModelColumns`.
 
-    Raises UsageError for the best of several labels, or windows, of a model that gives numbers.
+    Raises UsageError for the best of several labels, `abstain`, or windows, of a model that gives numbers.
     """
     number = next((model for model in models.every if model.levels is not None), None)
-    if number is not None and (top_k > 1 or windows is not None):
-        raise UsageError(f"{number.name} gives a text a number: leave out --top-k and windows of long texts")
+    if number is not None and (top_k > 1 or abstain is not None or windows is not None):
+        raise UsageError(f"{number.name} gives a text a number: leave out --top-k, --abstain and windows of long texts")
     return tuple(
         ModelColumns(
             classes=model.classes,
@@ -240,6 +242,7 @@ def columns_of_models(
             abstain=None if model.is_multi_label else abstain,
             thresholds=model.thresholds,
             windows=windows,
+            counts_scores=model.levels is None,
         )
         for model, prefix in zip(models.every, models.prefixes, strict=True)
     )

@@ -416,7 +416,7 @@ def _write(
 def _entry(labelled: Entry, rows: pa.Table, models: Sequence[Names], job: str) -> Entry:
     """The entry of a chunk's chosen rows. labelled: that of the rows they are from."""
     n_chars = rows.column(N_CHARS.name).to_numpy()
-    first, *others = (_judged(names, rows) for names in models)
+    first, *others = map(partial(_judged, rows=rows), models, labelled.judged)
     return Entry(
         chunk=labelled.chunk,
         job=job,
@@ -433,11 +433,11 @@ def _entry(labelled: Entry, rows: pa.Table, models: Sequence[Names], job: str) -
     )
 
 
-def _judged(names: Names, rows: pa.Table) -> Judged:
+def _judged(names: Names, labelled: Judged, rows: pa.Table) -> Judged:
     scores, unlabelled = scores_of(rows.column(names.label), rows.column(names.score))
     return Judged(
         labels={name: sum(bins) for name, bins in scores.items()},
-        scores=scores,
+        scores=UNSET if labelled.scores is UNSET else scores,  # those of a model of numbers are not counted
         unlabelled=unlabelled,
         multi_label=names.multi_label,
         truncated=pc.sum(rows.column(names.truncated)).as_py() or 0,
