@@ -240,20 +240,10 @@ def train(
             "with several labels a text there are no balanced classes, teachers or soft labels: leave them out"
         )
     if target_column is not None:
-        others = (
-            label_column,
-            multi_label,
-            soft_labels,
-            balanced,
-            keep_network,
-            init,
-            recipe,
-            settings,
-            gpus,
-            client,
-            sweep,
+        network = (
+            keep_network or init or recipe or settings or gpus or client or sweep or ngrams == 0 or device == "cuda"
         )
-        if any(others) or ngrams == 0 or device == "cuda":
+        if network or label_column or multi_label or soft_labels or balanced:
             raise UsageError(
                 "a target column is learned by n-grams alone, on a CPU: leave out label column, soft labels, balanced "
                 "classes, and what is for the network"
@@ -308,11 +298,8 @@ def train(
     )
     on_start(data, len(prepared.held))
     repeated, tested = copies(data.text, prepared.tested.text if prepared.tested else None)
-    for line in (
-        *repeated.lines(),
-        *tested.test_lines(),
-        *([] if balanced or data.levels else rare(data, prepared.fit)),
-    ):
+    rarely = [] if balanced or data.levels else rare(data, prepared.fit)
+    for line in (*repeated.lines(), *tested.test_lines(), *rarely):
         tell(Note(line))
     branch = None
     if bits is not None:
