@@ -101,8 +101,8 @@ class Processes:
 
     def end(self) -> None:
         for process in self._all:
-            if process.poll() is None:
-                children = psutil.Process(process.pid).children(recursive=True)
+            with suppress(psutil.NoSuchProcess):  # it may just have ended by itself, its scheduler being gone
+                children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
                 process.send_signal(signal.SIGCONT)
                 process.kill()
                 for child in children:
