@@ -24,7 +24,7 @@ from pipeline.model.charcnn import Model, load_model
 from pipeline.model.ngrams import scores
 from pipeline.train import Epoch, Fit, Note, Recipe, Trained, train
 from pipeline.train.after import factors
-from pipeline.train.linear import Fitter
+from pipeline.train.linear import Fitter, ProductFitter
 from pipeline.train.progress import Stuck
 
 
@@ -242,6 +242,9 @@ def test_the_linear_model_has_the_least_loss(kind: str) -> None:
 
     least = minimize(loss, np.zeros(9 * classes), options={"gtol": 1e-7}).x.reshape(9, classes)
     assert np.vstack([found.weights, found.of_dense, found.bias]) == pytest.approx(least, abs=2e-3)
+    alike = ProductFitter((every @ every.T).astype(np.float32), truth, weights)
+    alike.fit(10 * strength)
+    assert every.T @ alike.fit(strength) == pytest.approx(least, abs=2e-3)
 
 
 def test_the_command_says_what_it_does(broadsheet_in_process: Command, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pipeline.errors import UsageError
 from pipeline.model.fasttext_file import MAGIC
 from pipeline.model.ngrams import Kinds
 from pipeline.train import Note, Trained, train
-from pipeline.train.branch import Answers, BranchSettings, _WeighedRows, bags, fit_branch
+from pipeline.train.branch import Answers, BranchSettings, _Fold, bags, fit_branch
 from pipeline.train.data import TextBuffers
 from pipeline.train.vectors import AUTO, chosen_vectors, read_vectors
 
@@ -123,11 +123,13 @@ def test_the_folded_weights_are_those_of_the_mean_vector(files: dict[str, Path])
     table = rows(60, WORDS)
     text, labels = buffers(table["text"].to_pylist()), labels_of(table)
     found = bags(*text, Kinds(2, (0, 0), 1014), 16, read_vectors(files["glove.txt"], text))
-    weighed = _WeighedRows(found, Answers.of(labels, 3), BranchSettings(0.01, vectors=0.5))
-    solved = weighed.fitter.fit(0.01)
-    assert weighed._means is not None
-    dense = weighed.features @ solved.weights + weighed._means @ solved.of_dense
-    assert weighed.features @ weighed.weights(solved) == pytest.approx(dense, abs=1e-6 * np.abs(dense).max())
+    every = np.arange(len(labels))
+    fold = _Fold(found, Answers.of(labels, 3), every, every, 0.5)
+    fold.weigh(BranchSettings(0.01, vectors=0.5))
+    given, (solved, bias) = fold.fit(0.01), fold.weights()
+    assert isinstance(fold._solved, np.ndarray)
+    assert given == pytest.approx(fold._products[every] @ fold._solved, abs=1e-5 * np.abs(given).max())
+    assert fold._features[every] @ solved + bias == pytest.approx(given)
 
 
 def test_vectors_that_say_nothing_are_left_out(files: dict[str, Path], tmp_path: Path) -> None:

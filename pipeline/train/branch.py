@@ -25,7 +25,7 @@ from ..measures.rows import rarest
 from ..model.ngrams import Grams, Kinds, NGrams, counted, find
 from ..model.scores import TEMPERATURES, fitted, log_loss, of_levels
 from .data import TextBuffers
-from .linear import Fitted, Fitter, NumberFitter
+from .linear import MOST_ROWS, Fitted, Fitter, NumberFitter, ProductFitter, Singles, products
 from .objective import class_weights
 from .progress import Fit, Tell
 from .vectors import WordVectors
@@ -209,16 +209,18 @@ def fit_branch(
     macro-F1 worse on average over eight sets with 500 rows, every other class a tenth of its rows.)
     """
     found = bags(*text.rows(np.concatenate([fit, held])), kinds, bits, vectors)
-    ours, others = found.rows(np.arange(len(fit))), np.arange(len(fit), len(fit) + len(held))
+    ours, others = np.arange(len(fit)), np.arange(len(fit), len(fit) + len(held))
     learned = answers.rows(fit)
     folds = folds_of(learned.labels, text.numbered()[fit])
     known = np.sort(np.concatenate(folds))
-    _, settings, logits = _chosen(ours, learned, folds, _BALANCED_STRENGTHS if balanced else _STRENGTHS, tell)
+    strengths = _BALANCED_STRENGTHS if balanced else _STRENGTHS
+    _, settings, logits = _chosen(found.rows(ours), learned, folds, strengths, tell)
     sharpness = learned.rows(known).log_loss(logits[known])[1]
-    rows = _WeighedRows(ours, learned, settings)
-    solved = rows.fitter.fit(settings.strength)
+    rows = _Fold(found, learned, ours, others, settings.salience)
+    rows.weigh(settings)
+    given = sharpness * rows.fit(settings.strength)
+    of_used, bias = (sharpness * each for each in rows.weights())
     weights, all_importance = np.zeros((1 << bits, answers.classes)), np.zeros(1 << bits)
-    of_used, bias = sharpness * rows.weights(solved), sharpness * solved.bias
     of_classes, of_bias = of_used, bias
     if answers.steps is not None:
         of_classes, of_bias = of_levels(of_used, answers.classes, True), of_levels(bias, answers.classes, False)
@@ -227,10 +229,9 @@ def fit_branch(
     shares = np.sqrt([[settings.words], [1 - settings.words]]).astype(np.float32)
     ngrams = replace(ngrams, scale=ngrams.scale * shares)
     if len(held):
-        logits = features_of(found.rows(others), rows.importance, settings) @ of_used + bias
         plain = plain_logits(found, answers.rows(np.concatenate([fit, held])), [others])[others]
-        return Branch(ngrams, of_bias, settings, held, logits, plain, vectors and vectors.about)
-    plain = plain_logits(ours, learned, folds)[known]
+        return Branch(ngrams, of_bias, settings, held, given, plain, vectors and vectors.about)
+    plain = plain_logits(found.rows(ours), learned, folds)[known]
     return Branch(ngrams, of_bias, settings, fit[known], sharpness * logits[known], plain, vectors and vectors.about)
 
 
@@ -251,24 +252,30 @@ def _chosen(found: Bags, answers: Answers, folds: list[RowNumbers], strengths: S
     def fitted() -> None:
         tell(Fit(next(done), tries * len(folds)))
 
-    best = _best_strength(found, answers, folds, weighing, strengths, fitted)
+    rows = _folds(found, answers, folds, weighing.salience)
+    best = _best_strength(rows, answers, folds, weighing, strengths, fitted)
     for share in _SHARES:
         weighing = replace(weighing, words=share)
-        tried = _best_strength(found, answers, folds, weighing, [best.settings.strength], fitted)
+        tried = _best_strength(rows, answers, folds, weighing, [best.settings.strength], fitted)
         best = min(best, tried, key=attrgetter("loss"))
     for length in _VECTORS if found.pretrained else ():
         weighing = replace(best.settings, vectors=length)
         # None larger than without vectors: where labels are noise, that alone would be better.
         around = [min(best.settings.strength * factor, strengths[0]) for factor in _AROUND]
-        tried = _best_strength(found, answers, folds, weighing, around, fitted)
+        tried = _best_strength(rows, answers, folds, weighing, around, fitted)
         if tried.loss >= best.loss:
             break
         best = tried
     return best
 
 
+def _folds(found: Bags, answers: Answers, folds: list[RowNumbers], salience: float) -> list[_Fold]:
+    inner = (np.setdiff1d(np.arange(len(answers.labels)), held) for held in folds)
+    return [_Fold(found, answers.rows(rows), rows, held, salience) for rows, held in zip(inner, folds, strict=True)]
+
+
 def _best_strength(
-    found: Bags,
+    rows: list[_Fold],
     answers: Answers,
     folds: list[RowNumbers],
     weighing: BranchSettings,
@@ -276,19 +283,15 @@ def _best_strength(
     fitted: Callable[[], None] = lambda: None,
 ) -> _Tried:
     """The best of descending strengths, given up where the loss is larger twice. fitted: called after each fit."""
-    inner = [np.setdiff1d(np.arange(len(answers.labels)), held) for held in folds]
-    fitters = [_WeighedRows(found.rows(others), answers.rows(others), weighing) for others in inner]
-    outer = [
-        features_of(found.rows(held), rows.importance, weighing) for held, rows in zip(folds, fitters, strict=True)
-    ]
+    for each in rows:
+        each.weigh(weighing)
     known = np.concatenate(folds)
     told = answers.rows(known)
     tried: list[_Tried] = []
     for strength in strengths:
         logits = np.zeros((len(answers.labels), answers.columns))
-        for held, rows, features in zip(folds, fitters, outer, strict=True):
-            solved = rows.fitter.fit(strength)
-            logits[held] = features @ rows.weights(solved) + solved.bias
+        for held, each in zip(folds, rows, strict=True):
+            logits[held] = each.fit(strength)
             fitted()
         tried.append(_Tried(told.log_loss(logits[known])[0], replace(weighing, strength=strength), logits))
         best = min(tried, key=attrgetter("loss"))
@@ -301,7 +304,8 @@ def plain_logits(found: Bags, answers: Answers, folds: list[RowNumbers]) -> Floa
     """Of the rows of `folds`, by a plain linear model on words, fitted to the other rows."""
     plain = BranchSettings(0.0, salience=0.0, words=1.0)
     alike = Answers.of(answers.labels, answers.classes)._replace(steps=answers.steps, absolute=answers.absolute)
-    return _best_strength(found, alike, folds, plain, [_PLAIN_STRENGTH / len(alike.labels)]).logits
+    rows = _folds(found, alike, folds, plain.salience)
+    return _best_strength(rows, alike, folds, plain, [_PLAIN_STRENGTH / len(alike.labels)]).logits
 
 
 def folds_of(labels: Labels, texts: NDArray[np.int64]) -> list[RowNumbers]:
@@ -318,37 +322,74 @@ def folds_of(labels: Labels, texts: NDArray[np.int64]) -> list[RowNumbers]:
     return [np.flatnonzero(fold[of_row] == number) for number in range(count)]
 
 
-class _WeighedRows:
-    """Rows to fit to, weighed by some settings, whose strength does not matter here."""
+class _Fold:
+    """Rows to fit to, and others, whose logits are wanted; `weigh` says by which settings, but for their strength."""
 
-    def __init__(self, found: Bags, answers: Answers, settings: BranchSettings) -> None:
-        truth = answers.shares()
-        self.importance = importances(found, truth, settings.salience)
-        self._known, self._means, self._scale = found.pretrained if settings.vectors else None, None, 0.0
+    def __init__(self, found: Bags, answers: Answers, rows: RowNumbers, others: RowNumbers, salience: float) -> None:
+        self._found, self._count, self._answers = found.rows(np.concatenate([rows, others])), len(rows), answers
+        self._truth = answers.shares()
+        self._known_importance = importances(self._found.rows(np.arange(self._count)), self._truth, salience)
+        self._letters: Singles | None = None
+
+    def weigh(self, settings: BranchSettings) -> None:
+        """Weigh the rows."""
+        found, self.importance, ours = self._found, self._known_importance, slice(self._count)
+        known = self._known = found.pretrained if settings.vectors else None
+        dense = None
+        if known is not None:
+            # Words that no row has weigh as the median n-gram.
+            self.importance = self.importance.copy()
+            new = known.columns[self.importance[known.columns] == 0]
+            self.importance[new] = np.median(self.importance[self.importance > 0])
+            means = known.sums / (_lengths(found.words, self.importance) / np.sqrt(settings.words))[:, None]
+            self._scale = settings.vectors / max(float(np.sqrt(np.square(means[ours]).sum(axis=1).mean())), 1e-12)
+            dense = self._scale * means
+        words = _of_kind(found.words, self.importance, settings.words)
+        letters = _of_kind(found.letters, self.importance, 1 - settings.words)
+        self._features, self._dense = sp.csr_array(words + letters), dense
+        answers, of_ours = self._answers, dense if dense is None else dense[ours]
+        self._fitter: ProductFitter | Fitter | NumberFitter
+        if answers.steps is not None:
+            self._fitter = NumberFitter(self._features[ours], answers.steps, of_ours, answers.absolute)
+        elif self._count > MOST_ROWS:
+            self._fitter = Fitter(self._features[ours], self._truth, answers.weights, of_ours)
+        else:
+            self._products = 1 + products(words, self._features[ours]) + products(letters, words[ours])
+            if settings.words < 1:
+                self._products += (1 - settings.words) * self._of_letters()
+            if dense is not None and of_ours is not None:
+                self._products += dense.astype(np.float32) @ of_ours.astype(np.float32).T
+            self._fitter = ProductFitter(self._products[ours], self._truth, answers.weights)
+
+    def _of_letters(self) -> Singles:
+        """The products of n-grams of characters; those that the rows have weigh the same whatever the settings."""
+        letters = self._found.letters
+        if self._letters is None:
+            ours = _of_kind(letters[: self._count], self._known_importance, 1.0)
+            self._letters = products(letters.multiply(self._known_importance).tocsr(), ours)
+        return np.asarray(self._letters / _lengths(letters, self.importance)[:, None], np.float32)
+
+    def fit(self, strength: float) -> Floats:
+        """Fit to the rows; the logits of the others."""
+        self._solved = self._fitter.fit(strength)
+        others = slice(self._count, None)
+        if self._known is None and not isinstance(self._solved, Fitted):
+            return (self._products[others] @ self._solved).astype(np.float64)
+        weights, bias = self.weights()  # of words, which other n-grams' buckets may be too
+        return np.asarray(self._features[others] @ weights + bias)
+
+    def weights(self) -> tuple[Floats, Floats]:
+        """The weights [used buckets, classes] of the last fit, with what it gives the words' vectors; and the bias."""
+        if isinstance(self._solved, Fitted):
+            weights, of_dense, bias = self._solved.weights.copy(), self._solved.of_dense, self._solved.bias
+        else:
+            of_rows = self._solved.astype(np.float64)
+            weights, bias = self._features[: self._count].T @ of_rows, of_rows.sum(axis=0)
+            of_dense = of_rows if self._dense is None else self._dense[: self._count].T @ of_rows
         if self._known is not None:
-            self._with_vectors(self._known, found.words, settings)
-        self.features = features_of(found, self.importance, settings)
-        self.fitter: Fitter | NumberFitter = (
-            Fitter(self.features, truth, answers.weights, self._means)
-            if answers.steps is None
-            else NumberFitter(self.features, answers.steps, self._means, answers.absolute)
-        )
-
-    def _with_vectors(self, known: Pretrained, words: sp.csr_array, settings: BranchSettings) -> None:
-        """Words that no row has weigh as the median n-gram; of each row the mean vector, divided as its words are."""
-        new = known.columns[self.importance[known.columns] == 0]
-        self.importance[new] = np.median(self.importance[self.importance > 0])
-        means = known.sums / (_lengths(words, self.importance) / np.sqrt(settings.words))[:, None]
-        self._scale = settings.vectors / max(float(np.sqrt(np.square(means).sum(axis=1).mean())), 1e-12)
-        self._means = self._scale * means
-
-    def weights(self, solved: Fitted) -> Floats:
-        """The weights [used buckets, classes] that a fit gives the features, with what it gives the words' vectors."""
-        weights = solved.weights.copy()
-        if self._known is not None:
-            of_words = self._known.vectors @ (self._scale * solved.of_dense)
+            of_words = self._known.vectors @ (self._scale * of_dense)
             weights[self._known.columns] += of_words / self.importance[self._known.columns, None]
-        return weights
+        return weights, bias
 
 
 def importances(found: Bags, truth: Floats, salience: float) -> Floats:
@@ -373,15 +414,10 @@ def _idf(rows: NDArray[np.integer], of: int) -> Floats:
     return np.asarray(np.log((1 + of) / (1 + rows)) + 1)
 
 
-def features_of(found: Bags, importance: Floats, settings: BranchSettings) -> sp.csr_array:
-    """The features [N, used buckets]: of each kind of length one, then weighted by the kind's share and added."""
-    kinds = ((found.words, settings.words), (found.letters, 1 - settings.words))
-    total = None
-    for counts, share in kinds:
-        weighed = counts.multiply(importance[None, :]).tocsr()
-        scaled = sp.diags_array(np.sqrt(share) / _lengths(counts, importance)) @ weighed
-        total = scaled if total is None else total + scaled
-    return sp.csr_array(total)
+def _of_kind(counts: sp.csr_array, importance: Floats, share: float) -> sp.csr_array:
+    """The features [N, used buckets] of one kind of n-grams: of length one, then weighted by the kind's share."""
+    scaled = sp.diags_array(np.sqrt(share) / _lengths(counts, importance)) @ counts.multiply(importance[None, :])
+    return sp.csr_array(scaled)
 
 
 def _lengths(counts: sp.csr_array, importance: Floats) -> Floats:

@@ -1,7 +1,12 @@
-"""A linear classifier of each class against all others, with the squared hinge loss: LIBLINEAR, as scikit-learn has it.
+"""A linear classifier of each class against all others, with the squared hinge loss.
 
-On nine sets with 500 rows it was 0.4 points better on average than multinomial logistic regression on the same features
-(2 with 42 classes), the penalty of each chosen by cross-validation.
+Many rows are fitted by LIBLINEAR, as scikit-learn has it. Up to MOST_ROWS are fitted by their products with each other,
+of all classes at once, with Newton's method (Chapelle, "Training a Support Vector Machine in the Primal", 2007), to the
+same minimum in a fifth of the time or less: products are computed once for all strengths, and of n-grams once for all
+shares of their kinds, and a fit begins where the one before ended.
+
+On nine sets with 500 rows this loss was 0.4 points better on average than multinomial logistic regression on the same
+features (2 with 42 classes), the penalty of each chosen by cross-validation.
 """
 
 from __future__ import annotations
@@ -16,8 +21,17 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import LinearSVC, LinearSVR
 
 Doubles = NDArray[np.float64]
+Singles = NDArray[np.float32]
 
-_SETTLED = 1e-3  # of LIBLINEAR; what it reaches is nearer to the minimum than what moves the accuracy of any set
+MOST_ROWS = 7_000
+"""Products of so many rows with each other are 200 MB."""
+
+_COMMON = 0.1  # of the rows; a feature that more of them have is multiplied as a dense one
+_BLOCK = 512  # rows whose products of sparse features become dense at once
+_MOST_STEPS, _MOST_DIRECTIONS, _MOST_HALVINGS = 30, 100, 8
+_NEARER = 0.1  # of what a step of Newton's method is off, which the next one needs not
+_SETTLED = 1e-3  # what is reached is nearer to the minimum than what moves the accuracy of any set
+_LEAST, _ROUNDED = np.float32(1e-30), 1e-5
 
 
 class Fitted(NamedTuple):
@@ -26,6 +40,95 @@ class Fitted(NamedTuple):
     weights: Doubles
     of_dense: Doubles
     bias: Doubles
+
+
+def products(left: sp.csr_array, right: sp.csr_array) -> Singles:
+    """Of N rows with M others, [N, M]."""
+    rows = np.minimum(*(np.bincount(each.indices, minlength=right.shape[1]) for each in (left, right)))
+    common, others = np.flatnonzero(rows > _COMMON * right.shape[0]), np.flatnonzero(rows)
+    others = np.setdiff1d(others, common, assume_unique=True)
+    dense, of = (each[:, common].astype(np.float32).toarray() for each in (left, right))
+    found: Singles = dense @ of.T
+    few, of_few = left[:, others].astype(np.float32), right[:, others].astype(np.float32).T.tocsr()
+    for first in range(0, len(found), _BLOCK):
+        found[first : first + _BLOCK] += (few[first : first + _BLOCK] @ of_few).toarray()
+    return found
+
+
+class ProductFitter:
+    """Fits to N rows by their products with each other, [N, N], each fit from where the one before ended.
+
+    products: with one added for the bias. truth, weights: as of `Fitter`.
+    """
+
+    def __init__(self, products: Singles, truth: Doubles, weights: Doubles) -> None:
+        self._products, self._truth, self._weights = products, truth.astype(np.float32), weights[:, None]
+        self._of_rows = np.zeros(truth.shape, np.float32)
+
+    def fit(self, strength: float) -> Singles:
+        """How much each row counts, [N, classes]: weights are sums of the rows' features, with the least loss."""
+        pull = (2 * self._weights / (len(self._truth) * strength)).astype(np.float32)
+        of_rows = self._of_rows
+        given, left = self._products @ of_rows, np.arange(self._truth.shape[1])
+        for _ in range(_MOST_STEPS):
+            wanted = _pulled(self._truth[:, left], given[:, left], pull)
+            off = np.linalg.norm(wanted - of_rows[:, left], axis=0)
+            left = left[off > _SETTLED * np.linalg.norm(wanted, axis=0)]
+            if not len(left):
+                break
+            truth, at, its = self._truth[:, left], given[:, left], of_rows[:, left]
+            ahead = self._step(truth, at, its, pull) - its
+            gained = self._products @ ahead
+            least, factor = _loss(truth, at, its, pull), np.ones(len(left), np.float32)
+            for _ in range(_MOST_HALVINGS):
+                worse = _loss(truth, at + factor * gained, its + factor * ahead, pull) > least * (1 + _ROUNDED)
+                if not worse.any():
+                    break
+                factor[worse] /= 2
+            of_rows[:, left], given[:, left] = its + factor * ahead, at + factor * gained
+        self._of_rows = of_rows
+        return of_rows
+
+    def _step(self, truth: Singles, given: Singles, of_rows: Singles, pull: Singles) -> Singles:
+        """Where the loss would be least if each row stayed on its side of the margin, by conjugate gradients."""
+        slope: Singles = pull * (truth * (given < 1) + (1 - truth) * (given > -1))
+        counts = slope > 0
+        inverse: Singles = np.where(counts, 1 / np.where(counts, slope, 1), 1).astype(np.float32)
+        found: Singles = np.where(counts, of_rows, 0)
+
+        def product(direction: Singles) -> Singles:
+            multiplied: Singles = np.where(counts, self._products @ direction, 0) + inverse * direction
+            return multiplied
+
+        aim: Singles = np.where(counts, _pulled(truth, given, pull) * inverse + given, 0)
+        off = aim - product(found)
+        scale: Singles = (1 / (inverse + self._products.diagonal()[:, None])).astype(np.float32)
+        goal = _NEARER * np.linalg.norm(off, axis=0)
+        direction: Singles = scale * off
+        size = (scale * off**2).sum(axis=0)
+        for _ in range(_MOST_DIRECTIONS):
+            ahead = product(direction)
+            factor = size / np.maximum((direction * ahead).sum(axis=0), _LEAST)
+            found += factor * direction
+            off -= factor * ahead
+            if (np.linalg.norm(off, axis=0) <= goal).all():
+                break
+            before, size = size, (scale * off**2).sum(axis=0)
+            direction = scale * off + size / np.maximum(before, _LEAST) * direction
+        return found
+
+
+def _pulled(truth: Singles, given: Singles, pull: Singles) -> Singles:
+    """How much each row would count, by the slopes of its losses."""
+    pulled: Singles = pull * (truth * np.maximum(1 - given, 0) - (1 - truth) * np.maximum(1 + given, 0))
+    return pulled
+
+
+def _loss(truth: Singles, given: Singles, of_rows: Singles, pull: Singles) -> Singles:
+    """Of each class, over the strength."""
+    short = truth * np.maximum(1 - given, 0) ** 2 + (1 - truth) * np.maximum(1 + given, 0) ** 2
+    loss: Singles = (of_rows * given + pull * short).sum(axis=0) / 2
+    return loss
 
 
 class Fitter:
