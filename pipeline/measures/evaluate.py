@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
+from ..labelling.counts import count_pairs
 from ..model.cascade import ASKS
 from ..model.charcnn import Model, load_model
 from ..model.scores import assigned, log_scores, probabilities
 from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH, label_lists, label_sets
 from ..source.inputs import identify
-from .accuracy import Confusion, LabelCounts, confusion_of, count_pairs
+from .accuracy import Confusion, LabelCounts, confusion_of
 from .fitting import Figures, figures_of
 from .reliability import Reliability, Threshold, reliability, threshold
 from .rows import scored_rows, selection_of

@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ..engine.base import Backend
 from ..errors import OutputError
-from ..measures.accuracy import LENGTHS, SCORES
+from ..labelling.counts import LENGTHS, SCORES
 from .cut import Chosen
 from .layout import (
     CHUNK_PATTERN,

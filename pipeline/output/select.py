@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from msgspec import UNSET
 
 from ..errors import UsageError, did_you_mean
-from ..measures.accuracy import count_lengths
+from ..labelling.counts import count_lengths
 from ..processes.threads import available_cores, threads
 from ..source.chunk import QUARANTINE_SCHEMA
 from ..source.columns import distinct
@@ -27,8 +27,7 @@ from ..source.open.ahead import in_order
 from ..source.plan.plan import part_name
 from ..storage.disk import refuse_outputs, write_file
 from .account import Committed, Sums
-from .check import scores_of
-from .commit import commit_chunk, committed_rows
+from .commit import commit_chunk, committed_rows, scores_of
 from .cut import Amount, Chosen, Cut, Ranked, chosen, find_cuts, ranked, ties_before
 from .finish import finish
 from .folder import OutputFolder

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 
 from ..errors import BroadsheetError
-from ..measures.accuracy import LENGTHS, Confusion, confusion_of
+from ..labelling.counts import LENGTHS
+from ..measures.accuracy import Confusion, confusion_of
 from ..output.account import summed, summed_scores
 from ..output.record import SUMS, Entry, Judged, Scores, Totals
 from ..source.plan.plan import GroupEnd
