@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -231,6 +231,8 @@ class _Chooser:
     where: Where | None
     by: str
     per: str | None
+    _held: dict[int, Ranked] = field(default_factory=dict)
+    _room: list[int] = field(default_factory=lambda: [_MOST_HELD])
 
     @classmethod
     def of(cls, job: _Labels, amount: Amount, where: Where | None, by: str | None, per: str | None) -> _Chooser:
@@ -255,14 +257,6 @@ class _Chooser:
         if per is not None and pa.types.is_nested(schema.field(per).type):
             raise UsageError(f"the column {per!r} holds lists or structs: --per takes one with a value for each row")
         return cls(job, amount, where, column, per)
-
-    @cached_property
-    def _held(self) -> dict[int, Ranked]:
-        return {}
-
-    @cached_property
-    def _room(self) -> list[int]:
-        return [_MOST_HELD]
 
     @cached_property
     def cuts(self) -> dict[Any, Cut]:
