@@ -15,7 +15,7 @@ from ..model.reference import NO_LABEL
 from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH
 
-_SHOWN_BYTES = 400
+SHOWN_BYTES = 400
 
 
 class Example(NamedTuple):
@@ -131,7 +131,7 @@ def closest(
             chunk.rows.column("row")[i].as_py(),
             classes[labels[i, 0]],
             classes[labels[i, 1]],
-            chunk.text[i].as_py()[:_SHOWN_BYTES].decode(errors="ignore"),
+            chunk.text[i].as_py()[:SHOWN_BYTES].decode(errors="ignore"),
         )
         for i in rows.tolist()
     ]
