@@ -198,7 +198,7 @@ def test_rare_classes_and_fits_are_told() -> None:
     assert notes[-3].startswith("warning: a class of few rows (other 3; 50 on average) is seldom given")
     fits = [what for what in told if isinstance(what, Fit)]
     assert [fit.done for fit in fits] == list(range(1, len(fits) + 1))
-    assert {fit.most for fit in fits} == {50}  # five folds, eight strengths and two shares
+    assert {fit.most for fit in fits} == {55}  # five folds, nine strengths and two shares
     told.clear()
     few(rows.set_column(1, "kind", pa.array(kinds)), tell=told.append, vectors=None, balanced=True)
     assert not [what.text for what in told if isinstance(what, Note) and "few rows" in what.text]

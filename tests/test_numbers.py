@@ -12,8 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import CommandHere
 from scipy.stats import spearmanr
+from serving import serving
 
 import pipeline
+from pipeline.client import ServerError
 from pipeline.engine.base import Texts
 from pipeline.engine.open import open_engine, why_no_gpu
 from pipeline.errors import ModelError, UsageError
@@ -106,6 +108,14 @@ def test_every_way_of_asking_says_the_same(quality: Path, tmp_path: Path, broads
     chosen = [each for each in found if each[1] >= 3]
     assert 10 < len(chosen) < 40
     assert [*zip(out["label"].to_pylist(), out["score"].to_pylist(), strict=True)] == chosen
+
+
+def test_a_server_gives_each_text_one_number(quality: Path) -> None:
+    with serving("--model", quality) as server, server.client() as client:
+        (found,) = client.classify([" ".join(WORDS[-3:])])
+        assert found["score"] > 3
+        with pytest.raises(ServerError, match="a number: leave out top_k"):
+            client.classify(["a"], top_k=2)
 
 
 def test_labels_of_numbers_are_chosen_from_and_counted_by_label_alone(quality: Path, tmp_path: Path) -> None:

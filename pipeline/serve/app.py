@@ -146,6 +146,8 @@ class App:
             if served is None:
                 raise BadRequest(404, f"there is no model of that name here; there is {', '.join(models)}")
             seen.model = served.name
+            if served.is_number and asked.top_k > 1:
+                raise BadRequest(422, f"{served.name} gives a text a number: leave out top_k")
             if len(asked.texts) == 1:
                 self._main.check_open(served)
             pack = partial(packed_of, asked, served.reads)

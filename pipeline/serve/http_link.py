@@ -103,13 +103,14 @@ class Returned(Message, tag=13):
 
 
 class Served(Message, tag=14):
-    """A model, at the start and whenever it has changed. reads: characters of a text."""
+    """A model, at the start and whenever it has changed. reads: characters of a text. is_number: it gives numbers."""
 
     name: str
     key: str
     reads: int
     classes: tuple[str, ...]
     thresholds: tuple[float, ...] | None
+    is_number: bool
 
 
 class Count(Message, tag=15):

@@ -252,4 +252,4 @@ class _HttpProcess:
 
 def _served(loaded: LoadedModel) -> Served:
     model = loaded.model
-    return Served(loaded.name, loaded.key, model.reads, model.classes, model.thresholds)
+    return Served(loaded.name, loaded.key, model.reads, model.classes, model.thresholds, model.levels is not None)

@@ -34,9 +34,9 @@ RowNumbers = NDArray[np.int64]
 Labels = NDArray[Any]  # int64 [N], class indices; or bool [N, classes], where a text may have several
 Floats = NDArray[np.float64]
 
-_STRENGTHS = (10.0 ** np.arange(-1.5, -5.1, -0.5)).tolist()
+_STRENGTHS = (10.0 ** np.arange(-1.5, -5.6, -0.5)).tolist()
 _BALANCED_STRENGTHS = (
-    10.0 ** np.arange(0, -5.1, -0.5)
+    10.0 ** np.arange(0, -5.6, -0.5)
 ).tolist()  # few rows of a class, which weigh much, need a larger penalty
 _SHARES = (0.35, 0.65)
 _VECTORS = (0.25, 0.5, 1.0)
