@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import warm
 from distributed import Client
+from hypothesis import HealthCheck, settings
 from s3 import KEYS, proxy, s3, s3_server  # noqa: F401 - fixtures
 
 from cluster import connect
@@ -74,6 +76,15 @@ ALL = bool(os.environ.get("BROADSHEET_TEST_ALL"))
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 CommandHere = Callable[..., tuple[int, str]]
+
+
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # the modules of all tests are not looked through for garbage, again and again
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -71,7 +71,7 @@ def batch_script(folder: Path) -> Iterator[Client]:
             yield client
     finally:
         script.terminate()
-        script.wait(30)
+        script.wait(240)
 
 
 KINDS: dict[str, Callable[[Path], AbstractContextManager[Client]]] = {
