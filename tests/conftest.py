@@ -78,11 +78,6 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 CommandHere = Callable[..., tuple[int, str]]
 
 
-# How long an example takes says nothing on a busy machine.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tests")
-
-
 def pytest_collection_finish() -> None:
     gc.freeze()  # the modules of all tests are not looked through for garbage, again and again
 
@@ -90,6 +85,11 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {f"test_{name}": place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+# No test is decided by a clock.
+settings.register_profile("broadsheet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("broadsheet")
 
 
 def examples(count: int) -> int:
