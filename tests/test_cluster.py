@@ -56,7 +56,7 @@ def test_a_worker_stopped_past_its_time_to_live_goes_on_and_harms_nothing(
 ) -> None:
     """It stops on its way to write a part; the job ends without it; then it writes that part and its entry again."""
     arguments, undisturbed = job
-    _, file = start_scheduler(processes, tmp_path, WORKER_TTL="3s")
+    _, file = start_scheduler(processes, tmp_path, WORKER_TTL="6s")
     flag, out = tmp_path / "stopped", tmp_path / "out"
     env = {"BROADSHEET_KILL": f"before-write stop {flag}", "DASK_DISTRIBUTED__WORKER__PRELOAD": KILL_PRELOAD}
     workers = [start_worker(processes, file, env) for _ in range(2)]

@@ -224,9 +224,10 @@ def test_a_stalled_job_says_which_chunk_worker_and_step_it_waits_for(
     named = [each[0] for each in found if each]
     seconds = [int(each[1]) for each in found if each]
     assert seconds, told.warnings
-    # After one second, two, four, and so on, and not again and again; as rounded.
-    assert all(then >= 2 * now - 2 for now, then in pairwise(seconds)), told.warnings
-    of_chunks = [w for w in told.warnings if not w.startswith("the model is not loaded")]  # which may take its time
+    # After one second, two, four, and so on, and not again and again; from the start once a chunk has finished.
+    assert sum(then < 2 * now - 2 for now, then in pairwise(seconds)) <= 3, told.warnings
+    before = re.compile(r"the model is not loaded|no chunk has finished for \d+ s: (\d+ tasks wait|the client is)")
+    of_chunks = [w for w in told.warnings if not before.match(w)]  # on a busy machine that may take its time
     assert [*named, told.warnings[-1]] == of_chunks  # said once more, at the end
     assert told.warnings[-1].startswith(f"{stopped[-1]}; whoever reads what this command says")
 

@@ -237,26 +237,29 @@ def test_each_request_of_a_connection_gets_one_answer_in_order(
 
 
 @contextmanager
-def until_texts_wait(server: Server) -> Iterator[int]:
-    """Hold the engine up in the block, and on until texts wait for it: however slow this process is, it sees them.
-    Gives the engine's process.
-    """
+def engine_held(server: Server) -> Iterator[int]:
+    """Hold the engine's process up in the block: what is sent meanwhile waits for it, however slow this process is."""
     engine = next(line["process"] for line in reversed(server.said) if line["message"] == "engine ready")
     os.kill(engine, signal.SIGSTOP)
     try:
         yield engine
-        while metric(server, "broadsheet_queue_texts") == 0:
-            time.sleep(0.01)
     finally:
         with suppress(ProcessLookupError):
             os.kill(engine, signal.SIGCONT)
 
 
+def wait_for_texts(server: Server) -> None:
+    """Until texts wait for an engine."""
+    while metric(server, "broadsheet_queue_texts") == 0:
+        time.sleep(0.01)
+
+
 def test_a_large_request_does_not_hold_up_single_ones(server: Server) -> None:
     large = json.dumps({"texts": [f"text number {i}" for i in range(MANY)]}).encode()
     with ThreadPoolExecutor(1) as pool, server.client() as client:
-        with until_texts_wait(server):
+        with engine_held(server):
             waiting = pool.submit(post, server, large)
+            wait_for_texts(server)
         for _ in range(3):
             assert client.classify(["a single one"])[0]["n_chars"] == 12
         assert not waiting.done()
@@ -268,10 +271,10 @@ def test_a_client_that_hangs_up_is_forgotten(server: Server) -> None:
     before = metric(server, "broadsheet_batch_texts_sum")
     body = json.dumps({"texts": [f"text number {i}" for i in range(MANY)]}).encode()
     host, port = urlsplit(server.url).netloc.split(":")
-    with socket.create_connection((host, int(port))) as raw:
+    with engine_held(server), socket.create_connection((host, int(port))) as raw:
         head = f"POST /v1/classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-        with until_texts_wait(server):
-            raw.sendall(head.encode() + b"\r\n\r\n" + body + IS_ALIVE + b"\r\n")  # which waits for the first's answer
+        raw.sendall(head.encode() + b"\r\n\r\n" + body + IS_ALIVE + b"\r\n")  # which waits for the first's answer
+        wait_for_texts(server)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # nothing more can be sent to it
     while metric(server, "broadsheet_queue_texts"):
         time.sleep(0.01)
@@ -360,9 +363,10 @@ def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, f
 def test_a_killed_engine_is_replaced_and_its_requests_are_told(server: Server) -> None:
     large = json.dumps({"texts": [f"text number {i}" for i in range(MANY)]}).encode()
     with ThreadPoolExecutor(1) as pool:
-        with until_texts_wait(server) as engine:
+        with engine_held(server) as engine:
             waiting = pool.submit(post, server, large)
-        os.kill(engine, signal.SIGKILL)
+            wait_for_texts(server)
+            os.kill(engine, signal.SIGKILL)
         lost = waiting.result()
     assert lost.status_code == 503
     assert int(lost.headers["retry-after"]) >= 1
