@@ -318,6 +318,15 @@ def held_together(size: int, rows: int, selection: Selection) -> int:
     return min(size, held_of_record(-(-size // max(rows, 1)), selection) * rows)
 
 
+def numbered(chunk: Chunk, first: int) -> Chunk:
+    """A chunk of rows that have numbers from 0 on, with numbers from `first` on."""
+    rows, quarantine = (
+        table.set_column(1, "row", pa.array(table.column("row").to_numpy() + first))
+        for table in (chunk.rows, chunk.quarantine)
+    )
+    return replace(chunk, rows=rows, quarantine=quarantine)
+
+
 def first_chunks(chunks: Iterable[Chunk], rows: int | None) -> Iterator[Chunk]:
     """The chunks of one file or table up to its first `rows` rows, quarantined ones included; None: all.
 
