@@ -24,7 +24,7 @@ from ..limits import LIMITS, Limits
 from ..open.compression import UTF8, why_not_decoded
 from .base import InputFile, Schema
 from .record_format import DELIMITERS, RecordFormat, ScanWanted, no_place, separated_by
-from .records import BOM, Records, Split
+from .records import BOM, Guess, Records, Split
 
 _QUOTE, _LF, _CR = 0x22, 0x0A, 0x0D
 _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
@@ -221,7 +221,6 @@ class Csv(RecordFormat):
     name = "csv"
     suffixes = (".csv",)
     takes_header = True
-    by_parser = True
 
     delimiter: str = ","
     columns: tuple[str, ...] = ()
@@ -274,17 +273,11 @@ class Csv(RecordFormat):
         text = io.StringIO(record.decode(UTF8), newline="")
         return tuple(next(csv.reader(text, delimiter=self.delimiter)))
 
-    def whole_records(self, data: bytes) -> int:
-        """After the last line end before which quotes pair up; after the last of all where they do so at none."""
-        last = at = data.rfind(b"\n")
-        is_within = np.count_nonzero(np.frombuffer(data, np.uint8, max(at, 0)) == _QUOTE) & 1
-        while is_within and at >= 0:
-            before = data.rfind(b"\n", 0, at)
-            is_within ^= data.count(b'"', before + 1, at) & 1
-            at = before
-        return 1 + (at if at >= 0 else last)
+    @property
+    def guesses(self) -> tuple[Guess, ...]:
+        return _last_line_end, _last_unquoted_line_end
 
-    def parse_whole(self, data: bytes, path: str, selection: Selection) -> Chunk:
+    def parse_whole(self, data: memoryview, path: str, selection: Selection) -> Chunk:
         """The same. A quote that is open at the end is in the last field, which then ends with the last line's end."""
         last = self.columns[-1]
         if len(data) > self.limits.field_bytes or self.columns.count(last) > 1:
@@ -364,6 +357,21 @@ class Tsv(Csv):
     suffixes = (".tsv",)
 
     delimiter: str = "\t"
+
+
+def _last_line_end(data: bytes) -> int:
+    return data.rfind(b"\n") + 1
+
+
+def _last_unquoted_line_end(data: bytes) -> int:
+    """The last one before which quotes pair up; the last of all where they do so at none."""
+    at = last = data.rfind(b"\n")
+    is_quoted = np.count_nonzero(np.frombuffer(data, np.uint8, max(at, 0)) == _QUOTE) & 1
+    while is_quoted and at >= 0:
+        before = data.rfind(b"\n", 0, at)
+        is_quoted ^= data.count(b'"', before + 1, at) & 1
+        at = before
+    return 1 + (at if at >= 0 else last)
 
 
 def _good(records: Records) -> tuple[NDArray[np.int64], bytes | memoryview]:

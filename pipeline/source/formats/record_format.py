@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import BinaryIO, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from ..open.ahead import PARSING
 from ..open.compression import UTF8, looks_like, unescaped
 from ..open.opening import open_at
 from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
-from .records import BOM, Records, Sizes, Split, Whole, cut, read_records, split_lines
+from .records import BOM, Blocks, Guess, Readable, Records, Sizes, Split, cut, read_records, split_lines
 
 FEW_BYTES = 64 << 10
 """Of a file: they usually hold its header, and a hundred lines."""
@@ -69,13 +69,9 @@ class Piped(InputFile):
 
 @dataclass(frozen=True)
 class RecordFormat(Format):
-    """A format of records: a subclass defines `split`. By default each record is an article, in the column "text".
-
-    by_parser: whether `parse_whole` finds the records of a block without a scan.
-    """
+    """A format of records: a subclass defines `split`. By default each record is an article, in the column "text"."""
 
     seeks = Seek.RECORDS
-    by_parser: ClassVar[bool] = False
 
     def for_options(self, encoding: str, delimiter: str | None) -> RecordFormat:
         return replace(self, encoding=encoding)
@@ -91,11 +87,12 @@ class RecordFormat(Format):
         """The same for records that are parsed next: some of their problems may be left for `parse` to find."""
         return self.split(buffer, final)
 
-    def whole_records(self, data: bytes) -> int:
-        """The position after the last record of a block that begins with one, probably; 0 where there is none."""
-        return 0
+    @property
+    def guesses(self) -> tuple[Guess, ...]:
+        """Where a block may end, if `parse_whole` tells whether it does: tried in turn, until one is wrong."""
+        return ()
 
-    def parse_whole(self, data: bytes, path: str, selection: Selection) -> Chunk:
+    def parse_whole(self, data: memoryview, path: str, selection: Selection) -> Chunk:
         """The rows of a block, with numbers from 0, if none is to be quarantined, and it ends where a record does.
 
         Raises ScanWanted or ArrowInvalid where that is not so.
@@ -179,7 +176,7 @@ class RecordFormat(Format):
 
     def parsed(
         self,
-        source: BinaryIO,
+        source: Readable,
         at: int,
         size: int | None,
         path: str,
@@ -189,47 +186,47 @@ class RecordFormat(Format):
     ) -> Iterator[Parsed]:
         """The rows of a stream, from byte `at` of its file, where record `row` begins, up to `size` bytes or its end.
 
-        Blocks are parsed ahead as if each ended where a record probably does. Once one does not, the rest is scanned.
+        Blocks are parsed ahead as if each ended as is guessed; once each way to guess was wrong, the rest is scanned.
         """
-        whole = Whole(source, self.whole_records, size, self.limits.block_bytes)
-        begin = at
-        if self.by_parser:
-            calls = self._calls_of_blocks(whole.blocks(), path, at, selection, spans)
-            with closing(PARSING.in_order(calls)) as results:
+        left = size
+        for guess in self.guesses:
+            source = blocks = Blocks(source, guess, left, self.limits.block_bytes)
+            with closing(PARSING.in_order(self._calls_of_blocks(blocks, path, at, selection, spans))) as results:
                 for found in results:
                     if found is None:
                         break
-                    whole.accept()
+                    blocks.accept()
                     yield found._replace(chunk=numbered(found.chunk, row))
                     at, row = at + found.most, row + found.chunk.rows_read
-        left = None if size is None else size - (at - begin)
-        blocks = read_records(whole, self.quick_split, at, left, self.limits)
-        yield from PARSING.in_order(self._calls(blocks, path, row, selection, spans))
+                    left = None if left is None else left - found.most
+        records = read_records(source, self.quick_split, at, left, self.limits)
+        yield from PARSING.in_order(self._calls(records, path, row, selection, spans))
 
     def _calls_of_blocks(
-        self, blocks: Iterable[bytes], path: str, at: int, selection: Selection, spans: list[Span] | None
+        self, blocks: Iterable[memoryview], path: str, at: int, selection: Selection, spans: list[Span] | None
     ) -> Iterator[Callable[[], Parsed | None]]:
         for data in blocks:
             yield partial(self._of_block, data, path, at, selection, spans)
             at += len(data)
 
     def _of_block(
-        self, data: bytes, path: str, at: int, selection: Selection, spans: list[Span] | None
+        self, block: memoryview, path: str, at: int, selection: Selection, spans: list[Span] | None
     ) -> Parsed | None:
         """The rows of a block at byte `at`, with numbers from 0; None where it does not end with a record."""
         try:
             with span("decode", spans, "read"):
-                chunk = self.parse_whole(data, path, selection)
-            return Parsed(chunk, partial(self._sizes, data), len(data))
+                chunk = self.parse_whole(block, path, selection)
+            return Parsed(chunk, partial(self._sizes, block), len(block))
         except (ScanWanted, pa.ArrowInvalid):
+            data = bytes(block)
             found = self.quick_split(data, False)
         if found.consumed < len(data):
             return None
         records = Records(data, found.starts, found.ends, found.starts + at, found.problems)
         return Parsed(self.chunk_of(records, path, 0, selection, spans), lambda: found.ends - found.starts, len(data))
 
-    def _sizes(self, data: bytes) -> NDArray[np.int64]:
-        found = self.quick_split(data, False)
+    def _sizes(self, block: memoryview) -> NDArray[np.int64]:
+        found = self.quick_split(bytes(block), False)
         return found.ends - found.starts
 
     def _calls(

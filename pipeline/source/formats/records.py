@@ -157,19 +157,20 @@ class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-class Whole:
-    """Blocks of a stream that end where a record probably does, until there are no more; then what is left of it.
+Guess = Callable[[bytes], int]
+"""The position after the last record of a block that begins with one, probably; 0 where there is none."""
 
-    ends: the position after the last record in a block, probably; 0 where there is none.
-    """
 
-    def __init__(self, stream: Readable, ends: Callable[[bytes], int], size: int | None, block_bytes: int) -> None:
-        self._stream, self._ends, self._left, self._block_bytes = stream, ends, size, block_bytes
-        self._given: deque[bytes] = deque()
+class Blocks:
+    """Blocks of a stream that end where a record probably does; then a stream of those that do not, and of the rest."""
+
+    def __init__(self, stream: Readable, guess: Guess, size: int | None, block_bytes: int) -> None:
+        self._stream, self._guess, self._left, self._block_bytes = stream, guess, size, block_bytes
+        self._given: deque[memoryview] = deque()
         self._held = b""
         self._failure: Exception | None = None
 
-    def blocks(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[memoryview]:
         while True:
             wanted = self._block_bytes if self._left is None else min(self._block_bytes, self._left)
             try:
@@ -179,11 +180,11 @@ class Whole:
                 return
             self._left = None if self._left is None else self._left - len(block)
             data = b"".join((self._held, block)) if self._held else block
-            stop = self._ends(data) if block else 0
+            stop = self._guess(data) if block else 0
             self._held = data[stop:]
             if not stop:
                 return
-            self._given.append(data[:stop])
+            self._given.append(memoryview(data)[:stop])
             yield self._given[-1]
 
     def accept(self) -> None:
@@ -193,7 +194,7 @@ class Whole:
     def read(self, size: int) -> bytes:
         """What follows the blocks that were accepted, piece by piece. Raises what the stream raises."""
         if self._given:
-            return self._given.popleft()
+            return bytes(self._given.popleft())
         if self._held:
             held, self._held = self._held, b""
             return held

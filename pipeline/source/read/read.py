@@ -163,7 +163,7 @@ def _pieces(
     if isinstance(form, RecordFormat):
         with open_at(file, start) as source:
             read.append(partial(_stored, source, file))
-            if alone and form.by_parser:
+            if alone and form.guesses:
                 for block in form.parsed(source, start, None, file.path, 0, selection, spans):
                     if block.chunk.rows_read:
                         yield ParsedRows(file, row, block.chunk, block)
