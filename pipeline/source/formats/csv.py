@@ -30,7 +30,7 @@ _QUOTE, _LF, _CR = 0x22, 0x0A, 0x0D
 _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 _LINE_END = re.compile(rb"[\r\n]")
 csv.field_size_limit(LIMITS.field_bytes)
-_PARSED_BYTES = 1 << 20
+_PARSED_BYTES = 256 << 10
 """So many at once are parsed in the caches of a core."""
 
 _OPEN_QUOTE = "a quoted field is not closed within {} MiB or before the end"
