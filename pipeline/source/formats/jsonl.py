@@ -361,7 +361,7 @@ def _safe(
             whole = pa.py_buffer(np.array([0, len(block)]))
             pa.Array.from_buffers(pa.large_binary(), 1, [None, whole, block]).cast(pa.large_string())
         is_cut = key is not None and is_worth_cutting(ends - starts, reads)
-        if not is_cut and not _too_deep(data, starts) and not _long_numbers(data):
+        if not is_cut and _are_plain(block, starts, ends):
             return block, None
         strings = Strings(block, starts, is_ascii)
     except (ValueError, pa.ArrowInvalid):  # the latter where it is not UTF-8
@@ -378,6 +378,15 @@ def _are_objects(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArr
     """Whether each line begins and ends like an object."""
     found: NDArray[np.bool_] = (data[starts] == _OPEN) & (data[ends - 1] == _CLOSE)
     return found
+
+
+def _are_plain(block: pa.Buffer, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> bool:
+    """Whether no line is nested too deep or has a number of thousands of digits, whatever its strings hold."""
+    long = np.flatnonzero(ends - starts > 2 * _DEEPEST)  # what is opened in a shorter one could not all be closed
+    view, bounds = memoryview(block), zip(starts[long].tolist(), ends[long].tolist(), strict=True)
+    lines = np.frombuffer(b"".join([view[start:end] for start, end in bounds]), np.uint8)
+    after = np.cumsum(ends[long] - starts[long])
+    return not _too_deep(lines, np.append(0, after[:-1])[: len(long)]) and not _long_numbers(lines)
 
 
 def _too_deep(data: NDArray[np.uint8], starts: NDArray[np.int64]) -> bool:
