@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import warm
 from distributed import Client
+from hypothesis import settings
 from s3 import KEYS, proxy, s3, s3_server  # noqa: F401 - fixtures
 
 from cluster import connect
@@ -79,6 +80,10 @@ CommandHere = Callable[..., tuple[int, str]]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {f"test_{name}": place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+settings.register_profile("broadsheet", deadline=None)  # no test is decided by a clock
+settings.load_profile("broadsheet")
 
 
 def examples(count: int) -> int:

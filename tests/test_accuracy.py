@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.measures.accuracy import confusion_of, count_pairs
+from pipeline.labelling.counts import count_pairs
+from pipeline.measures.accuracy import confusion_of
 from pipeline.source.columns import NO_TRUTH
 
 ROWS = st.lists(st.tuples(st.integers(NO_TRUTH, 999), st.integers(0, 999)) | st.tuples(st.just(3), st.just(0)))

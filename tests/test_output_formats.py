@@ -281,7 +281,7 @@ def test_columns_and_classes_that_cannot_be_written_are_told(
     with pytest.raises(UsageError, match=r"the column 'map' cannot be written: jsonl cannot hold map<"):
         classify(source, tmp_path / "out", model=small_model, client=client, id_column="map", format="jsonl")
     model = dataclasses.replace(small_model, classes=("__HIVE_DEFAULT_PARTITION__", "a", "b", "c"))
-    with pytest.raises(UsageError, match="the class '__HIVE_DEFAULT_PARTITION__' cannot be the name of a folder"):
+    with pytest.raises(UsageError, match="'__HIVE_DEFAULT_PARTITION__' in 'label' cannot be the name of a folder"):
         classify(source, tmp_path / "out", model=model, client=client, partition_by="label")
 
 

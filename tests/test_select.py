@@ -26,35 +26,32 @@ from pipeline import OutputError, SourceError, UsageError, classify, select, ver
 from pipeline.model.charcnn import Model
 from pipeline.output.cut import Amount, chosen, find_cuts, ranked, ties_before
 
-GROUPS = ("a", "b", None)
-ROWS = st.lists(
-    st.tuples(
-        st.one_of(st.floats(width=32, allow_nan=False), st.sampled_from([0.25, 0.5, 1.0])), st.sampled_from(GROUPS)
-    )
-)
+GROUPS = (pa.array(["a", "b", None, "c"]), pa.array([0.0, np.nan, 1.5, -0.0]))
+SCORES = st.floats(width=32, allow_nan=False) | st.sampled_from([0.25, 0.5, 1.0])
+ROWS = st.lists(st.tuples(SCORES, st.integers(0, 3)))
 
 
-@given(ROWS, st.lists(st.integers(0, 50)), st.integers(0, 100), st.none() | st.integers(0, 20))
+@given(ROWS, st.sampled_from(GROUPS), st.lists(st.integers(0, 50)), st.integers(0, 100), st.none() | st.integers(0, 20))
 def test_a_cut_chooses_what_sorting_does(
-    rows: list[tuple[float, str | None]], ends: list[int], percent: int, count: int | None
+    rows: list[tuple[float, int]], names: pa.Array, ends: list[int], percent: int, count: int | None
 ) -> None:
     """Of any floats, in chunks of any sizes; rows with the same score in the order of the input."""
     amount = Amount.of(None, count) if count is not None else Amount.of(f"{percent}%", None)
-    scores, groups = np.array([score for score, _ in rows], np.float32), [group for _, group in rows]
+    scores, groups = (np.array(column) for column in zip(*rows, strict=True)) if rows else (np.empty(0), np.empty(0))
+    scores, groups = scores.astype(np.float32), names.take(pa.array(groups, pa.int8()))
     pieces = np.split(np.arange(len(rows)), sorted(min(end, len(rows)) for end in ends))
-    kept = [pa.array([groups[i] for i in piece], pa.string()) for piece in pieces]
-    chunks = [ranked(piece, scores[piece], group) for piece, group in zip(pieces, kept, strict=True)]
+    chunks = [ranked(piece, scores[piece], groups.take(pa.array(piece))) for piece in pieces]
     cuts = find_cuts(lambda: chunks, amount)
     before = ties_before(chunks, cuts)
     found = np.concatenate([chosen(chunk, cuts, ties) for chunk, ties in zip(chunks, before, strict=True)])
-    frame = pd.DataFrame({"score": scores, "group": groups})
-    expected = []
+    frame = pd.DataFrame({"score": scores, "group": groups.to_pandas()})
+    expected, cut_of = [], {name if name == name else None: cut for name, cut in cuts.items()}
     for group, of_group in frame.groupby("group", dropna=False):
         name = None if pd.isna(group) else group
         best = of_group.sort_values("score", ascending=False, kind="stable")[: amount.rows(len(of_group))]
         expected += list(best.index)
-        assert (cuts[name].rows, cuts[name].chosen) == (len(of_group), len(best))
-        assert not len(best) or cuts[name].score == scores[best.index].min()
+        assert (cut_of[name].rows, cut_of[name].chosen) == (len(of_group), len(best))
+        assert not len(best) or cut_of[name].score == scores[best.index].min()
     assert sorted(found) == sorted(expected)
 
 

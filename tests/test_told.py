@@ -21,8 +21,8 @@ from msgspec import UNSET
 
 import pipeline
 from pipeline import verify
+from pipeline.labelling.counts import THRESHOLDS
 from pipeline.labelling.scored import OUTSIDE_SHARE
-from pipeline.measures.accuracy import THRESHOLDS
 from pipeline.model.alphabet import PUBLISHED, Alphabet, encode
 from pipeline.model.charcnn import Model
 from pipeline.report.console import PlainConsole

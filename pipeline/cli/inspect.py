@@ -247,7 +247,7 @@ def _show_output(name: str, as_json: bool) -> None:
     from rich import box
     from rich.table import Table
 
-    from ..measures.accuracy import THRESHOLDS, kept
+    from ..labelling.counts import THRESHOLDS, kept
     from ..output.account import Sums
     from ..output.folder import OutputFolder
     from ..output.object_store import place_of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.base import Backend
 from ..engine.open import why_gpu_unused
 from ..output.account import Committed
-from ..output.check import is_of
+from ..output.commit import is_of
 from ..output.folder import OutputFolder
 from ..output.record import WRITER, Fingerprint
 from ..output.saved_plan import plan_bytes

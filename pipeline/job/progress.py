@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from ...cluster.heartbeat import PAGE, TOPIC
 from ..errors import printable
-from ..measures.accuracy import THRESHOLDS, kept
+from ..labelling.counts import THRESHOLDS, kept
 from ..report.job import JobReport, Progress
 from ..report.tally import Tally
 

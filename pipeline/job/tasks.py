@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from ..engine.base import Backend, Engine, Predictions, Texts
 from ..engine.profile import measure
 from ..errors import BroadsheetError, SourceError
+from ..labelling.counts import count_lengths
 from ..labelling.engines import ENGINES
 from ..labelling.scored import score, score_chunk
-from ..measures.accuracy import Example, closest, count_lengths
+from ..measures.accuracy import Example, closest
 from ..output.columns import Columns, every_row
 from ..output.layout import PARTS, PartNames
 from ..output.model_columns import ModelColumns

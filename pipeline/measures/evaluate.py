@@ -12,18 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
+from ..labelling.counts import count_pairs
 from ..model.cascade import ASKS
 from ..model.charcnn import Model, load_model
 from ..model.scores import assigned, log_scores, probabilities
 from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH, label_lists, label_sets
 from ..source.inputs import identify
-from .accuracy import Confusion, LabelCounts, confusion_of, count_pairs
+from .accuracy import SHOWN_BYTES, Confusion, LabelCounts, confusion_of
 from .fitting import Figures, figures_of
 from .reliability import Reliability, Threshold, reliability, threshold
 from .rows import scored_rows, selection_of
-
-_SHOWN_BYTES = 400
 
 
 class Mistake(NamedTuple):
@@ -338,7 +337,7 @@ def _compared(
 def _mistake(chunk: Chunk, i: int, label: str, score: float, classes: tuple[str, ...]) -> Mistake:
     assert chunk.truth is not None
     where = chunk.rows.slice(i, 1).to_pylist()[0]
-    text = chunk.text[i].as_py()[:_SHOWN_BYTES].decode(errors="ignore")
+    text = chunk.text[i].as_py()[:SHOWN_BYTES].decode(errors="ignore")
     return Mistake(score, where["file"], where["row"], classes[chunk.truth[i]], label, text)
 
 

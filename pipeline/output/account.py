@@ -12,7 +12,7 @@ from operator import add
 from msgspec import UNSET
 
 from ..errors import UsageError
-from ..measures.accuracy import LENGTHS
+from ..labelling.counts import LENGTHS
 from ..source.columns import NO_TRUTH
 from ..source.plan.plan import group_name, part_name
 from .layout import group_of

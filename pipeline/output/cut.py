@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
@@ -41,6 +42,7 @@ class Chosen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 _HALF, _SIGN = 16, np.uint32(1 << 31)
 _LOWER = (1 << _HALF) - 1
 _FEW_GROUPS = 16
+_NAN = float("nan")  # the group of all, which are equal to nothing but this very object
 _MOST_COUNTED = 1 << 20
 """Counts that wait to be added up."""
 
@@ -100,8 +102,10 @@ def ranked(places: NDArray[np.int32], scores: NDArray[np.float32], groups: pa.Ar
     keys = np.where(bits >> 31, ~bits, bits | _SIGN) if np.any(scores < 0) else bits | _SIGN
     if groups is None:
         return Ranked(places, keys, np.zeros(len(keys), np.int32), ("",))
+    groups = pc.add(groups, pa.scalar(0, groups.type)) if pa.types.is_floating(groups.type) else groups  # as above
     coded = groups.dictionary_encode(null_encoding="encode")
-    return Ranked(places, keys, coded.indices.to_numpy(), tuple(coded.dictionary.to_pylist()))
+    names = tuple(_NAN if name != name else name for name in coded.dictionary.to_pylist())
+    return Ranked(places, keys, coded.indices.to_numpy(), names)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from ..source.open.ahead import in_order
 from ..source.plan.plan import GroupEnd, part_name
 from . import layout
 from .account import Committed, gaps, groups_of, open_to_change
-from .check import check_chunk
-from .commit import commit_end, committed_entry
+from .commit import check_chunk, commit_end, committed_entry
 from .layout import (
     CLAIM,
     ENTRIES,

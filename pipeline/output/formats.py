@@ -31,8 +31,8 @@ _TAKEN_FROM_FOLDER = ("parquet",)
 the readers of other formats only DuckDB knows such folders.
 """
 
-_LONGEST_NAME = 255
-"""Bytes of a file name on every common file system."""
+_LONGEST_NAME, _SHOWN = 255, 60
+"""Bytes of a file name on every common file system, and characters of a longer one in a message."""
 
 _REPEATING = ("file", TRUTH.name)
 """Columns of texts of which there are few."""
@@ -167,12 +167,15 @@ def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) 
         if not (_is_text(plain) or types.is_integer(plain) or types.is_boolean(plain) or types.is_date32(plain)):
             raise UsageError(f"{name!r} is {kind}: --partition-by takes text, integers, dates, true and false")
         for label in classes if name.endswith(Names().label) else ():
-            if not _names_a_folder(name, label):
-                raise UsageError(f"the class {label!r} cannot be the name of a folder, as --partition-by needs it")
+            _check_folder(name, label)
 
 
-def _names_a_folder(column: str, value: str | None) -> bool:
-    return value != NULL_FOLDER and len(value_folder(column, value)) <= _LONGEST_NAME
+def _check_folder(column: str, value: str | None) -> None:
+    if value == NULL_FOLDER or len(value_folder(column, value)) > _LONGEST_NAME:
+        raise UsageError(
+            f"{str(value)[:_SHOWN]!r} in {column!r} cannot be the name of a folder, which --partition-by needs: of at "
+            f"most {_LONGEST_NAME} bytes, and not {NULL_FOLDER}. Give it another column"
+        )
 
 
 def part_files(table: pa.Table, names: PartNames, chunk: str, job: str) -> list[tuple[str, int, bytes]]:
@@ -191,8 +194,7 @@ def part_files(table: pa.Table, names: PartNames, chunk: str, job: str) -> list[
     for name, values in names.files(chunk, job, [tuple(each.values()) for each in several]):
         rows = rest
         for column, value in zip(names.by, values, strict=True):
-            if not _names_a_folder(column, value):
-                raise UsageError(f"{value!r} in {column!r} cannot be the name of a folder, as --partition-by needs it")
+            _check_folder(column, value)
         if names.by:
             rows = rest.filter(reduce(pc.and_, map(_has, texts, values)))
         found.append((name, len(rows), write(rows)))

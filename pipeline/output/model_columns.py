@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from ..engine.base import Predictions
 from ..errors import UsageError
+from ..labelling.counts import count_pairs, count_scores
 from ..labelling.scored import Scoring
 from ..labelling.windows import Windows
-from ..measures.accuracy import count_pairs, count_scores
 from ..model.reference import NO_LABEL
 from ..model.scores import assigned
 from ..model.several import Models
@@ -211,7 +211,7 @@ class ModelColumns:
         return count_scores(self.classes, best[labelled], predictions.scores[labelled, 0])
 
     def pairs(self, predictions: Predictions, truth: NDArray[np.int32]) -> list[tuple[int, int, int]]:
-        """Rows by true class and label, as `accuracy.count_pairs` has them.
+        """Rows by true class and label, as `count_pairs` has them.
 
         truth: [N], one of `truths`, or NO_TRUTH. A class that the model does not have counts as no truth.
         """

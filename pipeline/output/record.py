@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ..engine.base import Backend
 from ..errors import OutputError
-from ..measures.accuracy import LENGTHS, SCORES
+from ..labelling.counts import LENGTHS, SCORES
 from .cut import Chosen
 from .layout import (
     CHUNK_PATTERN,
@@ -105,11 +105,11 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     none of several applies. multi_label: whether a row may have several. chars, truncated, unknown_chars: sums of those
     columns over written rows. saturated: 8-bit activations at their greatest, over all rows that were labelled. asked:
     how often a network was asked that is not asked about all rows, over the same rows.
-    lengths: written rows by class of `accuracy.LENGTHS`. doubtful: labelled rows that the model could hardly judge, by
+    lengths: written rows by class of `counts.LENGTHS`. doubtful: labelled rows that the model could hardly judge, by
     reason, filtered ones too. confusion: (true class, predicted class, rows) of every pair that occurs, where there is
     a truth, over the filtered rows too. problems: messages about whole files. files: one part, or one for each label,
     sorted; then the quarantined rows, where there are any. others: of several models, what the second and further ones
-    say; the rest is the first one's. scores: written rows by label and bin of `accuracy.SCORES`, since 2026-11.
+    say; the rest is the first one's. scores: written rows by label and bin of `counts.SCORES`, since 2026-11.
     """
 
     version: Version = VERSION
@@ -314,7 +314,7 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     doubtful : dict of str to int
         Labelled rows that the model could hardly judge, by reason.
     lengths : tuple of int
-        Written rows by class of `accuracy.LENGTHS`.
+        Written rows by class of `counts.LENGTHS`.
     confusion : tuple of (int, int, int), or None
         Rows by true and predicted class, where there is a truth; filtered rows too.
     problems : tuple of (str, str)
@@ -324,7 +324,7 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     others : tuple of Judged, optional
         Of several models, the figures of the second and further ones; all others are the first one's.
     scores : dict of str to tuple of int, optional
-        Written rows by label and bin of `accuracy.SCORES`; they are counted since 2026-11.
+        Written rows by label and bin of `counts.SCORES`; they are counted since 2026-11.
 
     """
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from msgspec import UNSET
 
 from ..errors import UsageError, did_you_mean
-from ..measures.accuracy import count_lengths
+from ..labelling.counts import count_lengths
 from ..processes.threads import available_cores, threads
 from ..source.chunk import QUARANTINE_SCHEMA
 from ..source.columns import distinct
@@ -27,8 +27,7 @@ from ..source.open.ahead import in_order
 from ..source.plan.plan import part_name
 from ..storage.disk import refuse_outputs, write_file
 from .account import Committed, Sums
-from .check import scores_of
-from .commit import commit_chunk, committed_rows
+from .commit import commit_chunk, committed_rows, scores_of
 from .cut import Amount, Chosen, Cut, Ranked, chosen, find_cuts, ranked, ties_before
 from .finish import finish
 from .folder import OutputFolder
@@ -232,6 +231,8 @@ class _Chooser:
     where: Where | None
     by: str
     per: str | None
+    _held: dict[int, Ranked] = field(default_factory=dict)
+    _room: list[int] = field(default_factory=lambda: [_MOST_HELD])
 
     @classmethod
     def of(cls, job: _Labels, amount: Amount, where: Where | None, by: str | None, per: str | None) -> _Chooser:
@@ -256,14 +257,6 @@ class _Chooser:
         if per is not None and pa.types.is_nested(schema.field(per).type):
             raise UsageError(f"the column {per!r} holds lists or structs: --per takes one with a value for each row")
         return cls(job, amount, where, column, per)
-
-    @cached_property
-    def _held(self) -> dict[int, Ranked]:
-        return {}
-
-    @cached_property
-    def _room(self) -> list[int]:
-        return [_MOST_HELD]
 
     @cached_property
     def cuts(self) -> dict[Any, Cut]:

@@ -11,7 +11,7 @@ from ..source.formats.onehot import OneHot
 from ..source.plan.plan import Group, GroupEnd, plan_files
 from ..source.read.read import read_group
 from .account import Pieces, Sums, gaps, groups_of
-from .check import check_chunk
+from .commit import check_chunk
 from .folder import REPAIR, OutputFolder
 from .layout import CLAIM, MANIFEST, OF_CHUNKS, OLD_MANIFEST, SUCCESS
 from .object_store import place_of

@@ -132,7 +132,7 @@ class ModelFigures:
     labels : Counter of str
         Written rows by label.
     scores : dict of str to tuple of int, or None
-        Written rows by label, and by score in the bins of `accuracy.SCORES`; None where they are not known.
+        Written rows by label, and by score in the bins of `counts.SCORES`; None where they are not known.
     unlabelled : int
         Written rows without a label.
     confusion : Confusion or None
@@ -153,7 +153,7 @@ class ModelFigures:
 
     @property
     def bins(self) -> list[int]:
-        """Labels by bin of `accuracy.SCORES`, of all classes together; none where they are not known."""
+        """Labels by bin of `counts.SCORES`, of all classes together; none where they are not known."""
         return [sum(column) for column in zip(*(self.scores or {}).values(), strict=True)]
 
 

@@ -11,7 +11,8 @@ import msgspec
 import pyarrow as pa
 
 from ..errors import counted, in_python
-from ..measures.accuracy import LENGTHS, THRESHOLDS, Confusion, kept
+from ..labelling.counts import LENGTHS, THRESHOLDS, kept
+from ..measures.accuracy import Confusion
 from .breakdown import Breakdown, break_down
 from .facts import JobFacts, ModelFigures, RunFacts, models_of
 from .results import Frame, Results

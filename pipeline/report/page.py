@@ -16,7 +16,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..errors import printable
-from ..measures.accuracy import LENGTHS, SCORES, THRESHOLDS, Confusion, kept
+from ..labelling.counts import LENGTHS, SCORES, THRESHOLDS, kept
+from ..measures.accuracy import Confusion
 from ..storage.disk import write_file
 from . import plots
 from .breakdown import MOMENTS, judge

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 
 from ..errors import BroadsheetError
-from ..measures.accuracy import LENGTHS, Confusion, confusion_of
+from ..labelling.counts import LENGTHS
+from ..measures.accuracy import Confusion, confusion_of
 from ..output.account import summed, summed_scores
 from ..output.record import SUMS, Entry, Judged, Scores, Totals
 from ..source.plan.plan import GroupEnd
@@ -52,13 +53,13 @@ class Tally:
     labels : Counter of str
         Written rows by label.
     scores : dict of str to tuple of int
-        Written rows by label and bin of `accuracy.SCORES`; UNSET where an earlier version did not count some.
+        Written rows by label and bin of `counts.SCORES`; UNSET where an earlier version did not count some.
     unlabelled : int
         Written rows without a label, since their score was too low or none of several applies.
     doubtful : Counter of str
         Labelled rows that the model could hardly judge, by reason.
     lengths : list of int
-        Written rows by class of `accuracy.LENGTHS`.
+        Written rows by class of `counts.LENGTHS`.
     confusion : Confusion or None
         Rows by true and predicted class, where there is a truth column; the filtered ones too.
     others : tuple of Judged

@@ -333,7 +333,6 @@ class Dispatcher:
     def _start(self, device: Device, number: int, batch: Batch, now: float) -> None:
         for request, first, _ in batch.pieces:
             if first == 0:
-                request.first_started = now
                 self._metrics.waited(request.key, now - request.arrived)
         task = self._loop.create_task(self._compute(device, number, batch, now))
         self._tasks.add(task)

@@ -99,7 +99,7 @@ class Request:
 
     __slots__ = (
         *("key", "model", "texts", "top_k", "arrived", "deadline", "answer", "is_large", "all_chars", "started"),
-        *("first_started", "tries", "parts", "finished", "trace", "_before"),
+        *("tries", "parts", "finished", "trace", "_before"),
     )
 
     def __init__(
@@ -114,7 +114,7 @@ class Request:
     ) -> None:
         self.key, self.model, self.texts, self.top_k = key, model, texts, top_k
         self.arrived, self.answer, self.trace = arrived, answer, trace
-        self.deadline, self.first_started = math.inf, 0.0
+        self.deadline = math.inf
         self.is_large, self.started, self.tries, self.finished = False, 0, 0, 0
         self.parts: dict[int, bytes] = {}
         self._before: NDArray[np.int64] | None = None

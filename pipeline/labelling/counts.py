@@ -1,0 +1,56 @@
+"""What is counted of a chunk's rows: how long they are, how high their scores, and which labels they have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..model.reference import NO_LABEL
+from ..source.columns import NO_TRUTH
+
+LENGTHS = (0, 1, 50, 100, 150, 200, 250, 300, 400, 500, 750, 1000, 2000, 5000, 10_000)
+"""Characters at which the classes of article lengths begin; the last has no end."""
+
+
+def count_lengths(n_chars: NDArray[np.int64]) -> list[int]:
+    """Articles in each class of LENGTHS."""
+    return [int(n) for n in np.histogram(n_chars, [*LENGTHS, np.iinfo(np.int64).max])[0]]
+
+
+SCORES = (*(i / 20 for i in range(20)), 0.99)
+"""Scores at which the bins of a histogram begin; the last ends with 1."""
+
+THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+"""Of SCORES, those of which a report says how many rows they keep."""
+
+_SCORES = np.array(SCORES[1:], np.float32)
+"""In the precision of scores, as `where` compares them."""
+
+
+def count_scores(
+    names: Sequence[str], labels: NDArray[np.integer], scores: NDArray[np.float32]
+) -> dict[str, tuple[int, ...]]:
+    """For each label that occurs, its rows in each bin of SCORES. labels: numbers of `names`, [N]."""
+    bins = labels.astype(np.intp) * len(SCORES) + np.searchsorted(_SCORES, scores, side="right")
+    counts = np.bincount(bins, minlength=len(names) * len(SCORES)).reshape(len(names), len(SCORES))
+    return {names[i]: tuple(counts[i].tolist()) for i in np.flatnonzero(counts.any(axis=1)).tolist()}
+
+
+def kept(bins: Sequence[int]) -> list[int]:
+    """How many rows have each of THRESHOLDS as their score, or more. bins: rows in each bin of SCORES."""
+    return [sum(bins[SCORES.index(score) :]) for score in THRESHOLDS]
+
+
+def count_pairs(truth: NDArray[np.int32], predicted: NDArray[np.int32]) -> list[tuple[int, int, int]]:
+    """(true class, predicted class, rows) for each pair that occurs; rows without a truth count under NO_TRUTH, those
+    without a label under NO_LABEL.
+    """
+    predicted = predicted - np.int32(NO_LABEL)
+    width = int(predicted.max(initial=0)) + 1
+    # Pairs are counted as integers: sorting them held the GIL for 50 ms a chunk, and the device waited.
+    counts = np.bincount((truth.astype(np.intp) - NO_TRUTH) * width + predicted)
+    found = np.flatnonzero(counts)
+    pairs = (found // width + NO_TRUTH, found % width + NO_LABEL, counts[found])
+    return list(zip(*(column.tolist() for column in pairs), strict=True))
