@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import warm
 from distributed import Client
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from s3 import KEYS, proxy, s3, s3_server  # noqa: F401 - fixtures
 
 from cluster import connect
@@ -37,36 +38,42 @@ os.environ |= {**KEYS, "AWS_REGION": "us-east-1"}
 LONG = (
     "kernels_compile",
     "train_together",
-    "examples",
     "train",
-    "serve",
-    "graph",
-    "sidecars",
-    "connect",
-    "scanner",
-    "hostile_input",
+    "examples",
     "chaos",
-    "start",
-    "site",
-    "cluster",
-    "readers",
-    "fasttext",
+    "serve",
     "explain",
-    "decompression",
-    "object_store",
-    "settings",
+    "readers",
+    "connect",
     "recovery",
-    "serve_guarded",
-    "profile",
-    "several_labels",
-    "several_models",
-    "damaged_output",
-    "calibrated_scores",
+    "sidecars",
+    "site",
+    "object_store",
     "classify_command",
+    "hostile_input",
+    "start",
+    "select",
+    "decompression",
+    "scanner",
+    "cluster",
+    "page",
+    "settings",
+    "several_labels",
+    "graph",
+    "arrow_files",
     "overflow",
-    "csv",
+    "dashboard",
+    "pipe",
+    "serve_guarded",
+    "fasttext",
+    "profile",
+    "classifier",
+    "cascade",
     "memory",
     "few_rows",
+    "docstrings",
+    "update",
+    "rows",
 )
 """The files that take longest, the longest first: two processes that take one file after another end together."""
 
@@ -77,12 +84,17 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 CommandHere = Callable[..., tuple[int, str]]
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()  # the modules of all tests are not looked through for garbage, again and again
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {f"test_{name}": place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
-settings.register_profile("broadsheet", deadline=None)  # no test is decided by a clock
+# No test is decided by a clock.
+settings.register_profile("broadsheet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("broadsheet")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -39,6 +40,18 @@ def resumed(source: Path, model: Path, url: str, endpoint: str) -> None:
     classify(source, url, endpoint=endpoint, model=model, chunk_size=6, resume=True)
 
 
+def held_after(count: int, out: Path, until: Path) -> str:
+    """Code of a worker that reads no chunk once so many are committed, until there is a file."""
+    entries = str(out / "_entries")
+    return f"""
+import os, time
+def held():
+    while os.path.isdir({entries!r}) and len(os.listdir({entries!r})) >= {count} and not os.path.exists({str(until)!r}):
+        time.sleep(0.05)
+    return 0
+""" + slowed("read", "held()")
+
+
 def spans_of(out: Path) -> list[dict]:
     """The spans of a folder's last run."""
     record = max((out / "_runs").glob("*.spans.arrow"), key=lambda file: file.stat().st_mtime)
@@ -52,6 +65,18 @@ def check_whole(out: Path, undisturbed: Path) -> None:
 
 def committed(out: Path) -> int:
     return len(list((out / "_entries").glob("[!.]*.json")))
+
+
+def killed_after(folder: str, count: int) -> None:
+    """Have this process killed once so many files of a folder of that name have their names."""
+    rename, left = os.replace, itertools.count(count - 1, -1)
+
+    def replace(source: str | Path, target: str | Path) -> None:
+        rename(source, target)
+        if Path(target).parent.name == folder and next(left) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.replace = replace  # type: ignore[assignment]
 
 
 def wait_until(true: Callable[[], object], seconds: float = 240) -> None:
@@ -69,6 +94,19 @@ def alive(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def children_of(pid: int, module: str) -> list[psutil.Process]:
+    """The child processes of a process, if it is there, that run a module whose name begins so. Any may end at any
+    time.
+    """
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children():
+            with suppress(psutil.NoSuchProcess):
+                if any(part.startswith(module) for part in child.cmdline()):
+                    found.append(child)
+    return found
 
 
 class Processes:

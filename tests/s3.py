@@ -97,7 +97,7 @@ def seaweed(folder: Path) -> Iterator[str]:
     finally:
         assert server.stdin is not None
         server.stdin.close()
-        server.wait(30)
+        server.wait(240)
 
 
 def free_ports(count: int) -> list[int]:
@@ -123,7 +123,7 @@ def _credentials(keys: dict[str, str]) -> dict[str, str]:
 
 
 def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while True:
         assert server.poll() is None, log.read_text()[-2000:]
         assert time.monotonic() < deadline, log.read_text()[-2000:]
@@ -172,12 +172,19 @@ class Proxy:
     def __init__(self, upstream: str) -> None:
         self.decide: Decide = lambda method, path: None
         self.seen: list[tuple[str, str, Fault]] = []
+        self.answered = 0
         host, port = upstream.removeprefix("http://").split(":")
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True
+
+            def handle_any(self) -> None:
+                try:
+                    self.answer()
+                finally:
+                    proxy.answered += 1
 
             def answer(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -205,7 +212,7 @@ class Proxy:
                     return self.hang_up(at_once=False)
                 return self.pass_on(answer, data)
 
-            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer  # noqa: N815
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any  # noqa: N815
 
             def pass_on(self, answer: HTTPResponse, data: bytes) -> None:
                 self.send_response(answer.status)

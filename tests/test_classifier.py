@@ -132,7 +132,7 @@ def test_a_closed_one_says_so_and_calls_that_have_begun_end(small_model: Model) 
     held.close()
     held.close()
     for caller in callers:
-        caller.join(timeout=30)
+        caller.join(timeout=240)
     assert errors == ["this classifier is closed: load another with broadsheet.load()"] * 4
     assert repr(held).endswith("closed>")
 

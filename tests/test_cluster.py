@@ -18,6 +18,7 @@ from jobs import (
     Processes,
     check_whole,
     committed,
+    held_after,
     run_undisturbed,
     start_scheduler,
     start_worker,
@@ -55,7 +56,7 @@ def test_a_worker_stopped_past_its_time_to_live_goes_on_and_harms_nothing(
 ) -> None:
     """It stops on its way to write a part; the job ends without it; then it writes that part and its entry again."""
     arguments, undisturbed = job
-    _, file = start_scheduler(processes, tmp_path, WORKER_TTL="3s")
+    _, file = start_scheduler(processes, tmp_path, WORKER_TTL="6s")
     flag, out = tmp_path / "stopped", tmp_path / "out"
     env = {"BROADSHEET_KILL": f"before-write stop {flag}", "DASK_DISTRIBUTED__WORKER__PRELOAD": KILL_PRELOAD}
     workers = [start_worker(processes, file, env) for _ in range(2)]
@@ -97,16 +98,20 @@ def test_a_worker_of_another_kind_that_joins_is_refused(
     processes: Processes, small_model_file: Path, slow: dict[str, str], tmp_path: Path
 ) -> None:
     """Workers may join at any time; scores must not depend on which did. The chunks of a file of more than 64 KiB are
-    handed out one by one, so that the one that joins gets some.
+    handed out one by one, so that the one that joins gets some: the first is held up until then.
     """
     (tmp_path / "in.csv").write_text("text\n" + f"{'words ' * 200}\n" * 240)
     _, file = start_scheduler(processes, tmp_path)
+    out, joined = tmp_path / "out", tmp_path / "joined"
+    (tmp_path / "slow.py").write_text(held_after(3, out, joined))
     start_worker(processes, file, slow)
-    out = tmp_path / "out"
     arguments = ["classify", tmp_path / "in.csv", "--model", small_model_file, "--chunk-size", 2]
     command = processes.broadsheet(*arguments, "-o", out, "--scheduler-file", file)
     wait_until(lambda: committed(out) >= 3)
     start_worker(processes, file, {"OPENBLAS_CORETYPE": "Prescott"})
+    with Client(scheduler_file=str(file), set_as_default=False) as client:
+        client.wait_for_workers(2, timeout=240)
+    joined.touch()
     _, errors = command.communicate(timeout=240)
     assert command.returncode == 1
     assert "a worker that joined computes with" in errors

@@ -191,7 +191,7 @@ def test_the_doctor_names_what_is_wrong_with_a_cluster(
     processes.dask(*here, env={"PYTHONPATH": f"{shadow}{os.pathsep}{ROOT}"}, cwd=tmp_path)
     wait_until(file.exists)
     with Client(scheduler_file=str(file)) as client:
-        client.wait_for_workers(2, timeout=60)
+        client.wait_for_workers(2, timeout=240)
     run = broadsheet_in_process("doctor", "--scheduler-file", file, "--json", "-o", "/proc/nowhere", cwd=tmp_path)
     assert run.returncode == 1, run.stderr
     findings = {finding["check"]: finding for finding in json.loads(run.stdout)}

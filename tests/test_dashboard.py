@@ -8,23 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jobs import Processes, wait_until
-
-from benchmarks.chaos.slow import slowed
+from jobs import Processes, held_after, wait_until
 
 CHROMIUM = shutil.which("chromium")
 ROWS, BAD = 384, 3  # in chunks of four, three times as many as the workers read at once
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path (apt-get install chromium)")
-
-HELD = """
-import os, time
-def held():
-    while len(os.listdir({entries!r})) >= 8 and not os.path.exists({go!r}):
-        time.sleep(0.05)
-    return 0
-"""
-"""No chunk after the first ones is read until there is a file `go`."""
 
 READ_CARDS = """name => Object.fromEntries(
     [...name.parentElement.parentElement.children].filter(card => card.tagName == "DIV")
@@ -42,8 +31,7 @@ def test_the_page_shows_a_running_job_until_it_ends(
     processes: Processes, small_model_file: Path, tmp_path: Path
 ) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
-    held = HELD.format(entries=str(tmp_path / "out" / "_entries"), go=str(tmp_path / "go"))
-    (tmp_path / "slow.py").write_text(held + slowed("read", "held()"))
+    (tmp_path / "slow.py").write_text(held_after(8, tmp_path / "out", tmp_path / "go"))
     line = f'{{"text": "{"x" * 800}"}}\n'  # in all above 64 KiB, so that both workers have some
     (tmp_path / "in.jsonl").write_text('{"text": 3}\n' * BAD + line * (ROWS - BAD))
     job = processes.broadsheet(

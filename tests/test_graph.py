@@ -13,6 +13,7 @@ import threading
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -24,7 +25,7 @@ import pytest
 from conftest import ROOT, Command
 from dask import config as dask_config
 from distributed import Client
-from jobs import Processes, spans_of, start_scheduler, start_worker, workers_that_run
+from jobs import Processes, children_of, spans_of, start_scheduler, start_worker, workers_that_run
 from test_classifier import Link
 
 from benchmarks.chaos.jobs import contents
@@ -203,7 +204,7 @@ def test_a_stalled_job_says_which_chunk_worker_and_step_it_waits_for(
     """
     told, path = Told(patience=1.0), write_csv(tmp_path / "stall.csv", 9)
     resource_tracker.ensure_running()
-    helpers = [child for child in psutil.Process().children() if "resource_tracker" in " ".join(child.cmdline())]
+    helpers = children_of(os.getpid(), "from multiprocessing.resource_tracker")
     for helper in helpers:
         helper.suspend()
     try:
@@ -218,10 +219,15 @@ def test_a_stalled_job_says_which_chunk_worker_and_step_it_waits_for(
         f"process {helper.pid} (multiprocessing's resource tracker) is stopped: kill -CONT {helper.pid} lets it go on"
         for helper in helpers
     ]
-    expected = rf"no chunk has finished for \d s: group-000000 is in label on worker ({workers}) for \d s; "
-    named = [w for w in told.warnings if re.fullmatch(expected + re.escape("; ".join(stopped)), w)]
-    assert 1 <= len(named) <= 3, told.warnings  # after one second, two, and four, not again and again
-    of_chunks = [w for w in told.warnings if not w.startswith("the model is not loaded")]  # which may take its time
+    expected = rf"no chunk has finished for (\d+) s: group-000000 is in label on worker ({workers}) for \d+ s; "
+    found = [re.fullmatch(expected + re.escape("; ".join(stopped)), w) for w in told.warnings]
+    named = [each[0] for each in found if each]
+    seconds = [int(each[1]) for each in found if each]
+    assert seconds, told.warnings
+    # After one second, two, four, and so on, and not again and again; from the start once a chunk has finished.
+    assert sum(then < 2 * now - 2 for now, then in pairwise(seconds)) <= 3, told.warnings
+    before = re.compile(r"the model is not loaded|no chunk has finished for \d+ s: (\d+ tasks wait|the client is)")
+    of_chunks = [w for w in told.warnings if not before.match(w)]  # on a busy machine that may take its time
     assert [*named, told.warnings[-1]] == of_chunks  # said once more, at the end
     assert told.warnings[-1].startswith(f"{stopped[-1]}; whoever reads what this command says")
 
@@ -261,7 +267,7 @@ def test_nothing_listens_beyond_loopback_and_cores_are_not_oversubscribed(client
     assert addresses
     assert addresses <= {"127.0.0.1", "::1"}
     assert client.dashboard_link.startswith("http://127.0.0.1:")
-    with urllib.request.urlopen(client.dashboard_link, timeout=30) as page:
+    with urllib.request.urlopen(client.dashboard_link, timeout=240) as page:
         assert b"Dask" in page.read()
     threads = client.run(_threads)
     most = max(1, (os.cpu_count() or 1) // 2)  # of one engine; one computes at a time

@@ -6,15 +6,14 @@ import gzip
 import json
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client
-from jobs import check_whole, committed, spans_of, workers_that_run
+from distributed import Client, Worker
+from jobs import check_whole, committed, spans_of, wait_until, workers_that_run
 
 from cluster import connect
 from pipeline import SourceError, classify
@@ -25,7 +24,8 @@ from pipeline.source.plan.plan import GroupChunk
 from pipeline.source.read.readers import Room
 
 # Each commit is noted. A worker dies, once, as it reads the fourth chunk of "b.jsonl.gz": no other chunk is begun then,
-# and the client has heard of all that were. Chunks of "slow" take longer.
+# and the client has heard of all that were. Chunks of "slow" take longer, and the fifth until the job is stopped, or
+# there is a file "go".
 PRELOAD = """
 import os, signal, time
 from pathlib import Path
@@ -33,10 +33,12 @@ from broadsheet.pipeline.job.worker import STATE
 folder = Path({folder!r})
 read_group, commit = vars(STATE).setdefault("kept", (STATE.read_group, STATE.commit))
 def troubled(group, *a):
-    name = os.path.basename(group.files[0].path)
+    name, stopped = os.path.basename(group.files[0].path), len(STATE.stopped)
     for number, found in enumerate(read_group(group, *a)):
         if name == "slow.jsonl.gz":
             time.sleep(0.3)
+            while number == 4 and len(STATE.stopped) == stopped and not (folder / "go").exists():
+                time.sleep(0.01)
         if name == "b.jsonl.gz":
             (folder / "b").touch()
         while name != "b.jsonl.gz" and (folder / "b").exists() and (folder / "kill").exists():
@@ -120,8 +122,18 @@ class Interrupted(Progress):
         raise KeyboardInterrupt
 
 
+def wanted(dask_worker: Worker) -> int:
+    """How many tasks a worker has begun that somebody waits for."""
+    return sum(task.state == "executing" for task in dask_worker.state.tasks.values())
+
+
+def busy(dask_worker: Worker) -> int:
+    """How many it has begun that have not ended."""
+    return len(dask_worker.active_threads)
+
+
 def test_a_group_that_is_stopped_or_interrupted_begins_no_further_chunk(
-    troubled: Client, client: Client, small_model: Model, tmp_path: Path
+    troubled: Client, client: Client, small_model: Model, folder: Path, tmp_path: Path
 ) -> None:
     """Stopped, a job reports what is done; interrupted, it leaves nothing running. Both are resumed."""
     given = {"model": small_model, "chunk_size": 16}
@@ -136,11 +148,10 @@ def test_a_group_that_is_stopped_or_interrupted_begins_no_further_chunk(
     assert 2 <= report.tally.chunks == committed(stopped) < 9
     with pytest.raises(KeyboardInterrupt):
         classify(source, interrupted, client=troubled, progress=Interrupted(), **given)
-    time.sleep(1.0)
-    before = committed(interrupted)
-    assert 1 <= before < 9
-    time.sleep(1.0)
-    assert committed(interrupted) == before
+    wait_until(lambda: not any(troubled.run(wanted).values()))
+    (folder / "go").touch()
+    wait_until(lambda: not any(troubled.run(busy).values()))
+    assert 1 <= committed(interrupted) < 9
     for out in (stopped, interrupted):
         assert classify(source, out, client=client, resume=True, **given).exit_code == 0
         check_whole(out, tmp_path / "undisturbed")

@@ -28,7 +28,7 @@ def processes() -> Iterator[Processes]:
 
 def figures(url: str) -> dict[str, float]:
     """Values by name and labels."""
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=240) as answer:
         text = answer.read().decode()
     return {name: float(value) for name, value in re.findall(r"^(broadsheet_\S+) (\S+)$", text, re.MULTILINE)}
 
@@ -41,7 +41,7 @@ def test_a_scheduler_and_a_worker_tell_what_the_job_has_done(
     wait_until(file.exists)
     processes.dask("worker", *at, "--scheduler-file", file, "--nthreads", 2, "--no-nanny")
     with Client(scheduler_file=str(file), set_as_default=False) as client:
-        client.wait_for_workers(1, 30)
+        client.wait_for_workers(1, 240)
         classify(TEXTS, tmp_path / "out", model=small_model, client=client, chunk_size=7)
         about = client.scheduler_info(n_workers=-1)
         ((address, worker),) = about["workers"].items()

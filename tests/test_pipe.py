@@ -132,14 +132,14 @@ def test_each_line_has_its_label_before_the_next_one_comes(small_model_file: Pat
         process = subprocess.Popen(command, bufsize=0, stdin=-1, stdout=-1, stderr=-1)
         for number in range(3):
             process.stdin.write(b"Stocks fell\n")
-            assert select.select([process.stdout], [], [], 60)[0]
+            assert select.select([process.stdout], [], [], 240)[0]
             assert json.loads(process.stdout.readline())["row"] == number
         if ending == "a closed pipe":
             process.stdout.close()
             process.stdin.write(b"Stocks fell\n")
         else:
             process.terminate()
-        ends.append((process.wait(60), process.stderr.read()))
+        ends.append((process.wait(240), process.stderr.read()))
     assert ends == [(-signal.SIGPIPE, b""), (-signal.SIGTERM, b"")]
 
 
@@ -155,7 +155,7 @@ def test_stdout_that_is_closed_or_full_is_told_without_a_traceback(small_model_f
         ("classify", "in.csv", "--model", small_model_file, "-o", "out", ">&-", 0, ""),
     ):
         line = f"set -o pipefail; {shlex.join(map(str, (*broadsheet, *command)))} {end}"
-        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=240)
         assert (done.returncode, message in done.stderr, "Traceback" in done.stderr) == (code, True, False), done
     assert verify(tmp_path / "out").rows_quarantined == 2
 

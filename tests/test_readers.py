@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import resource
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client
-from jobs import check_whole, committed, wait_until, workers_that_run
+from jobs import check_whole, children_of, committed, wait_until, workers_that_run
 from reading import found, units_of
 
 from pipeline import classify, close
@@ -61,10 +62,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pids_of(parent: int) -> set[int]:
     """The reader processes of a worker."""
-    with suppress(psutil.NoSuchProcess):
-        children = psutil.Process(parent).children()
-        return {child.pid for child in children if "pipeline.source.read.reader_process" in " ".join(child.cmdline())}
-    return set()
+    return {child.pid for child in children_of(parent, "broadsheet.pipeline.source.read.reader_process")}
 
 
 def write_gzip(path: Path, rows: int, characters: int = 120) -> Path:
@@ -89,8 +87,13 @@ def killing(parent: int, name: str, times: int) -> Iterator[list[int]]:
     over = threading.Event()
 
     def run() -> None:
-        while len(killed) < times and not over.wait(0.01):
-            for pid in pids_of(parent) - set(killed):
+        pids: set[int] = set()
+        for turn in itertools.count():
+            if len(killed) == times or over.wait(0.002):
+                return
+            if turn % 20 == 0:  # looking through all processes takes as long as 20 times what is below
+                pids = pids_of(parent)
+            for pid in pids - set(killed):
                 with suppress(OSError):
                     files = [os.readlink(file.path) for file in os.scandir(f"/proc/{pid}/fd")]
                     if any(file.endswith(name) for file in files):
@@ -225,7 +228,7 @@ def test_a_stopped_job_leaves_readers_ready_and_a_killed_worker_takes_them_along
     thread.start()
     assert classify(large, out, resume=True, **given).exit_code == 0
     thread.join()
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in before), seconds=5)
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in before))
 
 
 def test_a_temporary_folder_that_is_full_is_named() -> None:

@@ -147,11 +147,12 @@ def test_what_is_wrong_is_told_at_once_with_the_remedy(
 
 
 def settled(proxy: Proxy) -> int:
-    """How many requests there were since it was last asked, once no more come."""
+    """How many requests there were since it was last asked, once all are answered and no more come."""
     count = -1
-    while count < len(proxy.seen):
+    while count < len(proxy.seen) or proxy.answered < count:
         count = len(proxy.seen)
         time.sleep(0.2)
+    proxy.answered = 0
     proxy.seen.clear()
     return count
 

@@ -124,7 +124,7 @@ def test_a_cluster_lost_while_it_scans_is_reported(
     scheduler, address = start_scheduler(processes, tmp_path, NO_WORKERS_TIMEOUT="2s")
     workers = [start_worker(processes, address) for _ in range(2)]
     with pytest.raises(BroadsheetError, match=message), connect(scheduler_file=address) as client:  # noqa: PT012
-        client.wait_for_workers(2, timeout=30)
+        client.wait_for_workers(2, timeout=240)
         offsets = begun(client, file)
         next(offsets)
         for process in [scheduler] if killed == "scheduler" else workers:

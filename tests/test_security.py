@@ -108,7 +108,7 @@ def answer(port: int, context: ssl.SSLContext | None) -> bytes:
     """What a port sends to an unknown client until it hangs up: Dask's side of a connection begins with a greeting. To
     one without TLS, who says something else, beside an alert.
     """
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as plain:
+    with socket.create_connection(("127.0.0.1", port), timeout=240) as plain:
         try:
             if context is not None:
                 return context.wrap_socket(plain).recv(64)
@@ -165,7 +165,7 @@ def upgrade(link: str, page: str, **headers: str) -> str:
     lines = [f"GET {parts.path.removesuffix('/status')}/{page} HTTP/1.1", "Upgrade: websocket", "Connection: Upgrade",
              "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="]  # fmt: skip
     lines += [f"{name}: {value}" for name, value in {"Host": parts.netloc, **headers}.items()]
-    with socket.create_connection((parts.hostname, parts.port), timeout=5) as connection:
+    with socket.create_connection((parts.hostname, parts.port), timeout=240) as connection:
         connection.sendall("\r\n".join([*lines, "", ""]).encode())
         return connection.recv(1024).decode("latin-1").splitlines()[0]  # a frame may follow
 

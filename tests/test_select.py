@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
-import time
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,10 +14,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import warm
 from conftest import CommandHere
 from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
+from jobs import committed, killed_after
 
 from benchmarks.chaos.jobs import contents
 from pipeline import OutputError, SourceError, UsageError, classify, select, verify
@@ -150,12 +150,10 @@ def test_a_choice_that_is_killed_is_finished_as_if_it_had_not_been(labels: Path,
     whole, out = tmp_path / "whole", tmp_path / "out"
     select(labels, whole, top="60%", partition_by="lang")
     command = ["select", labels, "-o", out, "--top", "60%", "--partition-by", "lang"]
-    process = subprocess.Popen([sys.executable, "-m", "broadsheet", *map(str, command)])
-    while not list((out / "_entries").glob("part-*") if out.exists() else ()):
-        assert process.poll() is None
-        time.sleep(0.001)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
+    process = warm.start("broadsheet", *command, preexec_fn=partial(killed_after, "_entries", 1))
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert committed(out) == 1
     select(labels, out, top="60%", partition_by="lang", resume=True)
     assert contents(out) == contents(whole)
     assert verify(out).rows_written == verify(whole).rows_written

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
@@ -26,6 +26,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from conftest import CommandHere, random_model
+from jobs import children_of
 from serving import ARROW, JSON, Server, serving, stream
 
 import broadsheet
@@ -235,12 +236,30 @@ def test_each_request_of_a_connection_gets_one_answer_in_order(
     assert [int(status) for status in re.findall(rb"HTTP/1.1 (\d+) ", answered)] == statuses
 
 
+@contextmanager
+def engine_held(server: Server) -> Iterator[int]:
+    """Hold the engine's process up in the block: what is sent meanwhile waits for it, however slow this process is."""
+    engine = next(line["process"] for line in reversed(server.said) if line["message"] == "engine ready")
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        yield engine
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(engine, signal.SIGCONT)
+
+
+def wait_for_texts(server: Server) -> None:
+    """Until texts wait for an engine."""
+    while metric(server, "broadsheet_queue_texts") == 0:
+        time.sleep(0.01)
+
+
 def test_a_large_request_does_not_hold_up_single_ones(server: Server) -> None:
     large = json.dumps({"texts": [f"text number {i}" for i in range(MANY)]}).encode()
     with ThreadPoolExecutor(1) as pool, server.client() as client:
-        waiting = pool.submit(post, server, large)
-        while metric(server, "broadsheet_queue_texts") == 0:
-            assert not waiting.done()
+        with engine_held(server):
+            waiting = pool.submit(post, server, large)
+            wait_for_texts(server)
         for _ in range(3):
             assert client.classify(["a single one"])[0]["n_chars"] == 12
         assert not waiting.done()
@@ -252,14 +271,13 @@ def test_a_client_that_hangs_up_is_forgotten(server: Server) -> None:
     before = metric(server, "broadsheet_batch_texts_sum")
     body = json.dumps({"texts": [f"text number {i}" for i in range(MANY)]}).encode()
     host, port = urlsplit(server.url).netloc.split(":")
-    with socket.create_connection((host, int(port))) as raw:
+    with engine_held(server), socket.create_connection((host, int(port))) as raw:
         head = f"POST /v1/classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
         raw.sendall(head.encode() + b"\r\n\r\n" + body + IS_ALIVE + b"\r\n")  # which waits for the first's answer
-        while metric(server, "broadsheet_queue_texts") == 0:
-            pass
+        wait_for_texts(server)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # nothing more can be sent to it
     while metric(server, "broadsheet_queue_texts"):
-        pass
+        time.sleep(0.01)
     server.wait_for("request")
     with server.client() as client:
         client.classify(["the next one"])
@@ -343,13 +361,12 @@ def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, f
 
 
 def test_a_killed_engine_is_replaced_and_its_requests_are_told(server: Server) -> None:
-    engine = next(line["process"] for line in reversed(server.said) if line["message"] == "engine ready")
     large = json.dumps({"texts": [f"text number {i}" for i in range(MANY)]}).encode()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(post, server, large)
-        while metric(server, "broadsheet_queue_texts") == 0:
-            assert not waiting.done()
-        os.kill(engine, signal.SIGKILL)
+        with engine_held(server) as engine:
+            waiting = pool.submit(post, server, large)
+            wait_for_texts(server)
+            os.kill(engine, signal.SIGKILL)
         lost = waiting.result()
     assert lost.status_code == 503
     assert int(lost.headers["retry-after"]) >= 1
@@ -365,14 +382,8 @@ def test_a_killed_engine_is_replaced_and_its_requests_are_told(server: Server) -
     assert post(server, b'{"texts": ["a"]}').status_code == 200
 
 
-def processes_of(server: Server, modules: str) -> list[psutil.Process]:
-    """Its child processes that run modules whose names begin so."""
-    children = psutil.Process(server.process.pid).children()
-    return [child for child in children if any(part.startswith(modules) for part in child.cmdline())]
-
-
 def http_processes(server: Server) -> list[psutil.Process]:
-    return processes_of(server, "broadsheet.pipeline.serve.http_process")
+    return children_of(server.process.pid, "broadsheet.pipeline.serve.http_process")
 
 
 def requests_of(page: str) -> float:
@@ -413,7 +424,7 @@ def test_sigterm_answers_what_is_in_flight_and_ends_with_0(server: Server) -> No
         at_the_end.callback(stop.set)
         asking = pool.submit(load, server, stop, "other", ["a single one"])
         while metric(server, "broadsheet_requests_total") == before:
-            pass
+            time.sleep(0.01)
         for each in waiting:
             each.request("POST", "/v1/classify", large, JSON)
         other, restarted = sorted(http_processes(server), key=psutil.Process.create_time)
@@ -434,7 +445,7 @@ def test_no_process_is_left_and_no_port_is_shared(folder: Path, broadsheet_here:
     with serving("--model", f"small={folder / 'small.safetensors'}", "--http-processes", 2) as server:
         code, printed = broadsheet_here("serve", "--device", "cpu", "--port", urlsplit(server.url).port)
         assert (code, "cannot be listened on" in printed) == (2, True)
-        children = processes_of(server, "broadsheet.pipeline.serve.")
+        children = children_of(server.process.pid, "broadsheet.pipeline.serve.")
         assert len(children) == 3
         server.process.kill()
         assert psutil.wait_procs(children, timeout=240)[1] == []

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from threading import Event
@@ -124,7 +125,7 @@ def test_who_shows_the_token_over_tls_is_answered(server: Server, certificate: P
 def connect(server: Server, certificate: Path) -> ssl.SSLSocket:
     trust = ssl.create_default_context(cafile=str(certificate))
     address = urlsplit(server.url)
-    raw = socket.create_connection((address.hostname, address.port), timeout=30)
+    raw = socket.create_connection((address.hostname, address.port), timeout=240)
     return trust.wrap_socket(raw, server_hostname=address.hostname)
 
 
@@ -175,6 +176,17 @@ def test_idle_connections_are_closed_and_too_many_refused(server: Server, certif
     wait_until(is_refused)  # where that many take a second to open, the first have been closed by then
 
 
+def is_answered_with_200(form: Any) -> bool:
+    """503 says that it cannot be answered within the server's second, since this machine is busy. The first page asks
+    again then by itself, this one does not.
+    """
+    form.locator("button").click()
+    form.locator("pre").wait_for()
+    status: str = form.locator("[role=status]").inner_text()
+    assert re.match("200, |503, |$", status), status
+    return status.startswith("200, ")
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_labels_what_is_typed(server: Server, chromium: Any, width: int) -> None:
     complaints: list[str] = []
@@ -217,9 +229,7 @@ def test_the_page_labels_what_is_typed(server: Server, chromium: Any, width: int
     assert "/v1/classify" in page.inner_text("body")
     page.fill("#token", TOKEN)
     for form in page.locator("form:has(textarea)").all():  # what stands there is answered
-        form.locator("button").click()
-        form.locator("pre").wait_for()
-        assert form.locator("[role=status]").inner_text().startswith("200, ")
+        wait_until(partial(is_answered_with_200, form))
     assert page.locator("form:has(textarea)").count() == 6
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     context.close()
@@ -268,7 +278,7 @@ def test_what_takes_longer_than_the_time_to_drain_is_told(server: Server, certif
     trust = ssl.create_default_context(cafile=str(certificate))
     http = httpx.Client(base_url=server.url, headers=headers, verify=trust, timeout=240)
     with http, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(http.post, "/v1/classify", content=body)
+        waiting = pool.submit(http.post, "/v1/classify", content=body)  # of some seconds at the least
         while "broadsheet_queue_texts 0.0" in http.get("/metrics").text:
             assert not waiting.done()
         assert server.stop() == 0

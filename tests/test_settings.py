@@ -67,11 +67,13 @@ def batch_script(folder: Path) -> Iterator[Client]:
     env = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}
     script = subprocess.Popen(["bash", "-c", job_script(site, 1, None)], env=env)
     try:
-        with connect(scheduler_file=site.shared_folder / "7" / "scheduler.json") as client:
+        file = site.shared_folder / "7" / "scheduler.json"
+        wait_until(file.exists)  # `connect` waits for ten seconds only
+        with connect(scheduler_file=file) as client:
             yield client
     finally:
         script.terminate()
-        script.wait(30)
+        script.wait(240)
 
 
 KINDS: dict[str, Callable[[Path], AbstractContextManager[Client]]] = {

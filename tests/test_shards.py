@@ -174,7 +174,7 @@ def test_a_preempted_share_goes_on_with_its_own_files(small_model_file: Path, tm
     process = warm.start(*command, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(slow)}, start_new_session=True)
     wait_until(lambda: committed(out) >= 2)
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=30)
+    _, told = process.communicate(timeout=240)
     assert (process.returncode, "--resume" in told) == (1, True), told
     assert 2 <= committed(out) < committed(tmp_path / "undisturbed")
     (folder / "5.txt").write_text("much more\n" * 1000)

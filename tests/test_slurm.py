@@ -151,7 +151,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     arguments, undisturbed = job
     out = tmp_path / "out"
     (tmp_path / "slow.py").write_text(HELD_UP.format(go_on=str(tmp_path / "fast")))
-    options = ["-o", "out", "--nodes", 4, "--time", 10]
+    options = ["-o", "out", "--nodes", 2, "--time", 10]
     number = submit([*arguments, *options], settings=f"stop_before: {STOP_BEFORE}\n", env=slow)
     log = tmp_path / f"broadsheet-{number}.log"
     wait_until(lambda: committed(out))

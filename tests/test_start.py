@@ -54,7 +54,7 @@ def python(code: str, cwd: Path | None = None, **env: str) -> subprocess.Complet
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 
@@ -156,7 +156,7 @@ def test_files_of_the_users_that_bear_our_folders_names_change_nothing(
         env={**os.environ, "PYTHONPATH": str(ROOT), "DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "tell.py")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

@@ -106,7 +106,7 @@ def test_a_script_without_the_main_guard_is_told_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import pipeline\npipeline.classify(['a'], workers=2)\n")
     env = {"PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False, env=env)
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, check=False, env=env)
     assert run.returncode == 1
     assert run.stderr.splitlines() == [
         f'{script}: put what starts workers under `if __name__ == "__main__":`, since each worker process imports the '

@@ -35,10 +35,18 @@ from distributed import utils
 METHOD = "forkserver"
 """Of Dask's workers. `dask worker`, which gets the settings of whoever starts it, knows it as Python's own."""
 
-MODULES = ["warm", "pandas", "distributed.nanny", "pipeline.__main__", "pipeline.cli", "pipeline.api",
-           "pipeline.job.run", "pipeline.job.worker", "pipeline.engine.cpu", "pipeline.report.job", "cluster.local",
-           "cluster.plugin", "pyarrow.parquet", "pyarrow.csv", "distributed.cli.dask_scheduler",
-           "distributed.cli.dask_worker"]  # fmt: skip
+MODULES = ["warm", "pandas", "distributed.nanny", "pipeline.__main__", "pipeline.cli.commands", "pipeline.api",
+           "pipeline.job.run", "pipeline.job.worker", "pipeline.engine.cpu", "pipeline.report.job",
+           "pipeline.report.terminal", "pipeline.kernels.memory_plan", "pipeline.kernels.tables", "cluster.local",
+           "cluster.plugin", "cluster.guard", "pyarrow.parquet", "pyarrow.csv", "rich.progress", "typer._adapters",
+           "pydantic.type_adapter", "cryptography.hazmat.backends.openssl", "multiprocessing.synchronize",
+           "cryptography.x509", "tornado.platform.asyncio", "prometheus_client.core", "dask.cli",
+           "distributed.cli.dask_scheduler", "distributed.cli.dask_spec", "distributed.cli.dask_ssh",
+           "distributed.cli.dask_worker", "distributed.http.health", "distributed.http.scheduler.info",
+           "distributed.http.scheduler.json", "distributed.http.scheduler.prometheus", "distributed.http.statics",
+           "distributed.http.worker.prometheus"]  # fmt: skip
+"""What is imported there: all that `sys.modules` of a command, a scheduler and a worker have after a short job."""
+
 _AT_IMPORT = ("PYTHON", "LD_", "OPENBLAS_CORETYPE", "NVTX", "CUDA", "ARROW_", "NO_COLOR", "FORCE_COLOR")
 """Environment variables that are read while modules are imported begin so."""
 
@@ -92,6 +100,7 @@ class Process(process.BaseProcess):
         return popen_forkserver.Popen(started)
 
     def run(self) -> None:
+        gc.freeze()  # what all forks have is not looked through for garbage, in each of them
         environment = getattr(self, "environment", None)
         if environment is not None:
             _take_on(environment)

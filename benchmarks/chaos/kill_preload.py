@@ -1,13 +1,15 @@
 """A Dask worker preload that kills for real: at a step of a chunk, the worker or all of the job's processes.
 
 BROADSHEET_KILL: "STEP WHOM FLAG". STEP: in-infer, before-write, after-temporary, after-rename, after-write,
-before-entry or after-entry, once this process has committed two chunks. WHOM: worker, all, or stop (the worker, with
+before-entry or after-entry, once this process has committed two chunks, for which the third waits that comes to a step
+of writing: all could be written before two are committed. WHOM: worker, all, or stop (the worker, with
 SIGSTOP). FLAG: a file that is made first, with the process id in it, so that it happens once.
 """
 
 import atexit
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -18,7 +20,8 @@ from broadsheet.pipeline.output.layout import ENTRIES, PARTS
 STEP, WHOM, FLAG = os.environ["BROADSHEET_KILL"].split()
 # Dask runs a preload more than once: what it replaces is kept where the second run finds it.
 commit, open_engine, replace = vars(STATE).setdefault("kept", (STATE.commit, ENGINES.open_engine, os.replace))
-committed = 0
+committed = passed = 0
+changed = threading.Condition()
 
 
 def kill() -> None:
@@ -38,8 +41,16 @@ def kill() -> None:
 
 
 def at(step: str) -> None:
-    if step == STEP and committed >= 2:
-        kill()
+    global passed
+    if step != STEP:
+        return
+    with changed:
+        passed += 1
+        if passed > 2 and step != "in-infer":  # where a trial of the engine comes, too
+            changed.wait_for(lambda: committed >= 2, 120)
+        if committed < 2:
+            return
+    kill()
 
 
 def watched(kind: type) -> type:
@@ -51,7 +62,9 @@ def watched(kind: type) -> type:
             folder = files[0][0].partition("/")[0]
             at({PARTS: "before-write", ENTRIES: "before-entry"}.get(folder, ""))
             super().add_all(files, check)
-            committed += folder == ENTRIES
+            with changed:
+                committed += folder == ENTRIES
+                changed.notify_all()
             at({PARTS: "after-write", ENTRIES: "after-entry"}.get(folder, ""))
 
     return Store

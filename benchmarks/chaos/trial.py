@@ -26,7 +26,7 @@ from pipeline import BroadsheetError, verify
 SECONDS = 150
 """A command that has not ended so long after it was last disturbed is hung."""
 
-_SECONDS_TO_LEAVE = 15
+_SECONDS_TO_LEAVE = 60
 _COMMANDS = 4
 _EXIT_CODES = (1, 2, 3)
 _SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
