@@ -17,7 +17,7 @@ from reading import found, read_files, read_split
 from pipeline.source.chunk import Chunk, Selection, concat, empty_chunk
 from pipeline.source.formats.csv import Csv, Dialect
 from pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
-from pipeline.source.formats.records import read_records, split_lines
+from pipeline.source.formats.records import Cutting, read_records, split_lines
 from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.plan.scan import SEGMENT_BYTES
 
@@ -123,6 +123,47 @@ def test_fields_that_the_parser_counts_are_those_of_a_plain_parser(data: bytes, 
     ]
     quarantined = chunk.quarantine
     assert [*zip(quarantined["row"].to_pylist(), quarantined["byte_offset"].to_pylist(), strict=True)] == bad
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(csv_bytes, st.integers(4, 60), st.sampled_from([LIMITS.field_bytes, 9]))
+@example(b'1,2\nx,"y\n3,4\n5,6"\n7,8\n', 12, 99)
+@example(b'1,2\n5" disk,x\n1,"y\n"\n3,4\n1,2\n', 14, 99)
+@example(b'1,2\n\xff,4\n5,6\n"7,8\n1,2\n', 8, 99)
+def test_blocks_that_are_parsed_unscanned_are_those_of_a_scan(data: bytes, block: int, longest: int) -> None:
+    """Wherever blocks end, and whichever column is asked for: the same rows, quarantine, numbers and sizes."""
+    form = Csv(columns=("a", "b"), limits=Limits(longest, block))
+    for selection in (Selection(("a",)), Selection(("b",), kept=("a",), kept_types=(pa.string(),))):
+        found = [*form.parsed(io.BytesIO(data), 3, None, "f", 7, selection, None)]
+        chunk, row = concat([empty_chunk(selection), *(each.chunk for each in found)]), 7
+        scanned, sizes = [empty_chunk(selection)], [np.empty(0, np.int64)]
+        for records in read_records(io.BytesIO(data), form.split, 3, limits=form.limits):
+            scanned.append(form.parse(records, "f", row, selection))
+            sizes.append(records.ends - records.starts)
+            row += len(records)
+        expected = concat(scanned)
+        aside = ["row", "byte_offset", "reason", "head"][
+            : 4 if longest > 9 else 3
+        ]  # so short a head ends as its block does
+        assert (chunk.text, chunk.rows) == (expected.text, expected.rows)
+        assert chunk.quarantine.select(aside) == expected.quarantine.select(aside)
+        assert [*np.concatenate([sizes[0], *(each.sizes() for each in found)])] == [*np.concatenate(sizes)]
+        assert all(each.sizes().sum() <= each.most for each in found)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=6)), st.integers(1, 5), st.integers(1, 30), st.data())
+def test_rows_are_cut_the_same_whether_their_sizes_are_known(runs: list[list[int]], rows: int, most: int, data) -> None:
+    found = []
+    for known in (True, False):
+        cutting, cuts, at = Cutting(rows, most), [], 0
+        for run in map(np.array, runs):
+            sizes, bound = run.astype(np.int64), int(run.sum()) + 3
+            is_sized = known or data.draw(st.booleans())
+            pieces = cutting.cut(sizes) if is_sized else cutting.cut_unsized(len(run), bound, lambda s=sizes: s)
+            cuts += [at + first for first, _, new in pieces if new]
+            at += len(run)
+        found.append(cuts)
+    assert found[0] == found[1]
 
 
 @settings(max_examples=examples(600), deadline=None)

@@ -182,6 +182,8 @@ class Chunk:
 
 
 def bad_rows_table(file: str, bad: Sequence[BadRow]) -> pa.Table:
+    if not bad:
+        return QUARANTINE_SCHEMA.empty_table()
     columns = [
         [file] * len(bad),
         [b.row for b in bad],
@@ -215,8 +217,9 @@ def assemble(
     held = {name: column_of(table, name) for name in selection.columns}
     kept_types = dict(zip(selection.kept, selection.row_schema.types[2:], strict=True))
     used = {*selection.text, selection.truth}
+    ascii_only: set[str] = set()
     decoded = {
-        name: column if is_utf8 else decoded_text(name, column, reasons, selection.encoding)
+        name: column if is_utf8 else decoded_text(name, column, reasons, selection.encoding, ascii_only)
         for name, column in held.items()
         if name in used or not is_copied_as_it_is(column.type, kept_types[name])
     }
@@ -244,7 +247,7 @@ def assemble(
     rows = pa.table(columns, selection.row_schema)
     n_chars = None
     if selection.reads:
-        n_chars = characters(text, sizes)
+        n_chars = sizes if ascii_only.issuperset(selection.text) else characters(text, sizes)
         text = beginnings(text, sizes, n_chars, selection.reads)
         n_chars = n_chars if removed is None else n_chars + removed
     kept_of_bad = None
@@ -316,6 +319,15 @@ def held_of_record(size: int, selection: Selection) -> int:
 def held_together(size: int, rows: int, selection: Selection) -> int:
     """Bytes that count of rows that take `size` bytes together, where a row's own size is not known."""
     return min(size, held_of_record(-(-size // max(rows, 1)), selection) * rows)
+
+
+def numbered(chunk: Chunk, first: int) -> Chunk:
+    """A chunk of rows that have numbers from 0 on, with numbers from `first` on."""
+    rows, quarantine = (
+        table.set_column(1, "row", pa.array(table.column("row").to_numpy() + first))
+        for table in (chunk.rows, chunk.quarantine)
+    )
+    return replace(chunk, rows=rows, quarantine=quarantine)
 
 
 def first_chunks(chunks: Iterable[Chunk], rows: int | None) -> Iterator[Chunk]:

@@ -371,12 +371,15 @@ def is_copied_as_it_is(held: pa.DataType, kind: pa.DataType) -> bool:
     return bool(pa.types.is_null(held) or kind == pa.binary())
 
 
-def decoded_text(name: str, column: pa.Array, reasons: dict[int, str], encoding: str) -> pa.Array:
-    """Strings where the column holds bytes; rows that are not text become null and get a reason."""
+def decoded_text(name: str, column: pa.Array, reasons: dict[int, str], encoding: str, ascii_only: set[str]) -> pa.Array:
+    """Strings where the column holds bytes; rows that are not text become null and get a reason. ascii_only: where the
+    name is noted if there is nothing else in it.
+    """
     if not is_textual(column.type):
         return column
     column = column.cast(pa.large_binary())
     if _is_ascii(column):
+        ascii_only.add(name)
         return column.view(pa.large_string())
     with suppress(pa.ArrowInvalid):
         return column.cast(pa.large_string())

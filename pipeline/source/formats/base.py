@@ -161,8 +161,6 @@ class Fragment:
         The number of rows.
     group : int
         The row group, of a format that has some.
-    regular : bool
-        Whether the scan found no record with a problem.
     held : int
         Bytes of text that it holds, about, where it is counted in rows. Needed only to plan, so it is not saved.
 
@@ -174,7 +172,6 @@ class Fragment:
     first_row: int
     rows: int
     group: int = -1
-    regular: bool = False
     held: int = field(default=0, compare=False)
 
     @property

@@ -11,10 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -22,21 +19,18 @@ from numpy.typing import NDArray
 from pyarrow import csv as pa_csv
 
 from ...errors import SourceError, UsageError
-from ...telemetry.spans import Span, span
-from ..chunk import Chunk, Selection, assemble, concat
+from ..chunk import Chunk, Selection, assemble
 from ..limits import LIMITS, Limits
-from ..open.ahead import PARSING
 from ..open.compression import UTF8, why_not_decoded
-from ..open.opening import open_at
-from .base import Fragment, InputFile, Schema
-from .record_format import DELIMITERS, RecordFormat, separated_by
-from .records import BOM, Records, Split
+from .base import InputFile, Schema
+from .record_format import DELIMITERS, RecordFormat, ScanWanted, no_place, separated_by
+from .records import BOM, Guess, Records, Split
 
 _QUOTE, _LF, _CR = 0x22, 0x0A, 0x0D
 _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 _LINE_END = re.compile(rb"[\r\n]")
 csv.field_size_limit(LIMITS.field_bytes)
-_PARSED_BYTES = 1 << 20
+_PARSED_BYTES = 256 << 10
 """So many at once are parsed in the caches of a core."""
 
 _OPEN_QUOTE = "a quoted field is not closed within {} MiB or before the end"
@@ -279,39 +273,19 @@ class Csv(RecordFormat):
         text = io.StringIO(record.decode(UTF8), newline="")
         return tuple(next(csv.reader(text, delimiter=self.delimiter)))
 
-    def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
-        if (chunk := self._read_at_once(fragment, selection, spans)) is not None:
-            yield chunk
-        else:
-            yield from super().read(fragment, selection, spans)
+    @property
+    def guesses(self) -> tuple[Guess, ...]:
+        return _last_line_end, _last_unquoted_line_end
 
-    def _read_at_once(self, fragment: Fragment, selection: Selection, spans: list[Span] | None) -> Chunk | None:
-        """A fragment in which the scan found no problem, by the parser alone.
-
-        None where it must be scanned again: the parser does not find the records that were planned, or a row is to be
-        quarantined, whose byte offset only a scan can find.
-        """
-        file, first = fragment.file, fragment.first_row
-        if not fragment.regular or file.front_to_back:
-            return None
-        chunks: list[Chunk] = []
-        parse = partial(self._parse_regular, path=file.path, selection=selection, spans=spans)
-        try:
-            with open_at(file, fragment.start) as stream:
-                pieces = _pieces(stream, fragment.size, ord(self.delimiter), self.limits.block_bytes)
-                for chunk in PARSING.in_order(partial(parse, piece) for piece in pieces):
-                    numbers = chunk.rows.column("row").to_numpy() + first
-                    chunks.append(replace(chunk, rows=chunk.rows.set_column(1, "row", pa.array(numbers))))
-                    first += len(chunk)
-        except (pa.ArrowInvalid, _ScanWanted):
-            return None
-        return concat(chunks) if first == fragment.first_row + fragment.rows else None
-
-    def _parse_regular(self, data: memoryview, path: str, selection: Selection, spans: list[Span] | None) -> Chunk:
-        """A chunk of records that are not counted yet: they have the numbers from 0 on."""
-        with span("decode", spans, "read"):
-            table = self._table(data, selection.columns)
-            return assemble(path, np.arange(len(table)), table, selection, _no_place)
+    def parse_whole(self, data: memoryview, path: str, selection: Selection) -> Chunk:
+        """The same. A quote that is open at the end is in the last field, which then ends with the last line's end."""
+        last = self.columns[-1]
+        if len(data) > self.limits.field_bytes or self.columns.count(last) > 1:
+            raise ScanWanted
+        table = self._table(data, tuple(dict.fromkeys((*selection.columns, last))))
+        if not len(table) or table.column(last)[-1].as_py().endswith(b"\n"):
+            raise ScanWanted
+        return assemble(path, np.arange(len(table)), table, selection, no_place)
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
         try:
@@ -385,34 +359,19 @@ class Tsv(Csv):
     delimiter: str = "\t"
 
 
-def _pieces(stream: BinaryIO, size: int, delimiter: int, block_bytes: int) -> Iterator[memoryview]:
-    """The next `size` bytes, all of them records, in pieces of whole records.
-
-    Raises _ScanWanted where quotes do not tell what a record is, or the file is shorter.
-    """
-    held = b""
-    while size:
-        block = stream.read(min(size, block_bytes))
-        if not block:
-            raise _ScanWanted
-        size -= len(block)
-        held = b"".join([held, block])
-        stop = len(held) if not size else _last_record_end(held, delimiter)
-        if stop:
-            yield memoryview(held)[:stop]
-            held = held[stop:]
+def _last_line_end(data: bytes) -> int:
+    return data.rfind(b"\n") + 1
 
 
-def _last_record_end(data: bytes, delimiter: int) -> int:
-    """The position after the last line end, an LF, that is in no quotes; 0 where there is none."""
-    array = np.frombuffer(data, np.uint8)
-    quotes = np.flatnonzero(array == _QUOTE)
-    if len(quotes) and _first_misplaced(array, quotes, delimiter) < len(array):
-        raise _ScanWanted
-    at = data.rfind(b"\n")
-    while at >= 0 and np.searchsorted(quotes, at) % 2:
-        at = data.rfind(b"\n", 0, at)
-    return at + 1
+def _last_unquoted_line_end(data: bytes) -> int:
+    """The last one before which quotes pair up; the last of all where they do so at none."""
+    at = last = data.rfind(b"\n")
+    is_quoted = np.count_nonzero(np.frombuffer(data, np.uint8, max(at, 0)) == _QUOTE) & 1
+    while is_quoted and at >= 0:
+        before = data.rfind(b"\n", 0, at)
+        is_quoted ^= data.count(b'"', before + 1, at) & 1
+        at = before
+    return 1 + (at if at >= 0 else last)
 
 
 def _good(records: Records) -> tuple[NDArray[np.int64], bytes | memoryview]:
@@ -424,11 +383,3 @@ def _good(records: Records) -> tuple[NDArray[np.int64], bytes | memoryview]:
         return kept, data[int(records.starts[0]) : int(records.ends[-1])]
     bounds = zip(records.starts[kept].tolist(), records.ends[kept].tolist(), strict=True)
     return kept, b"\n".join([data[start:end] for start, end in bounds])
-
-
-class _ScanWanted(Exception):
-    """It takes a scan to find the records, or the byte offset of a row that is to be quarantined."""
-
-
-def _no_place(i: int) -> tuple[None, bytes]:
-    raise _ScanWanted

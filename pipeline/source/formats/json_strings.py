@@ -41,6 +41,16 @@ _HEX[list(b"abcdef")] = _HEX[list(b"ABCDEF")] = range(10, 16)
 _PLAIN_ESCAPE, _U_ESCAPE = 2, 6
 """Bytes of \\n, and of \\u000a."""
 
+_OPEN_LIST, _OPEN = b"[{"
+_CASE = np.uint8(_OPEN ^ _OPEN_LIST)
+"""The bit by which "{" and "[" differ, as letters and capitals do."""
+
+_DEEPEST = 200
+"""Brackets in a line that may go to Arrow: `json` fails at a little less than a thousand nested ones."""
+
+_SAMPLED, _DIGITS = 50, 43
+"""Python rejects integers of more than 4,300 digits: such a run has 43 digits at steps of 50 bytes."""
+
 Positions = NDArray[np.int64]
 
 
@@ -231,6 +241,30 @@ def is_worth_cutting(sizes: NDArray[np.int64], reads: int) -> bool:
 def _least(reads: int) -> int:
     """Bytes of a text that is longer than this are cut."""
     return _LEAST_CUT + int(_HEADS[0] * reads)
+
+
+def are_plain(block: pa.Buffer, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> bool:
+    """Whether no line is nested too deep or has a number of thousands of digits, whatever its strings hold."""
+    long = np.flatnonzero(ends - starts > 2 * _DEEPEST)  # what is opened in a shorter one could not all be closed
+    view, bounds = memoryview(block), zip(starts[long].tolist(), ends[long].tolist(), strict=True)
+    lines = np.frombuffer(b"".join([view[start:end] for start, end in bounds]), np.uint8)
+    after = np.cumsum(ends[long] - starts[long])
+    return not too_deep(lines, np.append(0, after[:-1])[: len(long)]) and not long_numbers(lines)
+
+
+def too_deep(data: NDArray[np.uint8], starts: NDArray[np.int64]) -> bool:
+    """Whether a line, with so many brackets, may be nested too deep."""
+    if np.count_nonzero(data | _CASE == _OPEN) <= len(starts) + _DEEPEST - 1:  # each line begins with one
+        return False
+    brackets = np.flatnonzero((data == _OPEN) | (data == _OPEN_LIST))
+    return bool(np.diff(brackets.searchsorted(starts), append=len(brackets)).max(initial=0) > _DEEPEST)
+
+
+def long_numbers(data: NDArray[np.uint8]) -> bool:
+    """Whether there may be a number of thousands of digits, which Arrow accepts and `json` does not."""
+    samples = data[::_SAMPLED]
+    runs = samples[: len(samples) // _DIGITS * _DIGITS].reshape(-1, _DIGITS)
+    return bool(((runs >= ord("0")) & (runs <= ord("9"))).all(axis=1).any())
 
 
 def lines_refused(data: NDArray[np.uint8], starts: Positions) -> Positions:

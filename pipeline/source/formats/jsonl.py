@@ -25,23 +25,26 @@ from ..chunk import BadRow, Chunk, Selection, assemble, concat
 from ..columns import keys_within, not_utf8, value_at, value_or_none
 from ..open.compression import UTF8, why_not_decoded
 from .base import InputFile, Schema
-from .json_strings import Shortened, Strings, is_worth_cutting, lines_refused
+from .json_strings import (
+    Shortened,
+    Strings,
+    are_plain,
+    is_worth_cutting,
+    lines_refused,
+    long_numbers,
+    too_deep,
+)
 from .record_format import Head, RecordFormat
 from .records import Records, Split, split_lines
 
 _BLANK = b" \t\r"
 _IS_BLANK = np.zeros(256, np.bool_)
 _IS_BLANK[list(_BLANK)] = True
-_OPEN_LIST, _OPEN, _CLOSE = b"[{}"
-_CASE = np.uint8(_OPEN ^ _OPEN_LIST)
-"""The bit by which "{" and "[" differ, as letters and capitals do."""
+_OPEN, _CLOSE = b"{}"
 
 _LF = 0x0A
 _ARROW_NUMBERS = re.compile(r'"(?:[^"\\]|\\.)*+"|(?P<nan>-NaN)|(?P<infinity>Inf)(?!inity)')
 """Numbers that Arrow accepts and `json` does not, outside of strings."""
-
-_DEEPEST = 200
-"""Brackets in a line that may go to Arrow: `json` fails at a little less than a thousand nested ones."""
 
 _PARTS, _FEW = 16, 128
 """Into so many parts goes a block with a line that Arrow refuses; so few lines go through `json`, rather."""
@@ -51,9 +54,6 @@ _LINES_WITH_TYPES = 4
 
 _LINES_WITH_KEYS = 100
 """So many first lines say which columns a file has."""
-
-_SAMPLED, _DIGITS = 50, 43
-"""Python rejects integers of more than 4,300 digits: such a run has 43 digits at steps of 50 bytes."""
 
 
 class Jsonl(RecordFormat):
@@ -361,14 +361,14 @@ def _safe(
             whole = pa.py_buffer(np.array([0, len(block)]))
             pa.Array.from_buffers(pa.large_binary(), 1, [None, whole, block]).cast(pa.large_string())
         is_cut = key is not None and is_worth_cutting(ends - starts, reads)
-        if not is_cut and not _too_deep(data, starts) and not _long_numbers(data):
+        if not is_cut and are_plain(block, starts, ends):
             return block, None
         strings = Strings(block, starts, is_ascii)
     except (ValueError, pa.ArrowInvalid):  # the latter where it is not UTF-8
         return None
     outside = strings.outside
     after = np.append(0, np.flatnonzero(outside == _LF) + 1)
-    if _too_deep(outside, after) or _long_numbers(outside):
+    if too_deep(outside, after) or long_numbers(outside):
         return None
     shortened = strings.shortened(key, reads) if is_cut and key is not None else None
     return (block, None) if shortened is None else (shortened.block, shortened)
@@ -378,21 +378,6 @@ def _are_objects(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArr
     """Whether each line begins and ends like an object."""
     found: NDArray[np.bool_] = (data[starts] == _OPEN) & (data[ends - 1] == _CLOSE)
     return found
-
-
-def _too_deep(data: NDArray[np.uint8], starts: NDArray[np.int64]) -> bool:
-    """Whether a line, with so many brackets, may be nested too deep."""
-    if np.count_nonzero(data | _CASE == _OPEN) <= len(starts) + _DEEPEST - 1:  # each line begins with one
-        return False
-    brackets = np.flatnonzero((data == _OPEN) | (data == _OPEN_LIST))
-    return bool(np.diff(brackets.searchsorted(starts), append=len(brackets)).max(initial=0) > _DEEPEST)
-
-
-def _long_numbers(data: NDArray[np.uint8]) -> bool:
-    """Whether there may be a number of thousands of digits, which Arrow accepts and `json` does not."""
-    samples = data[::_SAMPLED]
-    runs = samples[: len(samples) // _DIGITS * _DIGITS].reshape(-1, _DIGITS)
-    return bool(((runs >= ord("0")) & (runs <= ord("9"))).all(axis=1).any())
 
 
 def _parse_line(line: bytes, selection: Selection) -> dict[str, str | None]:

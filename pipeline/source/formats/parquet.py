@@ -118,6 +118,7 @@ _ROWS_AT_ONCE = 4096  # of a large row group, in which the sizes of values are n
 _FOOTERS = 16  # that are kept: one is read for all row groups of its file
 _BUFFER = 4 << 20  # bytes of a column that are read at once; else all of it in a row group is, which may be gigabytes
 _READ_AT_ONCE = 32  # row groups: as many as threads of a worker read at the same time, and more
+_PARTS_AT_ONCE = 2  # of a table: short texts of a chunk are decoded at once, and not joined after that
 _UNKNOWN_BYTES = 1 << 20  # a row may take, where lists are among the columns or values repeat those before them
 
 
@@ -263,7 +264,7 @@ class _RowGroup:
                     parquet = pq.ParquetFile(stream, metadata=footer, buffer_size=_BUFFER, read_dictionary=strings)
                     rows = about.num_rows
                     longest = average
-                rows = min(rows, self._limits.part_bytes // max(longest, average, 1))
+                rows = min(rows, _PARTS_AT_ONCE * self._limits.part_bytes // max(longest, average, 1))
                 rows, left = max(1, min(rows, about.num_rows)), about.num_rows
                 expect(stream, map(_bytes_of, _columns_of(about, self._columns)))
                 for batch in parquet.iter_batches(rows, row_groups=[self._group], columns=names, use_threads=False):

@@ -7,27 +7,46 @@ and rows have numbers. A small or compressed file, or one in another encoding, i
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ...errors import InputChanged, SourceError, UsageError
 from ...telemetry.spans import Span, span
-from ..chunk import Chunk, Selection, assemble
+from ..chunk import Chunk, Selection, assemble, numbered
 from ..open.ahead import PARSING
 from ..open.compression import UTF8, looks_like, unescaped
 from ..open.opening import open_at
 from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
-from .records import BOM, Records, Split, cut, read_records, split_lines
+from .records import BOM, Blocks, Guess, Readable, Records, Sizes, Split, cut, read_records, split_lines
 
 FEW_BYTES = 64 << 10
 """Of a file: they usually hold its header, and a hundred lines."""
 
 _COLUMN = "text"
+
+
+class ScanWanted(Exception):
+    """It takes a scan to find the records of a block, or the byte offset of a row that is to be quarantined."""
+
+
+def no_place(i: int) -> tuple[None, bytes]:
+    """The place of a row that only a scan can find."""
+    raise ScanWanted
+
+
+class Parsed(NamedTuple):
+    """The rows of a block of records. sizes: bytes of each record, found when they are asked for. most: of all."""
+
+    chunk: Chunk
+    sizes: Sizes
+    most: int
 
 
 class Head(NamedTuple):
@@ -67,6 +86,18 @@ class RecordFormat(Format):
     def quick_split(self, buffer: bytes, final: bool) -> Split:
         """The same for records that are parsed next: some of their problems may be left for `parse` to find."""
         return self.split(buffer, final)
+
+    @property
+    def guesses(self) -> tuple[Guess, ...]:
+        """Where a block may end, if `parse_whole` tells whether it does: tried in turn, until one is wrong."""
+        return ()
+
+    def parse_whole(self, data: memoryview, path: str, selection: Selection) -> Chunk:
+        """The rows of a block, with numbers from 0, if none is to be quarantined, and it ends where a record does.
+
+        Raises ScanWanted or ArrowInvalid where that is not so.
+        """
+        raise ScanWanted
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         return Schema((_COLUMN,), start=self.head(file, FEW_BYTES).start, named=False)
@@ -120,22 +151,20 @@ class RecordFormat(Format):
         self, file: InputFile, start: int, selection: Selection, chunk_rows: int, blocks: Iterator[Records]
     ) -> Iterator[Fragment]:
         """Cut a file into fragments at the beginnings of records, as they are found."""
-        begin, first_row, row, regular = start, 0, 0, True
+        begin, first_row, row = start, 0, 0
         for records, new in cut(blocks, chunk_rows, self.limits.chunk_bytes, selection):
             if new and row:
                 stop = int(records.offsets[0])
-                yield Fragment(file, begin, stop, first_row, row - first_row, regular=regular)
-                begin, first_row, regular = stop, row, True
+                yield Fragment(file, begin, stop, first_row, row - first_row)
+                begin, first_row = stop, row
             row += len(records)
-            regular &= not records.problems
         if row > first_row:
-            yield Fragment(file, begin, file.size, first_row, row - first_row, regular=regular)
+            yield Fragment(file, begin, file.size, first_row, row - first_row)
 
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         file, row = fragment.file, fragment.first_row
         with open_at(file, fragment.start, fragment.stop) as source:
-            blocks = read_records(source, self.quick_split, fragment.start, fragment.size, self.limits)
-            for chunk in PARSING.in_order(self._calls(blocks, file.path, row, selection, spans)):
+            for chunk, *_ in self.parsed(source, fragment.start, fragment.size, file.path, row, selection, spans):
                 yield chunk
                 row += chunk.rows_read
         if row != fragment.first_row + fragment.rows:
@@ -145,14 +174,75 @@ class RecordFormat(Format):
                 "the file was changed while the job ran"
             )
 
+    def parsed(
+        self,
+        source: Readable,
+        at: int,
+        size: int | None,
+        path: str,
+        row: int,
+        selection: Selection,
+        spans: list[Span] | None,
+    ) -> Iterator[Parsed]:
+        """The rows of a stream, from byte `at` of its file, where record `row` begins, up to `size` bytes or its end.
+
+        Blocks are parsed ahead as if each ended as is guessed; once each way to guess was wrong, the rest is scanned.
+        """
+        left = size
+        for guess in self.guesses:
+            source = blocks = Blocks(source, guess, left, self.limits.block_bytes)
+            with closing(PARSING.in_order(self._calls_of_blocks(blocks, path, at, selection, spans))) as results:
+                for found in results:
+                    if found is None:
+                        break
+                    blocks.accept()
+                    yield found._replace(chunk=numbered(found.chunk, row))
+                    at, row = at + found.most, row + found.chunk.rows_read
+                    left = None if left is None else left - found.most
+        records = read_records(source, self.quick_split, at, left, self.limits)
+        yield from PARSING.in_order(self._calls(records, path, row, selection, spans))
+
+    def _calls_of_blocks(
+        self, blocks: Iterable[memoryview], path: str, at: int, selection: Selection, spans: list[Span] | None
+    ) -> Iterator[Callable[[], Parsed | None]]:
+        for data in blocks:
+            yield partial(self._of_block, data, path, at, selection, spans)
+            at += len(data)
+
+    def _of_block(
+        self, block: memoryview, path: str, at: int, selection: Selection, spans: list[Span] | None
+    ) -> Parsed | None:
+        """The rows of a block at byte `at`, with numbers from 0; None where it does not end with a record."""
+        try:
+            with span("decode", spans, "read"):
+                chunk = self.parse_whole(block, path, selection)
+            return Parsed(chunk, partial(self._sizes, block), len(block))
+        except (ScanWanted, pa.ArrowInvalid):
+            data = bytes(block)
+            found = self.quick_split(data, False)
+        if found.consumed < len(data):
+            return None
+        records = Records(data, found.starts, found.ends, found.starts + at, found.problems)
+        return Parsed(self.chunk_of(records, path, 0, selection, spans), lambda: found.ends - found.starts, len(data))
+
+    def _sizes(self, block: memoryview) -> NDArray[np.int64]:
+        found = self.quick_split(bytes(block), False)
+        return found.ends - found.starts
+
     def _calls(
         self, blocks: Iterator[Records], path: str, row: int, selection: Selection, spans: list[Span] | None
-    ) -> Iterator[Callable[[], Chunk]]:
+    ) -> Iterator[Callable[[], Parsed]]:
         """A call for each block, the first of which begins with record `row` of the file."""
         for records in blocks:
             if len(records):
-                yield partial(self.chunk_of, records, path, row, selection, spans)
+                yield partial(self._of_records, records, path, row, selection, spans)
                 row += len(records)
+
+    def _of_records(
+        self, records: Records, path: str, row: int, selection: Selection, spans: list[Span] | None
+    ) -> Parsed:
+        sizes = records.ends - records.starts
+        return Parsed(self.chunk_of(records, path, row, selection, spans), lambda: sizes, int(sizes.sum()))
 
     def chunk_of(
         self, records: Records, path: str, first_row: int, selection: Selection, spans: list[Span] | None

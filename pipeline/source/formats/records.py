@@ -5,10 +5,11 @@ chunks, by their number and by the bytes that they hold.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import BinaryIO, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from ..chunk import HEAD_BYTES, BadRow, Selection, held_bytes
 from ..limits import LIMITS, Limits
 
 _Piece = TypeVar("_Piece")
+Sizes = Callable[[], NDArray[np.int64]]
+"""Bytes of each of some rows."""
 
 
 class Cutting:
@@ -27,10 +30,18 @@ class Cutting:
 
     def __init__(self, most_rows: int, most_bytes: int) -> None:
         self._most_rows, self._most_bytes = most_rows, most_bytes
+        self._unsized: list[tuple[Sizes, int, int, int]] = []  # of the chunk: which rows of these, and what they count
+        self._begin()
+
+    def _begin(self) -> None:
         self._rows = self._bytes = 0
+        self._unsized.clear()
 
     def cut(self, sizes: NDArray[np.int64]) -> Iterator[tuple[int, int, bool]]:
         """The next rows, of these sizes, in pieces: from, up to, and whether the piece begins a new chunk."""
+        for each, first, last, counted in self._unsized:
+            self._bytes += int(each()[first:last].sum()) - counted
+        self._unsized.clear()
         after = np.cumsum(sizes)
         at = 0
         while at < len(sizes):
@@ -42,7 +53,25 @@ class Cutting:
                 self._rows, self._bytes = self._rows + stop - at, self._bytes + int(after[stop - 1]) - before
             at = stop
             if at < len(sizes):
-                self._rows = self._bytes = 0  # there was no room for the next row
+                self._begin()  # there was no room for the next row
+
+    def cut_unsized(self, rows: int, most: int, sizes: Sizes) -> Iterator[tuple[int, int, bool]]:
+        """The same of rows that take `most` bytes at most: their sizes are asked for only where a chunk may have no
+        room for these.
+        """
+        if self._bytes + most > self._most_bytes:
+            yield from self.cut(sizes())
+            return
+        at = 0
+        while at < rows:
+            stop = min(rows, at + self._most_rows - self._rows)
+            if stop > at:
+                yield at, stop, not self._rows
+                self._rows, self._bytes = self._rows + stop - at, self._bytes + most
+                self._unsized.append((sizes, at, stop, most))
+            at = stop
+            if at < rows:
+                self._begin()
 
 
 def gathered(pieces: Iterable[tuple[_Piece, int, bool]], most_rows: int) -> Iterator[list[_Piece]]:
@@ -122,8 +151,60 @@ class Records:
         return Records(self.data, self.starts[part], self.ends[part], self.offsets[part], problems)
 
 
+class Readable(Protocol):
+    """What returns up to so many bytes, and none at the end."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+Guess = Callable[[bytes], int]
+"""The position after the last record of a block that begins with one, probably; 0 where there is none."""
+
+
+class Blocks:
+    """Blocks of a stream that end where a record probably does; then a stream of those that do not, and of the rest."""
+
+    def __init__(self, stream: Readable, guess: Guess, size: int | None, block_bytes: int) -> None:
+        self._stream, self._guess, self._left, self._block_bytes = stream, guess, size, block_bytes
+        self._given: deque[memoryview] = deque()
+        self._held = b""
+        self._failure: Exception | None = None
+
+    def __iter__(self) -> Iterator[memoryview]:
+        while True:
+            wanted = self._block_bytes if self._left is None else min(self._block_bytes, self._left)
+            try:
+                block = self._stream.read(wanted)
+            except Exception as error:  # it is raised by `read`
+                self._failure = error
+                return
+            self._left = None if self._left is None else self._left - len(block)
+            data = b"".join((self._held, block)) if self._held else block
+            stop = self._guess(data) if block else 0
+            self._held = data[stop:]
+            if not stop:
+                return
+            self._given.append(memoryview(data)[:stop])
+            yield self._given[-1]
+
+    def accept(self) -> None:
+        """The first of the blocks that were given, and not accepted, does end where a record does."""
+        self._given.popleft()
+
+    def read(self, size: int) -> bytes:
+        """What follows the blocks that were accepted, piece by piece. Raises what the stream raises."""
+        if self._given:
+            return bytes(self._given.popleft())
+        if self._held:
+            held, self._held = self._held, b""
+            return held
+        if self._failure is not None:
+            raise self._failure
+        return self._stream.read(size)
+
+
 def read_records(
-    stream: BinaryIO, split: Splitter, offset: int, size: int | None = None, limits: Limits = LIMITS
+    stream: Readable, split: Splitter, offset: int, size: int | None = None, limits: Limits = LIMITS
 ) -> Iterator[Records]:
     """Blocks of records from `stream`, which is at byte `offset` of its file, until `size` bytes or its end.
 

@@ -66,7 +66,7 @@ class Parsing:
         self._lock = threading.Lock()
         self._here = threading.local()
 
-    def in_order(self, calls: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
+    def in_order(self, calls: Iterable[Callable[[], _Result]]) -> Generator[_Result, None, None]:
         """The results of the calls, in order. They are drawn by the caller's thread, and made ahead by the pool's.
 
         How far ahead is limited: so many as there are threads, divided among those who read at the same time. In a

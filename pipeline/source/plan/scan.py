@@ -46,19 +46,18 @@ class _Segment(NamedTuple):
     """The records of a segment. begin: of the first, -1 where no guess was made. after: of the first after the segment.
 
     offsets, sizes: uint32 [n], of its records; offsets from `begin`, sizes saturated at 4 GiB - 1, far above what a
-    chunk holds. bad: indices of records with a problem. Compact, since it may be sent over a network.
+    chunk holds. Compact, since it may be sent over a network.
     """
 
     begin: int
     after: int
     offsets: NDArray[np.uint32] = _NONE
     sizes: NDArray[np.uint32] = _NONE
-    bad: NDArray[np.uint32] = _NONE
 
     def records(self) -> Records:
         nothing = np.broadcast_to(np.int64(0), len(self.sizes))
         offsets = np.add(self.begin, self.offsets, dtype=np.int64)
-        return Records(b"", nothing, self.sizes.astype(np.int64), offsets, dict.fromkeys(self.bad.tolist(), ""))
+        return Records(b"", nothing, self.sizes.astype(np.int64), offsets, {})
 
 
 class Scanner:
@@ -76,8 +75,8 @@ class Scanner:
         self._ahead = BoundedSemaphore(2 * width)
 
     def scan(self, file: InputFile, start: int, split: Splitter, guess: Splitter | None = None) -> Iterator[Records]:
-        """The records of an uncompressed file from byte `start`, in order: their positions, and which have a problem,
-        but not their data or the problem itself. guess: finds the problems by which a wrong guess is known, where
+        """The records of an uncompressed file from byte `start`, in order: their positions, but not
+        their data or problems. guess: finds the problems by which a wrong guess is known, where
         `split` does not find them all. Raises SourceError where the file cannot be read, BroadsheetError where the pool
         is lost.
         """
@@ -156,8 +155,7 @@ def _scan_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segm
 
 def _read_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segment:
     offsets, sizes = [_NONE], [_NONE]
-    bad: list[int] = []
-    count, after = 0, file.stored
+    after = file.stored
     limits = file.format.limits
     limits = replace(limits, block_bytes=min(limits.block_bytes, _BLOCK_BYTES))
     with open_at(file, begin) as stream:
@@ -165,15 +163,13 @@ def _read_from(file: InputFile, split: Splitter, begin: int, stop: int) -> _Segm
             inside = int(records.offsets.searchsorted(stop))
             offsets.append((records.offsets[:inside] - begin).astype(np.uint32))
             sizes.append(np.minimum(records.ends - records.starts, _MOST_SIZE)[:inside].astype(np.uint32))
-            bad += [count + i for i in records.problems if i < inside]
-            count += inside
             if inside < len(records):
                 after = int(records.offsets[inside])
                 break
         else:
             if stream.tell() < file.stored:
                 raise SourceError(f"{file.path}: it is shorter than {file.stored:,} bytes now: it has changed")
-    return _Segment(begin, after, np.concatenate(offsets), np.concatenate(sizes), np.array(bad, np.uint32))
+    return _Segment(begin, after, np.concatenate(offsets), np.concatenate(sizes))
 
 
 def _scan_about(file: InputFile, split: Splitter, nominal: int, stop: int, guess: Splitter) -> _Segment:

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from ...errors import InputChanged, SourceError, UsageError
 from ...processes.threads import threads
 from ...telemetry.spans import Span
-from ..chunk import Chunk, Selection, concat, empty_chunk, held_bytes, rows_between
+from ..chunk import Chunk, Selection, concat, empty_chunk, held_bytes, held_of_record, rows_between
 from ..find.search import Problem
 from ..formats.base import Fragment, InputFile, Schema, Stream
-from ..formats.record_format import RecordFormat
+from ..formats.record_format import Parsed, RecordFormat
 from ..formats.records import Cutting, Records, read_records
 from ..open.ahead import PARSING, in_order
 from ..open.front_to_back import FrontToBack
@@ -61,11 +61,12 @@ class Lines:
 
 @dataclass(frozen=True)
 class ParsedRows:
-    """Rows of a file that are parsed. row: the number of the first."""
+    """Rows of a file that are parsed. row: the number of the first. block: as which they were, if they were records."""
 
     file: InputFile
     row: int
     chunk: Chunk
+    block: Parsed | None = None
 
     def __len__(self) -> int:
         return self.chunk.rows_read
@@ -101,16 +102,21 @@ class Opened(NamedTuple):
 
 
 def open_pieces(
-    file: InputFile, selection: Selection, first: tuple[str, Schema] | None, chunk_rows: int, spans: list[Span] | None
+    file: InputFile,
+    selection: Selection,
+    first: tuple[str, Schema] | None,
+    chunk_rows: int,
+    spans: list[Span] | None,
+    alone: bool,
 ) -> Opened:
     """Open a file and read its beginning; several are opened side by side, and read one after the other. first: as of
-    `Group`. Raises InputChanged.
+    `Group`. alone: whether no others are. Raises InputChanged.
     """
     try:
         found = examine_like(held(file), selection, first)
         problems = [found.remark] if found.remark else []
         read: list[Callable[[], int]] = []
-        pieces = _pieces(found, selection, chunk_rows, problems, read, spans)
+        pieces = _pieces(found, selection, chunk_rows, problems, read, spans, alone)
         return Opened(found.file, _begun(pieces), problems, lambda: sum(count() for count in read))
     except InputChanged:
         raise
@@ -150,12 +156,19 @@ def _pieces(
     problems: list[str],
     read: list[Callable[[], int]],
     spans: list[Span] | None,
+    alone: bool,
 ) -> Iterator[Piece]:
     file, form, start = found.file, found.file.format, found.schema.start
     row = 0
     if isinstance(form, RecordFormat):
         with open_at(file, start) as source:
             read.append(partial(_stored, source, file))
+            if alone and form.guesses:
+                for block in form.parsed(source, start, None, file.path, 0, selection, spans):
+                    if block.chunk.rows_read:
+                        yield ParsedRows(file, row, block.chunk, block)
+                        row += block.chunk.rows_read
+                return
             for records in read_records(source, form.quick_split, start, limits=form.limits):
                 if len(records):
                     yield Lines(file, form, row, records)
@@ -334,6 +347,7 @@ class _GroupReading:
 
     def __post_init__(self) -> None:
         self.rows = [0] * len(self.group.files)
+        self.alone = len(self.group.files) == 1 and self.group.rows is None
 
     def calls(self) -> Iterator[Callable[[], _Part]]:
         """What makes each part: pieces of a chunk that are parsed together."""
@@ -343,8 +357,7 @@ class _GroupReading:
         size = 0  # of those that wait
         skipped = False
         for piece in self._pieces():
-            sizes = held_bytes(piece.sizes, self.selection) if isinstance(piece, Lines) else piece.sizes
-            for first, last, new in cutting.cut(sizes):
+            for first, last, new in self._cut(cutting, piece):
                 fits = waiting and joinable(waiting[-1], piece) and size + piece.size <= _PARSED_AT_ONCE
                 if waiting and (new or not fits):
                     yield self._call(waiting, skipped)
@@ -356,6 +369,15 @@ class _GroupReading:
                 size += waiting[-1].size
         if waiting:
             yield self._call(waiting, skipped)
+
+    def _cut(self, cutting: Cutting, piece: Piece) -> Iterator[tuple[int, int, bool]]:
+        if isinstance(piece, Lines):
+            return cutting.cut(held_bytes(piece.sizes, self.selection))
+        if piece.block is None:
+            return cutting.cut(piece.sizes)
+        most, sizes = piece.block.most, piece.block.sizes
+        most = min(most, len(piece) * held_of_record(most, self.selection))
+        return cutting.cut_unsized(len(piece), most, lambda: held_bytes(sizes(), self.selection))
 
     def _call(self, pieces: list[Piece], skipped: bool) -> Callable[[], _Part]:
         number, sources = self.chunks - 1, [(piece.file.path, piece.row, len(piece)) for piece in pieces]
@@ -392,8 +414,10 @@ class _GroupReading:
     def _opened(self) -> Generator[Opened, None, None]:
         """The files in order, several opened ahead; without a look ahead where there is a limit."""
         first, rows = self.group.first, self.chunk_rows
-        open_one = partial(open_pieces, selection=self.selection, first=first, chunk_rows=rows, spans=self.spans)
-        if self.group.rows is not None or len(self.group.files) == 1:
+        open_one = partial(
+            open_pieces, selection=self.selection, first=first, chunk_rows=rows, spans=self.spans, alone=self.alone
+        )
+        if self.group.rows is not None or self.alone:
             yield from map(open_one, self.group.files)
             return
         with threads(max(1, min(_OPENED_AHEAD, len(self.group.files)))) as pool:
