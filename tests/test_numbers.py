@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -111,9 +112,13 @@ def test_every_way_of_asking_says_the_same(quality: Path, tmp_path: Path, broads
 
 
 def test_a_server_gives_each_text_one_number(quality: Path) -> None:
-    with serving("--model", quality) as server, server.client() as client:
+    with serving("--model", f"quality={quality}") as server, server.client() as client:
         (found,) = client.classify([" ".join(WORDS[-3:])])
         assert found["score"] > 3
+        tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [" ".join(WORDS[-3:])]}
+        told = httpx.post(f"{server.url}/v2/models/quality/infer", json={"inputs": [tensor]}, timeout=240).json()
+        label, score, levels = (each["data"] for each in told["outputs"])
+        assert (label, score, sum(levels)) == ([found["label"]], [found["score"]], pytest.approx(1))
         with pytest.raises(ServerError, match="a number: leave out top_k"):
             client.classify(["a"], top_k=2)
 

@@ -201,7 +201,7 @@ def _write_classify(asked: ClassifyInput, served: Served, found: Predictions) ->
         usage: dict[str, Any] = {}
     else:
         data: list[dict[str, Any]] = []
-        for best, probs in zip(np.argmax(scores, axis=1).tolist(), _rows(scores), strict=True):
+        for best, probs in zip(found.labels[:, 0].tolist(), _rows(scores), strict=True):
             label = served.classes[best]
             data.append({"index": len(data), "label": label, "probs": probs, "num_classes": len(probs)})
         answer["data"] = data
@@ -301,12 +301,8 @@ def _flat(data: Sequence[Any]) -> list[str]:
 
 def _write_infer(asked: InferRequest, served: Served, found: Predictions) -> Reply:
     scores = _scores(served, found)
-    best = np.argmax(scores, axis=1)
-    tensors: dict[str, Any] = {
-        "label": np.array(served.classes, object)[best],
-        "score": np.take_along_axis(scores, best[:, None], axis=1)[:, 0],
-        "scores": scores,
-    }
+    labels = np.array(served.classes, object)[found.labels[:, 0]]
+    tensors: dict[str, Any] = {"label": labels, "score": found.scores[:, 0], "scores": scores}
     outputs, binary = [], []
     wanted: dict[str, dict[str, Any]] = {each.name: each.parameters for each in asked.outputs}
     for name, parameters in (wanted or {name: {} for name in tensors}).items():

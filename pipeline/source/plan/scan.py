@@ -68,17 +68,15 @@ class Scanner:
     """
 
     def __init__(self, pool: Executor, width: int, segment: int, small: Scanner | None = None) -> None:
-        self.files_at_once = min(width, MOST_THREADS)
         self._pool = pool
         self._segment = segment
         self._small = small
         self._ahead = BoundedSemaphore(2 * width)
 
     def scan(self, file: InputFile, start: int, split: Splitter, guess: Splitter | None = None) -> Iterator[Records]:
-        """The records of an uncompressed file from byte `start`, in order: their positions, but not
-        their data or problems. guess: finds the problems by which a wrong guess is known, where
-        `split` does not find them all. Raises SourceError where the file cannot be read, BroadsheetError where the pool
-        is lost.
+        """The records of an uncompressed file from byte `start`, in order: their positions, but not their data or
+        problems. guess: finds the problems by which a wrong guess is known, where `split` does not find them all.
+        Raises SourceError where the file cannot be read, BroadsheetError where the pool is lost.
         """
         guess = guess or split
         if self._small and file.stored <= self._segment:
