@@ -340,6 +340,7 @@ class _Run:
         progressed = key in self._progressed
         self._progressed.discard(key)
         if isinstance(result, KilledWorker):
+            self.watchdog.worker_lost()
             return _Ended(source, result, 1 if progressed else flight.losses + result.allowed_failures + 1)
         if isinstance(result, ReaderLost):
             self.watchdog.warn(f"{result.message}; it is read again, unless this has happened several times")

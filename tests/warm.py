@@ -38,7 +38,7 @@ METHOD = "forkserver"
 MODULES = ["warm", "pandas", "distributed.nanny", "pipeline.__main__", "pipeline.cli.commands", "pipeline.api",
            "pipeline.job.run", "pipeline.job.worker", "pipeline.engine.cpu", "pipeline.report.job",
            "pipeline.report.terminal", "pipeline.kernels.memory_plan", "pipeline.kernels.tables", "cluster.local",
-           "cluster.plugin", "cluster.guard", "pyarrow.parquet", "pyarrow.csv", "rich.progress", "typer._adapters",
+           "cluster.plugin", "pyarrow.parquet", "pyarrow.csv", "rich.progress", "typer._adapters",
            "pydantic.type_adapter", "cryptography.hazmat.backends.openssl", "multiprocessing.synchronize",
            "cryptography.x509", "tornado.platform.asyncio", "prometheus_client.core", "dask.cli",
            "distributed.cli.dask_scheduler", "distributed.cli.dask_spec", "distributed.cli.dask_ssh",

@@ -26,7 +26,7 @@ _EVENTS = "all"
 """Dask's topic of the events of all workers."""
 
 _QUIET_SECONDS = 1.0
-"""A shorter job asks the scheduler for no events: each message delays it by up to 10 ms."""
+"""A shorter job that loses no worker asks the scheduler for no events: each message delays it by up to 10 ms."""
 
 _ANSWER_SECONDS = 10.0
 """After so long without an answer the scheduler counts as stuck."""
@@ -91,6 +91,10 @@ class Watchdog:
         """Something has finished."""
         self._last = time.monotonic()
 
+    def worker_lost(self) -> None:
+        """Look up which: of a short job too."""
+        self._lost.put({})
+
     @contextmanager
     def during(self, doing: str) -> Iterator[None]:
         """State what this process does in the block, for example "the client is reading its next chunk"."""
@@ -111,7 +115,7 @@ class Watchdog:
         seconds = time.monotonic() - self._began
         with suppress(OSError, RuntimeError, TimeoutError):  # a scheduler in trouble: a stall tells of it
             for message in self._client.run_on_scheduler(_losses, seconds, callback_timeout=_ANSWER_SECONDS):
-                self._lost.put(message)
+                self.warn(_loss(message["worker"], message["processing-tasks"]))
 
     def _watch(self) -> None:
         with suppress(Empty):
@@ -131,7 +135,8 @@ class Watchdog:
                 continue
             if message is None:
                 return
-            self.warn(_loss(message["worker"], message["processing-tasks"]))
+            if message:
+                self.warn(_loss(message["worker"], message["processing-tasks"]))
 
     def _reason(self) -> str:
         if self._doing is not None:
