@@ -53,8 +53,12 @@ class GuardedApplication(RoutingApplication):
         return super().find_handler(request, **kwargs)
 
     def _admits(self, request: HTTPServerRequest) -> bool:
-        from bokeh.server.util import check_allowlist  # most jobs end without a request
+        from bokeh.core.properties import validate  # most jobs end without a request
+        from bokeh.server.util import check_allowlist
 
+        # An update of a page turns validation off for the whole process, for a moment. Two at once, of two schedulers
+        # in threads of one notebook, may leave it off: then no page could be made any more.
+        validate(True)
         asked, origin = request.path.split("/", 2), request.headers.get("Origin")
         if len(asked) < 3 or not secrets.compare_digest(asked[1].encode(), self._token.encode()):
             return False
