@@ -43,8 +43,13 @@ class GuardedApplication(RoutingApplication):
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> Any:
         """Find what answers a request; for a page, as if the token were not in its path."""
         if self._token is not None:
+            from bokeh.core.properties import validate  # most jobs end without a request
+
             if not self._admits(request):
                 return self.get_handler_delegate(request, ErrorHandler, {"status_code": 404})
+            # An update of a page turns validation off for the whole process, for a moment. Two at once, of two
+            # schedulers in threads of one notebook, may leave it off: then no page could be made any more.
+            validate(True)
             prefix = f"/{self._token}"
             request.path, request.uri = request.path.removeprefix(prefix), (request.uri or "").removeprefix(prefix)
         if self.when_opened is not None:
@@ -53,12 +58,8 @@ class GuardedApplication(RoutingApplication):
         return super().find_handler(request, **kwargs)
 
     def _admits(self, request: HTTPServerRequest) -> bool:
-        from bokeh.core.properties import validate  # most jobs end without a request
-        from bokeh.server.util import check_allowlist
+        from bokeh.server.util import check_allowlist  # most jobs end without a request
 
-        # An update of a page turns validation off for the whole process, for a moment. Two at once, of two schedulers
-        # in threads of one notebook, may leave it off: then no page could be made any more.
-        validate(True)
         asked, origin = request.path.split("/", 2), request.headers.get("Origin")
         if len(asked) < 3 or not secrets.compare_digest(asked[1].encode(), self._token.encode()):
             return False
