@@ -63,7 +63,7 @@ def engine_rate(articles_csv: Path, model: str, long: bool) -> dict[str, Any]:
 
 def job(inputs: Path, warm: Path, out: Path, options: dict[str, Any]) -> dict[str, Any]:
     """A job on a cluster that has done one before."""
-    with connect(options["where"], workers=options["workers"]) as client:
+    with connect(options["where"], workers=options["workers"], protocol=options["protocol"]) as client:
         given = {"model": options["model"], "chunk_size": options["chunk_rows"], "overwrite": True, "client": client}
         classify(str(warm), out, **given)
         report = classify(str(inputs), out, **given)
@@ -93,7 +93,8 @@ def commanded(inputs: Path, out: Path, options: dict[str, Any]) -> dict[str, Any
     began = time.time()
     report, sampler = run_job(
         inputs, "-o", out, "--cluster", options["where"], "--workers", options["workers"], "--quiet",
-        "--chunk-size", options["chunk_rows"], "--model", options["model"], client="client and scheduler",
+        "--chunk-size", options["chunk_rows"], "--model", options["model"], "--protocol", options["protocol"],
+        client="client and scheduler",
     )  # fmt: skip
     seconds = (out / "_SUCCESS").stat().st_mtime - began
     shutil.rmtree(out)
@@ -112,6 +113,7 @@ def measure(corpus: Corpus, workers: int, options: argparse.Namespace) -> dict[s
     warm = write_corpus(options.articles_csv, options.folder, Corpus("warm", ".parquet", workers, _WARM_ROWS))
     sizes = [file.stat().st_size for file in inputs.iterdir()]
     given = {"where": options.where, "workers": workers, "model": options.model, "chunk_rows": options.chunk_rows}
+    given["protocol"] = options.protocol
     found: dict[str, Any] = {"name": corpus.name, "files": len(sizes), "stored_bytes": sum(sizes), "workers": workers}
     out = options.folder / "labels"
     if options.where == "cuda":
@@ -120,7 +122,7 @@ def measure(corpus: Corpus, workers: int, options: argparse.Namespace) -> dict[s
             found["command"] = commanded(inputs, out, given)
     os.environ |= {PRELOAD: STAND_IN, "STAND_IN_WORKERS": str(workers)}
     try:
-        found["reader"] = measured(inputs, warm, out, given | {"where": "local"})
+        found["reader"] = measured(inputs, warm, out, given | {"where": "local", "protocol": "auto"})
     finally:
         del os.environ[PRELOAD]
     if not options.keep:
@@ -132,6 +134,7 @@ def main() -> None:
     command = parser(__doc__, RESULTS / "corpora_1.json", articles=True)
     command.add_argument("--folder", type=Path, required=True, help="for input and output: 25 GB a GPU")
     command.add_argument("--where", default="cuda", choices=("cuda", "local"), help="local: the reader alone")
+    command.add_argument("--protocol", default="auto", choices=("auto", "tcp", "ucx"))
     command.add_argument("--gpus", type=int, nargs="+", default=[1])
     command.add_argument("--corpora", nargs="+", default=[c.name for c in CORPORA], choices=[c.name for c in CORPORA])
     command.add_argument("--chunk-rows", type=int, default=131_072)

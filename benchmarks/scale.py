@@ -54,7 +54,7 @@ def small(options: argparse.Namespace, keep: Keep) -> Part:
         articles.data[a:b].tobytes().decode() for a, b in zip(articles.offsets, articles.offsets[1:], strict=False)
     ]
     model, seconds, steps = load_model(options.model).asking("all"), [], []
-    with connect(options.where, workers=options.workers) as client:
+    with connect(options.where, workers=options.workers, protocol=options.protocol) as client:
         for _ in range(_SMALL_WARM_UP + options.repeats):
             began = time.perf_counter()
             report = classify(texts, client=client, model=model, chunk_size=_SMALL_CHUNK_ROWS)
@@ -73,6 +73,7 @@ def small(options: argparse.Namespace, keep: Keep) -> Part:
         "chunk_rows": _SMALL_CHUNK_ROWS,
         "workers": options.workers,
         "where": options.where,
+        "protocol": options.protocol,
         "devices_used_last": devices,
         "backend": report.backend,
         "median_seconds": statistics.median(seconds),
@@ -166,6 +167,7 @@ def main() -> None:
     command.add_argument("--articles-csv", type=Path, help="an AG News CSV: class, title, description")
     command.add_argument("--folder", type=Path, help="planning, memory: for input and output")
     command.add_argument("--where", default="cuda", choices=("cuda", "local"), help="small")
+    command.add_argument("--protocol", default="auto", choices=("auto", "tcp", "ucx"), help="small")
     command.add_argument("--workers", type=int, default=4, help="small")
     command.add_argument("--repeats", type=int, default=20, help="small")
     command.add_argument("--articles", type=int, default=8_192, help="small")

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from jobs import Processes, committed, wait_until
+from test_train import QUICK, articles, quick_train
+from test_train_gpu import LIKE
 
 import pipeline
 from benchmarks.chaos.jobs import contents
@@ -27,6 +33,7 @@ protocols = pytest.mark.parametrize(
     ["tls", pytest.param("ucx", marks=pytest.mark.skipif(not has_ucx(), reason="distributed-ucxx is not installed"))],
 )
 ROWS, CHUNK_ROWS = 20_000, 1_000
+MANY_ROWS = 25  # in each of so many chunks that a job is still under way when it is disturbed
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +98,33 @@ def test_each_gpu_has_one_worker_one_context_and_gives_what_one_gpu_gives(
     assert contents(tmp_path / "out") == contents(by_one)
     assert contexts() == before
     assert all(abs(now - then) < 64 << 20 for now, then in zip(free_bytes(), free, strict=True))
+
+
+@two
+@protocols
+def test_a_worker_that_is_killed_costs_only_time(news: Path, tmp_path: Path, protocol: str) -> None:
+    undisturbed, out = tmp_path / "undisturbed", tmp_path / "out"
+    with connect("cuda", protocol="ucx" if protocol == "ucx" else "auto") as client, ThreadPoolExecutor() as pool:
+        pipeline.classify(str(news), undisturbed, client=client, chunk_size=MANY_ROWS)
+        killed = next(iter(client.run(os.getpid).values()))
+        job = pool.submit(pipeline.classify, str(news), out, client=client, chunk_size=MANY_ROWS)
+        wait_until(lambda: committed(out) >= 2)
+        os.kill(killed, signal.SIGKILL)
+        assert job.result().rows_written == ROWS
+        wait_until(lambda: len(client.nthreads()) == GPUS)
+        assert killed not in client.run(os.getpid).values()
+    assert contents(out) == contents(undisturbed)
+
+
+@two
+@protocols
+def test_a_network_is_trained_on_the_workers(protocol: str) -> None:
+    recipe = replace(QUICK, epochs=4, learning_rate=1e-4)
+    one = quick_train(articles(240), recipe, device="cuda", precision="fp32")
+    with connect("cuda", protocol="ucx" if protocol == "ucx" else "auto") as client:
+        all_of_them = quick_train(articles(240), recipe, device="cuda", precision="fp32", client=client)
+    assert all_of_them.model.card["trained_on"].startswith(f"{GPUS} × ")
+    assert [e.loss for e in all_of_them.history] == pytest.approx([e.loss for e in one.history], rel=LIKE)
 
 
 @two

@@ -20,6 +20,7 @@ from test_settings import settings_of
 from benchmarks.chaos.slow import slowed
 from benchmarks.chaos.slurm_nodes import BRIDGE, NODES, SlurmNodes, missing
 from cluster import connect, probes
+from cluster.protocol import count_gpus
 from cluster.settings import SETTINGS
 from pipeline import classify, merge, verify
 from pipeline.model.charcnn import Model
@@ -28,6 +29,7 @@ pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(missing() is not None, reason=f"no Slurm: {missing()}"),
 ]
+GPUS_PER_NODE = int(count_gpus() >= len(NODES))
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 
 
@@ -53,7 +55,7 @@ def submit(broadsheet: Command, slurm: SlurmNodes, tmp_path: Path):
 
     def run(arguments: list, *options: object, settings: str = "", env: dict[str, str] | None = None) -> str:
         site = tmp_path / "site.yaml"
-        site.write_text(f"interface: eth0\nfolder: {tmp_path / 'shared'}\n{settings}")
+        site.write_text(f"interface: eth0\nfolder: {tmp_path / 'shared'}\ngpus_per_node: {GPUS_PER_NODE}\n{settings}")
         done = broadsheet(
             "submit", *arguments[1:], *options, "--site", site,
             env={**slurm.environment, "UCX_TLS": "tcp,self", **(env or {})}, cwd=tmp_path,

@@ -96,13 +96,13 @@ def _lose(trial: Trial, module: str) -> Verdict:
 
 
 @cache
-def _models(source: str) -> list[tuple[bytes, pa.Table]]:
+def _models(source: str, device: str) -> list[tuple[bytes, pa.Table]]:
     """Two models that share neither a score nor the name of a class: the file of each, and what a job says of the
     texts.
     """
     one = load_model(source)
     two = replace(one, classes=tuple(f"not {name}" for name in one.classes), temperature=2 * one.temperature)
-    found = [(each.to_bytes(), classify(_TEXTS, model=each, scores=True, device="cpu")) for each in (one, two)]
+    found = [(each.to_bytes(), classify(_TEXTS, model=each, scores=True, device=device)) for each in (one, two)]
     return [(data, labels.to_arrow().drop_columns(["file", "row", "reason"])) for data, labels in found]
 
 
@@ -114,18 +114,30 @@ class _Server:
     def __init__(self, trial: Trial) -> None:
         self.trial, self.url = trial, "http://127.0.0.1:0"
         self.file, self.admin = trial.folder / "news.safetensors", trial.folder / "admin"
-        self.models = _models(trial.job.command[trial.job.command.index("--model") + 1])
+        given = trial.job.command
+        self.device = given[given.index("--device") + 1]
+        self.models = _models(given[given.index("--model") + 1], self.device)
         self.file.write_bytes(self.models[0][0])
         self.admin.write_text(_TOKEN)
-        self.more = ("--cluster", "local") if trial.random.random() < 0.3 else ()
+        self.more = ("--cluster", "cuda" if self.device == "cuda" else "local") if trial.random.random() < 0.3 else ()
         trial.note(" ".join(self.more) or "engines of its own")
         self.pool, self.over = ThreadPoolExecutor(), threading.Event()
         self.start()
         self.asking = [self.pool.submit(self._ask_on, trial.random.random()) for _ in range(_CLIENTS)]
 
     def start(self) -> None:
-        options = ["--port", self.url.rpartition(":")[2], "--model", f"news={self.file}", "--device", "cpu", *self.more]
-        options += ["--http-processes", "2", "--target-ms", "60000", "--no-log-requests", "--log-format", "json"]
+        options = ["--port", self.url.rpartition(":")[2], "--model", f"news={self.file}", *self.more]
+        options += [
+            "--device",
+            self.device,
+            "--http-processes",
+            "2",
+            "--target-ms",
+            "60000",
+            "--no-log-requests",
+            "--log-format",
+            "json",
+        ]
         command = [sys.executable, "-m", "broadsheet", "serve", *options, "--admin-token-file", str(self.admin)]
         run = self.run = self.trial.launch(command)
         if not self.trial.wait_until(run, lambda: '"message": "ready"' in run.text):

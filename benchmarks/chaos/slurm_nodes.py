@@ -1,6 +1,7 @@
 """A real Slurm of four nodes on this machine: each slurmd in a network namespace with its own address and host name.
 
-Not real: limits on cores, memory and devices (there is no cgroup plugin), and the GPU (the gres is /dev/null).
+Where this machine has four GPUs, each node has one of them. Not real: limits on cores, memory and devices (there is no
+cgroup plugin), and the GPU elsewhere.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ KillWait=5
 SlurmdTimeout=10
 GresTypes=gpu
 PlugStackConfig={folder}/plugstack.conf
+TaskProlog={folder}/prolog
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -52,6 +54,10 @@ _NODE = (
     "NodeName={name} NodeHostname={name} NodeAddr=10.77.0.{last} Port=17010 CPUs=4 Sockets=1 CoresPerSocket=4 "
     "ThreadsPerCore=1 RealMemory=4000 Gres=gpu:1 State=UNKNOWN\n"
 )
+_PROLOG = """\
+#!/bin/sh
+echo export CUDA_VISIBLE_DEVICES=$((${SLURMD_NODENAME#gpu} - 1))
+"""  # in place of Slurm's own, by which it is the first on every node
 
 
 def missing() -> str | None:
@@ -135,6 +141,9 @@ class SlurmNodes:
         for name in ("state", "home", *NODES):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         (self.folder / "plugstack.conf").write_text("")
+        prolog = self.folder / "prolog"
+        prolog.write_text(_PROLOG)
+        prolog.chmod(0o755)
         nodes = "".join(_NODE.format(name=name, last=10 + number) for number, name in enumerate(NODES, 1))
         conf = _CONF.format(host=socket.gethostname(), folder=self.folder)
         (self.folder / "slurm.conf").write_text(conf + nodes)
