@@ -43,4 +43,4 @@ class StandIn:
 def dask_setup(worker: Worker) -> None:
     """Called by Dask when the worker starts: only there, never in a process that imports this file."""
     ENGINES.open_engine = StandIn
-    read_for_a_gpu(int(os.environ.get(WORKERS, "1")), read_in_processes)  # as a GPU's worker does
+    read_for_a_gpu(int(os.environ.get(WORKERS, "1")), lambda count: read_in_processes(count, count))  # as for a GPU

@@ -34,14 +34,14 @@ from pipeline.source.read.readers import ReaderLost, Readers
 PRELOAD = """
 from broadsheet.pipeline.job.worker import STATE
 def dask_setup(worker):
-    STATE.read_in_processes(2)
+    STATE.read_in_processes(2, 2)
 """
 
 
 @pytest.fixture(scope="module")
 def readers() -> Iterator[Readers]:
     close()  # a worker that another test has kept in this process has readers too
-    found = Readers(2)
+    found = Readers(2, 2)
     yield found
     found.close()
     assert not pids_of(os.getpid())
@@ -231,13 +231,29 @@ def test_a_stopped_job_leaves_readers_ready_and_a_killed_worker_takes_them_along
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in before))
 
 
+def test_processes_start_when_there_is_something_to_read(readers: Readers, large: Path) -> None:
+    plan = plan_files(found([large]), Selection(reads=1014), 100)
+    before = len(pids_of(os.getpid()))
+    more = Readers(3, 1)
+    try:
+        assert len(pids_of(os.getpid())) == before + 1
+        ways = [more.read_group(plan.groups[0], plan.selection, 100, lambda _: False) for _ in range(2)]
+        first, second = (next(way).chunk.text for way in ways)
+        assert first == second
+        assert len(pids_of(os.getpid())) == before + 2
+        for way in ways:
+            way.close()
+    finally:
+        more.close()
+
+
 def test_a_temporary_folder_that_is_full_is_named() -> None:
     """A limit on the size of files does what a full disk does, before a byte is written."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
         with pytest.raises(BroadsheetError, match=r"cannot write to /.*File too large; set TMPDIR"):
-            Readers(1)
+            Readers(1, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 

@@ -67,6 +67,9 @@ if TYPE_CHECKING:
 _SCANNED_BY_WORKERS = 1 << 30
 """Bytes to scan for the beginnings of records, from which workers do it: fewer take threads here half a second."""
 
+_BYTES_OF_A_READER = 16 << 20
+"""So many stored bytes are worth the start of a process of a GPU's worker that reads, about as much as to read them."""
+
 _HEAD_START_SECONDS = 0.2
 """The time that planning has before a cluster starts beside it: most errors of a request show by then."""
 
@@ -109,10 +112,10 @@ def _steps(prepared: Prepared) -> JobReport:
     request = prepared.request
     if isinstance(request.cluster, Running):
         client = request.cluster.client
-        engines = _start_engines(client, request)
+        engines = _start_engines(client, prepared)
         planned = plan(prepared, engines, partial(_scanner, prepared, lambda: client), lambda: len(client.nthreads()))
         return finish(planned, run_chunks(planned, client, engines))
-    with in_background(_with_engines(request.cluster, request), _HEAD_START_SECONDS) as started:
+    with in_background(_with_engines(request.cluster, prepared), _HEAD_START_SECONDS) as started:
         scanner = partial(_scanner, prepared, lambda: started()[0])
         planned = plan(prepared, None, scanner, lambda: len(started()[0].nthreads()))
         began = time.perf_counter()
@@ -123,9 +126,9 @@ def _steps(prepared: Prepared) -> JobReport:
 
 
 @contextmanager
-def _with_engines(cluster: OnDemand, request: Request) -> Iterator[tuple[Client, Engines]]:
+def _with_engines(cluster: OnDemand, prepared: Prepared) -> Iterator[tuple[Client, Engines]]:
     with cluster.connect() as client:
-        yield client, _start_engines(client, request)
+        yield client, _start_engines(client, prepared)
 
 
 def prepare(request: Request) -> Prepared:
@@ -297,16 +300,19 @@ def _set_aside_changed(planned: Planned, run: RunFacts, fingerprint: Fingerprint
     run.set_aside += [(name, reason) for name, reason in changed if name not in before]
 
 
-def _start_engines(client: Client, request: Request) -> Engines:
+def _start_engines(client: Client, prepared: Prepared) -> Engines:
     from ...cluster import start_engines
     from ...cluster.interrupts import heard_in_collections
 
     heard_in_collections()
+    request, found = prepared.request, prepared.found
     began, options = time.perf_counter(), request.options
-    how = (options.device, options.precision, options.kernels, options.allow_mixed, read_in_processes)
+    stored = sum(file.stored for file in found.found) if isinstance(found, Files) else 0
+    reading = partial(read_in_processes, at_once=-(-stored // _BYTES_OF_A_READER))
+    how = (options.device, options.precision, options.kernels, options.allow_mixed, reading)
     with Watchdog(client, "the model is not loaded", request.progress.warn, request.progress.patience):
-        found = [start_engines(client, model, *how) for model in request.models.every]
-    keys, backends = zip(*found, strict=True)
+        started = [start_engines(client, model, *how) for model in request.models.every]
+    keys, backends = zip(*started, strict=True)
     return Engines(keys, backends[0], time.perf_counter() - began)
 
 

@@ -35,10 +35,10 @@ class WorkerState:
         self.threads = ThreadPoolExecutor(_MOST_AT_ONCE, "broadsheet-label")
         self.stopped: set[str] = set()
 
-    def read_in_processes(self, count: int) -> None:
-        """Read in so many processes, which start now, until the last engine is withdrawn."""
+    def read_in_processes(self, count: int, at_once: int) -> None:
+        """Read in so many processes until the last engine is withdrawn. at_once: as of `Readers`."""
         if self.readers is None:
-            self.readers = Readers(count)
+            self.readers = Readers(count, at_once)
             ENGINES.when_empty = self._end_readers
 
     def _end_readers(self) -> None:
@@ -70,6 +70,6 @@ STATE = WorkerState()
 """The state of this process."""
 
 
-def read_in_processes(count: int) -> None:
-    """Have this process's workers read in so many processes."""
-    STATE.read_in_processes(count)
+def read_in_processes(count: int, at_once: int) -> None:
+    """Have this process's workers read in so many processes. at_once: as of `Readers`."""
+    STATE.read_in_processes(count, at_once)

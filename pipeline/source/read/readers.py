@@ -175,9 +175,11 @@ def _shared_byte() -> IO[bytes]:
 
 
 class Readers:
-    """Reader processes of this worker, which end with it at the latest. count: how many, one for a core."""
+    """Reader processes of this worker, which end with it at the latest. count: how many, one for a core. at_once: that
+    many start now, the others when they are needed; a start takes half a second of a core.
+    """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, at_once: int) -> None:
         self._count = count
         self._under_way = 0
         self._lock = threading.Lock()
@@ -187,8 +189,8 @@ class Readers:
         self._share = Share(self._file.fileno())
         self._free: LifoQueue[_Reader | None] = LifoQueue()
         """None in place of one that is to be started when it is needed."""
-        for _ in range(count):
-            self._free.put(self._started())
+        for left in reversed(range(count)):  # those that have started are taken first
+            self._free.put(self._started() if left < at_once else None)
 
     def read_unit(self, unit: Unit, selection: Selection, spans: list[Span] | None = None) -> Chunk:
         """As of `broadsheet.pipeline.source.read.read`; also raises ReaderLost, as the others do."""
