@@ -224,7 +224,7 @@ def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool) -> tupl
         return kind, f"bound by the {kind}, busy {busy:.0%}: go faster with {faster}"
     cause = max(shares, key=lambda name: shares[name])
     few = max(d.chunks for d in devices) < _FEW_CHUNKS
-    reader = "Parquet input, or more workers"
+    reader = "more cores for each worker, or Parquet in place of another format"
     if streamed:
         reader = "uncompressed or several files: the client reads this input alone"
     change = {
