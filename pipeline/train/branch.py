@@ -107,8 +107,8 @@ class Answers(NamedTuple):
 
 
 class Pretrained(NamedTuple):
-    """Word vectors by bucket. columns: W of the used buckets. vectors: float32 [W, d], weighed by the inverse document
-    frequency. sums: float64 [N, d], of the words of N texts.
+    """Word vectors by bucket. columns: W of the used buckets. vectors: float32 [W, d], without what those of the texts'
+    words have in common, weighed by the inverse document frequency. sums: float64 [N, d], of the words of N texts.
     """
 
     columns: NDArray[np.int64]
@@ -177,7 +177,10 @@ def bags(
         return bags_of
     columns = np.searchsorted(buckets, at)
     counts = bags_of.words[:, columns]
-    weighed = of_words * _idf(np.bincount(counts.indices, minlength=len(at)), len(offsets) - 1)[:, None]
+    weights = _idf(np.bincount(counts.indices, minlength=len(at)), len(offsets) - 1)
+    often = weights * np.asarray(counts.sum(axis=0)).ravel()
+    common = often @ of_words / max(1.0, often.sum())  # to all words, which says nothing about a text
+    weighed = (of_words - common) * weights[:, None]
     return bags_of._replace(pretrained=Pretrained(columns, weighed.astype(np.float32), counts @ weighed))
 
 
