@@ -133,7 +133,7 @@ def prepare(request: Request) -> Prepared:
     began, started = time.perf_counter(), time.time()
     folder, options = request.folder, request.options
     options.selection(request.models)
-    models = [model.name for model in request.models.every]
+    models = [model.name for model in request.models.loaded]
     refuse_files(request.source, folder.path if folder else None, models, options)
     if options.resume and isinstance(request.source, Stdin):
         raise UsageError("stdin cannot be read a second time, so its job cannot be resumed: save it to a file first")
@@ -305,7 +305,7 @@ def _start_engines(client: Client, request: Request) -> Engines:
     began, options = time.perf_counter(), request.options
     how = (options.device, options.precision, options.kernels, options.allow_mixed, read_in_processes)
     with Watchdog(client, "the model is not loaded", request.progress.warn, request.progress.patience):
-        found = [start_engines(client, model, *how) for model in request.models.every]
+        found = [start_engines(client, model, *how) for model in request.models.loaded]
     keys, backends = zip(*found, strict=True)
     return Engines(keys, backends[0], time.perf_counter() - began)
 

@@ -258,6 +258,11 @@ class NGrams:
         table[(importance != 0) & (table[:, -1] == 0), -1] = 1
         return cls(kinds, table, np.tile((step / np.sqrt(step_of_squares)).astype(np.float32), (2, 1)))
 
+    def of_classes(self, part: slice) -> NGrams:
+        """The branch of some of the classes, which has the bits that they have here."""
+        table = np.column_stack([self.table[:, part], self.table[:, -1]])
+        return NGrams(self.kinds, table, np.ascontiguousarray(self.scale[:, part]))
+
     @property
     def bits(self) -> int:
         """The number of buckets is 2 to this power."""
