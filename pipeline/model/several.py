@@ -40,7 +40,8 @@ class Models:
     @property
     def name(self) -> str:
         """For messages and reports."""
-        return ", ".join(model.name for model in self.every)
+        each = ((model.name, _named(model.heads)) for model in self.loaded)
+        return ", ".join(f"{name} ({heads})" if heads else name for name, heads in each)
 
     @property
     def short_names(self) -> tuple[str, ...]:

@@ -333,8 +333,9 @@ def train(
             count = f"count {branch.settings.vectors:g}" if branch.settings.vectors else "do not help and are left out"
             tell(Note(f"word vectors of {known.about['name']} {count}, by cross-validation"))
         if data.levels is None:
-            what = "the labels of " if multi_label else ""
-            each = ((name, branch.share_right(labels, part)) for name, part, labels in data.columns)
+            what = "the labels of " if multi_label or data.heads else ""
+            with_labels = [column for column in data.columns if data.counts(column, branch.rows).any()]
+            each = ((name, branch.share_right(labels, part)) for name, part, labels in with_labels)
             shares = ", ".join(f"{name} {share:.2%}".strip() for name, share in each)
             of_rows = f"{shares} of {what}{len(branch.rows):,} rows right"
             tell(Note(f"n-grams get {of_rows}, each row by a model that has not seen it"))
