@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # what `_NAMES` says, as type checkers and editors read it
     from .job.estimate import Estimate as Estimate, dry_run as dry_run
     from .measures.fitting import calibrate as calibrate, quantise as quantise
     from .model.charcnn import Model as Model, load_model as load_model
+    from .model.several import heads_of as heads_of
     from .options import Options as Options
     from .output.merge import merge as merge
     from .output.select import select as select
@@ -48,6 +49,7 @@ _NAMES = {
     "job.estimate": ("Estimate", "dry_run"),
     "measures.fitting": ("calibrate", "quantise"),
     "model.charcnn": ("Model", "load_model"),
+    "model.several": ("heads_of",),
     "options": ("Options",),
     "output.merge": ("merge",),
     "output.select": ("select",),

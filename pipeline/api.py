@@ -192,7 +192,7 @@ def label(
     models = load_models(model, settings.network)
     added = computed_columns(settings.model_columns(models), settings.truth_column is not None)
     refuse_taken(frame, [*added.names, REASON.name], suffix)
-    return classify(frame, model=models.every, client=client, progress=progress, **options).join(frame, suffix)
+    return classify(frame, model=models.loaded, client=client, progress=progress, **options).join(frame, suffix)
 
 
 def close() -> None:

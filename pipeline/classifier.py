@@ -19,8 +19,9 @@ from .engine.base import Engine, Predictions, Texts
 from .engine.on_gpu import texts_on_gpu
 from .engine.open import open_engine
 from .errors import ModelError, SourceError, UsageError
-from .model.charcnn import Model, load_model
+from .model.charcnn import Model
 from .model.scores import assigned
+from .model.several import load_one
 from .source.limits import CHUNK_ROWS, LIMITS
 
 _ONE_TEXT = Texts.of([b"x"])
@@ -350,7 +351,7 @@ def load(
     >>> classifier.close()
 
     """
-    engine = open_engine(load_model(model).asking(network), device, precision, kernels=kernels)
+    engine = open_engine(load_one(model).asking(network), device, precision, kernels=kernels)
     try:
         engine.classify(_ONE_TEXT)
     except BaseException:

@@ -28,7 +28,8 @@ def register(
 ) -> None:
     """Give a DuckDB connection two functions that label text.
 
-    ``broadsheet(text)`` is the label, a VARCHAR; null where the text is null or cannot be labelled.
+    ``broadsheet(text)`` is the label, a VARCHAR; null where the text is null or cannot be labelled. Of a model with
+    heads it is that of the first, and the other function has those of all.
     ``broadsheet_row(text)`` is a STRUCT of ``label``, ``score``, ``n_chars``, ``truncated``, ``unknown_chars`` and
     ``reason``, as `label` names them. Both are vectorised: they take the texts of a batch of DuckDB at once, without
     copying them. One engine in this process computes them, whichever connection asks; `close` releases it.

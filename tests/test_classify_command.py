@@ -16,7 +16,8 @@ from test_classify import TEXTS, scores_of
 
 import pipeline
 from pipeline import classify
-from pipeline.model.charcnn import Model, to_params
+from pipeline.cli.models import to_params
+from pipeline.model.charcnn import Model
 
 
 def test_the_command_on_many_files_with_bad_rows(

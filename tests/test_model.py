@@ -20,9 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.cli.inspect import about_model, print_model
+from pipeline.cli.models import to_params
 from pipeline.errors import ModelError
 from pipeline.model.alphabet import Alphabet
-from pipeline.model.charcnn import Model, from_params, load_model, to_params
+from pipeline.model.charcnn import Model, from_params, load_model
 from pipeline.model.layers import layer_table
 from pipeline.report.console import PlainConsole, print_json, say
 

@@ -255,3 +255,18 @@ def test_a_damaged_branch_in_a_file_is_refused(small_model: Model) -> None:
 def replace_about(about: model_file.About) -> model_file.About:
     """The same metadata without the branch."""
     return model_file.About(about.alphabet, about.classes, about.length, about.card, about.frame, about.scales)
+
+
+def test_sums_are_exact_at_their_largest() -> None:
+    """As many n-grams as a text can have, in as few buckets as one tile of rows has, with the largest weights."""
+    text = ("abcdefgh" * (ngrams.MOST_READ // 8)).encode()
+    kinds = Kinds(words=0, characters=(5, 8), reads=ngrams.MOST_READ)
+    table = np.tile(np.array([32_767, -32_768, 32_766, 14_563], np.int16), (1 << 12, 1))
+    data, offsets = np.frombuffer(text, np.uint8), np.array([0, len(text)])
+    found = ngrams.counted(ngrams.find(data, offsets, kinds, 12).characters, 1, 12)
+    times = found.times.astype(int)
+    assert times.sum() >= 370
+    sums, squares = times.sum() * table[0, :3].astype(int), (times**2).sum() * 14_563
+    expected = sums.astype(np.float32) / np.sqrt(np.float32(squares))
+    branch = NGrams(kinds, table, np.ones((2, 3), np.float32))
+    assert np.array_equal(scores(data, offsets, branch)[0], expected)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from conftest import random_model
 from test_gpu import hostile_texts, random_texts
@@ -14,6 +15,7 @@ from pipeline.engine.base import Engine, Texts
 from pipeline.engine.open import opened, why_no_gpu
 from pipeline.labelling.scored import Scoring, score
 from pipeline.model.charcnn import Model
+from pipeline.model.several import heads_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 
@@ -56,3 +58,20 @@ def _is_utf8(article: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_heads_say_what_models_of_their_own_say(model: Model, precision: str) -> None:
+    texts = Texts.of([article for article in random_texts(5, 3000) if _is_utf8(article)])
+    names = ("a: x", "a: y", "b: x", "b: y")
+    both = replace(model, classes=names, heads=(("a", 2), ("b", 2)))
+    heads = heads_of(both)
+    with opened([both], "cuda", precision) as together, opened(heads, "cuda", precision) as alone:
+        scoring = [Scoring(2, True), Scoring(1, False)]
+        found, expected = score(texts, together, scoring), score(texts, alone, scoring)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours.scores, theirs.scores, atol=1e-5)
+        sure = theirs.scores[:, 0] > 0.5 + 1e-4
+        assert (ours.labels[sure] == theirs.labels[sure]).all()
+    np.testing.assert_allclose(found[0].all_scores, expected[0].all_scores, atol=1e-5)
+    assert found[1].all_scores is None

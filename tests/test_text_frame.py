@@ -11,12 +11,13 @@ import pytest
 from conftest import CommandHere, random_model
 from numpy.typing import NDArray
 
+from pipeline.cli.models import to_params
 from pipeline.engine.base import Texts
 from pipeline.engine.open import open_engine
 from pipeline.errors import ModelError
 from pipeline.model import reference
 from pipeline.model.alphabet import PUBLISHED, encode
-from pipeline.model.charcnn import Model, load_model, to_params
+from pipeline.model.charcnn import Model, load_model
 
 LENGTHS = [*range(21), *range(1000, 1031), 235, 77, 500, 3, 1014]
 

@@ -98,6 +98,7 @@ def about_model(model: Model) -> dict[str, object]:
     """What the command prints, as JSON values."""
     from ..model.fasttext import FastText
     from ..model.ngrams import NGrams
+    from ..model.several import heads_of
 
     whole = model.ngrams if isinstance(model.ngrams, FastText) else None
     return {
@@ -116,6 +117,7 @@ def about_model(model: Model) -> dict[str, object]:
         "fasttext": None if whole is None else {**whole.about, "words": whole.known, "rows": list(whole.table.shape)},
         "alphabet": model.alphabet.symbols,
         "classes": list(model.classes),
+        "heads": None if model.heads is None else {head.name: list(head.classes) for head in heads_of(model)},
         "layers": [
             {"name": layer.name, "rows": layer.rows_pooled, "channels": layer.outputs, "mflop": layer.flop / 1e6}
             for layer in (model.layers if model.has_network else ())
@@ -150,17 +152,26 @@ def _of_fasttext(branch: FastText) -> dict[str, str]:
     }
 
 
+def _names(model: Model) -> list[str]:
+    return [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in model.classes]
+
+
+def _classes(names: list[str]) -> str:
+    more = f", … and {len(names) - _MOST_NAMES}" if len(names) > _MOST_NAMES else ""
+    return f"{len(names)}: " + ", ".join(names[:_MOST_NAMES]) + more
+
+
 def print_model(model: Model, console: PlainConsole) -> None:
     """Name, classes, alphabet, layers and card."""
     from ..model.fasttext import FastText
+    from ..model.several import heads_of
 
-    names = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in model.classes]
-    more = f", … and {len(names) - _MOST_NAMES}" if len(names) > _MOST_NAMES else ""
+    names = _names(model)
     print_fact("model", model.name, console)
     facts = {
         "weights": f"{model.parameters:,} parameters, {model.dtype}",
         "digest": model.digest,
-        "classes": f"{len(names)}: " + ", ".join(names[:_MOST_NAMES]) + more,
+        "classes": _classes(names),
         "alphabet": f"{len(model.alphabet)} symbols: {model.alphabet.symbols!r}",
         "length": f"{model.length} characters",
         "frame": _FRAMES[model.frame],
@@ -176,6 +187,9 @@ def print_model(model: Model, console: PlainConsole) -> None:
     if model.thresholds is not None:
         each = zip(names[:_MOST_NAMES], model.thresholds, strict=False)
         facts["scores"] = "several labels a text, from these scores on: " + ", ".join(f"{n} {t:.2g}" for n, t in each)
+    if model.heads is not None:
+        of_each = "; ".join(f"{head.name} {_classes(_names(head))}" for head in heads_of(model))
+        facts = {("heads" if name == "classes" else name): fact for name, fact in facts.items()} | {"heads": of_each}
     if not model.has_network:
         facts["int8"] = "the same as in every precision: n-grams alone, no network"
     if model.scales is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import UsageError, cause
+from ..errors import ModelError, UsageError, cause
 from ..report.console import PlainConsole, say
 from ..storage.disk import refuse_outputs, write_file
 from .flags import (
@@ -134,7 +134,8 @@ def convert(
     params.bin.json.
     """
     from ..model import fasttext_file, model_file
-    from ..model.charcnn import load_model, to_params
+    from ..model.charcnn import load_model
+    from ..model.several import load_one
 
     kinds = source.suffix, target.suffix
     beside = model_file.sidecar_path(target) if target.suffix == ".bin" else None
@@ -149,7 +150,7 @@ def convert(
         elif kinds == (".safetensors", ".bin"):
             if classes is not None or alphabet is not None:
                 raise UsageError("--classes and --alphabet are for a params.bin; a .safetensors model has its own")
-            model = load_model(source)
+            model = load_one(source)
             if model.is_multi_label:
                 raise UsageError(f"{source} gives a text several labels, which a params.bin cannot say")
             data = to_params(model)
@@ -217,6 +218,21 @@ def push(
     from ..ecosystem import push as hub
 
     say(hub.push(model, repository, private=private, message=message))
+
+
+def to_params(model: Model) -> bytes:
+    """The parameter file of a model, which lacks alphabet, class names and frame: its sidecar keeps them.
+
+    Raises ModelError for another length.
+    """
+    from ..model.layers import PUBLISHED_LENGTH
+
+    if not model.has_network:
+        raise ModelError(f"params.bin holds a network, and {model.name} has n-grams alone")
+    if model.length != PUBLISHED_LENGTH:
+        raise ModelError(f"params.bin holds length {PUBLISHED_LENGTH} only, this model has {model.length}")
+    order = [name for layer in model.layers for name in layer.shapes]
+    return b"".join(model.tensors[name].astype("<f4").tobytes() for name in order)
 
 
 def _model_of(params: Path, classes: str | None, alphabet: str | None) -> Model:

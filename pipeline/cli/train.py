@@ -35,7 +35,10 @@ _data, _network, _recipe, _soft, _computing, _cluster, _report = (
 def command(
     data: Annotated[list[str], typer.Argument(metavar="DATA", help=_DATA, show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="MODEL", help="The model file to write.")],
-    label_column: Annotated[str | None, _data("NAME", "Column with the class; needed without soft labels.")] = None,
+    label_column: Annotated[
+        list[str] | None,
+        _data("NAME", "Column with the class; needed without soft labels. Of several, the model learns each."),
+    ] = None,
     target_column: Annotated[
         str | None, _data("NAME", "In its place: a column of numbers to learn, or with --classes of levels in order.")
     ] = None,
@@ -163,7 +166,7 @@ def command(
         "sweep": sweep or (),
         "soft_labels": soft,
         "text_column": text_column or (),
-        "label_column": label_column,
+        "label_column": label_column or (),
         "target_column": target_column,
         "loss": loss,
         "columns": names_of(columns),

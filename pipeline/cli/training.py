@@ -42,7 +42,9 @@ class TrainingProgress:
         held = f", {held_out:,} of them held out" if held_out else ""
         skipped = f"; {counted(data.skipped, 'unreadable row')} skipped" if data.skipped else ""
         what = "classes" if data.levels is None else f"levels, {data.classes[0]} to {data.classes[-1]}"
-        self._console.print(f"{len(data):,} texts of {len(data.classes)} {what}{held}{skipped}", soft_wrap=True)
+        of_columns = ", ".join(f"{name} ({count} classes)" for name, count in data.heads or ())
+        of_what = of_columns or f"{len(data.classes)} {what}"
+        self._console.print(f"{len(data):,} texts of {of_what}{held}{skipped}", soft_wrap=True)
 
     def __call__(self, what: Cost | Fit | Step | Epoch | Note) -> None:
         """What `train` tells."""
@@ -70,6 +72,10 @@ class TrainingProgress:
             self._console.print(_table(trained.trials))
         if "held_out_accuracy" in card:
             self._console.print(f"{self._held_out}: {card['held_out_accuracy']:.2%} right")
+        for name, told in trained.compared_columns.items():
+            self._console.print(f"{self._held_out}: {name} {told.model:.2%} right", soft_wrap=True)
+            for line in told.lines():
+                self._console.print(f"  {line}", soft_wrap=True)
         if "held_out" in card:
             self._console.print(f"{self._held_out}: {_numbers(card['held_out'])}", soft_wrap=True)
             for name, figures in card["compared with"].items():
@@ -80,7 +86,10 @@ class TrainingProgress:
             self._console.print(f"  its teacher: {taught['teacher_accuracy']:.2%} of those with a label")
         for line in trained.compared.lines() if trained.compared else ():
             self._console.print(line, soft_wrap=True)
-        if "test" in card:
+        for name, figures in card.get("heads", {}).items():
+            if test := figures.get("test"):
+                self._console.print(f"test: {name} {test['accuracy']:.2%} of {test['rows']:,} rows", soft_wrap=True)
+        if "test" in card and "heads" not in card:
             test = card["test"]
             figure = f"{test['accuracy']:.2%} of" if "accuracy" in test else None
             figure = figure or f"{_numbers(test) if 'spearman' in test else _f1(test, '')}, of"

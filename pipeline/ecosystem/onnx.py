@@ -14,9 +14,10 @@ from ..engine.base import Texts
 from ..engine.cpu import CpuEngine
 from ..errors import BroadsheetError, ModelError, UsageError
 from ..model.alphabet import encode
-from ..model.charcnn import Model, load_model
+from ..model.charcnn import Model
 from ..model.layers import BIAS, NORM_EPSILON, Layer
 from ..model.ngrams import Grams, NGrams, counted, find, of_network
+from ..model.several import load_one
 from ..processes.threads import available_cores
 from ..storage.disk import write_file
 
@@ -72,7 +73,7 @@ def onnx_inputs(model: str | Path | Model, texts: Iterable[str | bytes]) -> dict
 
     """
     articles = [text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in texts]
-    return _inputs(load_model(model), Texts.of(articles))
+    return _inputs(load_one(model), Texts.of(articles))
 
 
 def _inputs(model: Model, texts: Texts) -> dict[str, NDArray[Any]]:
@@ -133,7 +134,7 @@ def export_onnx(model: str | Path | Model, path: str | Path) -> float:
     True
 
     """
-    loaded = load_model(model).asking("all")
+    loaded = load_one(model).asking("all")
     data = to_onnx(loaded)
     difference = _difference(loaded, data)
     if not difference <= TOLERANCE:

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 from ..errors import OutputError, UsageError
-from ..model.charcnn import Model, load_model
+from ..model.charcnn import Model
 from ..model.model_file import HUB, HUB_FILE, repository_of
+from ..model.several import load_one
 
 _MOST_CLASSES = 50
 
@@ -52,7 +53,7 @@ def push(model: str | Path | Model, repository: str, *, private: bool = False, m
     repository, revision = repository_of(f"{HUB}{repository.removeprefix(HUB)}")
     if revision is not None:
         raise UsageError("a push is a new commit: leave out @ and what follows it")
-    loaded = load_model(model)
+    loaded = load_one(model)
     try:
         from huggingface_hub import CommitOperationAdd, HfApi
     except ImportError as error:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..model.alphabet import Alphabet, Encoded, encode, of_ids, unread
 from ..model.charcnn import Model
 from ..model.layers import WHOLE
+from ..model.scores import parts_of
 from ..telemetry.spans import Span
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -142,6 +143,19 @@ class Predictions:
         numbers = model.levels.numbers_of(self.labels, self.scores, len(model.classes))
         every = None if self.all_scores is None else model.levels.probabilities(self.all_scores)
         return replace(self, scores=numbers, all_scores=every)
+
+    def by_head(self, model: Model) -> Predictions:
+        """The same with probabilities that add up to one within each head, of a model with heads; NaN in a head whose
+        classes are all so unlikely beside those of others that their probabilities are 0.
+        """
+        if model.heads is None or self.all_scores is None:
+            return self
+        every = self.all_scores.copy()
+        for part in parts_of(model.heads):
+            own = every[:, part]
+            with np.errstate(invalid="ignore"):
+                own /= own.sum(axis=1, keepdims=True)
+        return replace(self, all_scores=every)
 
     def cut(self, k: int) -> Predictions:
         """The same with the `k` best labels only."""

@@ -208,7 +208,7 @@ class CudaEngine:
         if self.network.ops.stored.is_split and found.overflowed.any():
             self._classify_by_reference(texts, found, top_k)
         found = replace(found, saturated=sums.saturated, asked=sums.asked).with_numbers(self.model)
-        return found.of_whole_texts(texts, self.model.length)
+        return found.by_head(self.model).of_whole_texts(texts, self.model.length)
 
     def _is_small(self, texts: Texts) -> bool:
         """Whether one graph labels these texts. A profile watches each launch, which a graph does not show."""

@@ -42,7 +42,7 @@ def save_asked(folder: OutputFolder, source: Any, models: Models, options: Optio
     """Save it in the folder of a job over files, unless one of their URLs holds a password or a signature."""
     inputs = [absolute(as_url(name) or name) for name in paths_of(source) or ()]
     if inputs and inputs == [*map(without_secrets, inputs)]:
-        names = [each.name for each in models.every]
+        names = [each.name for each in models.loaded]
         names = [absolute(name) if os.path.isfile(name) and name not in SHIPPED else name for name in names]
         truth = None if options.truth is None else absolute(os.fspath(options.truth))
         folder.store.put(REQUEST, to_json(Asked((*inputs,), (*names,), root_of(options.root), truth)), check)

@@ -186,7 +186,7 @@ def dry_run(
     """
     settings, path, models, found, sample = sampled(source, output, model, options)
     files = found if isinstance(found, Files) else Files((), (), ())
-    with opened(models.every, settings.device, settings.precision, settings.kernels) as engines:
+    with opened(models.loaded, settings.device, settings.precision, settings.kernels) as engines:
         labelled = _label(sample, models, engines, settings)
         engine = engines[0]
     on_gpu = engine.backend.device == "cuda"
@@ -230,7 +230,7 @@ def sampled(
     settings = Options(**options)
     path = None if output is None else place_of(output, settings.endpoint)
     models = load_models(model, settings.network)
-    refuse_files(source, path, [each.name for each in models.every], settings)
+    refuse_files(source, path, [each.name for each in models.loaded], settings)
     found = identify(
         source, len(models.first.alphabet), models.first.length, root=settings.root, endpoint=settings.endpoint
     )

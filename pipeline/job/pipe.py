@@ -97,7 +97,7 @@ def pipe(
     bad row, after the rows before it.
     """
     models = load_models(model, options.network)
-    with opened(models.every, options.device, options.precision, options.kernels) as engines:
+    with opened(models.loaded, options.device, options.precision, options.kernels) as engines:
         most = engines[0].batch or _ROWS_A_CORE * available_cores()
         found = Piped(models)
         began = time.perf_counter()

@@ -136,7 +136,7 @@ def prepare(request: Request) -> Prepared:
     began, started = time.perf_counter(), time.time()
     folder, options = request.folder, request.options
     options.selection(request.models)
-    models = [model.name for model in request.models.every]
+    models = [model.name for model in request.models.loaded]
     refuse_files(request.source, folder.path if folder else None, models, options)
     if options.resume and isinstance(request.source, Stdin):
         raise UsageError("stdin cannot be read a second time, so its job cannot be resumed: save it to a file first")
@@ -311,7 +311,7 @@ def _start_engines(client: Client, prepared: Prepared) -> Engines:
     reading = partial(read_in_processes, at_once=-(-stored // _BYTES_OF_A_READER))
     how = (options.device, options.precision, options.kernels, options.allow_mixed, reading)
     with Watchdog(client, "the model is not loaded", request.progress.warn, request.progress.patience):
-        started = [start_engines(client, model, *how) for model in request.models.every]
+        started = [start_engines(client, model, *how) for model in request.models.loaded]
     keys, backends = zip(*started, strict=True)
     return Engines(keys, backends[0], time.perf_counter() - began)
 

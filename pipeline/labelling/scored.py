@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from ..engine.base import Engine, Predictions, Texts
 from ..errors import UsageError
 from ..model.layers import WHOLE
+from ..model.reference import top_k
+from ..model.scores import Heads, parts_of
 from ..source.chunk import HEAD_BYTES, QUARANTINE_SCHEMA, Chunk
 from ..telemetry.spans import Span
 from .windows import Windows
@@ -70,7 +73,8 @@ class ScoredChunk:
 
 
 def scored(chunks: Iterable[Chunk], engines: Sequence[Engine], scoring: Sequence[Scoring]) -> Iterator[ScoredChunk]:
-    """Every chunk of an input, in order, once each model has scored it. scoring: what is asked of each.
+    """Every chunk of an input, in order, once each model has scored it. scoring: what is asked of each, or of each of
+    its heads.
 
     Raises UsageError as `score` does, and where a model overflows on all rows of the first chunk, or of a larger one.
     """
@@ -93,14 +97,15 @@ def score_chunk(
     texts = texts_of(chunk)
     rows = len(chunk)
     predictions = compute(texts) if compute else score(texts, engines, scoring)
-    for i, engine in enumerate(engines):
+    of_each = [engine for engine in engines for _ in engine.model.heads or (None,)]
+    for i, engine in enumerate(of_each):
         lost = predictions[i].overflowed
         if lost.any():
             chunk = _without_overflowed(chunk, lost, engine, is_first)
             predictions = tuple(found.take(~lost) for found in predictions)
     doubtful = tuple(
         _count_doubtful(chunk, found, each.reads(engine.model.length))
-        for engine, each, found in zip(engines, scoring, predictions, strict=True)
+        for engine, each, found in zip(of_each, scoring, predictions, strict=True)
     )
     return ScoredChunk(chunk, predictions, doubtful, rows - len(chunk))
 
@@ -113,24 +118,33 @@ def score(
     each_kernel: bool = False,
     handed_over: Callable[[], object] | None = None,
 ) -> tuple[Predictions, ...]:
-    """What each model says of N texts. handed_over: called where another thread may use the engines before this one has
-    the labels.
+    """What each model says of N texts, and of one with heads each of these. handed_over: called where another thread
+    may use the engines before this one has the labels.
 
     Raises UsageError for texts that are encoded already, in a way that is not a model's.
     """
     if len(engines) > 1:
         texts = replace(texts, shared={})
-    found = []
-    for number, (engine, each) in enumerate(zip(engines, scoring, strict=True), 1):
+    found: list[Predictions] = []
+    for number, engine in enumerate(engines, 1):
         if texts.ids is not None:
             _refuse_other_ids(engine, engines[0])
         over = handed_over if number == len(engines) else None
-        given = each.top_k, each.all_scores, spans, each_kernel, over
-        if each.windows is None:
-            found.append(engine.classify(texts, *given))
-        else:
-            found.append(each.windows.classify(texts, engine, *given))
+        each, heads = scoring[len(found)], engine.model.heads
+        label = engine.classify if each.windows is None else partial(each.windows.classify, engine)
+        best, every = (each.top_k, each.all_scores) if heads is None else (1, True)
+        whole = label(texts, best, every, spans, each_kernel, over)
+        found += [whole] if heads is None else _of_heads(whole, heads, scoring[len(found) :])
     return tuple(found)
+
+
+def _of_heads(whole: Predictions, heads: Heads, scoring: Sequence[Scoring]) -> Iterator[Predictions]:
+    """What each head says of N texts, of the scores of all their classes."""
+    assert whole.all_scores is not None
+    for part, each in zip(parts_of(heads), scoring, strict=False):
+        own = np.ascontiguousarray(whole.all_scores[:, part])
+        labels, best = top_k(own, each.top_k)
+        yield replace(whole, labels=labels, scores=best, all_scores=own if each.all_scores else None)
 
 
 def texts_of(chunk: Chunk) -> Texts:

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from ..engine.base import Engine, Predictions, Texts
 from ..errors import UsageError
 from ..model.alphabet import count_characters, count_unknown
+from ..model.charcnn import Model
 from ..model.reference import top_k as best_of
+from ..model.scores import parts_of
 from ..model.several import Models
 from ..telemetry.spans import Span
 
@@ -66,8 +68,8 @@ class Windows:
 
     def classify(
         self,
-        texts: Texts,
         engine: Engine,
+        texts: Texts,
         top_k: int,
         all_scores: bool,
         spans: list[Span] | None,
@@ -85,7 +87,7 @@ class Windows:
         if counts.max(initial=1) == 1:
             found = engine.classify(texts, top_k, all_scores, spans, each_kernel, handed_over)
             return replace(found, n_chars=n_chars, truncated=truncated, n_windows=counts)
-        together = _Together(many, len(engine.model.classes), self.score)
+        together = _Together(many, engine.model, self.score)
         reached = _beginnings(texts, self.reads(length))
         for pieces in _slabs(self._pieces(reached, counts, length)):
             windows = pa.concat_arrays([piece.texts for piece in pieces])
@@ -118,10 +120,11 @@ class Windows:
 class _Together:
     """The scores of texts from those of their windows, which are added in the order in which a text has them."""
 
-    def __init__(self, texts: int, classes: int, score: str) -> None:
+    def __init__(self, texts: int, model: Model, score: str) -> None:
         self._is_mean = score == "mean"
-        self._scores = np.zeros((texts, classes), np.float64)
-        self._best = np.full(texts, -np.inf)
+        self._scores = np.zeros((texts, len(model.classes)), np.float64)
+        self._parts = [slice(None)] if model.heads is None else [*parts_of(model.heads)]
+        self._best = np.full((len(self._parts), texts), -np.inf)
         self.saturated = self.asked = 0
 
     def add(self, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
@@ -129,10 +132,11 @@ class _Together:
         if self._is_mean:
             self._scores[rows] += scores
             return
-        best = scores.max(axis=1)
-        best[np.isnan(best)] = np.inf  # the model overflows on a part of the text: so it does on the text
-        better = best > self._best[rows]
-        self._scores[rows[better]], self._best[rows[better]] = scores[better], best[better]
+        for part, so_far in zip(self._parts, self._best, strict=True):  # of each head the window that is best for it
+            best = scores[:, part].max(axis=1)
+            best[np.isnan(best)] = np.inf  # the model overflows on a part of the text: so it does on the text
+            better = best > so_far[rows]
+            self._scores[rows[better], part], so_far[rows[better]] = scores[better, part], best[better]
 
     def scores(self, counts: NDArray[np.int64]) -> NDArray[np.float32]:
         """Of every class, float32 [N, classes]; NaN where the model overflows on a window."""

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from ..labelling.counts import count_pairs
 from ..model.cascade import ASKS
-from ..model.charcnn import Model, load_model
+from ..model.charcnn import Model
 from ..model.scores import assigned, log_scores, probabilities
+from ..model.several import head_of, load_one
 from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH, label_lists, label_sets
 from ..source.inputs import identify
@@ -220,7 +221,8 @@ def evaluate(
     text_column : str or iterable of str
         Column with the text, "text" by default. Several are joined by a space.
     label_column : str
-        Column with the true class, by name or by number from 1.
+        Column with the true class, by name or by number from 1. Of a model with heads, the one of this name is
+        evaluated.
     columns : iterable of str, optional
         Column names of a CSV or TSV without a header line.
     mistakes : int
@@ -264,7 +266,7 @@ def evaluate(
     for name, share in (("abstain", abstain), ("precision_target", precision_target)):
         if share is not None and not 0 < share <= 1:
             raise UsageError(f"{name} is {share:g}: give a number above 0, up to 1")
-    given_model = load_model(model)
+    given_model = head_of(model, label_column)
     loaded = given_model.asking(network)
     if loaded.levels is not None:
         raise UsageError(f"{loaded.name} gives a text a number: evaluate_numbers() is for such models")
@@ -398,7 +400,7 @@ def evaluate_labels(
     '0.871'
 
     """
-    loaded = load_model(model)
+    loaded = load_one(model)
     if loaded.thresholds is None:
         raise UsageError(f"{loaded.name} gives each text one label: evaluate() is for such models")
     selection = selection_of(text_column, columns, kept=(label_column,), reads=loaded.reads)

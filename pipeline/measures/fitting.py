@@ -24,6 +24,7 @@ from ..model.ngrams import scores as ngram_scores
 from ..model.ngrams import scores_of_ids as ngram_scores_of_ids
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, LEAST_ROWS, SOFTMAX, fitted, log_scores, probabilities
+from ..model.several import load_one
 from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH
 from ..source.formats.record_format import delimiter_named
@@ -108,7 +109,7 @@ def calibrate(
         raise UsageError(f"{held_out:g} of the rows cannot have been held out: above 0, up to 0.5")
     if not 0.5 <= agreement < 1:
         raise UsageError(f"an agreement of {agreement:g}: give a share of labels from 0.5 on, below 1")
-    loaded = load_model(model).asking("all")
+    loaded = load_one(model).asking("all")
     if loaded.is_multi_label:
         raise UsageError(f"{loaded.name} gives a text several labels: it has thresholds, and no temperature")
     if loaded.link != SOFTMAX:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from ..model.charcnn import Model, load_model
+from ..model.charcnn import Model
+from ..model.several import load_one
 from ..source.columns import numbers_in
 from ..source.inputs import identify
 from .rows import scored_rows, selection_of
@@ -162,7 +163,7 @@ def evaluate_numbers(
     '0.81'
 
     """
-    loaded = load_model(model)
+    loaded = load_one(model)
     levels = loaded.levels
     if levels is None:
         raise UsageError(f"{loaded.name} gives a text labels, and no number: evaluate() is for such models")

@@ -76,6 +76,13 @@ def hold_out(
     return np.flatnonzero(~held[of_row]), np.flatnonzero(held[of_row])
 
 
+def strata(labels: NDArray[Any]) -> NDArray[np.int64]:
+    """By what `hold_out` takes its shares: class indices, [N]; of rows with a label in each of several columns, int
+    [N, columns], the first; of rows with several labels, bool [N, classes], the rarest.
+    """
+    return labels if labels.ndim == 1 else rarest(labels) if labels.dtype == np.bool_ else labels[:, 0]
+
+
 def rarest(labels: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Of each row with several labels, [N, classes], the one that fewest rows have: by it `hold_out` takes a share of
     every class. The number of classes for a row without labels.

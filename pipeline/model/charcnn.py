@@ -20,7 +20,7 @@ from . import fasttext_file, model_file
 from .alphabet import PUBLISHED, Alphabet
 from .cascade import ASKS, Cascade
 from .fasttext import ALPHABET, FastText
-from .layers import BIAS, CLASSES, FRAMES, HIDDEN, PUBLISHED_LENGTH, Frame, Layer, layer_table, parameter_count
+from .layers import BIAS, CLASSES, FRAMES, HIDDEN, PUBLISHED_LENGTH, WHOLE, Frame, Layer, layer_table, parameter_count
 from .model_file import MEANT_FOR, SHIPPED, ActivationScales
 from .ngrams import NGrams
 from .scores import DEFAULT_THRESHOLD, GIVEN, SIGMOID, SOFTMAX, TEMPERATURES, Levels, check_classes, check_thresholds
@@ -61,12 +61,15 @@ class Model:
         What `train` or `calibrate` found, by which the network is asked about some texts only; without, about all.
     levels : Levels, optional
         Of a model that gives each text a number: the score of its label, which is the nearest level.
+    heads : tuple of (str, int), optional
+        Of a model that gives each text a label for each of several columns: the name of each, and how many of the
+        classes, in order, are its own. These are called "column: class".
 
     Raises
     ------
     ModelError
         For a tensor that is missing, unknown, misshapen or not finite, a class without a name, two of one name, an
-        unknown frame, scales, n-grams or thresholds that do not fit, or a temperature out of range.
+        unknown frame, scales, n-grams, thresholds or heads that do not fit, or a temperature out of range.
 
     Examples
     --------
@@ -91,9 +94,10 @@ class Model:
     thresholds: tuple[float, ...] | None = field(default=None, repr=False)
     cascade: Cascade | None = field(default=None, repr=False)
     levels: Levels | None = field(default=None, repr=False)
+    heads: tuple[tuple[str, int], ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        check_classes(self.classes, self.name)
+        check_classes(self.classes, self.name, self.heads)
         if self.frame not in FRAMES:
             raise ModelError(f"{self.name}: frame {self.frame!r:.80}: a model has one of {', '.join(FRAMES)}")
         try:
@@ -119,6 +123,8 @@ class Model:
             check_thresholds(self.thresholds, self.classes, self.name)
         if self.levels is not None:
             self.levels.check(self._is_ngrams_alone and not self.is_multi_label, self.name)
+        if self.heads is not None and (self.link != SOFTMAX or self.cascade is not None or self.length == WHOLE):
+            raise ModelError(f"{self.name}: a model with heads has no thresholds, levels, margin or fastText's table")
         if self.temperature != 1 and self.link != SOFTMAX:
             raise ModelError(f"{self.name}: a model whose scores are no softmax has no temperature")
 
@@ -168,6 +174,8 @@ class Model:
             raise UsageError(f"network {network!r}: choose one of {', '.join(ASKS)}")
         if network != "none" or not self.has_network:
             return self if network == "uncertain" or self.cascade is None else replace(self, cascade=None)
+        if self.heads is not None:
+            raise UsageError(f"{self.name} has heads, which need its network: leave out --network none")
         if self.cascade is None:
             remedy = "calibrate" if self.ngrams is not None else "train"
             raise UsageError(
@@ -208,7 +216,7 @@ class Model:
     @cached_property
     def digest(self) -> str:
         """sha256 of all that decides a score: alphabet, classes, length, frame, scales, temperature, n-grams,
-        thresholds and tensors.
+        thresholds, heads and tensors.
         """
         about = [self.alphabet.symbols, self.classes, self.length]
         if self.frame != "dense":  # digests of dense models are older than the choice
@@ -225,6 +233,8 @@ class Model:
             about.append({"cascade": self.cascade.about})
         if self.levels is not None:
             about.append({"levels": [self.levels.low, self.levels.step, self.levels.spread]})
+        if self.heads is not None:
+            about.append({"heads": self.heads})
         digest = hashlib.sha256(json.dumps(about).encode())
         for name in sorted(stored := {**self.tensors, **self._of_ngrams}):
             tensor = np.ascontiguousarray(stored[name])
@@ -266,6 +276,7 @@ class Model:
             self.alphabet.symbols, list(self.classes), self.length, dict(self.card), self.frame, self.scales,
             temperature=temperature, thresholds=None if self.thresholds is None else list(self.thresholds),
             ngrams_alone=self._is_ngrams_alone or None, cascade=self.cascade, levels=self.levels,
+            heads=None if self.heads is None else list(self.heads),
             **({} if self.ngrams is None else {self.ngrams.feature: self.ngrams.kinds}),  # type: ignore[arg-type]
         )  # fmt: skip
         layers = [] if self._is_ngrams_alone else [layer.description for layer in self.layers]
@@ -322,7 +333,7 @@ class Model:
         thresholds = None if about.thresholds is None else tuple(about.thresholds)
         model = cls(
             alphabet, classes, about.length, tensors, card, name, about.frame, about.scales, temperature, branch,
-            thresholds, about.cascade, about.levels,
+            thresholds, about.cascade, about.levels, None if about.heads is None else tuple(about.heads),
         )  # fmt: skip
         if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
             raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")
@@ -435,16 +446,3 @@ def _alphabet(symbols: str, name: str) -> Alphabet:
         return Alphabet(symbols)
     except ValueError as error:
         raise ModelError(f"{name}: {error}") from error
-
-
-def to_params(model: Model) -> bytes:
-    """The parameter file of a model, which lacks alphabet, class names and frame: its sidecar keeps them.
-
-    Raises ModelError for another length.
-    """
-    if not model.has_network:
-        raise ModelError(f"params.bin holds a network, and {model.name} has n-grams alone")
-    if model.length != PUBLISHED_LENGTH:
-        raise ModelError(f"params.bin holds length {PUBLISHED_LENGTH} only, this model has {model.length}")
-    order = [name for layer in model.layers for name in layer.shapes]
-    return b"".join(np.ascontiguousarray(model.tensors[name], "<f4").tobytes() for name in order)

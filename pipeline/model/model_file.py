@@ -36,7 +36,10 @@ from .ngrams import MOST_TABLE_BYTES, Kinds, NGrams
 from .scores import Levels
 
 FORMAT = "broadsheet-charcnn/2"
-FEATURES = ("frame", "scales", "temperature", "ngrams", "thresholds", "ngrams_alone", "cascade", "fasttext", "levels")
+FEATURES = (
+    "frame", "scales", "temperature", "ngrams", "thresholds", "ngrams_alone", "cascade", "fasttext", "levels",
+    "heads",
+)  # fmt: skip
 _FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
 _CHECKSUM = "checksum"
@@ -90,6 +93,7 @@ class About(Struct):
     cascade: Cascade | None = None
     fasttext: Settings | None = None
     levels: Levels | None = None
+    heads: list[tuple[str, int]] | None = None
 
 
 _OF_EVERY_VERSION = [field for field in About.__struct_fields__ if field not in FEATURES]

@@ -8,13 +8,14 @@ often as they say. It changes no label.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from ..errors import ModelError
+from .layers import CLASSES
 
 TEMPERATURES = (0.05, 20.0)
 """The range in which a temperature is looked for, and that a model may have."""
@@ -152,7 +153,7 @@ DEFAULT_THRESHOLD = 0.5
 """Of a class that no held-out row has."""
 
 
-def check_classes(classes: Sequence[str], model: str) -> None:
+def check_classes(classes: Sequence[str], model: str, heads: Heads | None) -> None:
     """Names go into Parquet, CSV and JSON, where a label must be a text that is told from a missing one."""
     if len(set(classes)) != len(classes):
         raise ModelError(f"{model}: two classes have the same name")
@@ -162,6 +163,38 @@ def check_classes(classes: Sequence[str], model: str) -> None:
         "".join(classes).encode()
     except UnicodeEncodeError as error:
         raise ModelError(f"{model}: the name of a class is not valid Unicode") from error
+    if heads is not None:
+        _check_heads(heads, classes, model)
+
+
+Heads = tuple[tuple[str, int], ...]
+"""The label columns of a model that answers for several: the name of each, and how many of the classes, in order, are
+its own."""
+
+
+def parts_of(heads: Heads) -> Iterator[slice]:
+    """Which of the classes are each head's."""
+    first = 0
+    for _, count in heads:
+        yield slice(first, first + count)
+        first += count
+
+
+def of_head(head: str, label: str) -> str:
+    """What a head's class is called among those of all heads, where two may have a class of one name."""
+    return f"{head}: {label}"
+
+
+def _check_heads(heads: Heads, classes: Sequence[str], model: str) -> None:
+    """Raise ModelError unless these are two heads or more, of different names, and the classes are theirs."""
+    names, counts = zip(*heads, strict=True) if heads else ((), ())
+    if len({*names} - {""}) < max(len(names), 2) or min(counts) < CLASSES[0] or sum(counts) != len(classes):
+        shown = ", ".join(f"{name!r:.80} of {count}" for name, count in heads)
+        raise ModelError(f"{model}: {len(classes)} classes do not fit its heads: {shown}")
+    for name, part in zip(names, parts_of(heads), strict=True):
+        for label in classes[part]:
+            if len(label) <= len(of_head(name, "")) or not label.startswith(of_head(name, "")):
+                raise ModelError(f"{model}: class {label!r:.80} is none of the head {name!r:.80}")
 
 
 def check_thresholds(thresholds: Sequence[float], classes: Sequence[str], model: str) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from ..errors import UsageError
 from .charcnn import Model, load_model
 from .model_file import HUB, repository_of
+from .ngrams import NGrams
+from .scores import Heads, of_head, parts_of
 
 _NGRAMS_COST, _DENSE_COST = 1 / 80, 3.0
 _SUFFIXES = (".safetensors", ".bin", ".ftz")
@@ -19,9 +22,16 @@ _SUFFIXES = (".safetensors", ".bin", ".ftz")
 
 @dataclass(frozen=True)
 class Models:
-    """every: in the order in which the user named them; the first counts where one has to, as for `partition_by`."""
+    """loaded: in the order in which the user named them; of each there is an engine."""
 
-    every: tuple[Model, ...]
+    loaded: tuple[Model, ...]
+
+    @cached_property
+    def every(self) -> tuple[Model, ...]:
+        """The models, and in place of one with heads its heads: each gives a text one label, or several, or a number.
+        The first counts where one has to, as for `partition_by`.
+        """
+        return tuple(each for model in self.loaded for each in heads_of(model))
 
     @property
     def first(self) -> Model:
@@ -30,14 +40,16 @@ class Models:
     @property
     def name(self) -> str:
         """For messages and reports."""
-        return ", ".join(model.name for model in self.every)
+        each = ((model.name, _named(model.heads)) for model in self.loaded)
+        return ", ".join(f"{name} ({heads})" if heads else name for name, heads in each)
 
     @property
     def short_names(self) -> tuple[str, ...]:
         """By which columns are named, where there are several: the name of a file without folder and suffix,
-        or of a repository.
+        or of a repository; of a head its own.
         """
-        return tuple(_short(model.name) for model in self.every)
+        of_each = ([name for name, _ in model.heads or ()] or [_short(model.name)] for model in self.loaded)
+        return tuple(chain.from_iterable(of_each))
 
     @property
     def prefixes(self) -> tuple[str, ...]:
@@ -57,15 +69,77 @@ class Models:
     @property
     def cost(self) -> float:
         """Of labelling a row on a CPU, about: 1 is that of a network in the text frame, of an ordinary text."""
-        return sum(map(_cost, self.every))
+        return sum(map(_cost, self.loaded))
 
     @cached_property
     def digest(self) -> str:
         """Of all that decides labels and names of columns; of one model its own."""
-        if len(self.every) == 1:
-            return self.first.digest
-        about = [(name, model.digest) for name, model in zip(self.short_names, self.every, strict=True)]
+        if len(self.loaded) == 1:
+            return self.loaded[0].digest
+        about = [(_short(model.name) if model.heads is None else "", model.digest) for model in self.loaded]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+
+
+def heads_of(model: str | Path | Model) -> tuple[Model, ...]:
+    """Make a model of its own of each head of a model that was trained on several label columns.
+
+    Parameters
+    ----------
+    model : str, Path or Model
+        As `load_model` takes it.
+
+    Returns
+    -------
+    tuple of Model
+        Each named by its column, with the column's classes; of a model without heads, the model itself.
+
+    Raises
+    ------
+    ModelError
+        For a model that cannot be loaded.
+
+    Examples
+    --------
+    >>> [head.name for head in broadsheet.heads_of("ag-news")]
+    ['ag-news']
+
+    Of a model that was trained with ``label_column=["topic", "tone"]`` they are called "topic" and "tone".
+
+    """
+    whole = load_model(model)
+    if whole.heads is None:
+        return (whole,)
+    found = []
+    for (name, _), part in zip(whole.heads, parts_of(whole.heads), strict=True):
+        tensors = {n: tensor[part] if n.startswith("fc3.") else tensor for n, tensor in whole.tensors.items()}
+        classes = tuple(label.removeprefix(of_head(name, "")) for label in whole.classes[part])
+        ngrams = whole.ngrams.of_classes(part) if isinstance(whole.ngrams, NGrams) else None
+        found.append(replace(whole, classes=classes, tensors=tensors, name=name, ngrams=ngrams, heads=None))
+    return tuple(found)
+
+
+def head_of(model: str | Path | Model, name: str) -> Model:
+    """The head of this name; of a model without heads, the model itself. Raises UsageError where no head has it."""
+    whole = load_model(model)
+    found = next((head for head in heads_of(whole) if whole.heads is None or head.name == name), None)
+    if found is None:
+        raise UsageError(f"{whole.name} has no head {name!r}: its heads are {_named(whole.heads)}")
+    return found
+
+
+def load_one(source: str | Path | Model) -> Model:
+    """As `load_model`, for what takes one label column. Raises UsageError, too, for a model with heads."""
+    model = load_model(source)
+    if model.heads is not None:
+        raise UsageError(
+            f"{model.name} has the heads {_named(model.heads)}, and here one is wanted: broadsheet.heads_of() makes a "
+            "model of its own of each, to be saved"
+        )
+    return model
+
+
+def _named(heads: Heads | None) -> str:
+    return ", ".join(name for name, _ in heads or ())
 
 
 def load_models(source: str | Path | Model | Iterable[str | Path | Model], network: str = "uncertain") -> Models:
@@ -83,7 +157,7 @@ def load_models(source: str | Path | Model | Iterable[str | Path | Model], netwo
         if names.count(name) > 1:
             raise UsageError(
                 f"two models are called {name!r}, by which the columns of each are named: give one of them another "
-                "file name"
+                "file name, or where it is a head, a job of its own"
             )
     return models
 

@@ -15,8 +15,9 @@ import uvloop
 
 from ..engine.open import expected_device
 from ..errors import BroadsheetError, UsageError, cause
-from ..model.charcnn import Model, load_model
+from ..model.charcnn import Model
 from ..model.layers import WHOLE
+from ..model.several import load_one
 from ..processes.threads import available_cores
 from .dispatcher import Dispatcher
 from .engines import Choice, LoadedModel
@@ -109,7 +110,7 @@ class _Server:
         log.info("stopped")
 
     def _load(self, source: str) -> Model:
-        return load_model(source).asking(self._settings.network)
+        return load_one(source).asking(self._settings.network)
 
     def _url(self) -> str:
         host, port = self._listening[0].getsockname()[:2]

@@ -6,8 +6,8 @@ In stages: `data.py` (articles, encoded, and those held out), `branch.py` (the n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ..errors import UsageError
-from ..measures.rows import hold_out, rarest
+from ..measures.rows import hold_out, strata
 from ..model.alphabet import Alphabet
 from ..model.charcnn import Model
 from ..model.layers import Frame
 from ..processes.threads import free_cores
 from .after import Compared, model_of
 from .branch import Answers, fit_branch
-from .data import ArticleReader, LabelledArticles, TrainingData, copies, read_labelled, read_numbers
+from .data import ArticleReader, LabelledArticles, TrainingData, copies, read_heads, read_labelled, read_numbers
 from .job import Examples, TrainingJob, without_network
-from .objective import Objective, OneLabel, SeveralLabels, class_weights
+from .objective import Objective, SeveralLabels, objective_of
 from .progress import Cost, Epoch, Fit, Note, Step, Stuck, Tell, interrupts_noted
 from .recipe import Beginning, Recipe, beginning, is_alone, kinds_for, need_pytorch, ngram_bits, recipe_for
 from .teachers import SoftLabels, hold_out_labelled
@@ -59,6 +59,8 @@ class Trained:
         The accuracy on held-out rows beside that of two simple models, where there are such rows.
     trials : tuple of Trial
         Of a sweep: each of its runs, of which the best gave the model.
+    compared_columns : dict of str to Compared
+        Of several label columns, by the name of each, in place of `compared`.
 
     """
 
@@ -66,13 +68,14 @@ class Trained:
     history: tuple[Epoch, ...]
     compared: Compared | None = None
     trials: tuple[Trial, ...] = ()
+    compared_columns: Mapping[str, Compared] = field(default_factory=dict)
 
 
 def train(
     source: Any,
     *,
     text_column: str | Iterable[str],
-    label_column: str | None = None,
+    label_column: str | Iterable[str] | None = None,
     target_column: str | None = None,
     loss: str = "squared",
     columns: Iterable[str] | None = None,
@@ -121,8 +124,10 @@ def train(
         Anything that `classify` takes.
     text_column : str or iterable of str
         Column with the text. Several are joined by a space.
-    label_column : str or None
-        Column with the label. With `soft_labels` there may be rows without, or no such column (None).
+    label_column : str, iterable of str, or None
+        Column with the label. With `soft_labels` there may be rows without, or no such column (None). Of several, one
+        model learns all: it has a head for each, over the same n-grams and the same network. A row may lack some of
+        these labels.
     target_column : str, optional
         In place of `label_column`: a column of numbers to learn, such as a quality from 0 to 5, or with `classes` of
         the names of levels, from the lowest, which stand for 1, 2 and so on. n-grams learn them, without a network.
@@ -235,6 +240,17 @@ def train(
     if dtype not in ("float16", "float32"):
         raise UsageError(f"dtype {dtype!r}: choose float16 or float32")
     texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
+    label_columns = (label_column,) if isinstance(label_column, str) else tuple(label_column or ())
+    others = {
+        "numbers": target_column, "classes by name": classes, "several labels a text": multi_label,
+        "teachers or soft labels": soft_labels, "a sweep": sweep,
+    }  # fmt: skip
+    if len(label_columns) > 1 and (found := [what for what, given in others.items() if given]):
+        raise UsageError(
+            f"with several label columns ({', '.join(label_columns)}) there are no {found[0]}: leave these out"
+        )
+    if len({*label_columns}) < len(label_columns):
+        raise UsageError(f"a label column is named twice: {', '.join(label_columns)}")
     if multi_label and (balanced or soft_labels is not None):
         raise UsageError(
             "with several labels a text there are no balanced classes, teachers or soft labels: leave them out"
@@ -243,7 +259,7 @@ def train(
         network = (
             keep_network or init or recipe or settings or gpus or client or sweep or ngrams == 0 or device == "cuda"
         )
-        if network or label_column or multi_label or soft_labels or balanced:
+        if network or label_columns or multi_label or soft_labels or balanced:
             raise UsageError(
                 "a target column is learned by n-grams alone, on a CPU: leave out label column, soft labels, balanced "
                 "classes, and what is for the network"
@@ -266,7 +282,7 @@ def train(
         source,
         test,
         texts,
-        (label_column, target_column),
+        (label_columns, target_column),
         begin,
         hold_out_share,
         columns,
@@ -277,10 +293,10 @@ def train(
     data = prepared.data
     recipe = recipe or recipe_for(len(prepared.fit), settings)
     bits = ngram_bits(ngrams, len(data.classes))
+    of_columns = [(column.labels[prepared.fit], len(data.classes[column.part])) for column in data.columns]
     objective: Objective = SeveralLabels()
     if not multi_label:
-        weights = class_weights(data.labels[prepared.fit], len(data.classes)) if balanced else ()
-        objective = OneLabel(recipe.label_smoothing, weights)
+        objective = objective_of(of_columns, recipe.label_smoothing, balanced)
     job = TrainingJob(
         classes=data.classes,
         symbols=prepared.symbols,
@@ -306,7 +322,7 @@ def train(
         kinds = kinds_for(data.text, begin.length)
         named = chosen_vectors(vectors, len(prepared.fit))
         known = None if named is None else read_vectors(named, data.text)
-        answers = Answers.of(data.labels, len(data.classes), balanced)
+        answers = Answers.of(data.labels, len(data.classes), balanced, data.heads)
         if data.levels is not None and data.numbers is not None:
             answers = answers._replace(steps=data.levels.steps(data.numbers), absolute=loss == "absolute")
         if prepared.sure is not None:
@@ -317,9 +333,12 @@ def train(
             count = f"count {branch.settings.vectors:g}" if branch.settings.vectors else "do not help and are left out"
             tell(Note(f"word vectors of {known.about['name']} {count}, by cross-validation"))
         if data.levels is None:
-            what = "the labels of " if multi_label else ""
-            share = f"{branch.share_right(data.labels):.2%} of {what}{len(branch.rows):,} rows"
-            tell(Note(f"n-grams get {share} right, each row by a model that has not seen it"))
+            what = "the labels of " if multi_label or data.heads else ""
+            with_labels = [column for column in data.columns if data.counts(column, branch.rows).any()]
+            each = ((name, branch.share_right(labels, part)) for name, part, labels in with_labels)
+            shares = ", ".join(f"{name} {share:.2%}".strip() for name, share in each)
+            of_rows = f"{shares} of {what}{len(branch.rows):,} rows right"
+            tell(Note(f"n-grams get {of_rows}, each row by a model that has not seen it"))
     targets = data.labels if prepared.targets is None else prepared.targets
     examples = Examples(data.ids, targets, prepared.fit, prepared.held)
     trials: list[Trial] = []
@@ -356,23 +375,24 @@ def train(
     if outcome.is_trained and not model.has_network:
         told = "the held-out rows are not clearly likelier with the network, which --keep-network would keep"
         tell(Note(f"the model has n-grams only: {told}"))
-    return Trained(model, outcome.history, compared, tuple(trials))
+    return Trained(model, outcome.history, compared.get(""), tuple(trials), compared if data.heads else {})
 
 
 def rare(data: LabelledArticles, rows: NDArray[np.int64]) -> Iterator[str]:
     """For the user, where some classes have few of these rows: a tenth of what the classes have on average, or less."""
-    counts = data.labels[rows].sum(axis=0) if data.is_multi_label else np.bincount(data.labels[rows])
-    few = [f"{data.classes[i]} {counts[i]:,}" for i in np.flatnonzero(counts <= _RARE * counts.mean())[:_RARE_SHOWN]]
-    if few and not data.is_multi_label:
-        remedy = "is seldom given: where it is as important as the others, --balanced"
-        yield f"warning: a class of few rows ({', '.join(few)}; {counts.mean():,.0f} on average) {remedy}"
+    for column in () if data.is_multi_label else data.columns:
+        counts, names = data.counts(column, rows), data.classes[column.part]
+        few = [f"{names[i]} {counts[i]:,}" for i in np.flatnonzero(counts <= _RARE * counts.mean())[:_RARE_SHOWN]]
+        if few:
+            remedy = "is seldom given: where it is as important as the others, --balanced"
+            yield f"warning: a class of few rows ({', '.join(few)}; {counts.mean():,.0f} on average) {remedy}"
 
 
 def _prepared(
     source: Any,
     test: Any,
     text_columns: tuple[str, ...],
-    columns_of: tuple[str | None, str | None],
+    columns_of: tuple[tuple[str, ...], str | None],
     begin: Beginning,
     hold_out_share: float,
     columns: Iterable[str] | None,
@@ -392,7 +412,8 @@ def _prepared(
         raise UsageError(f"the alphabet: {error}") from error
     reading = ArticleReader(text_columns, symbols, begin.length, None if columns is None else tuple(columns))
     names = None if classes is None else tuple(classes)
-    label_column, target = columns_of
+    label_columns, target = columns_of
+    label_column = next(iter(label_columns), None)
     learned: tuple[Any, ...] = ()
     if soft is not None:
         taught = soft.read(source, reading, label_column, names)
@@ -405,9 +426,11 @@ def _prepared(
         data = read_numbers(source, reading, target, names)
         fit, held = hold_out(data.labels, hold_out_share, data.text.numbered())
     elif label_column is not None:
-        data = read_labelled(source, reading, label_column, names, *several)
-        of_class = rarest(data.labels) if data.is_multi_label else data.labels
-        fit, held = hold_out(of_class, hold_out_share, data.text.numbered())
+        if len(label_columns) > 1:
+            data = read_heads(source, reading, label_columns)
+        else:
+            data = read_labelled(source, reading, label_column, names, *several)
+        fit, held = hold_out(strata(data.labels), hold_out_share, data.text.numbered())
     else:
         raise UsageError("there is nothing to learn: name a column with labels, or where soft labels come from")
     if not np.ptp(data.text.numbered()[fit]):
@@ -418,6 +441,8 @@ def _prepared(
             tested = read_numbers(test, reading, target, names, data)
         elif label_column is None:
             raise UsageError("the rows to test on need labels: name their column")
+        elif data.heads is not None:
+            tested = read_heads(test, reading, label_columns, data)
         else:
             tested = read_labelled(test, reading, label_column, data.classes, *several)
     return TrainingData(data, tested, fit, held, symbols, *learned)

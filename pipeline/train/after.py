@@ -29,6 +29,7 @@ from ..model.layers import BIAS
 from ..model.ngrams import Kinds, scores
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, Levels, assigned, best_thresholds, fitted
+from ..source.columns import NO_TRUTH
 from .branch import Answers, Branch, bags, plain_logits
 from .data import LabelledArticles, TrainingData
 from .job import Outcome, TrainingJob, without_network
@@ -49,32 +50,61 @@ def model_of(
     about: Mapping[str, Any],
     branch: Branch | None,
     keep_network: bool = False,
-) -> tuple[Model, Compared | None]:
+) -> tuple[Model, dict[str, Compared]]:
     """The finished model: the weights rounded to `dtype`, a card, the scales for int8, and a temperature or thresholds.
 
     Its accuracy and temperature come from rows that nothing was fitted to: the held-out ones, or if there are none and
     the network was not trained, those that the branch held out in turn. With it comes what that accuracy compares with,
-    where each text has one label. keep_network: also where the rows are not likelier with it.
+    where each text has one label, by the name of the head, or "". keep_network: also where the rows are not likelier
+    with it.
     """
     parts = _Parts(outcome, job, prepared, dtype, branch, keep_network)
     card = parts.card(about)
     if prepared.data.levels is not None:
-        return _number_model(parts, card, prepared.data.levels), None
-    return (_multi_label_model(parts, card), None) if prepared.data.is_multi_label else _one_label_model(parts, card)
+        return _number_model(parts, card, prepared.data.levels), {}
+    if prepared.data.is_multi_label:
+        return _multi_label_model(parts, card), {}
+    return _one_label_model(parts, card) if prepared.data.heads is None else _model_of_heads(parts, card)
 
 
-def _one_label_model(parts: _Parts, card: dict[str, Any]) -> tuple[Model, Compared | None]:
+def _model_of_heads(parts: _Parts, card: dict[str, Any]) -> tuple[Model, dict[str, Compared]]:
+    """With a temperature of each head's own, by which its logits are divided in the model."""
+    prepared, rows, data = parts.prepared, parts.rows, parts.prepared.data
+    tested = None if prepared.tested is None else (prepared.tested, parts.logits_of(prepared.tested))
+    if len(rows):
+        linear = plain(data, prepared.fit, rows) if parts.branch is None else parts.branch.plain
+    sharper, against = np.ones(len(data.classes)), {}
+    figures: dict[str, dict[str, Any]] = {name: {} for name, _ in data.heads or ()}
+    for number, (name, part, labels) in enumerate(data.columns):
+        if (known := labels[rows] != NO_TRUTH).any():
+            logits, truth, of_fit = parts.logits[known, part], labels[rows][known], labels[prepared.fit]
+            right = logits.argmax(axis=1) == truth
+            against[name] = compared(right, linear[known, part], truth, of_fit[of_fit != NO_TRUTH])
+            figures[name] = {"held_out_accuracy": round(float(right.mean()), 6)}
+            figures[name]["compared with"] = against[name].about()
+            if len(truth) >= LEAST_ROWS and (temperature := fitted(logits, truth)) is not None:
+                sharper[part] = 1 / temperature
+                figures[name][CARD] = {"rows": len(truth), **improvement(logits, truth, temperature)}
+        if tested is not None and (known := tested[0].labels[:, number] != NO_TRUTH).any():
+            right = (tested[1][:, part].argmax(axis=1) == tested[0].labels[:, number])[known]
+            figures[name]["test"] = {"rows": len(right), "accuracy": round(float(right.mean()), 6)}
+    parts.sharpen(sharper)
+    about = {} if tested is None else {"test": tested[0].about()}
+    return parts.model({**card, **about, "heads": figures}), against
+
+
+def _one_label_model(parts: _Parts, card: dict[str, Any]) -> tuple[Model, dict[str, Compared]]:
     """With a temperature."""
     prepared, branch, rows, logits = parts.prepared, parts.branch, parts.rows, parts.logits
     data = prepared.data
     truth = data.labels[rows]
-    temperature, against, cascade = None, None, None
+    temperature, against, cascade = None, {}, None
     if len(rows):
         right = logits.argmax(axis=1) == truth
         card["held_out_accuracy"] = round(float(right.mean()), 6)
         linear = plain(data, prepared.fit, rows) if branch is None else branch.plain
-        against = compared(right, linear, truth, data.labels[prepared.fit])
-        card["compared with"] = against.about()
+        against = {"": compared(right, linear, truth, data.labels[prepared.fit])}
+        card["compared with"] = against[""].about()
     if len(rows) >= LEAST_ROWS:
         temperature = fitted(logits, truth)
         if temperature is not None:
@@ -154,21 +184,23 @@ class _Parts:
         if self._network is not None and len(self.rows):
             self._network.load_tensors({name: tensor.astype(dtype) for name, tensor in weights.items()})
             self.logits = _logits(self._network, data, self.rows)
-        self._factors, self.beside = (1.0, 0.0), None
+        self._factors: tuple[Any, Any] = (1.0, 0.0)  # with heads of each class
+        self.beside = None
         if branch is not None:
             ours = branch.logits if len(self.rows) else self.logits
-            factor, its = 0.0, 1.0
+            factor: Any = 0.0
+            its: Any = 1.0
             if outcome.is_trained:
-                factor, its = factors(self.logits, ours, data.labels[self.rows], keep_network)
-            if not factor:
+                factor, its = _factors_of(data, self.rows, self.logits, ours, keep_network)
+            if not np.any(factor):
                 weights = dict(without_network(job).weights)
             else:
-                weights["fc3.weight"] = factor * weights["fc3.weight"]
+                weights["fc3.weight"] = (factor * weights["fc3.weight"].T).T
             weights[BIAS] = (factor * weights[BIAS] + its * branch.bias).astype(np.float32)
-            self.branch = branch._replace(ngrams=replace(branch.ngrams, scale=branch.ngrams.scale * np.float32(its)))
+            self.branch = _scaled(branch, its)
             self.logits = factor * self.logits + its * ours
             self._factors = factor, its
-            if factor and len(self.rows) >= LEAST_ROWS:
+            if np.any(factor) and len(self.rows) >= LEAST_ROWS and data.heads is None:
                 self.beside = (its * (ours - branch.bias)).astype(np.float32)
         self._tensors = {name: tensor.astype(dtype) for name, tensor in weights.items()}
         self._has_network = len(weights) > 1
@@ -195,9 +227,15 @@ class _Parts:
             },
         }
         if self.branch is not None:
-            network, its = self._factors
-            card["ngrams"] = self.branch.about() | {"factor": round(its, 4), "network's factor": round(network, 4)}
+            network, its = (np.round(factor, 4).tolist() for factor in self._factors)
+            card["ngrams"] = self.branch.about() | {"factor": its, "network's factor": network}
         return card
+
+    def sharpen(self, factor: Doubles) -> None:
+        """Multiply the logits by the factor of each class, [classes]."""
+        last = {name: tensor for name, tensor in self._tensors.items() if name.startswith("fc3.")}
+        self._tensors |= {name: (factor * tensor.T).T.astype(tensor.dtype) for name, tensor in last.items()}
+        self.branch = self.branch and _scaled(self.branch, factor)
 
     def logits_of(self, data: LabelledArticles) -> NDArray[np.float64]:
         """The logits of other articles, [N, classes]."""
@@ -220,9 +258,29 @@ class _Parts:
         model = Model(
             self.prepared.symbols, data.classes, self.job.length, self._tensors, card, frame=self.job.frame,
             temperature=temperature, ngrams=None if self.branch is None else self.branch.ngrams,
-            thresholds=thresholds, cascade=cascade, levels=levels,
+            thresholds=thresholds, cascade=cascade, levels=levels, heads=data.heads,
         )  # fmt: skip
         return with_scales(model, data.ids[self._sample]) if self._has_network else model
+
+
+def _scaled(branch: Branch, factor: Any) -> Branch:
+    """factor: of all classes, or of each, [classes]."""
+    scale = branch.ngrams.scale * np.asarray(factor, np.float32)
+    return branch._replace(ngrams=replace(branch.ngrams, scale=scale))
+
+
+def _factors_of(
+    data: LabelledArticles, rows: Labels, network: Doubles, branch: Doubles, always: bool
+) -> tuple[Any, Any]:
+    """What `factors` finds; with heads for each by itself, and given for each class, [classes]."""
+    if data.heads is None:
+        return factors(network, branch, data.labels[rows], always)
+    both = np.empty((2, len(data.classes)))
+    for _, part, labels in data.columns:
+        known = labels[rows] != NO_TRUTH
+        found = factors(network[known, part], branch[known, part], labels[rows][known], always)
+        both[:, part] = np.reshape(found, (2, 1))
+    return both[0], both[1]
 
 
 def _sigmoids(logits: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -366,7 +424,8 @@ def plain(data: LabelledArticles, fit: Labels, held: Labels) -> NDArray[np.float
     rows = np.concatenate([fit, held])
     found = bags(*data.text.rows(rows), Kinds(2, (0, 0), 1014), _BITS)
     ours = np.arange(len(fit), len(rows))
-    return plain_logits(found, Answers.of(data.labels[rows], len(data.classes)), [ours])[ours]
+    answers = Answers.of(data.labels[rows], len(data.classes), heads=data.heads)
+    return plain_logits(found, answers, [ours])[ours]
 
 
 def compared(right: NDArray[np.bool_], linear: NDArray[np.float64], truth: Labels, labels: Labels) -> Compared:

@@ -19,19 +19,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 
-from ..measures.rows import rarest
+from ..measures.rows import strata
 from ..model.ngrams import Grams, Kinds, NGrams, counted, find
-from ..model.scores import TEMPERATURES, fitted, log_loss, of_levels
+from ..model.scores import Heads, of_levels, parts_of
+from ..source.columns import NO_TRUTH
 from .data import TextBuffers
 from .linear import MOST_ROWS, Fitted, Fitter, NumberFitter, ProductFitter, Singles, products
-from .objective import class_weights
+from .objective import class_weights, sharpened
 from .progress import Fit, Tell
 from .vectors import WordVectors
 
 RowNumbers = NDArray[np.int64]
-Labels = NDArray[Any]  # int64 [N], class indices; or bool [N, classes], where a text may have several
+Labels = NDArray[Any]  # int64 [N], class indices; bool [N, classes], where there may be several; int64 [N, heads]
 Floats = NDArray[np.float64]
 
 _STRENGTHS = (10.0 ** np.arange(-1.5, -5.6, -0.5)).tolist()
@@ -62,8 +62,9 @@ _PLAIN_STRENGTH = 1.0  # of the rows, each: as C=1 of scikit-learn's LinearSVC
 
 class Answers(NamedTuple):
     """What N texts are labelled with. labels: as above; of a text without one, its most probable class. classes: how
-    many there are. weights: [N], how much each counts. soft: float [N, classes], what is learned in place of `labels`.
-    steps: [N], a number that is learned in place of them, of which they are the levels; absolute: by which loss.
+    many there are. weights: [N], or with heads [N, classes], how much each counts. soft: float [N, classes], what is
+    learned in place of `labels`. steps: [N], a number that is learned in place of them, of which they are the levels;
+    absolute: by which loss. heads: whose labels they are.
     """
 
     labels: Labels
@@ -72,19 +73,23 @@ class Answers(NamedTuple):
     soft: NDArray[np.floating] | None = None
     steps: Floats | None = None
     absolute: bool = False
+    heads: Heads | None = None
 
     @classmethod
-    def of(cls, labels: Labels, classes: int, balanced: bool = False) -> Answers:
+    def of(cls, labels: Labels, classes: int, balanced: bool = False, heads: Heads | None = None) -> Answers:
         """Labels alone. balanced: the rows of every class together weigh the same, 1 on average."""
-        weights = np.asarray(class_weights(labels, classes))[labels] if balanced else np.ones(len(labels))
-        return cls(labels, classes, weights)
+        if heads is None:
+            return cls(labels, classes, _weights(labels, classes, balanced))
+        each = [_weights(own, count, balanced) for own, (_, count) in zip(labels.T, heads, strict=True)]
+        weights = np.repeat(np.column_stack(each), [count for _, count in heads], axis=1)
+        return cls(labels, classes, weights, heads=heads)
 
     def rows(self, rows: RowNumbers) -> Answers:
         """Those of some texts."""
         labels, weights = self.labels[rows], self.weights[rows]
         soft = None if self.soft is None else self.soft[rows]
         steps = None if self.steps is None else self.steps[rows]
-        return Answers(labels, self.classes, weights, soft, steps, self.absolute)
+        return Answers(labels, self.classes, weights, soft, steps, self.absolute, self.heads)
 
     @property
     def columns(self) -> int:
@@ -95,15 +100,34 @@ class Answers(NamedTuple):
         """How much each class is right for each text, [N, classes]."""
         if self.soft is not None:
             return self.soft.astype(np.float64)
+        if self.heads is not None:
+            of_heads = zip(self.labels.T, self.heads, strict=True)
+            return np.column_stack([Answers.of(own, count).shares() for own, (_, count) in of_heads])
         truth = self.labels if self.labels.ndim > 1 else self.labels[:, None] == np.arange(self.classes)
         return truth.astype(np.float64)
 
-    def log_loss(self, logits: Floats) -> tuple[float, float]:
-        """As `sharpened` gives it; of a number its own loss."""
+    def log_loss(self, logits: Floats) -> tuple[float, Any]:
+        """As `sharpened` gives it; of a number its own loss; of heads the sum, and the factor of each class's head."""
+        if self.heads is not None:
+            losses, factors = np.zeros(self.classes), np.ones(self.classes)
+            for part, own in zip(parts_of(self.heads), self.labels.T, strict=True):
+                if len(known := np.flatnonzero(own != NO_TRUTH)):
+                    told = logits[known, part], own[known], self.weights[known, part.start]
+                    losses[part.start], factors[part] = sharpened(*told)
+            return float(losses.sum()), factors
         if self.steps is not None:
             off = np.abs(logits[:, 0] - self.steps)
             return float((off if self.absolute else off**2).mean()), 1.0
         return sharpened(logits, self.labels, self.weights)
+
+
+def _weights(labels: Labels, classes: int, balanced: bool) -> Floats:
+    """Of N texts, 1 on average over those that have a label; 0 of one that has none."""
+    if labels.ndim > 1:
+        return np.ones(len(labels))
+    known = labels != NO_TRUTH
+    of_classes = np.asarray(class_weights(labels[known], classes)) if balanced else np.ones(classes)
+    return np.asarray(known * of_classes[labels] * (len(labels) / max(int(known.sum()), 1)))
 
 
 class Pretrained(NamedTuple):
@@ -152,10 +176,10 @@ class Branch(NamedTuple):
         """Its settings as a model's card has them."""
         return asdict(self.settings) | ({"word vectors": self.vectors} if self.vectors else {})
 
-    def share_right(self, labels: Labels) -> float:
-        """Of `rows`, the share whose label is right; of texts that may have several, of all that could be given."""
-        truth = labels[self.rows]
-        right = (self.logits >= 0) == truth if truth.ndim > 1 else self.logits.argmax(axis=1) == truth
+    def share_right(self, labels: Labels, part: slice = slice(None)) -> float:
+        """Of `rows` with a label, the share for which that is right; of several labels, of all that could be given."""
+        truth, logits = labels[self.rows], self.logits[:, part]
+        right = (logits >= 0) == truth if truth.ndim > 1 else (logits.argmax(axis=1) == truth)[truth != NO_TRUTH]
         return float(right.mean())
 
 
@@ -306,7 +330,8 @@ def _best_strength(
 def plain_logits(found: Bags, answers: Answers, folds: list[RowNumbers]) -> Floats:
     """Of the rows of `folds`, by a plain linear model on words, fitted to the other rows."""
     plain = BranchSettings(0.0, salience=0.0, words=1.0)
-    alike = Answers.of(answers.labels, answers.classes)._replace(steps=answers.steps, absolute=answers.absolute)
+    alike = Answers.of(answers.labels, answers.classes, heads=answers.heads)
+    alike = alike._replace(steps=answers.steps, absolute=answers.absolute)
     rows = _folds(found, alike, folds, plain.salience)
     return _best_strength(rows, alike, folds, plain, [_PLAIN_STRENGTH / len(alike.labels)]).logits
 
@@ -319,7 +344,7 @@ def folds_of(labels: Labels, texts: NDArray[np.int64]) -> list[RowNumbers]:
     count = next((folds for rows, folds in _FOLDS if len(labels) <= rows), 1)
     _, first, of_row = np.unique(texts, return_index=True, return_inverse=True)
     order = np.random.default_rng(0).permutation(len(first))
-    of_class = (rarest(labels) if labels.ndim > 1 else labels)[first]
+    of_class = strata(labels)[first]
     fold = np.empty(len(first), np.int64)
     fold[order[np.argsort(of_class[order], kind="stable")]] = np.arange(len(first)) % (5 if count == 1 else count)
     return [np.flatnonzero(fold[of_row] == number) for number in range(count)]
@@ -426,27 +451,3 @@ def _of_kind(counts: sp.csr_array, importance: Floats, share: float) -> sp.csr_a
 def _lengths(counts: sp.csr_array, importance: Floats) -> Floats:
     """Of the weighed n-grams of N texts, of one kind."""
     return np.asarray(np.maximum(np.sqrt(counts.power(2) @ np.square(importance)), 1e-12))
-
-
-Doubles = NDArray[np.float64]
-
-_BOUNDS = -np.log(TEMPERATURES[1]), -np.log(TEMPERATURES[0])
-
-
-def sharpened(logits: Doubles, truth: NDArray[Any], weights: Doubles | None = None) -> tuple[float, float]:
-    """The least log loss of logits [N, classes], and the factor at which it is reached; 1 where there is none.
-
-    truth: class indices [N], of a softmax; or bool [N, classes], of sigmoids, whose losses are added up. weights: [N],
-    how much each row of a softmax counts; None: all the same.
-    """
-    if truth.ndim == 1:
-        temperature = fitted(logits, truth, weights) or 1.0
-        return log_loss(logits, truth, temperature, weights), 1 / temperature
-    away = np.where(truth, -logits, logits)
-
-    def loss(power: float) -> float:
-        return float(np.logaddexp(0, np.exp(power) * away).sum(axis=1).mean())
-
-    found = minimize_scalar(loss, bounds=_BOUNDS, method="bounded").x
-    power = float(found) if _BOUNDS[0] + 0.1 < found < _BOUNDS[1] - 0.1 else 0.0
-    return loss(power), float(np.exp(power))

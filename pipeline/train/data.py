@@ -23,7 +23,7 @@ from ..measures.rows import numbered
 from ..model.alphabet import Alphabet, encode
 from ..model.layers import CLASSES
 from ..model.ngrams import MOST_READ, Kinds, find
-from ..model.scores import Levels
+from ..model.scores import Heads, Levels, of_head, parts_of
 from ..source.chunk import Chunk, Selection
 from ..source.columns import NO_TRUTH, label_lists, label_sets, numbers_in, truth_indices
 from ..source.inputs import chunks_here, identify, open_input
@@ -60,12 +60,23 @@ class TextBuffers(NamedTuple):
         return numbered(pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self.offsets) - 1, buffers))
 
 
+class LabelColumn(NamedTuple):
+    """The labels of N articles in one column. name: of a head. part: which of all classes are its own. labels: int64
+    [N], indices into these, or NO_TRUTH; or bool [N, classes].
+    """
+
+    name: str
+    part: slice
+    labels: NDArray[Any]
+
+
 @dataclass(frozen=True)
 class LabelledArticles:
     """N articles. ids: uint8 [N, length] as `alphabet.encode` gives them. text: their first MOST_READ characters.
-    labels: int64 [N], indices into `classes`; or bool [N, classes], where an article may have several. files: path and
-    sha256 of each input file (one entry "memory" for rows in memory). skipped: unreadable rows. numbers: float64 [N],
-    where these are learned; `labels` are then the nearest of the levels.
+    labels: int64 [N], indices into `classes`; or bool [N, classes], where an article may have several; or with heads
+    int64 [N, heads], indices into the classes of each, or NO_TRUTH. files: path and sha256 of each input file (one
+    entry "memory" for rows in memory). skipped: unreadable rows. numbers: float64 [N], where these are learned;
+    `labels` are then the nearest of the levels.
     """
 
     ids: NDArray[np.uint8]
@@ -76,21 +87,34 @@ class LabelledArticles:
     skipped: int
     numbers: NDArray[np.float64] | None = None
     levels: Levels | None = None
+    heads: Heads | None = None
 
     @property
     def is_multi_label(self) -> bool:
-        """Whether an article may have several labels."""
-        return self.labels.ndim > 1
+        """Whether an article may have several labels of one column."""
+        return self.labels.dtype == np.bool_
+
+    @property
+    def columns(self) -> list[LabelColumn]:
+        """One without a name, or one for each head."""
+        if self.heads is None:
+            return [LabelColumn("", slice(None), self.labels)]
+        parts = zip(self.heads, parts_of(self.heads), self.labels.T, strict=True)
+        return [LabelColumn(name, part, labels) for (name, _), part, labels in parts]
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    def counts(self, column: LabelColumn, rows: Rows | slice = slice(None)) -> NDArray[np.int64]:
+        """How many of these rows have each class of a column."""
+        labels = column.labels[rows]
+        if self.is_multi_label:
+            return np.asarray(labels.sum(axis=0))
+        return np.bincount(labels[labels != NO_TRUTH], minlength=len(self.classes[column.part]))
+
     def about(self) -> dict[str, Any]:
         """The data as described in a model card."""
-        if self.is_multi_label:
-            counts = self.labels.sum(axis=0)
-        else:
-            counts = np.bincount(self.labels, minlength=len(self.classes))
+        counts = np.concatenate([self.counts(column) for column in self.columns])
         about = {
             "files": [{"name": os.path.basename(f["path"]), "sha256": f["digest"]} for f in self.files],
             "rows": len(self),
@@ -181,13 +205,49 @@ def read_labelled(
     values = column.flatten() if multi_label else column
     if names is None:
         names = sorted_names(pc.unique(values).to_pylist())
-    if len(names) < CLASSES[0]:
-        raise UsageError(f"column {label_column!r} has {_count(names)}: a model needs at least two")
-    if len(names) > CLASSES[1]:
-        raise UsageError(f"column {label_column!r} has {len(names):,} classes: a model has at most {CLASSES[1]:,}")
+    _check_count(names, label_column)
     indices = indices_of(values, names, label_column)
     given = label_sets(column, names)[0] if multi_label else indices.astype(np.int64)
     return articles.labelled(given, names)
+
+
+def read_heads(
+    source: Any, reading: ArticleReader, label_columns: tuple[str, ...], like: LabelledArticles | None = None
+) -> LabelledArticles:
+    """Read every article of `source` with its label in each of several columns, which may be null.
+
+    like: articles whose classes these have; by default a column's classes are the labels that occur in it, sorted.
+
+    Raises UsageError for a column that is missing, an unknown label, or fewer than two classes; SourceError for a file
+    that cannot be read.
+    """
+    for column in label_columns:
+        if column in reading.text_columns:
+            raise UsageError(f"column {column!r} is a label, it cannot be the text too")
+
+    def labels_of(chunk: Chunk) -> list[pa.Array]:
+        return [labels_in(chunk.rows, column) for column in label_columns]
+
+    articles, parts = reading.articles(source, label_columns, "labels", labels_of)
+    heads, classes, labels = [], [], []
+    for number, name in enumerate(label_columns):
+        values = pa.chunked_array([part[number] for part in parts], pa.large_string()).combine_chunks()
+        names = sorted_names(values.unique().drop_null().to_pylist())
+        if like is not None:
+            names = tuple(label.removeprefix(of_head(name, "")) for label in like.classes[like.columns[number].part])
+        _check_count(names, name)
+        heads.append((name, len(names)))
+        classes += [of_head(name, label) for label in names]
+        labels.append(indices_of(values, names, name).astype(np.int64))
+    return replace(articles.labelled(np.column_stack(labels), tuple(classes)), heads=tuple(heads))
+
+
+def _check_count(names: tuple[str, ...], column: str) -> None:
+    """Raise UsageError for fewer or more classes than a model has."""
+    if len(names) < CLASSES[0]:
+        raise UsageError(f"column {column!r} has {_count(names)}: a model needs at least two")
+    if len(names) > CLASSES[1]:
+        raise UsageError(f"column {column!r} has {len(names):,} classes: a model has at most {CLASSES[1]:,}")
 
 
 def read_numbers(

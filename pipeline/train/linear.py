@@ -62,7 +62,8 @@ class ProductFitter:
     """
 
     def __init__(self, products: Singles, truth: Doubles, weights: Doubles) -> None:
-        self._products, self._truth, self._weights = products, truth.astype(np.float32), weights[:, None]
+        self._products, self._truth = products, truth.astype(np.float32)
+        self._weights = weights if weights.ndim > 1 else np.broadcast_to(weights[:, None], truth.shape)
         self._of_rows = np.zeros(truth.shape, np.float32)
 
     def fit(self, strength: float) -> Singles:
@@ -71,17 +72,17 @@ class ProductFitter:
         of_rows = self._of_rows
         given, left = self._products @ of_rows, np.arange(self._truth.shape[1])
         for _ in range(_MOST_STEPS):
-            wanted = _pulled(self._truth[:, left], given[:, left], pull)
+            wanted = _pulled(self._truth[:, left], given[:, left], pull[:, left])
             off = np.linalg.norm(wanted - of_rows[:, left], axis=0)
             left = left[off > _SETTLED * np.linalg.norm(wanted, axis=0)]
             if not len(left):
                 break
-            truth, at, its = self._truth[:, left], given[:, left], of_rows[:, left]
-            ahead = self._step(truth, at, its, pull) - its
+            truth, at, its, pulls = (each[:, left] for each in (self._truth, given, of_rows, pull))
+            ahead = self._step(truth, at, its, pulls) - its
             gained = self._products @ ahead
-            least, factor = _loss(truth, at, its, pull), np.ones(len(left), np.float32)
+            least, factor = _loss(truth, at, its, pulls), np.ones(len(left), np.float32)
             for _ in range(_MOST_HALVINGS):
-                worse = _loss(truth, at + factor * gained, its + factor * ahead, pull) > least * (1 + _ROUNDED)
+                worse = _loss(truth, at + factor * gained, its + factor * ahead, pulls) > least * (1 + _ROUNDED)
                 if not worse.any():
                     break
                 factor[worse] /= 2
@@ -135,14 +136,15 @@ class Fitter:
     """Fits to rows, as often as one likes.
 
     features: [rows, features]. truth: [rows, classes], from 0 to 1: by how much each class is right. weights: [rows],
-    how much each counts. dense: [rows, more], of more features.
+    how much each counts, or [rows, classes], for each class. dense: [rows, more], of more features.
     """
 
     def __init__(self, features: sp.csr_array, truth: Doubles, weights: Doubles, dense: Doubles | None = None) -> None:
         self._features = features if dense is None else sp.hstack([features, sp.csr_array(dense)], format="csr")
         self._sparse, self._truth, self._weights = features.shape[1], truth, weights
         self._labels = truth.argmax(axis=1)
-        self._one_label = bool((truth == (self._labels[:, None] == np.arange(truth.shape[1]))).all())
+        alone = truth == (self._labels[:, None] == np.arange(truth.shape[1]))
+        self._one_label = weights.ndim == 1 and bool(alone.all())
 
     def fit(self, strength: float) -> Fitted:
         """Minimise the mean squared hinge loss, summed over the classes, plus strength/2 * sum of squared weights.
@@ -164,11 +166,13 @@ class Fitter:
                 weights[:, there], bias[there] = found.T, of
         else:
             for each in range(classes):
-                right, wrong = (np.flatnonzero(share) for share in (self._truth[:, each], 1 - self._truth[:, each]))
+                weighs = self._weights if self._weights.ndim == 1 else self._weights[:, each]
+                both = self._truth[:, each], 1 - self._truth[:, each]
+                right, wrong = (np.flatnonzero(share * (weighs > 0)) for share in both)
                 if len(right) and len(wrong):
                     rows, sides = np.concatenate([right, wrong]), np.repeat([1, -1], [len(right), len(wrong)])
                     shares = np.where(sides > 0, self._truth[rows, each], 1 - self._truth[rows, each])
-                    found, of = self._fitted(self._features[rows], sides, self._weights[rows] * shares, strength)
+                    found, of = self._fitted(self._features[rows], sides, weighs[rows] * shares, strength)
                     weights[:, each], bias[each] = found[0], of[0]
         return Fitted(weights[: self._sparse], weights[self._sparse :], bias)
 

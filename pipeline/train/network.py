@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..model.charcnn import Model, load_model
+from ..model.charcnn import Model
 from ..model.layers import NORM_EPSILON, Frame, Layer
 from ..model.ngrams import of_network
+from ..model.several import load_one
 
 _CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
 
@@ -207,4 +208,4 @@ def torch_module(model: str | Path | Model) -> TorchModule:
     tensor([2])
 
     """
-    return TorchModule(load_model(model))
+    return TorchModule(load_one(model))

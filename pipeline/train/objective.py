@@ -1,13 +1,20 @@
-"""What a run minimises, and when a row counts as right."""
+"""What a run minimises, and when a row counts as right; by how much logits are sharpened."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
+
+from ..model.scores import TEMPERATURES, fitted, log_loss
+from ..source.columns import NO_TRUTH
+
+Doubles = NDArray[np.float64]
 
 if TYPE_CHECKING:
     import torch
@@ -51,14 +58,50 @@ class OneLabel:
     def _weighted(self, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """As `cross_entropy`, which waits for the GPU to smooth labels that have weights."""
         negative = -logits.log_softmax(1)
-        own = weights[targets]
+        known, targets = targets != NO_TRUTH, targets.clamp(min=0)
+        own = weights[targets] * known
         of_labels = own * negative.gather(1, targets[:, None])[:, 0]
-        smoothed = of_labels.lerp(negative @ weights / len(weights), self.label_smoothing)
-        return smoothed.sum() / own.sum()
+        smoothed = of_labels.lerp(known * (negative @ weights) / len(weights), self.label_smoothing)
+        return smoothed.sum() / own.sum().clamp(min=_NO_ROWS)
+
+    def of_known(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The mean over the rows that have a label, where others have NO_TRUTH."""
+        return self._weighted(logits, targets, _on(logits.device, self.weights or (1.0,) * logits.shape[1]))
 
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Whether the most probable class is the label, or the most probable target."""
         return logits.argmax(1) == (targets if targets.ndim == 1 else targets.argmax(1))
+
+
+@dataclass(frozen=True)
+class SeveralColumns:
+    """The losses of several columns, added up. Targets: int64 [N, columns], of each the index among its own classes, or
+    NO_TRUTH: such a row does not count for that column.
+
+    each: the objectives, of as many classes as `counts` says.
+    """
+
+    each: tuple[OneLabel, ...]
+    counts: tuple[int, ...]
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Of all classes; none for weights of 1."""
+        return tuple(weight for one in self.each for weight in one.weights)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The sum over the columns of the mean over their rows."""
+        import torch
+
+        parts = zip(self.each, torch.split(logits, list(self.counts), 1), targets.unbind(1), strict=True)
+        return torch.stack([one.of_known(own, labels) for one, own, labels in parts]).sum()
+
+    def right(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Whether the most probable class of each column is its label, where the row has one."""
+        import torch
+
+        best = torch.stack([own.argmax(1) for own in torch.split(logits, list(self.counts), 1)], 1)
+        return ((best == targets) | (targets == NO_TRUTH)).all(1)
 
 
 @dataclass(frozen=True)
@@ -80,6 +123,9 @@ class SeveralLabels:
         return ((logits >= 0) == targets).all(1)
 
 
+_NO_ROWS = 1e-30  # of weights, where there are none
+
+
 @cache
 def _on(device: torch.device, weights: tuple[float, ...]) -> Tensor:
     """On a device, copied once: a CUDA graph cannot copy what lies on the host."""
@@ -88,7 +134,38 @@ def _on(device: torch.device, weights: tuple[float, ...]) -> Tensor:
     return torch.tensor(weights, dtype=torch.float32, device=device)
 
 
+def objective_of(columns: Sequence[tuple[NDArray[np.int64], int]], smoothing: float, balanced: bool) -> Objective:
+    """Of one label an article, in one column or in each of several. columns: labels, and how many classes there are."""
+    each = tuple(
+        OneLabel(smoothing, class_weights(labels[labels != NO_TRUTH], count) if balanced else ())
+        for labels, count in columns
+    )
+    return each[0] if len(each) == 1 else SeveralColumns(each, tuple(count for _, count in columns))
+
+
 def class_weights(labels: NDArray[np.int64], classes: int) -> tuple[float, ...]:
     """With which each class that occurs weighs the same in all, and a row on average 1."""
     rows = np.bincount(labels, minlength=classes)
     return tuple(len(labels) / (max(n, 1) * np.count_nonzero(rows)) for n in rows.tolist())
+
+
+_BOUNDS = -np.log(TEMPERATURES[1]), -np.log(TEMPERATURES[0])
+
+
+def sharpened(logits: Doubles, truth: NDArray[Any], weights: Doubles | None = None) -> tuple[float, float]:
+    """The least log loss of logits [N, classes], and the factor at which it is reached; 1 where there is none.
+
+    truth: class indices [N], of a softmax; or bool [N, classes], of sigmoids, whose losses are added up. weights: [N],
+    how much each row of a softmax counts; None: all the same.
+    """
+    if truth.ndim == 1:
+        temperature = fitted(logits, truth, weights) or 1.0
+        return log_loss(logits, truth, temperature, weights), 1 / temperature
+    away = np.where(truth, -logits, logits)
+
+    def loss(power: float) -> float:
+        return float(np.logaddexp(0, np.exp(power) * away).sum(axis=1).mean())
+
+    found = minimize_scalar(loss, bounds=_BOUNDS, method="bounded").x
+    power = float(found) if _BOUNDS[0] + 0.1 < found < _BOUNDS[1] - 0.1 else 0.0
+    return loss(power), float(np.exp(power))

@@ -22,11 +22,13 @@ from ..engine import base
 from ..engine.open import opened
 from ..errors import UsageError
 from ..measures.rows import hold_out
-from ..model.charcnn import Model, load_model
+from ..model.charcnn import Model
+from ..model.several import load_one
 from ..source.chunk import Chunk
-from .branch import folds_of, sharpened
+from .branch import folds_of
 from .data import ArticleReader, LabelledArticles, indices_of, joined, labels_in, sorted_names
 from .linear import Fitter
+from .objective import sharpened
 
 _PREFIX = "score_"  # of the columns that `classify --scores` writes
 _STRENGTHS = 10.0 ** np.arange(-1, -5.1, -0.5)  # of the linear model on an encoder's vectors
@@ -76,7 +78,7 @@ class SoftLabels:
         that does.
         """
         names = classes
-        for model in (load_model(one) for one in self.models if _is_ours(one)):
+        for model in (load_one(one) for one in self.models if _is_ours(one)):
             names = names or model.classes
             if set(model.classes) != set(names):
                 raise UsageError(f"a teacher's classes are {', '.join(model.classes)}, not {', '.join(names)}")
@@ -100,7 +102,7 @@ class SoftLabels:
 
     def _answers(self, what: str | Path | Model, data: LabelledArticles, known: Rows) -> Doubles:
         if _is_ours(what):
-            return _of_model(load_model(what), data, self.device)
+            return _of_model(load_one(what), data, self.device)
         texts = [text.tobytes().decode(errors="replace") for text in np.split(data.text.data, data.text.offsets[1:-1])]
         name = str(what)
         if ":" in name and not Path(name).exists():
