@@ -35,9 +35,7 @@ Labels = NDArray[Any]  # int64 [N], class indices; bool [N, classes], where ther
 Floats = NDArray[np.float64]
 
 _STRENGTHS = (10.0 ** np.arange(-1.5, -5.6, -0.5)).tolist()
-_BALANCED_STRENGTHS = (
-    10.0 ** np.arange(0, -5.6, -0.5)
-).tolist()  # few rows of a class, which weigh much, need a larger penalty
+_BALANCED_STRENGTHS = (10.0 ** np.arange(0, -5.6, -0.5)).tolist()  # few rows that weigh much need a larger penalty
 _SHARES = (0.35, 0.65)
 _VECTORS = (0.25, 0.5, 1.0)
 _AROUND = (10**0.5, 1.0, 10**-0.5)  # of the strength without vectors, those that are tried with them
@@ -86,10 +84,9 @@ class Answers(NamedTuple):
 
     def rows(self, rows: RowNumbers) -> Answers:
         """Those of some texts."""
-        labels, weights = self.labels[rows], self.weights[rows]
         soft = None if self.soft is None else self.soft[rows]
         steps = None if self.steps is None else self.steps[rows]
-        return Answers(labels, self.classes, weights, soft, steps, self.absolute, self.heads)
+        return self._replace(labels=self.labels[rows], weights=self.weights[rows], soft=soft, steps=steps)
 
     @property
     def columns(self) -> int:
