@@ -31,6 +31,7 @@ _FRAMES = {
 }
 
 _NO_SCALES = "no activation scales: broadsheet quantise finds them"
+_OF_HEADS = "fitted to rows that were held out, each head's for itself, where there were enough"
 _NO_TEMPERATURE = "not calibrated: broadsheet calibrate finds a temperature"
 
 
@@ -189,7 +190,8 @@ def print_model(model: Model, console: PlainConsole) -> None:
         facts["scores"] = "several labels a text, from these scores on: " + ", ".join(f"{n} {t:.2g}" for n, t in each)
     if model.heads is not None:
         of_each = "; ".join(f"{head.name} {_classes(_names(head))}" for head in heads_of(model))
-        facts = {("heads" if name == "classes" else name): fact for name, fact in facts.items()} | {"heads": of_each}
+        facts = {("heads" if name == "classes" else name): fact for name, fact in facts.items()}
+        facts |= {"heads": of_each, "scores": _OF_HEADS}
     if not model.has_network:
         facts["int8"] = "the same as in every precision: n-grams alone, no network"
     if model.scales is not None:
