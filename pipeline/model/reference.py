@@ -337,8 +337,11 @@ def top_k(scores: Floats, k: int) -> tuple[NDArray[np.int32], Floats]:
 
     Where the scores are NaN, so are the best, and the classes are NO_LABEL.
     """
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :k].astype(np.int32)
+    order = scores.argmax(axis=1)[:, None].astype(np.int32)
     best = np.take_along_axis(scores, order, axis=1)
+    if k > 1 or np.isnan(best).any():  # else there is nothing to sort
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k].astype(np.int32)
+        best = np.take_along_axis(scores, order, axis=1)
     order[np.isnan(best)] = NO_LABEL
     return order, best
 
