@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
@@ -20,6 +19,7 @@ import torch
 from conftest import Command, random_model
 from distributed import Client
 from numpy.typing import NDArray
+from test_train import one_thread
 
 import pipeline
 from pipeline import ModelError, UsageError, classify, heads_of, load_model
@@ -32,6 +32,8 @@ from pipeline.model.ngrams import Kinds, NGrams, scores
 from pipeline.train import Recipe, Trained, train
 from pipeline.train.linear import Fitter, ProductFitter
 from pipeline.train.objective import OneLabel, SeveralColumns
+
+__all__ = ["one_thread"]  # a fixture of every test here too
 
 CLASSES = {"topic": ("sport", "space", "money", "war"), "tone": ("good", "bad"), "size": ("war", "bad", "2")}
 HEADS = tuple((name, len(classes)) for name, classes in CLASSES.items())
@@ -66,15 +68,6 @@ def logits_of(model: Model, texts: list[str]) -> NDArray[np.float64]:
     else:
         found = np.tile(model.tensors["fc3.bias"].astype(np.float64), (len(texts), 1))
     return found if model.ngrams is None else found + scores(given.data, given.offsets, model.ngrams)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """PyTorch's threads wait for each other in loops where they share their cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -223,7 +216,6 @@ def test_each_head_is_as_good_as_a_model_of_its_own(table: pa.Table, balanced: b
         assert figures["test"] == {"rows": told.rows, "accuracy": pytest.approx(told.accuracy, abs=1e-6)}
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_a_network_learns_all_columns(tmp_path: Path) -> None:
     recipe = Recipe(epochs=3, batch_size=32, learning_rate=3e-3, dropout=0, input_dropout=0, warmup=0.2,
                     weight_decay=0, dropped_words=0, random_characters=0, erased_spans=0, shift=0, cut=0)  # fmt: skip

@@ -6,7 +6,6 @@ import csv
 import itertools
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +15,13 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
-import torch
 from conftest import Command, CommandHere
 from distributed import Client
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, precision_recall_fscore_support
 from sklearn.multiclass import OneVsRestClassifier
+from test_train import one_thread
 
 import pipeline
 from pipeline.engine.base import Texts
@@ -36,6 +35,8 @@ from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model
 from pipeline.model.scores import assigned, best_thresholds
 from pipeline.train import Recipe, train
+
+__all__ = ["one_thread"]  # a fixture of every test here too
 
 TEXTS = [f"article {i} about {'sport ' * (i % 5)}{'money ' * (i % 3)}" for i in range(50)]
 THRESHOLDS = (0.4, 0.5, 0.55, 0.7)
@@ -193,14 +194,6 @@ def test_what_several_labels_cannot_be_is_told(several: Model, small_model: Mode
         evaluate_labels(small_model, rows, label_column="topic")
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def labelled(count: int, seed: int = 0) -> pa.Table:
     """Rows that begin with the letters of their labels, none, one or two."""
     rng = random.Random(seed)
@@ -210,7 +203,6 @@ def labelled(count: int, seed: int = 0) -> pa.Table:
     return pa.table({"text": texts, "topics": chosen})
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_training_learns_sets_of_labels_and_thresholds() -> None:
     recipe = Recipe(epochs=6, batch_size=16, learning_rate=3e-3, dropout=0.0, input_dropout=0.0, warmup=0.2, **STILL)
     rows, test = labelled(160), labelled(60, seed=1)
@@ -264,7 +256,6 @@ def test_n_grams_alone_learn_sets_of_labels_from_few_rows(ag_news: Path) -> None
         assert ours > max(f1_score(truth, given, average=average) for given in theirs)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_the_commands_read_lists_and_separators(
     broadsheet_in_process: Command, broadsheet_here: CommandHere, tmp_path: Path
 ) -> None:
