@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -26,7 +27,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
-from jobs import wait_until
+from jobs import children_of, wait_until
 from serving import Server, serving
 
 from pipeline import ServerError
@@ -269,6 +270,34 @@ def shed(http: httpx.Client) -> float:
     """Requests that the server has refused, as its metrics say."""
     lines = http.get("/metrics").text.splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("broadsheet_shed_requests_total{"))
+
+
+def test_who_asks_again_at_once_leaves_time_for_others(small_model_file: Path) -> None:
+    """A process that was held up refuses what has waited too long. The next request of that client waits, however fast
+    it comes, and then has waited too long as well; others are answered meanwhile, and so is it when it has waited.
+    """
+
+    def status(connection: socket.socket) -> int:
+        connection.sendall(ask)
+        return int(connection.recv(1 << 16).split()[1])
+
+    body = b'{"texts": ["a text"]}'
+    ask = b"POST /v1/classify HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+    ask %= len(body), body
+    with serving("--model", f"small={small_model_file}", "--target-ms", 1000, "--http-processes", 1) as server:
+        (process,) = children_of(server.process.pid, "broadsheet.pipeline.serve.http_process")
+        address = urlsplit(server.url).netloc.split(":")
+        with socket.create_connection(address, timeout=240) as hasty, socket.create_connection(address) as other:
+            wait_until(lambda: (status(hasty), status(other)) == (200, 200))
+            process.suspend()
+            hasty.sendall(ask)
+            time.sleep(0.6)  # twice the time in which it must be read
+            process.resume()
+            assert hasty.recv(1 << 16).split()[1] == b"503"
+            hasty.sendall(ask)
+            wait_until(lambda: status(other) == 200)
+            assert hasty.recv(1 << 16).split()[1] == b"503"
+            wait_until(lambda: status(hasty) == 200)
 
 
 def test_what_takes_longer_than_the_time_to_drain_is_told(server: Server, certificate: Path) -> None:

@@ -66,13 +66,23 @@ def submit(broadsheet: Command, slurm: SlurmNodes, tmp_path: Path):
     return run
 
 
+PACED = """
+import os, threading, time
+def seconds(turn=threading.Lock()):
+    open(os.path.join({hosts!r}, os.uname().nodename), "w").close()
+    with turn:
+        time.sleep(0 if os.path.exists({fast!r}) else 0.1)
+    return 0
+""" + slowed("read", "seconds()")
+
+
 @pytest.fixture
 def slow(tmp_path: Path) -> dict[str, str]:
-    """Workers put their host's name into `hosts`, and take 0.3 s to read a chunk until there is a file `fast`."""
+    """Workers put their host's name into `hosts`, and read a chunk after the other, each in 0.1 s, until there is a
+    file `fast`: a job waits for the last worker, whatever threads and devices they have.
+    """
     (tmp_path / "hosts").mkdir()
-    seconds = f"0 if os.path.exists({str(tmp_path / 'fast')!r}) else 0.3"
-    here = f"open(os.path.join({str(tmp_path / 'hosts')!r}, os.uname().nodename), 'w').close()"
-    (tmp_path / "slow.py").write_text(slowed("read", f"{here} or ({seconds})"))
+    (tmp_path / "slow.py").write_text(PACED.format(hosts=str(tmp_path / "hosts"), fast=str(tmp_path / "fast")))
     return {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")}
 
 

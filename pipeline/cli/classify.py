@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
+from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,6 +58,8 @@ _MODULES_OF_WORKERS = [
 ] + ["distributed.nanny"]
 """What the workers of a command import, as one process does of which they are forks; the first spares pandas."""
 
+_GPUS = "/proc/driver/nvidia/gpus/*"
+
 _SHOWN = 10
 
 
@@ -85,6 +89,8 @@ def command(
 
     if not dry_run and output not in (None, _STDOUT) and _starts_workers(inputs, cluster, scheduler_file, flags):
         FORKS.begin(_MODULES_OF_WORKERS)
+    elif cluster is None and scheduler_file is None and flags.get("workers") is None and flags.get("device") != "cpu":
+        _wake_a_lone_gpu()
     spare_pandas()
     from ..job.again import how_to_go_on, taken_up
     from ..output.object_store import place_of
@@ -166,6 +172,24 @@ def _starts_workers(
     if flags.get("device") != "cpu" and os.path.exists("/proc/driver/nvidia"):
         return False  # with one GPU this process is the worker
     return flags.get("chunk_size") is not None or not _is_one_chunk(inputs or ())
+
+
+def _wake_a_lone_gpu() -> None:
+    """Where this process will compute on the only GPU, have the driver make the context that it will need: that takes a
+    quarter of a second, while this process imports what it needs.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = visible.split(",") if visible is not None else glob(_GPUS)
+    if len(found) != 1 or found[0] in ("", "-1") or find_spec("dask_cuda") is None:
+        return
+
+    def wake() -> None:
+        with suppress(OSError, AttributeError):  # without a driver, or with another than this
+            driver = ctypes.CDLL("libcuda.so.1")
+            if driver.cuInit(0) == 0:
+                driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
+
+    Thread(target=wake, name="broadsheet-gpu", daemon=True).start()
 
 
 def _is_one_chunk(inputs: Sequence[str]) -> bool:

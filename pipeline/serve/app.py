@@ -53,13 +53,19 @@ _PAGE_HEADERS = {
 }
 
 
+def too_late(settings: Settings) -> float:
+    """The seconds after which a request that is read is refused."""
+    assert settings.target_s is not None
+    return _LATE_SHARE * settings.target_s
+
+
 class App:
     """main: to which requests go; held: what is held of them in all processes; traces: of them, if they are wanted."""
 
     def __init__(self, settings: Settings, main: Main, held: Held, traces: Traces | None) -> None:
         assert settings.target_s is not None
         self._settings, self._main, self._held, self._traces = settings, main, held, traces
-        self._target, self._too_late = settings.target_s, _LATE_SHARE * settings.target_s
+        self._target, self._too_late = settings.target_s, too_late(settings)
         pages = files("broadsheet.pipeline.serve")
         page = pages.joinpath("page.html").read_bytes()
         described = openapi.describe(settings)
@@ -104,6 +110,7 @@ class App:
             if status == 401:
                 headers.append(_ASK_FOR_TOKEN)
         except Refused as error:
+            scope["refused"] = True
             status, reply = spoken.failed(503, str(error))
             headers.append((b"retry-after", b"%d" % error.retry_after))
         except Gone:

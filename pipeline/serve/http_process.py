@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import signal
 import socket
 import ssl
@@ -26,7 +27,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from ..errors import UsageError
 from ..processes.child import parent_of
 from ..processes.messages import Closed, receive, unpacked
-from .app import App
+from .app import App, too_late
 from .http_link import Held, Listens, Main
 from .settings import Settings, start_log
 from .tracing import open_traces
@@ -54,17 +55,29 @@ def came(connection: Connection) -> float:
 
 HEAD_BYTES = 1 << 16
 
+_PAUSE, _LONGEST_PAUSE = 20, 1.0
+"""A refused client is read again after so many times that by which this process was behind with reading, or so many
+seconds.
+"""
+
 
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's own protocol, with what that leaves to a proxy: a request must come in time, each gets one answer, in
     order, and a wish for another protocol (`Upgrade: h2c`) is passed over, as HTTP allows, whatever body is with it.
 
     A request's scope has `gone`, a set of functions to be called when its client hangs up, and, once all of it is read,
-    `arrived`, when it came by the monotonic clock. connections_most: at a time, in all processes; head_seconds,
-    body_seconds: in which a request's head, and then its body, must come.
+    `arrived`, when it came by the monotonic clock; it gets `refused`, where there is no time for it.
+
+    Clients that ask again at once, whenever they are refused, would leave this process no time for others: each request
+    would have waited too long before it is read, and all would be refused. So where a process is behind with reading,
+    the next request of a client that it refuses is left in its socket for a while.
+
+    connections_most: at a time, in all processes; head_seconds, body_seconds: in which a request's head, and then its
+    body, must come; behind_seconds: by which a process may be behind.
     """
 
     connections_most: ClassVar[int]
+    behind_seconds: ClassVar[float]
     head_seconds: ClassVar[float]
     body_seconds: ClassVar[float]
     held: ClassVar[Held]
@@ -77,6 +90,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._running: RequestResponseCycle | None = None
         self._reads_no_more = False
+        self._pause: asyncio.TimerHandle | None = None
+        self._read_on = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -89,6 +104,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._end_pause()
         self.held.add_connections(-1)
         if self._running is not None:  # uvicorn knows the last request only, and writes the answers to others
             self._running.disconnected = True
@@ -163,10 +179,33 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._waits_for = "nothing"
-        self.cycle.scope["arrived"] = came(self._socket)  # type: ignore[typeddict-unknown-key]
+        arrived = came(self._socket)
+        self.cycle.scope["arrived"] = arrived  # type: ignore[typeddict-unknown-key]
+        self.cycle.scope["behind"] = time.monotonic() - max(arrived, self._read_on)  # type: ignore[typeddict-unknown-key]
         super().on_message_complete()
         if not self.pipeline:
             self.flow.resume_reading()  # so that a client that hangs up after a long body is noticed
+
+    def on_response_complete(self) -> None:
+        scope: Any = {} if self._running is None else self._running.scope
+        super().on_response_complete()
+        if scope.get("refused") and scope.get("behind", 0.0) > self.behind_seconds and not self._is_answering:
+            most = min(_LONGEST_PAUSE, self.timeout_keep_alive / 2)
+            seconds = random.uniform(0.5, 1.5) * min(most, _PAUSE * scope["behind"])  # or all would come again together
+            self.flow.pause_reading()
+            self._pause = self.loop.call_later(seconds, self.read_on)
+
+    def read_on(self) -> None:
+        """Read the client's next request, if that had to wait."""
+        if self._pause is not None and not self.transport.is_closing():
+            self._read_on = time.monotonic()
+            self.flow.resume_reading()
+        self._end_pause()
+
+    def _end_pause(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
 
     def _start_timer(self) -> None:
         seconds = self.head_seconds if self._waits_for == "head" else self.body_seconds
@@ -268,6 +307,9 @@ class _Uvicorn(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Requests that this machine has are read first: uvicorn closes connections of which it has read nothing."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, LimitedProtocol):
+                connection.read_on()
         for _ in range(_LAST_LOOKS):
             await asyncio.sleep(_LOOK_SECONDS)
         await super().shutdown(sockets)
@@ -290,6 +332,7 @@ def _configured(settings: Settings, app: App, main: Main, held: Held) -> uvicorn
     class Protocol(LimitedProtocol):
         connections_most = settings.max_connections
         head_seconds, body_seconds = settings.head_s, settings.body_s
+        behind_seconds = too_late(settings) / 2
 
     Protocol.held = held
     config = uvicorn.Config(
