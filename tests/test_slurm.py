@@ -8,13 +8,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import jobs
 import psutil
 import pytest
 from conftest import ROOT, Command
-from jobs import check_whole, committed, run_undisturbed, spans_of, wait_until
+from jobs import check_whole, committed, run_undisturbed, spans_of
 from test_settings import settings_of
 
 from benchmarks.chaos.slow import slowed
@@ -31,6 +33,10 @@ pytestmark = [
 ]
 GPUS_PER_NODE = int(count_gpus() >= len(NODES))
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+CHUNKS = 280
+"""Of a job: more than four workers have in flight, which are up to 256."""
+
+wait_until = partial(jobs.wait_until, every=0.25)  # each look at it is a process of Slurm's, or at all of the machine
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +51,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
 
 @pytest.fixture(scope="module")
 def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
-    """More chunks than four workers have in flight, which are up to 256."""
-    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=400, chunk_size=1)
+    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=CHUNKS, chunk_size=1)
 
 
 @pytest.fixture
@@ -165,7 +170,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     wait_until(lambda: any(process.info["cmdline"] == until_term for process in psutil.process_iter(["cmdline"])))
     (tmp_path / "fast").touch()  # the run has the signal, and finishes the chunks in flight
     wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING")
-    assert 0 < committed(out) < 400
+    assert 0 < committed(out) < CHUNKS
     assert "requeued; the next run continues where this one stopped" in log.read_text()
     wait_until(lambda: idle(slurm) == len(NODES))
     # Slurm itself waits for two minutes, so that the first run is surely gone, which it is. But not at once: a node
