@@ -38,44 +38,67 @@ os.environ |= {**KEYS, "AWS_REGION": "us-east-1"}
 LONG = (
     "kernels_compile",
     "train_together",
-    "train",
     "examples",
-    "chaos",
     "serve",
-    "explain",
-    "readers",
+    "train",
+    "chaos",
+    "heads",
     "connect",
     "recovery",
-    "sidecars",
     "site",
-    "object_store",
-    "classify_command",
-    "hostile_input",
-    "start",
-    "select",
-    "decompression",
-    "scanner",
     "cluster",
-    "page",
-    "settings",
-    "several_labels",
-    "graph",
-    "arrow_files",
-    "overflow",
-    "dashboard",
-    "pipe",
+    "readers",
+    "scanner",
+    "start",
+    "sidecars",
+    "object_store",
+    "decompression",
     "serve_guarded",
+    "hostile_input",
+    "explain",
     "fasttext",
+    "settings",
+    "graph",
+    "classify_command",
+    "several_labels",
     "profile",
-    "classifier",
-    "cascade",
-    "memory",
-    "few_rows",
+    "page",
+    "several_models",
+    "calibrated_scores",
+    "web",
+    "03_performance",
+    "dashboard",
+    "select",
     "docstrings",
+    "group_tasks",
+    "arrow_files",
+    "few_rows",
+    "memory",
+    "csv",
+    "classifier",
+    "overflow",
+    "damaged_output",
+    "02_cluster",
     "update",
-    "rows",
+    "reference",
+    "model",
+    "pipe",
+    "cascade",
+    "04_your_own_labels",
+    "remote_input",
+    "told",
+    "serve_cluster",
+    "serve_documents",
+    "shards",
+    "layout",
+    "processes",
+    "classify",
+    "serve_protocols",
+    "soft_labels",
 )
-"""The files that take longest, the longest first: two processes that take one file after another end together."""
+"""The files that take longest, the longest first: two processes that take one file after another end together. The
+kernels are the longest where their cache is empty.
+"""
 
 ALL = bool(os.environ.get("BROADSHEET_TEST_ALL"))
 """As `.ci/tests --all` sets it."""
@@ -89,8 +112,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {f"test_{name}": place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.stem.removeprefix("test_"), len(places)))
 
 
 # No test is decided by a clock.

@@ -79,12 +79,12 @@ def killed_after(folder: str, count: int) -> None:
     os.replace = replace  # type: ignore[assignment]
 
 
-def wait_until(true: Callable[[], object], seconds: float = 240) -> None:
+def wait_until(true: Callable[[], object], seconds: float = 240, every: float = 0.05) -> None:
     """seconds: after which it will never be. No test is about that time: a busy machine takes its own."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(every)
 
 
 def alive(group: int) -> bool:

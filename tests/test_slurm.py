@@ -8,13 +8,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import jobs
 import psutil
 import pytest
 from conftest import ROOT, Command
-from jobs import check_whole, committed, run_undisturbed, spans_of, wait_until
+from jobs import check_whole, committed, run_undisturbed, spans_of
 from test_settings import settings_of
 
 from benchmarks.chaos.slow import slowed
@@ -31,6 +33,10 @@ pytestmark = [
 ]
 GPUS_PER_NODE = int(count_gpus() >= len(NODES))
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+CHUNKS = 280
+"""Of a job: more than four workers have in flight, which are up to 256."""
+
+wait_until = partial(jobs.wait_until, every=0.25)  # each look at it is a process of Slurm's, or at all of the machine
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +51,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
 
 @pytest.fixture(scope="module")
 def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
-    """More chunks than four workers have in flight, which are up to 256."""
-    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=400, chunk_size=1)
+    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=CHUNKS, chunk_size=1)
 
 
 @pytest.fixture
@@ -66,24 +71,43 @@ def submit(broadsheet: Command, slurm: SlurmNodes, tmp_path: Path):
     return run
 
 
-PACED = """
+@pytest.fixture
+def slow(tmp_path: Path) -> dict[str, str]:
+    """Workers take 0.3 s to read a chunk until there is a file `fast`."""
+    seconds = f"0 if os.path.exists({str(tmp_path / 'fast')!r}) else 0.3"
+    return preloaded(tmp_path, slowed("read", seconds))
+
+
+HELD_UP = """
 import os, threading, time
-def seconds(turn=threading.Lock()):
+def seconds(free=threading.Semaphore(15)):  # of a worker's 16 threads: chunks that are read need one
     open(os.path.join({hosts!r}, os.uname().nodename), "w").close()
-    with turn:
-        time.sleep(0 if os.path.exists({fast!r}) else 0.1)
+    if not free.acquire(blocking=False):
+        return 5
+    while not os.path.exists({go_on!r}):
+        time.sleep(0.1)
+    free.release()
     return 0
 """ + slowed("read", "seconds()")
 
 
 @pytest.fixture
-def slow(tmp_path: Path) -> dict[str, str]:
-    """Workers put their host's name into `hosts`, and read a chunk after the other, each in 0.1 s, until there is a
-    file `fast`: a job waits for the last worker, whatever threads and devices they have.
+def held_up(tmp_path: Path) -> dict[str, str]:
+    """Workers put their host's name into `hosts`, and read a chunk in five seconds until there is a file `fast`: some
+    are done, and whoever starts late finds more to do.
     """
     (tmp_path / "hosts").mkdir()
-    (tmp_path / "slow.py").write_text(PACED.format(hosts=str(tmp_path / "hosts"), fast=str(tmp_path / "fast")))
-    return {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")}
+    return preloaded(tmp_path, HELD_UP.format(hosts=str(tmp_path / "hosts"), go_on=str(tmp_path / "fast")))
+
+
+def preloaded(folder: Path, code: str) -> dict[str, str]:
+    (folder / "preload.py").write_text(code)
+    return {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(folder / "preload.py")}
+
+
+def hosts_in(folder: Path) -> set[str]:
+    """The hosts whose workers have begun to read a chunk."""
+    return {path.name for path in (folder / "hosts").iterdir()}
 
 
 def wait_for_end(slurm: SlurmNodes, number: str, log: Path) -> dict[str, str]:
@@ -104,32 +128,37 @@ def hosts_of(out: Path) -> set[str]:
     return {span["where"].partition(":")[0] for span in spans_of(out)}
 
 
-def test_the_batch_script_spreads_a_job_over_four_nodes_by_ucx(
-    broadsheet: Command, slurm: SlurmNodes, submit, job, slow, tmp_path: Path
+@pytest.mark.parametrize("nodes", [2, pytest.param(len(NODES), marks=pytest.mark.slow)])
+def test_the_batch_script_spreads_a_job_over_nodes_by_ucx(
+    broadsheet: Command, slurm: SlurmNodes, submit, job, held_up, tmp_path: Path, nodes: int
 ) -> None:
+    """On two nodes by default: a process asks UCX without a pause whether something has come, and on four nodes ten of
+    them share the cores of this machine. The next test is on four, without UCX.
+    """
     arguments, undisturbed = job
-    number = submit([*arguments, "-o", "out", "--nodes", 4, "--protocol", "ucx"], env=slow)
+    number = submit([*arguments, "-o", "out", "--nodes", nodes, "--protocol", "ucx"], env=held_up)
     log = tmp_path / f"broadsheet-{number}.log"
-    wait_until(lambda: len(list((tmp_path / "hosts").iterdir())) == len(NODES))
+    wait_until(lambda: len(hosts_in(tmp_path)) == nodes)
     (tmp_path / "fast").touch()
     ended = wait_for_end(slurm, number, log)
     text = log.read_text()
     assert ended["JobState"] == "COMPLETED", text
     assert "protocol: UCX, as requested; transports: tcp" in text
-    assert hosts_of(tmp_path / "out") == set(NODES)
+    assert hosts_of(tmp_path / "out") == hosts_in(tmp_path) <= set(NODES)
     check_whole(tmp_path / "out", undisturbed)
     assert not list((tmp_path / "shared").iterdir())
 
 
 def test_a_node_that_loses_its_network_costs_only_time(
-    broadsheet: Command, slurm: SlurmNodes, submit, job, slow, tmp_path: Path
+    broadsheet: Command, slurm: SlurmNodes, submit, job, held_up, tmp_path: Path
 ) -> None:
     arguments, undisturbed = job
-    env = {**slow, "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "5s", "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "3s"}
+    settings = {"SCHEDULER__WORKER_TTL": "5s", "COMM__TIMEOUTS__CONNECT": "3s"}
+    env = held_up | {f"DASK_DISTRIBUTED__{name}": value for name, value in settings.items()}
     number = submit([*arguments, "-o", "out", "--nodes", 4, "--no-tls"], env=env)
     log = tmp_path / f"broadsheet-{number}.log"
     wait_until(lambda: committed(tmp_path / "out") >= 10)
-    wait_until(lambda: len(list((tmp_path / "hosts").iterdir())) == len(NODES))
+    wait_until(lambda: hosts_in(tmp_path) == set(NODES))
     slurm.cut("gpu3")  # the scheduler is on gpu1
     (tmp_path / "fast").touch()
     try:
@@ -144,27 +173,16 @@ def test_a_node_that_loses_its_network_costs_only_time(
 
 
 STOP_BEFORE = 100
-HELD_UP = """
-import os, threading, time
-def seconds(free=threading.Semaphore(15)):  # of a worker's 16 threads: chunks that are read need one
-    if not free.acquire(blocking=False):
-        return 5
-    while not os.path.exists({go_on!r}):
-        time.sleep(0.1)
-    free.release()
-    return 0
-""" + slowed("read", "seconds()")
 
 
 def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
-    broadsheet: Command, slurm: SlurmNodes, submit, job, slow, tmp_path: Path
+    broadsheet: Command, slurm: SlurmNodes, submit, job, held_up, tmp_path: Path
 ) -> None:
     """A first run that cannot end within its time limit: Slurm runs the job twice, the user submitted it once."""
     arguments, undisturbed = job
     out = tmp_path / "out"
-    (tmp_path / "slow.py").write_text(HELD_UP.format(go_on=str(tmp_path / "fast")))
     options = ["-o", "out", "--nodes", 2, "--time", 10]
-    number = submit([*arguments, *options], settings=f"stop_before: {STOP_BEFORE}\n", env=slow)
+    number = submit([*arguments, *options], settings=f"stop_before: {STOP_BEFORE}\n", env=held_up)
     log = tmp_path / f"broadsheet-{number}.log"
     wait_until(lambda: committed(out))
     # Now, since with a limit that is short from the start Slurm may send its signal before anything is done. The limit
@@ -175,7 +193,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_goes_on(
     wait_until(lambda: any(process.info["cmdline"] == until_term for process in psutil.process_iter(["cmdline"])))
     (tmp_path / "fast").touch()  # the run has the signal, and finishes the chunks in flight
     wait_until(lambda: (job := slurm.job(number))["Restarts"] == "1" and job["JobState"] == "PENDING")
-    assert 0 < committed(out) < 400
+    assert 0 < committed(out) < CHUNKS
     assert "requeued; the next run continues where this one stopped" in log.read_text()
     wait_until(lambda: idle(slurm) == len(NODES))
     # Slurm itself waits for two minutes, so that the first run is surely gone, which it is. But not at once: a node

@@ -108,9 +108,9 @@ class SlurmNodes:
                 process.kill()
             daemon.wait()
         self._daemons.clear()
-        for name in NODES:
-            subprocess.run(f"ip netns pids {name} | xargs -r kill -9", shell=True, check=False, capture_output=True)
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        for name in NODES:  # a network may outlive its name for a while, with its end of the link
+            left = f"ip netns pids {name} | xargs -r kill -9; ip netns del {name}; ip link del veth-{name}"
+            subprocess.run(left, shell=True, check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
         if self._munged:
             _sh("runuser -u munge -- /usr/sbin/munged --stop")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from scipy.special import expit, logsumexp, softmax
 
 from ..measures.accuracy import LabelCounts
@@ -369,6 +368,7 @@ class _BothLogits:
 
     def fitted(self, most: float) -> Doubles:
         """Both factors; that of the network is at most so large."""
+        from scipy.optimize import minimize  # half a second, which a network alone does not need
 
         def held(both: Any) -> tuple[float, Doubles]:
             logits, away = self._logits(both), np.asarray(both) - _BEFORE

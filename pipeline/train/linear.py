@@ -12,13 +12,11 @@ features (2 with 42 classes), the penalty of each chosen by cross-validation.
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.svm import LinearSVC, LinearSVR
 
 Doubles = NDArray[np.float64]
 Singles = NDArray[np.float32]
@@ -181,11 +179,19 @@ class Fitter:
     ) -> tuple[Doubles, Doubles]:
         """Weights and biases, of classes in ascending order, or of the larger of two."""
         # LIBLINEAR's loss is a sum over the rows.
-        machine = LinearSVC(C=1 / (strength * len(self._truth)), tol=_SETTLED, random_state=0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            machine.fit(features, labels, sample_weight=weights)
+        machine = _machine("LinearSVC", features, labels, weights, C=1 / (strength * len(self._truth)))
         return machine.coef_, machine.intercept_
+
+
+def _machine(kind: str, features: sp.csr_array, truth: NDArray[Any], weights: Doubles | None, **options: Any) -> Any:
+    """One of LIBLINEAR's, fitted. Few rows need none: importing scikit-learn takes longer than their fit."""
+    from sklearn import svm
+    from sklearn.exceptions import ConvergenceWarning
+
+    machine = getattr(svm, kind)(tol=_SETTLED, random_state=0, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return machine.fit(features, truth, sample_weight=weights)
 
 
 class NumberFitter:
@@ -201,13 +207,8 @@ class NumberFitter:
     def fit(self, strength: float) -> Fitted:
         """Minimise the mean loss of the number over its standard deviation plus strength/2 * sum of squared weights."""
         losses = ("squared_epsilon_insensitive", "epsilon_insensitive")
-        machine = LinearSVR(
-            epsilon=0, C=1 / (strength * len(self._numbers)), loss=losses[self._absolute], dual=self._absolute,
-            tol=_SETTLED, random_state=0,
-        )  # fmt: skip
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            machine.fit(self._features, self._numbers)
+        options = {"C": 1 / (strength * len(self._numbers)), "loss": losses[self._absolute], "dual": self._absolute}
+        machine = _machine("LinearSVR", self._features, self._numbers, None, epsilon=0, **options)
         weights = self._scale * machine.coef_[:, None]
         bias = np.array([self._centre + self._scale * float(np.ravel(machine.intercept_)[0])])
         return Fitted(weights[: self._sparse], weights[self._sparse :], bias)

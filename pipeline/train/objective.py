@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 
 from ..model.scores import TEMPERATURES, fitted, log_loss
 from ..source.columns import NO_TRUTH
@@ -161,6 +160,8 @@ def sharpened(logits: Doubles, truth: NDArray[Any], weights: Doubles | None = No
     if truth.ndim == 1:
         temperature = fitted(logits, truth, weights) or 1.0
         return log_loss(logits, truth, temperature, weights), 1 / temperature
+    from scipy.optimize import minimize_scalar  # half a second, which a network of one label does not need
+
     away = np.where(truth, -logits, logits)
 
     def loss(power: float) -> float:

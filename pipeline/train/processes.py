@@ -16,8 +16,6 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-import torch
-
 from ..errors import BroadsheetError, UsageError
 from ..processes.child import Child
 from ..processes.messages import Closed, packed, receive, send, unpacked
@@ -116,6 +114,8 @@ class Process:
 
 def run_here(job: TrainingJob, examples: Examples, count: int, tell: Tell, stop: Callable[[], bool]) -> Outcome:
     """Run a job in `count` processes on this machine. Raises as `job.run` does, and Lost."""
+    import torch  # not on a cluster's workers, whose processes import it
+
     if job.device != "cpu" and torch.cuda.device_count() < count:
         raise UsageError(
             f"{count} GPUs are wanted, and PyTorch finds {torch.cuda.device_count()} here (with --device cpu, so many "
