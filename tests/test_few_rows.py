@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow.csv as pa_csv
 import pytest
 import scipy.sparse as sp
 from conftest import Command
+from jobs import children_of
 from scipy.optimize import minimize
 from test_train import LENGTH, QUICK, articles
 
@@ -19,12 +21,12 @@ from pipeline.classifier import load
 from pipeline.engine.base import Texts
 from pipeline.engine.cpu import CpuEngine
 from pipeline.engine.profile import _cpu_kernels, sample
-from pipeline.errors import UsageError
+from pipeline.errors import BroadsheetError, UsageError
 from pipeline.model.charcnn import Model, load_model
 from pipeline.model.ngrams import scores
 from pipeline.train import Epoch, Fit, Note, Recipe, Trained, train
 from pipeline.train.after import factors
-from pipeline.train.linear import Fitter, ProductFitter
+from pipeline.train.linear import Fitter, Problem, Processes, ProductFitter
 from pipeline.train.progress import Stuck
 
 
@@ -245,6 +247,25 @@ def test_the_linear_model_has_the_least_loss(kind: str) -> None:
     alike = ProductFitter((every @ every.T).astype(np.float32), truth, weights)
     alike.fit(10 * strength)
     assert every.T @ alike.fit(strength) == pytest.approx(least, abs=2e-3)
+
+
+def test_processes_fit_to_the_bits_of_one_and_tell_how_they_ended() -> None:
+    rng = np.random.default_rng(4)
+    features = sp.random_array((300, 50), density=0.2, format="csr", rng=rng)
+    truth = np.eye(5)[rng.integers(0, 5, 300)]
+    for problem in (
+        Problem(features, truth, np.ones(300), one_label=True),
+        Problem(features, 0.8 * truth + 0.04, rng.uniform(0.5, 1.5, 300), one_label=False),
+    ):
+        processes = Processes(problem, 2)
+        for strength in (0.1, 0.001):
+            for part, (weights, bias) in zip(problem.parts, processes.fit(problem.parts, strength), strict=True):
+                own_weights, own_bias = problem.fit(part, strength)
+                assert np.array_equal(weights, own_weights)
+                assert np.array_equal(bias, own_bias)
+    children_of(os.getpid(), "broadsheet.pipeline.train.linear")[0].kill()
+    with pytest.raises(BroadsheetError, match="a process that fits n-grams was ended by SIGKILL"):
+        processes.fit(problem.parts, 0.1)
 
 
 def test_the_command_says_what_it_does(broadsheet_in_process: Command, tmp_path: Path) -> None:
