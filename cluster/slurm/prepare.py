@@ -11,6 +11,8 @@ import shlex
 import sys
 from pathlib import Path
 
+import dask
+
 from ...pipeline.errors import BroadsheetError
 from ..private import make_private, new_token
 from ..protocol import choose
@@ -30,6 +32,9 @@ def main(asked: str, hosts: str, tls: str, folder: str) -> None:
         make_certificates(certificates)
         more |= tls_settings(certificates)
     print(*export(more), sep="\n")
+    preloads = dask.config.get("distributed.worker.preload")
+    named = [preloads] if isinstance(preloads, str) else preloads
+    print(f"preloads=({shlex.join(part for name in named for part in ('--preload', name))})")
     print(f"protocol={protocol}\nworker_options=({shlex.join(WORKER_OPTIONS)})\ndashboard_token={token}")
 
 

@@ -15,7 +15,8 @@ dask scheduler "${where[@]}" --port 0 --scheduler-file "$scheduler_file" --dashb
 scheduler=$!
 
 if [ "$GPUS_PER_NODE" -gt 0 ]; then
-  worker=(dask cuda worker) # one worker process for each GPU
+  # One worker process for each GPU, to which Dask's own setting of preloads does not come.
+  worker=(dask cuda worker ${preloads[@]+"${preloads[@]}"})
 else
   worker=(dask worker --nworkers 1)
 fi
