@@ -25,7 +25,7 @@ from ..chunk import BadRow, Chunk, Selection, assemble, concat
 from ..columns import keys_within, not_utf8, value_at, value_or_none
 from ..open.compression import UTF8, why_not_decoded
 from .base import InputFile, Schema
-from .json_strings import Lines, Taken, are_plain, lines_refused, taken_out
+from .json_strings import Lines, Taken, are_plain, distinct, lines_refused, taken_out
 from .record_format import Head, RecordFormat
 from .records import Records, Split, split_lines
 
@@ -36,6 +36,8 @@ _OPEN, _CLOSE = b"{}"
 
 _ARROW_NUMBERS = re.compile(r'"(?:[^"\\]|\\.)*+"|(?P<nan>-NaN)|(?P<infinity>Inf)(?!inity)')
 """Numbers that Arrow accepts and `json` does not, outside of strings."""
+
+_DIGIT = re.compile("[1-9]")
 
 _PARTS, _FEW = 16, 128
 """Into so many parts goes a block with a line that Arrow refuses; so few lines go through `json`, rather."""
@@ -211,6 +213,9 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
             return None
         if (taken := taken_out(lines, types.key, types.is_last)) is not None:
             lines = taken.left
+        is_all = taken is not None and len(taken.which) == len(usual) and types.schema.names == [types.key]
+        if is_all and not _DIGIT.search(types.key):
+            lines = distinct(lines)
         if not are_plain(lines):
             return None
         table = pa_json.read_json(
@@ -220,8 +225,10 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
         )
     except ValueError:  # as Arrow's are, also where the message quotes invalid UTF-8
         return None
-    if len(table) != len(usual):
+    if len(table) != len(lines.starts):
         return None
+    if taken is not None and is_all:
+        return _Parsed(pa.table({types.key: taken.texts}), odd)
     table = pa.table({name: _strings(table, name) for name in selection.columns})
     if taken is not None:
         table = _with_taken(table, types.key, taken)

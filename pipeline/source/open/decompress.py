@@ -409,10 +409,11 @@ class Frames:
                     self._place += count
                     yield partial(_content, frame, self._place - count)
                     continue
-                block = self._raw.read(_READ_BYTES) if len(self._buffer) < MOST_STORED else b""
+                held = len(self._buffer)  # a frame that is longer than one block is searched once more, not with each
+                block = self._raw.read(_READ_BYTES if held < _READ_BYTES else MOST_STORED - held)
             except (Irregular, OSError, SourceError):
                 return
-            self._buffer = memoryview(bytes(self._buffer) + block)
+            self._buffer = memoryview(b"".join((self._buffer, block)))
 
     def _give_up(self) -> None:
         self._contents.close()
