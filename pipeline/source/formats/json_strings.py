@@ -197,7 +197,9 @@ def distinct(lines: Lines) -> Lines:
     same = lines.data - digits * (digits < 9)
     bounds = pa.py_buffer(np.append(lines.starts, len(same)))
     each = pa.Array.from_buffers(pa.large_binary(), len(lines.starts), [None, bounds, pa.py_buffer(same)])
-    if len(each[:_SAMPLE].unique()) > _SAMPLE // 2 or (same == _BACKSLASH).any():  # digits of an escape may decide
+    if (
+        len(each[:_SAMPLE].unique()) > _SAMPLE // 2 or (same == _BACKSLASH).any()
+    ):  # an escape may stand for a letter of the key
         return lines
     each = each.unique()
     starts = np.frombuffer(each.buffers()[1], np.int64)[: len(each)]
