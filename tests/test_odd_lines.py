@@ -6,6 +6,7 @@ import io
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from pipeline.source.chunk import Chunk, Selection
@@ -59,6 +60,68 @@ def test_an_odd_line_changes_no_other(words: int, reads: int) -> None:
         assert same(Jsonl().parse(block, "f", 7, selection), parse_one_by_one(block, "f", 7, selection)), odd
     block = spoilt(500, words, [*ODD.values()] * 3)
     assert same(Jsonl().parse(block, "f", 7, selection), parse_one_by_one(block, "f", 7, selection))
+
+
+LONG = b"some of the words of a text that is long enough to be taken out of its line before that is parsed, " * 3
+FORMS = [
+    b'{"id": 1, "text": "%s"}',
+    b'{"text": "%s", "id": 20}',
+    b'{"id": 305, "text":"%s","source": "a \\"page\\""}',
+    b'{"id": 4, "meta": {"text": "another", "n": [1, 2]}, "text": "%s"}',
+    b'{"id": 5, "title": "[a {b", "text": "%s"}',
+    b'{"id": 6, "title": "}", "meta": {"text": "%s"}, "text": "short"}',
+    b'{"id": 7, "meta": {"text": "%s"}}',
+]
+TEXTS = {
+    "plain": LONG,
+    "accents": "é😀".encode() + LONG,
+    "escapes": b'\\"' + LONG + b'\\n\\t\\/ \\\\" ends'.replace(b'\\\\"', b'\\\\\\"'),
+    "backslash": LONG + b"\\\\",
+    "as a key": b'a \\"text\\": \\"b\\" ' + LONG,
+    "as another line": LONG + b'"}\n{"id": 9, "text": "' + LONG,
+    "digits": LONG + b"\\u00e9 \\ud83d\\ude00",
+    "half of a pair": LONG + b"\\ud83d",
+    "no escape": b"\\x" + LONG,
+    "a control character": b"a\tb" + LONG,
+    "a quote too many": b'a "b ' + LONG,
+    "two quotes too many": b'a "b" ' + LONG,
+    "an escaped end": LONG + b"\\",
+    "a second value": LONG + b'", "text": "b',
+    "a key in a string": LONG + b'", "a\\"text": "b',
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kept", [(), ("id",)], ids=["text alone", "with a number"])
+def test_a_text_that_is_taken_out_is_what_json_finds(form: bytes, kept: tuple[str, ...]) -> None:
+    selection = Selection(("text",), kept=kept, kept_types=(pa.string(),) * len(kept), reads=200)
+    for usual in (FORMS[0], form):
+        for name, text in TEXTS.items():
+            lines = [usual % LONG] * 40 + [form % text] + [usual % TEXTS["escapes"]] * 40
+            block = block_of(b"\n".join(lines).split(b"\n"))
+            found, expected = (parse(block, "f", 7, selection) for parse in (Jsonl().parse, parse_one_by_one))
+            assert same(found, expected), (usual, name)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"text": "", "text": "%s"}',
+        b'{"x": "a"text": "%s"}',
+        b'{"a\\"text": "%s"}',
+        b'{"x": "\\ud83d", "text": "%s"}',
+        b'{"text": "%s", "te\\u0078t": "y"}',
+        b'{"x": 01, "text": "%s"}',
+        b'{"text": "%s", "x": "y}',
+        b'{"text": "%s"]}',
+    ],
+)
+def test_of_what_is_no_such_object_no_text_is_taken(line: bytes) -> None:
+    selection = Selection(("text",), reads=200)
+    for usual in FORMS[:2]:
+        block = block_of([usual % LONG, line % LONG] + [usual % LONG] * 200)
+        assert same(Jsonl().parse(block, "f", 0, selection), parse_one_by_one(block, "f", 0, selection))
 
 
 @pytest.mark.parametrize("name", ["not a number", "infinite"])

@@ -202,7 +202,6 @@ def assemble(
     raw: Callable[[int], tuple[int | None, bytes]],
     bad: Sequence[BadRow] = (),
     problems: tuple[str, ...] = (),
-    removed: NDArray[np.int64] | None = None,
     is_utf8: bool = False,
 ) -> Chunk:
     """A chunk from the parsed rows of one file.
@@ -210,8 +209,7 @@ def assemble(
     numbers: int64 [N], the record number of each row. table: N rows with the selection's columns; text and string
     columns may be binary or string, and kept columns may be missing: then they are null. raw(i): byte offset and first
     bytes of row i, for the quarantine. bad: rows that could not be parsed; those whose text is null, too long or not
-    UTF-8 are added to them. removed: int64 [N], characters by which a text was cut before, which are valid. is_utf8:
-    whether the strings have been checked already.
+    UTF-8 are added to them. is_utf8: whether the strings have been checked already.
     """
     reasons: dict[int, str] = {}
     held = {name: column_of(table, name) for name in selection.columns}
@@ -249,7 +247,6 @@ def assemble(
     if selection.reads:
         n_chars = sizes if ascii_only.issuperset(selection.text) else characters(text, sizes)
         text = beginnings(text, sizes, n_chars, selection.reads)
-        n_chars = n_chars if removed is None else n_chars + removed
     kept_of_bad = None
     if selection.kept:
         kept_of_bad = rows.drop_columns(["file", "row"]).take(pa.array([i for _, i in set_aside], pa.int64()))

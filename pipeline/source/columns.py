@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
+from itertools import pairwise
 from operator import getitem
 from typing import Any
 
@@ -22,6 +23,9 @@ from ..errors import UsageError
 from .open.compression import why_not_decoded
 
 NO_TRUTH = -1
+
+_FEW = 32
+"""One text of so many: rather than all, those between the cut ones are copied, each run at once."""
 
 _DEEPEST = 8
 """Objects within one another in which a column is looked for; one may hold itself."""
@@ -263,10 +267,21 @@ def joined(texts: Sequence[pa.Array]) -> pa.Array:
 
 def beginnings(text: pa.Array, sizes: NDArray[np.int64], n_chars: NDArray[np.int64], count: int) -> pa.Array:
     """Each text, a large_string, up to `count` characters. sizes, n_chars: int64 [N], its bytes and characters."""
-    if n_chars.max(initial=0) <= count:
+    long = np.flatnonzero(n_chars > count)
+    if len(long) > len(text) // _FEW:
+        return _beginnings(text, sizes, n_chars, count)
+    if not len(long):
         return text
+    cut = _beginnings(text.take(pa.array(long)), sizes[long], n_chars[long], count)
+    pieces = [text[: long[0]]]
+    for i, (here, following) in enumerate(pairwise([*long.tolist(), len(text)])):
+        pieces += [cut[i : i + 1], text[here + 1 : following]]
+    return pa.concat_arrays(pieces)
+
+
+def _beginnings(text: pa.Array, sizes: NDArray[np.int64], n_chars: NDArray[np.int64], count: int) -> pa.Array:
     if n_chars.sum() == sizes.sum():  # each character is one byte
-        return pc.binary_slice(text.view(pa.large_binary()), 0, count)
+        return pc.binary_slice(text.view(pa.large_binary()), 0, count).view(pa.large_string())
     return pc.utf8_slice_codeunits(text, 0, count)
 
 

@@ -25,15 +25,7 @@ from ..chunk import BadRow, Chunk, Selection, assemble, concat
 from ..columns import keys_within, not_utf8, value_at, value_or_none
 from ..open.compression import UTF8, why_not_decoded
 from .base import InputFile, Schema
-from .json_strings import (
-    Shortened,
-    Strings,
-    are_plain,
-    is_worth_cutting,
-    lines_refused,
-    long_numbers,
-    too_deep,
-)
+from .json_strings import Lines, Taken, are_plain, distinct, lines_refused, taken_out
 from .record_format import Head, RecordFormat
 from .records import Records, Split, split_lines
 
@@ -42,9 +34,10 @@ _IS_BLANK = np.zeros(256, np.bool_)
 _IS_BLANK[list(_BLANK)] = True
 _OPEN, _CLOSE = b"{}"
 
-_LF = 0x0A
 _ARROW_NUMBERS = re.compile(r'"(?:[^"\\]|\\.)*+"|(?P<nan>-NaN)|(?P<infinity>Inf)(?!inity)')
 """Numbers that Arrow accepts and `json` does not, outside of strings."""
+
+_DIGIT = re.compile("[1-9]")
 
 _PARTS, _FEW = 16, 128
 """Into so many parts goes a block with a line that Arrow refuses; so few lines go through `json`, rather."""
@@ -140,25 +133,23 @@ def _object_on(line: bytes) -> dict[str, Any]:
 def parse_one_by_one(records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
     """A chunk of `records`, the first of which is record `first_row` of the file, each parsed by `json`."""
     none = pa.table({name: pa.array([], pa.large_string()) for name in selection.columns})
-    return _merged(records, _Parsed(none, None, np.ones(len(records), np.bool_)), path, first_row, selection)
+    return _merged(records, _Parsed(none, np.ones(len(records), np.bool_)), path, first_row, selection)
 
 
 class _Types(NamedTuple):
-    """What is told by a line of a block. schema: of the selected values. key: of those of which only the beginning is
-    wanted, if any.
+    """What is told by a line of a block. schema: of the selected values. key: of the longest string among them.
+    is_last: whether that is the last value of the line.
     """
 
     schema: pa.Schema
-    key: bytes | None
+    key: str
+    is_last: bool
 
 
 class _Parsed(NamedTuple):
-    """Lines that Arrow parsed. table: their selected columns. removed: characters by which each text was cut before, if
-    any was. odd: which lines of the block are not among them.
-    """
+    """Lines that Arrow parsed. table: their selected columns. odd: which lines of the block are not among them."""
 
     table: pa.Table
-    removed: NDArray[np.int64] | None
     odd: NDArray[np.bool_]
 
 
@@ -184,7 +175,7 @@ def _chunks(records: Records, path: str, first_row: int, selection: Selection) -
 
 def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, selection: Selection) -> Chunk:
     """A chunk of all lines: those that are parsed, and the odd ones, which are parsed here."""
-    table, removed, odd = parsed
+    table, odd = parsed
     numbers = np.flatnonzero(~odd)
     bad = records.bad_rows(first_row)
     rows: list[dict[str, str | None]] = []
@@ -204,9 +195,8 @@ def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, select
         numbers = numbers[order]
         others = pa.Table.from_pylist(rows, pa.schema([(name, pa.large_string()) for name in selection.columns]))
         table = pa.concat_tables([table, others]).take(pa.array(order))
-        removed = None if removed is None else np.append(removed, np.zeros(len(rows), np.int64))[order]
     raw = records.raw if len(numbers) == len(records) else lambda i: records.raw(int(numbers[i]))
-    return assemble(path, first_row + numbers, table, selection, raw, bad, removed=removed, is_utf8=True)
+    return assemble(path, first_row + numbers, table, selection, raw, bad, is_utf8=True)
 
 
 def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, selection: Selection) -> _Parsed | None:
@@ -217,31 +207,38 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
     if not len(usual):
         return None
     begin, end = int(usual.starts[0]), int(usual.ends[-1])
-    block = pa.py_buffer(usual.data)[begin:end]
-    if (found := _safe(block, usual.starts - begin, usual.ends - begin, types.key, selection.reads)) is None:
-        return None
-    lines, shortened = found
+    lines = Lines(pa.py_buffer(usual.data)[begin:end], usual.starts - begin, usual.ends - begin)
     try:
+        if not _may_be_json(lines):
+            return None
+        if (taken := taken_out(lines, types.key, types.is_last)) is not None:
+            lines = taken.left
+        is_all = taken is not None and len(taken.which) == len(usual) and types.schema.names == [types.key]
+        if is_all and not _DIGIT.search(types.key):
+            lines = distinct(lines)
+        if not are_plain(lines):
+            return None
         table = pa_json.read_json(
-            pa.BufferReader(lines),
-            pa_json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+            pa.BufferReader(lines.block),
+            pa_json.ReadOptions(use_threads=False, block_size=len(lines.block) + 1),
             pa_json.ParseOptions(explicit_schema=types.schema, unexpected_field_behavior="ignore"),
         )
-    except (pa.ArrowInvalid, UnicodeDecodeError):  # the latter where the error message quotes invalid UTF-8
+    except ValueError:  # as Arrow's are, also where the message quotes invalid UTF-8
         return None
-    if len(table) != len(usual):
+    if len(table) != len(lines.starts):
         return None
+    if taken is not None and is_all:
+        return _Parsed(pa.table({types.key: taken.texts}), odd)
     table = pa.table({name: _strings(table, name) for name in selection.columns})
-    removed = None
-    if shortened is not None:
-        table, removed = _with_texts(table, selection.text[0], shortened), shortened.removed
+    if taken is not None:
+        table = _with_taken(table, types.key, taken)
     needed = [table.column(name) for name in _needed(selection) if table.column(name).null_count]
     if needed:
         null = np.logical_or.reduce([column.is_null().to_numpy() for column in needed])
         odd = odd.copy()
         odd[np.flatnonzero(~odd)[null]] = True
-        table, removed = table.filter(pa.array(~null)), None if removed is None else removed[~null]
-    return _Parsed(table, removed, odd)
+        table = table.filter(pa.array(~null))
+    return _Parsed(table, odd)
 
 
 def _strings(table: pa.Table, name: str) -> pa.ChunkedArray:
@@ -253,12 +250,12 @@ def _strings(table: pa.Table, name: str) -> pa.ChunkedArray:
     return pc.coalesce(column, pc.struct_field(table.column(first), rest).cast(pa.large_string()))
 
 
-def _with_texts(table: pa.Table, name: str, shortened: Shortened) -> pa.Table:
+def _with_taken(table: pa.Table, name: str, taken: Taken) -> pa.Table:
     """The table with the texts that were taken out of its lines, in the column of that name."""
-    texts, taken = shortened.texts, shortened.taken
-    if len(taken) < len(table):
+    texts = taken.texts
+    if len(texts) < len(table):
         which = np.arange(len(table))
-        which[taken] = len(table) + np.arange(len(taken))
+        which[taken.which] = len(table) + np.arange(len(texts))
         texts = pa.chunked_array([*table.column(name).chunks, texts]).take(pa.array(which))
     return table.set_column(table.column_names.index(name), name, texts)
 
@@ -300,27 +297,28 @@ def _needed(selection: Selection) -> set[str]:
 
 def _types(records: Records, selection: Selection) -> _Types | None:
     """What the first of some lines tells; None where none of them can be parsed by Arrow."""
-    only_text = len(selection.text) == 1 and selection.text[0] not in {*selection.kept, selection.truth}
-    key = selection.text[0].encode() if only_text and selection.reads else None
     for i in range(0, len(records), max(1, len(records) // _LINES_WITH_TYPES)):
-        schema = _schema(records.data[records.starts[i] : records.ends[i]], selection)
-        if schema is not None:
-            return _Types(schema, key)
+        types = _types_on(records.data[records.starts[i] : records.ends[i]], selection)
+        if types is not None:
+            return types
     return None
 
 
-def _schema(line: bytes, selection: Selection) -> pa.Schema | None:
+def _types_on(line: bytes, selection: Selection) -> _Types | None:
     """The types of a line's selected values: strings, or integers in columns other than the text."""
     try:
         value = _value(line)
-        kinds = {name: type(value_at(value, name)) for name in _needed(selection)}
-        kinds |= {name: type(value_or_none(value, name)) for name in selection.kept}
+        values = {name: value_at(value, name) for name in _needed(selection)}
+        values |= {name: value_or_none(value, name) for name in selection.kept}
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return None
+    kinds = {name: type(item) for name, item in values.items()}
     kinds = {name: str if kind is type(None) and name != selection.truth else kind for name, kind in kinds.items()}
     if any(kind is not str and (kind is not int or name in selection.text) for name, kind in kinds.items()):
         return None
-    return _with_structs({name: pa.large_string() if kind is str else pa.int64() for name, kind in kinds.items()})
+    schema = _with_structs({name: pa.large_string() if kind is str else pa.int64() for name, kind in kinds.items()})
+    longest = max(values, key=lambda name: len(values[name]) if isinstance(values[name], str) else 0)
+    return None if schema is None else _Types(schema, longest, next(reversed(value)) == longest)
 
 
 def _with_structs(kinds: dict[str, pa.DataType]) -> pa.Schema | None:
@@ -344,34 +342,18 @@ def _as_fields(tree: dict[str, Any]) -> list[pa.Field]:
     return [pa.field(name, kind) for name, kind in kinds.items()]
 
 
-def _safe(
-    block: pa.Buffer, starts: NDArray[np.int64], ends: NDArray[np.int64], key: bytes | None, reads: int
-) -> tuple[pa.Buffer, Shortened | None] | None:
-    """The lines, if `json` accepts every one of them that Arrow accepts, with long values of `key` cut where that is
-    worth it; else None.
+def _may_be_json(lines: Lines) -> bool:
+    """Whether each line begins and ends like an object. Raises ArrowInvalid where one is not UTF-8.
 
     A line from "{" to "}" that is not a whole object cannot be followed by "{", so objects do not span lines.
     """
-    data = np.frombuffer(block, np.uint8)
-    if not _are_objects(data, starts, ends).all():
-        return None
-    is_ascii = bool(data.max(initial=0) < 0x80)
-    try:
-        if not is_ascii:
-            whole = pa.py_buffer(np.array([0, len(block)]))
-            pa.Array.from_buffers(pa.large_binary(), 1, [None, whole, block]).cast(pa.large_string())
-        is_cut = key is not None and is_worth_cutting(ends - starts, reads)
-        if not is_cut and are_plain(block, starts, ends):
-            return block, None
-        strings = Strings(block, starts, is_ascii)
-    except (ValueError, pa.ArrowInvalid):  # the latter where it is not UTF-8
-        return None
-    outside = strings.outside
-    after = np.append(0, np.flatnonzero(outside == _LF) + 1)
-    if too_deep(outside, after) or long_numbers(outside):
-        return None
-    shortened = strings.shortened(key, reads) if is_cut and key is not None else None
-    return (block, None) if shortened is None else (shortened.block, shortened)
+    data = lines.data
+    if not _are_objects(data, lines.starts, lines.ends).all():
+        return False
+    if data.max(initial=0) >= 0x80:
+        whole = pa.py_buffer(np.array([0, len(data)]))
+        pa.Array.from_buffers(pa.large_binary(), 1, [None, whole, lines.block]).cast(pa.large_string())
+    return True
 
 
 def _are_objects(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -250,7 +250,7 @@ class _RowGroup:
         try:
             with open_at(self._file) as stream:
                 footer = _footer(self._file)
-                parquet = pq.ParquetFile(stream, metadata=footer, buffer_size=_BUFFER)
+                parquet = pq.ParquetFile(stream, metadata=footer, buffer_size=_BUFFER, pre_buffer=False)
                 about, names = footer.row_group(self._group), list(self._columns)
                 self._rows = about.num_rows
                 stored = _stored_bytes(about, self._columns)
@@ -261,7 +261,9 @@ class _RowGroup:
                 elif rows < min(about.num_rows, _ROWS_AT_ONCE) and stored <= self._limits.chunk_bytes:
                     kinds = fields_of(parquet.schema_arrow)
                     strings = [name for name in names if name in kinds and is_textual(kinds[name])]
-                    parquet = pq.ParquetFile(stream, metadata=footer, buffer_size=_BUFFER, read_dictionary=strings)
+                    parquet = pq.ParquetFile(
+                        stream, metadata=footer, buffer_size=_BUFFER, pre_buffer=False, read_dictionary=strings
+                    )
                     rows = about.num_rows
                     longest = average
                 rows = min(rows, _PARTS_AT_ONCE * self._limits.part_bytes // max(longest, average, 1))

@@ -270,10 +270,35 @@ def _line_end(buffer: bytes, ends: bytes) -> int:
     return min(found) + 1 if found else -1
 
 
+_TILE = 512 << 10
+"""Bytes that are searched at once, so that they stay in a core's cache."""
+
+
+def places(data: NDArray[np.uint8], value: int) -> NDArray[np.int64]:
+    """Where a byte is. NumPy looks at flags one by one where there are some, so those of eight bytes are one first."""
+    found, room = [np.empty(0, np.int64)], np.zeros(min(_TILE, len(data) + 8 & -8), np.bool_)
+    words = room.view(np.uint64)
+    for begin in range(0, len(data), _TILE):
+        tile = data[begin : begin + _TILE]
+        np.equal(tile, np.uint8(value), out=room[: len(tile)])
+        room[len(tile) :] = False
+        which = np.flatnonzero(words != 0)
+        within = np.flatnonzero(words[which].view(np.bool_))
+        found.append((8 * which + begin)[within >> 3] + (within & 7))
+    return np.concatenate(found)
+
+
+def count_of(data: NDArray[np.uint8], is_one: np.ufunc, value: int) -> int:
+    """How many bytes are equal to a value, or less."""
+    room = np.empty(min(_TILE, len(data)), np.bool_)
+    tiles = (data[begin : begin + _TILE] for begin in range(0, len(data), _TILE))
+    return sum(int(np.count_nonzero(is_one(tile, np.uint8(value), out=room[: len(tile)]))) for tile in tiles)
+
+
 def split_lines(buffer: bytes, final: bool, limits: Limits = LIMITS) -> Split:
     """A record a line, ended by LF or CRLF; the last line may lack an end."""
     array = np.frombuffer(buffer, np.uint8)
-    ends = np.flatnonzero(array == 0x0A)
+    ends = places(array, 0x0A)
     consumed = int(ends[-1]) + 1 if len(ends) else 0
     if final and consumed < len(buffer):
         ends = np.append(ends, len(buffer))

@@ -28,7 +28,6 @@ _CAREFUL_BYTES = 2 * _INPUT_BYTES
 _MOST_OUTPUT = 8 << 20
 """More than one such byte can stand for."""
 
-
 _LEAST_CUT_OFF, _TAILS = 4 << 20, (64 << 10, 256 << 10)
 """Stored bytes of a unit of which only the tail is read again where it is cut off, first the smaller one."""
 _MOST_LAST = 4 << 20
@@ -396,7 +395,7 @@ class Frames:
 
     def _calls(self) -> Iterator[Callable[[], tuple[int, bytes | None]]]:
         """What decompresses each frame, and says where it begins, up to where one core must read on: at the end of the
-        file, and where it cannot be read.
+        file, and where it cannot be read. Of a frame longer than a block all is read next, so it is searched twice.
         """
         block = b" "
         while block:
@@ -409,10 +408,11 @@ class Frames:
                     self._place += count
                     yield partial(_content, frame, self._place - count)
                     continue
-                block = self._raw.read(_READ_BYTES) if len(self._buffer) < MOST_STORED else b""
+                held = len(self._buffer)
+                block = self._raw.read(_READ_BYTES if held < _READ_BYTES else MOST_STORED - held)
             except (Irregular, OSError, SourceError):
                 return
-            self._buffer = memoryview(bytes(self._buffer) + block)
+            self._buffer = memoryview(b"".join((self._buffer, block)))
 
     def _give_up(self) -> None:
         self._contents.close()
