@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ..errors import BroadsheetError
 from ..processes.child import Child, parent_of
 from ..processes.messages import Closed, packed, receive, send, unpacked
-from ..processes.threads import free_cores
+from ..processes.threads import available_cores, free_cores
 
 Doubles = NDArray[np.float64]
 Singles = NDArray[np.float32]
@@ -212,14 +212,21 @@ def _machine(kind: str, features: sp.csr_array, truth: NDArray[Any], weights: Do
 
 
 class Processes:
-    """Fit the parts of a problem, each to one of some processes. They end with this."""
+    """Fit the parts of a problem, each in one of some processes, which end with this. Raises BroadsheetError where one
+    cannot be started, or ends.
+    """
 
     def __init__(self, problem: Problem, count: int) -> None:
-        self._children = [Child("broadsheet.pipeline.train.linear", environment=_OF_PROCESSES) for _ in range(count)]
+        self._children: list[Child] = []
+        try:
+            for _ in range(count):
+                self._children.append(Child("broadsheet.pipeline.train.linear", environment=_OF_PROCESSES))
+        except OSError as error:
+            raise BroadsheetError(f"a process that fits n-grams cannot be started: {error}") from error
         self._ask([problem] * count)
 
     def fit(self, parts: list[NDArray[np.int64]], strength: float) -> list[tuple[Doubles, Doubles]]:
-        """As `Problem.fit`. Raises BroadsheetError where a process ends."""
+        """As `Problem.fit`, of each part."""
         count = len(self._children)
         self._ask([(parts[first::count], strength) for first in range(count)])
         found: list[Any] = [None] * len(parts)
@@ -289,7 +296,8 @@ def _processes_for(problem: Problem) -> int:
     if size < _WORTH_BYTES:
         return 1
     memory = int(psutil.virtual_memory().available)
-    return max(1, min(len(problem.parts), free_cores(), memory // (2 * size)))
+    cores = min(free_cores() + 1, available_cores())  # this process counts as busy, and only waits meanwhile
+    return max(1, min(len(problem.parts), cores, memory // (2 * size)))
 
 
 class NumberFitter:
