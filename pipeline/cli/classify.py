@@ -184,7 +184,7 @@ def _wake_a_lone_gpu() -> None:
         return
 
     def wake() -> None:
-        with suppress(OSError, AttributeError):  # without a driver, or with another than this
+        with suppress(OSError, AttributeError):  # there is no driver, or one without these functions
             driver = ctypes.CDLL("libcuda.so.1")
             if driver.cuInit(0) == 0:
                 driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)

@@ -56,8 +56,8 @@ def came(connection: Connection) -> float:
 HEAD_BYTES = 1 << 16
 
 _PAUSE, _LONGEST_PAUSE = 20, 1.0
-"""A refused client is read again after so many times that by which this process was behind with reading, or so many
-seconds.
+"""A refused client is read again after so many times that by which this process was behind with reading, at most; and
+after so many seconds, the least that `Retry-After` says.
 """
 
 
@@ -191,7 +191,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if scope.get("refused") and scope.get("behind", 0.0) > self.behind_seconds and not self._is_answering:
             most = min(_LONGEST_PAUSE, self.timeout_keep_alive / 2)
-            seconds = random.uniform(0.5, 1.5) * min(most, _PAUSE * scope["behind"])  # or all would come again together
+            seconds = random.uniform(0.5, 1) * min(most, _PAUSE * scope["behind"])  # or all would come again together
             self.flow.pause_reading()
             self._pause = self.loop.call_later(seconds, self.read_on)
 

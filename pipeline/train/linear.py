@@ -174,7 +174,7 @@ class Problem(NamedTuple):
             labels = np.where(np.isin(of_rows, part), of_rows, -1)
             there = np.unique(labels)
             if len(there) > 1:
-                found, of = self._fitted(slice(None), labels, self.weights, strength)
+                found, of = self._fitted(self.features, labels, self.weights, strength)
                 if len(there) == 2:
                     found, of = np.vstack([-found, found]), np.concatenate([-of, of])
                 ours = there >= 0
@@ -187,16 +187,16 @@ class Problem(NamedTuple):
             if len(right) and len(wrong):
                 rows, sides = np.concatenate([right, wrong]), np.repeat([1, -1], [len(right), len(wrong)])
                 shares = np.where(sides > 0, self.truth[rows, each], 1 - self.truth[rows, each])
-                found, of = self._fitted(rows, sides, weighs[rows] * shares, strength)
+                found, of = self._fitted(self.features[rows], sides, weighs[rows] * shares, strength)
                 weights[at], bias[at] = found[0], of[0]
         return weights, bias
 
     def _fitted(
-        self, rows: Any, labels: NDArray[np.int64], weights: Doubles, strength: float
+        self, features: sp.csr_array, labels: NDArray[np.int64], weights: Doubles, strength: float
     ) -> tuple[Doubles, Doubles]:
         """Weights and biases, of classes in ascending order, or of the larger of two."""
         # LIBLINEAR's loss is a sum over the rows.
-        machine = _machine("LinearSVC", self.features[rows], labels, weights, C=1 / (strength * len(self.truth)))
+        machine = _machine("LinearSVC", features, labels, weights, C=1 / (strength * len(self.truth)))
         return machine.coef_, machine.intercept_
 
 
