@@ -116,9 +116,13 @@ def _integer(data: bytes, at: int) -> tuple[int, int]:
 _MOST_ROWS = 1 << 31  # of a row group; a damaged footer may claim any number
 _ROWS_AT_ONCE = 4096  # of a large row group, in which the sizes of values are not known
 _FOOTERS = 16  # that are kept: one is read for all row groups of its file
-_BUFFER = 4 << 20  # bytes of a column that are read at once; else all of it in a row group is, which may be gigabytes
+_BUFFER = 4 << 20
+"""Bytes of a row group's columns that are read at once, and copied, where these take more than `_ALL_AT_ONCE`."""
+
+_ALL_AT_ONCE = 24 << 20
 _READ_AT_ONCE = 32  # row groups: as many as threads of a worker read at the same time, and more
-_PARTS_AT_ONCE = 2  # of a table: short texts of a chunk are decoded at once, and not joined after that
+_PARTS_AT_ONCE, _OF_SHORT_TEXTS, _SHORT_BYTES = 2, 4, 1 << 10
+"""Of a table. Short texts of a chunk are decoded at once, and not joined after that; of long ones most is dropped."""
 _UNKNOWN_BYTES = 1 << 20  # a row may take, where lists are among the columns or values repeat those before them
 
 
@@ -250,8 +254,10 @@ class _RowGroup:
         try:
             with open_at(self._file) as stream:
                 footer = _footer(self._file)
-                parquet = pq.ParquetFile(stream, metadata=footer, buffer_size=_BUFFER, pre_buffer=False)
                 about, names = footer.row_group(self._group), list(self._columns)
+                compressed = sum(stop - start for start, stop in map(_bytes_of, _columns_of(about, names)))
+                how = {"buffer_size": 0 if compressed <= _ALL_AT_ONCE else _BUFFER, "pre_buffer": False}
+                parquet = pq.ParquetFile(stream, metadata=footer, **how)
                 self._rows = about.num_rows
                 stored = _stored_bytes(about, self._columns)
                 longest, average = _longest_row(parquet, stream, self._group, names), stored // max(about.num_rows, 1)
@@ -261,12 +267,11 @@ class _RowGroup:
                 elif rows < min(about.num_rows, _ROWS_AT_ONCE) and stored <= self._limits.chunk_bytes:
                     kinds = fields_of(parquet.schema_arrow)
                     strings = [name for name in names if name in kinds and is_textual(kinds[name])]
-                    parquet = pq.ParquetFile(
-                        stream, metadata=footer, buffer_size=_BUFFER, pre_buffer=False, read_dictionary=strings
-                    )
+                    parquet = pq.ParquetFile(stream, metadata=footer, read_dictionary=strings, **how)
                     rows = about.num_rows
                     longest = average
-                rows = min(rows, _PARTS_AT_ONCE * self._limits.part_bytes // max(longest, average, 1))
+                parts = _PARTS_AT_ONCE if average > _SHORT_BYTES else _OF_SHORT_TEXTS
+                rows = min(rows, parts * self._limits.part_bytes // max(longest, average, 1))
                 rows, left = max(1, min(rows, about.num_rows)), about.num_rows
                 expect(stream, map(_bytes_of, _columns_of(about, self._columns)))
                 for batch in parquet.iter_batches(rows, row_groups=[self._group], columns=names, use_threads=False):

@@ -173,14 +173,10 @@ class Blocks:
     def __iter__(self) -> Iterator[memoryview]:
         while True:
             wanted = self._block_bytes if self._left is None else min(self._block_bytes, self._left)
-            try:
-                block = self._stream.read(wanted)
-            except Exception as error:  # it is raised by `read`
-                self._failure = error
-                return
-            self._left = None if self._left is None else self._left - len(block)
-            data = b"".join((self._held, block)) if self._held else block
-            stop = self._guess(data) if block else 0
+            data, self._failure = _read_onto(self._held, self._stream, wanted)
+            got = len(data) - len(self._held)
+            self._left = None if self._left is None else self._left - got
+            stop = self._guess(data) if got and self._failure is None else 0
             self._held = data[stop:]
             if not stop:
                 return
@@ -203,12 +199,32 @@ class Blocks:
         return self._stream.read(size)
 
 
+def _read_onto(held: bytes, stream: Readable, size: int, at_once: bool = False) -> tuple[bytes, Exception | None]:
+    """The bytes that are held, and up to `size` more, fewer only at the end of the stream or before the error that is
+    returned. at_once: one piece of the stream is enough. What comes in pieces is copied once.
+    """
+    pieces, room = [held], size
+    try:
+        while room > 0 and (piece := stream.read(room)):  # `Blocks` returns what it holds, which may be more
+            pieces.append(piece)
+            room = 0 if at_once else room - len(piece)
+    except Exception as error:  # any of a file system or decompressor: what is before it is good
+        return b"".join(pieces), error
+    return b"".join(pieces) if held or len(pieces) > 2 else pieces[-1], None  # `join` releases the GIL, `+` does not
+
+
 def read_records(
-    stream: Readable, split: Splitter, offset: int, size: int | None = None, limits: Limits = LIMITS
+    stream: Readable,
+    split: Splitter,
+    offset: int,
+    size: int | None = None,
+    limits: Limits = LIMITS,
+    as_they_arrive: bool = False,
 ) -> Iterator[Records]:
     """Blocks of records from `stream`, which is at byte `offset` of its file, until `size` bytes or its end.
 
     A record stays within one block. An error of the stream is raised after the records before it have been yielded.
+    as_they_arrive: do not wait until a block is full.
     """
     buffer = b""
     left = size
@@ -216,13 +232,10 @@ def read_records(
     failure: Exception | None = None
     final = False
     while not final:
-        try:
-            block = stream.read(limits.block_bytes if left is None else min(limits.block_bytes, left))
-        except Exception as error:  # any error of a file system or decompressor: the records before it are good
-            block, failure = b"", error
-        left = None if left is None else left - len(block)
-        final = not block or left == 0
-        buffer = b"".join((buffer, block)) if buffer else block  # `join` releases the GIL, `+` does not
+        held, wanted = len(buffer), limits.block_bytes if left is None else min(limits.block_bytes, left)
+        buffer, failure = _read_onto(buffer, stream, wanted, as_they_arrive)
+        left = None if left is None else left - len(buffer) + held
+        final = failure is not None or len(buffer) == held or left == 0
         if skipping:
             end = _line_end(buffer, skipping)
             if end < 0 and not final:

@@ -94,8 +94,8 @@ class Stdin:
 
     def _pieces(self, selection: Selection, chunk_rows: int) -> Iterator[tuple[Chunk, int, bool]]:
         """What has arrived, its rows, and whether it begins a new chunk."""
-        row, limits = 0, self._format.limits
-        blocks = read_records(cast(BinaryIO, self), self._format.quick_split, self._start, limits=limits)
+        row, limits, split = 0, self._format.limits, self._format.quick_split
+        blocks = read_records(cast(BinaryIO, self), split, self._start, limits=limits, as_they_arrive=True)
         for records, new in cut(blocks, chunk_rows, limits.chunk_bytes, selection):
             chunk = self._format.parse(records, STDIN, row, selection)
             yield chunk, chunk.rows_read, new

@@ -10,6 +10,7 @@ import struct
 import threading
 import zipfile
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -114,15 +115,16 @@ class Readable(Protocol):
 
 
 class ReadAhead:
-    """The bytes and the error of `stream`, at most some blocks ahead. The first block is read without a thread, so a
-    small file costs none.
+    """The bytes and the error of `stream`, at most some blocks ahead, each in the pieces in which it came. The first
+    block is read without a thread, so a small file costs none.
     """
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
         self._blocks = self._in_thread()
         self._stopped = threading.Event()
-        self._thread: InThread[bytes] | None = None
+        self._thread: InThread[deque[bytes]] | None = None
+        self._block = deque[bytes]()
         self._ready = memoryview(b"")
         self._failure: Exception | None = None
 
@@ -130,10 +132,11 @@ class ReadAhead:
         """Up to `size` bytes; none at the end. Raises what the stream raises, after all that is before."""
         if not self._ready and self._failure is None:
             try:
-                found = next(self._blocks, b"")
+                self._block = self._block or next(self._blocks, self._block)
             except Exception as error:
                 self._failure = error
             else:
+                found = self._block.popleft() if self._block else b""
                 if len(found) <= size:
                     return found
                 self._ready = memoryview(found)
@@ -148,23 +151,24 @@ class ReadAhead:
             self._thread.join()
         self._stream.close()
 
-    def _in_thread(self) -> Iterator[bytes]:
+    def _in_thread(self) -> Iterator[deque[bytes]]:
         blocks = _blocks(self._stream)
-        first = next(blocks, b"")
+        first = next(blocks, deque[bytes]())
+        is_whole = sum(map(len, first)) >= _BLOCK_BYTES
         yield first
-        if len(first) < _BLOCK_BYTES:
+        if not is_whole:
             yield from blocks
         else:
             self._thread = InThread(lambda: blocks, _BLOCKS_AHEAD, self._stopped)
             yield from self._thread
 
 
-def _blocks(stream: Readable) -> Iterator[bytes]:
-    """Whole blocks, and what there is before the end or an error, which is raised after it."""
+def _blocks(stream: Readable) -> Iterator[deque[bytes]]:
+    """Whole blocks in pieces, and what there is before the end or an error, which is raised after it."""
     failure: Exception | None = None
     room = 0
     while not room:
-        pieces: list[bytes] = []
+        pieces = deque[bytes]()
         room = _BLOCK_BYTES
         try:
             while room and (piece := stream.read(room)):
@@ -173,7 +177,7 @@ def _blocks(stream: Readable) -> Iterator[bytes]:
         except Exception as error:
             failure = error
         if pieces:
-            yield b"".join(pieces)
+            yield pieces
     if failure is not None:
         raise failure
 
