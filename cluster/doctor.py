@@ -53,7 +53,7 @@ def examine(client: Client, output: Path | None = None, device: str = "auto") ->
     everyone = {"this process": ours, "the scheduler": scheduler, **workers}
     yield _versions(everyone)
     yield _sources(everyone)
-    yield from _gpus(client.run(probes.about_gpu), workers)
+    yield from _gpus(client.run(probes.about_gpu, workers=list(workers)), workers)  # others may have come since
     yield _kernels(client, device)
     yield _interfaces(client, list(workers))
     yield from _transfers(client)

@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(missing() is not None, reason=f"no Slurm: {missing()}"),
 ]
-GPUS_PER_NODE = int(count_gpus() >= len(NODES))
+GPUS_PER_NODE = int(count_gpus() > 0)
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 CHUNKS = 280
 """Of a job: more than four workers have in flight, which are up to 256."""

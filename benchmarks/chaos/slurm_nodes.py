@@ -1,7 +1,7 @@
 """A real Slurm of four nodes on this machine: each slurmd in a network namespace with its own address and host name.
 
-Where this machine has four GPUs, each node has one of them. Not real: limits on cores, memory and devices (there is no
-cgroup plugin), and the GPU elsewhere.
+Each node has one of this machine's GPUs; where there are fewer than four, nodes share them. Not real: limits on cores,
+memory and devices (there is no cgroup plugin), and the GPU where the machine has none.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 
 import psutil
+
+from cluster.protocol import count_gpus
 
 NODES = ("gpu1", "gpu2", "gpu3", "gpu4")
 BRIDGE = "broadsheet0"
@@ -56,7 +58,7 @@ _NODE = (
 )
 _PROLOG = """\
 #!/bin/sh
-echo export CUDA_VISIBLE_DEVICES=$((${SLURMD_NODENAME#gpu} - 1))
+echo export CUDA_VISIBLE_DEVICES=$(((${{SLURMD_NODENAME#gpu}} - 1) % {gpus}))
 """  # in place of Slurm's own, by which it is the first on every node
 
 
@@ -142,7 +144,7 @@ class SlurmNodes:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         (self.folder / "plugstack.conf").write_text("")
         prolog = self.folder / "prolog"
-        prolog.write_text(_PROLOG)
+        prolog.write_text(_PROLOG.format(gpus=max(1, count_gpus())))
         prolog.chmod(0o755)
         nodes = "".join(_NODE.format(name=name, last=10 + number) for number, name in enumerate(NODES, 1))
         conf = _CONF.format(host=socket.gethostname(), folder=self.folder)
