@@ -5,7 +5,8 @@
 
 For each corpus: a call of `classify` on a cluster that has done the same before, from files to Parquet, with the share
 of the time in which the GPU was busy; beside it the same job with a stand-in for the network, which is the rate of
-reader and writer alone; and the engine alone on such texts. On N GPUs there are N times as many files.
+reader and writer alone; PyArrow, which reads the column of texts in a process for each core; and the engine alone on
+such texts. On N GPUs there are N times as many files.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.corpora_files import Corpus, texts_of, write_corpus
+import pyarrow as pa
+
+from benchmarks.corpora_files import Corpus, table_by_pyarrow, texts_of, write_corpus
 from benchmarks.processes import PRELOAD, STAND_IN, Sampler, family, run_job
 from benchmarks.record import RESULTS, about, parser, seconds_of, write
 from cluster import connect
@@ -29,6 +32,8 @@ from pipeline import classify
 from pipeline.engine.base import Texts
 from pipeline.engine.open import open_engine
 from pipeline.model.charcnn import load_model
+from pipeline.processes.threads import available_cores
+from pipeline.source.limits import CHUNK_ROWS
 
 CORPORA = (
     Corpus("short-parquet", ".parquet", 32, 250_000),
@@ -64,6 +69,7 @@ def job(inputs: Path, out: Path, options: dict[str, Any]) -> dict[str, Any]:
     """A job on a cluster that has done the same before, so that its processes have the memory that they need."""
     with connect(options["where"], workers=options["workers"], protocol=options["protocol"]) as client:
         given = {"model": options["model"], "chunk_size": options["chunk_rows"], "overwrite": True, "client": client}
+        given["network"] = options["network"]
         first, second = (classify(str(inputs), out, **given).to_dict() for _ in range(2))
     shutil.rmtree(out)
     return _told(second) | {"first_rows_per_second": first["breakdown"]["rows_per_second"]}
@@ -89,10 +95,11 @@ def measured(inputs: Path, out: Path, options: dict[str, Any]) -> dict[str, Any]
 def commanded(inputs: Path, out: Path, options: dict[str, Any]) -> dict[str, Any]:
     """The same job as a user calls it, from the start of the command to the last file of its commit."""
     began = time.time()
+    cluster = ("--cluster", options["where"], "--workers", options["workers"], "--protocol", options["protocol"])
+    chunks = ("--chunk-size", options["chunk_rows"]) if options["chunk_rows"] else ()
     report, sampler = run_job(
-        inputs, "-o", out, "--cluster", options["where"], "--workers", options["workers"], "--quiet",
-        "--chunk-size", options["chunk_rows"], "--model", options["model"], "--protocol", options["protocol"],
-        client="client and scheduler",
+        inputs, "-o", out, "--quiet", "--model", options["model"], "--network", options["network"], *chunks,
+        *(cluster if options["workers"] > 1 else ()), client="client and scheduler",
     )  # fmt: skip
     seconds = (out / "_SUCCESS").stat().st_mtime - began
     shutil.rmtree(out)
@@ -103,6 +110,26 @@ def commanded(inputs: Path, out: Path, options: dict[str, Any]) -> dict[str, Any
     }
 
 
+def by_pyarrow(inputs: Path, repeats: int = 3) -> dict[str, float]:
+    """Rows a second, and the processor seconds that they take."""
+    files, cores = sorted(inputs.iterdir()), available_cores()
+    with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn"), pa.set_cpu_count, (1,)) as pool:
+        found = []
+        for _ in range(1 + repeats):
+            began = time.perf_counter()
+            told = list(pool.map(_by_pyarrow, files, chunksize=max(1, len(files) // (8 * cores))))
+            rows, busy = map(sum, zip(*told, strict=True))
+            found.append((rows / (time.perf_counter() - began), busy))
+    rates, seconds = zip(*found[1:], strict=True)
+    return {"rows_per_second": statistics.median(rates), "processor_seconds": statistics.median(seconds)}
+
+
+def _by_pyarrow(file: Path) -> tuple[int, float]:
+    began = time.process_time()
+    rows = len(table_by_pyarrow(file))
+    return rows, time.process_time() - began
+
+
 def measure(corpus: Corpus, workers: int, options: argparse.Namespace) -> dict[str, Any]:
     corpus = replace(corpus, files=corpus.files * workers).scaled(options.scale)
     if corpus.one:
@@ -110,18 +137,20 @@ def measure(corpus: Corpus, workers: int, options: argparse.Namespace) -> dict[s
     inputs = write_corpus(options.articles_csv, options.folder, corpus)
     sizes = [file.stat().st_size for file in inputs.iterdir()]
     given = {"where": options.where, "workers": workers, "model": options.model, "chunk_rows": options.chunk_rows}
-    given["protocol"] = options.protocol
+    given |= {"protocol": options.protocol, "network": options.network}
     found: dict[str, Any] = {"name": corpus.name, "files": len(sizes), "stored_bytes": sum(sizes), "workers": workers}
     out = options.folder / "labels"
     if options.where == "cuda":
         found["job"] = measured(inputs, out, given)
         if options.command:
             found["command"] = commanded(inputs, out, given)
+    stub_rows = options.chunk_rows or CHUNK_ROWS["cuda"]  # it counts as a CPU, whose chunks are small
     os.environ |= {PRELOAD: STAND_IN, "STAND_IN_WORKERS": str(workers)}
     try:
-        found["reader"] = measured(inputs, out, given | {"where": "local", "protocol": "auto"})
+        found["reader"] = measured(inputs, out, given | {"where": "local", "protocol": "auto", "chunk_rows": stub_rows})
     finally:
         del os.environ[PRELOAD]
+    found["pyarrow"] = by_pyarrow(inputs)
     if not options.keep:
         shutil.rmtree(inputs)
     return found
@@ -134,7 +163,8 @@ def main() -> None:
     command.add_argument("--protocol", default="auto", choices=("auto", "tcp", "ucx"))
     command.add_argument("--gpus", type=int, nargs="+", default=[1])
     command.add_argument("--corpora", nargs="+", default=[c.name for c in CORPORA], choices=[c.name for c in CORPORA])
-    command.add_argument("--chunk-rows", type=int, default=131_072)
+    command.add_argument("--chunk-rows", type=int, help="default: that of the product")
+    command.add_argument("--network", default="all", choices=("all", "uncertain"), help="the engine alone: all")
     command.add_argument("--scale", type=float, default=1.0, help="rows, as a share of the usual number")
     command.add_argument("--command", action="store_true", help="the job as a command too, from its start to its end")
     command.add_argument("--keep", action="store_true", help="leave the inputs for the next run")

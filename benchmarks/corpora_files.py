@@ -17,6 +17,8 @@ from typing import BinaryIO, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 from backports import zstd
 
@@ -71,7 +73,7 @@ def write_corpus(articles_csv: Path, folder: Path, corpus: Corpus) -> Path:
     """The folder of its files; one that is there already is taken."""
     inputs = folder / corpus.name
     stamp, made = folder / f"{corpus.name}.json", json.dumps(asdict(corpus))
-    if stamp.exists() and stamp.read_text() == made:
+    if inputs.exists() and stamp.exists() and stamp.read_text() == made:
         return inputs
     stamp.unlink(missing_ok=True)
     shutil.rmtree(inputs, ignore_errors=True)
@@ -182,3 +184,16 @@ def _compressed(file: Path) -> Iterator[BinaryIO]:
     else:
         with open(file, "wb") as stream:
             yield stream
+
+
+def table_by_pyarrow(file: Path) -> pa.Table:
+    """The texts of a file of a corpus."""
+    if file.suffix == ".parquet":
+        return pq.read_table(file, columns=["text"])
+    if file.suffix == ".csv":
+        some = pa_csv.ConvertOptions(include_columns=["text"])
+        return pa_csv.read_csv(file, parse_options=pa_csv.ParseOptions(newlines_in_values=True), convert_options=some)
+    schema = pa.schema([("text", pa.string())])
+    only = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    with pa.input_stream(file, compression="detect") as stream:
+        return pa_json.read_json(stream, parse_options=only)

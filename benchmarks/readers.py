@@ -24,11 +24,9 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
-import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
-from benchmarks.corpora_files import Corpus, write_corpus
+from benchmarks.corpora_files import Corpus, table_by_pyarrow, write_corpus
 from benchmarks.record import about, parser, write
 from cluster.settings import environment
 from pipeline.processes.threads import available_cores
@@ -51,19 +49,7 @@ def ours(folder: Path, suffix: str) -> Callable[[], int]:
 def by_pyarrow(folder: Path, suffix: str) -> Callable[[], int]:
     """Each file by all threads, one after another: a dataset of JSON files may never end, on few cores."""
     files = sorted(folder.iterdir())
-    return lambda: sum(len(_table_by_pyarrow(file, _FORMATS[suffix])) for file in files)
-
-
-def _table_by_pyarrow(file: Path, kind: str) -> pa.Table:
-    if kind == "parquet":
-        return pq.read_table(file, columns=["text"])
-    if kind == "csv":
-        some = pa_csv.ConvertOptions(include_columns=["text"])
-        return pa_csv.read_csv(file, parse_options=pa_csv.ParseOptions(newlines_in_values=True), convert_options=some)
-    schema = pa.schema([("text", pa.string())])
-    only = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    with pa.input_stream(file, compression="detect") as stream:
-        return pa_json.read_json(stream, parse_options=only)
+    return lambda: sum(len(table_by_pyarrow(file)) for file in files)
 
 
 def by_duckdb(folder: Path, suffix: str) -> Callable[[], int]:

@@ -26,7 +26,7 @@ from pipeline.model.charcnn import Model, load_model
 from pipeline.model.ngrams import scores
 from pipeline.train import Epoch, Fit, Note, Recipe, Trained, train
 from pipeline.train.after import factors
-from pipeline.train.linear import Fitter, Problem, Processes, ProductFitter
+from pipeline.train.linear import Fitter, NewtonFitter, Problem, Processes, ProductFitter
 from pipeline.train.progress import Stuck
 
 
@@ -247,6 +247,10 @@ def test_the_linear_model_has_the_least_loss(kind: str) -> None:
     alike = ProductFitter((every @ every.T).astype(np.float32), truth, weights)
     alike.fit(10 * strength)
     assert every.T @ alike.fit(strength) == pytest.approx(least, abs=2e-3)
+    arrays = (each.astype(np.float32) for each in (every, every.T, truth, weights[:, None]))
+    by_newton = NewtonFitter(*arrays)
+    by_newton.fit(10 * strength)
+    assert by_newton.fit(strength) == pytest.approx(least, abs=2e-3)
 
 
 def test_processes_fit_to_the_bits_of_one_and_tell_how_they_ended() -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from test_train import QUICK, articles, quick_train
 
 from pipeline.model.layers import FRAMES, Frame, layer_table
 from pipeline.train import graphs
+from pipeline.train.linear import Fitter, GpuFitter
 from pipeline.train.network import CharCNN
 from pipeline.train.packed import PackedCNN, can_compute
 
@@ -46,6 +49,27 @@ def test_gradients_are_those_of_the_plain_network(frame: Frame) -> None:
         # PyTorch's own, in fp32 on a CPU, are up to 0.004 from those in float64: where one value is rounded past
         # another of its pool, a whole gradient goes to another row.
         assert (ours.grad - theirs.grad).norm() < 1e-2 * theirs.grad.norm(), name
+
+
+@pytest.mark.parametrize("kind", ["one label", "several labels", "soft"])
+def test_n_grams_are_fitted_to_the_minimum_that_a_cpu_finds(kind: str) -> None:
+    rng = np.random.default_rng(3)
+    rows, classes = 9000, 5
+    features = sp.random_array((rows, 400), density=0.05, format="csr", rng=rng)
+    dense, weights = rng.normal(size=(rows, 3)), rng.uniform(0.5, 1.5, rows)
+    scores = features @ rng.normal(size=(400, classes)) + 0.3 * rng.normal(size=(rows, classes))
+    truth = np.eye(classes)[scores.argmax(axis=1)]
+    if kind == "several labels":
+        truth = (scores > 0).astype(np.float64)
+        weights = np.ones(rows)
+    elif kind == "soft":
+        truth = 0.8 * truth + 0.04
+    there, here = GpuFitter(features, truth, weights, dense), Fitter(features, truth, weights, dense)
+    for strength in (1e-2, 1e-4):
+        found, least = there.fit(strength), here.fit(strength)
+        given, wanted = (features @ each.weights + dense @ each.of_dense + each.bias for each in (found, least))
+        assert np.abs(given - wanted).max() < 0.02 * np.abs(wanted).max()
+        assert (given.argmax(axis=1) == wanted.argmax(axis=1)).mean() > 0.995
 
 
 @pytest.mark.parametrize("balanced", [False, True])

@@ -27,7 +27,7 @@ from .data import ArticleReader, LabelledArticles, TrainingData, copies, read_he
 from .job import Examples, TrainingJob, without_network
 from .objective import Objective, SeveralLabels, objective_of
 from .progress import Cost, Epoch, Fit, Note, Step, Stuck, Tell, interrupts_noted
-from .recipe import Beginning, Recipe, beginning, is_alone, kinds_for, need_pytorch, ngram_bits, recipe_for
+from .recipe import Beginning, Recipe, beginning, fits_on_gpu, is_alone, kinds_for, need_pytorch, ngram_bits, recipe_for
 from .teachers import SoftLabels, hold_out_labelled
 from .vectors import AUTO, chosen_vectors, read_vectors
 
@@ -328,7 +328,8 @@ def train(
         if prepared.sure is not None:
             answers = answers._replace(weights=prepared.sure, soft=prepared.targets)
         with threadpool_limits(free_cores(), "blas"):
-            branch = fit_branch(data.text, answers, prepared.fit, prepared.held, kinds, bits, balanced, known, tell)
+            rows, on_gpu = (prepared.fit, prepared.held), fits_on_gpu(device)
+            branch = fit_branch(data.text, answers, *rows, kinds, bits, balanced, known, tell, on_gpu)
         if known is not None:
             count = f"count {branch.settings.vectors:g}" if branch.settings.vectors else "do not help and are left out"
             tell(Note(f"word vectors of {known.about['name']} {count}, by cross-validation"))

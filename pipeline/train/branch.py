@@ -25,7 +25,7 @@ from ..model.ngrams import Grams, Kinds, NGrams, counted, find
 from ..model.scores import Heads, of_levels, parts_of
 from ..source.columns import NO_TRUTH
 from .data import TextBuffers
-from .linear import MOST_ROWS, Fitted, Fitter, NumberFitter, ProductFitter, Singles, products
+from .linear import MOST_ROWS, Fitted, Fitter, GpuFitter, NumberFitter, ProductFitter, Singles, products
 from .objective import class_weights, sharpened
 from .progress import Fit, Tell
 from .vectors import WordVectors
@@ -139,18 +139,19 @@ class Pretrained(NamedTuple):
 
 class Bags(NamedTuple):
     """N texts. words, letters: [N, used buckets], how often each counts. buckets: which they are, ascending.
-    pretrained: vectors of their words, if there are any.
+    pretrained: vectors of their words, if there are any. on_gpu: where many of them are fitted to.
     """
 
     words: sp.csr_array
     letters: sp.csr_array
     buckets: NDArray[np.uint32]
     pretrained: Pretrained | None = None
+    on_gpu: bool = False
 
     def rows(self, rows: NDArray[np.int64]) -> Bags:
         """Those of some texts."""
         known = self.pretrained and self.pretrained._replace(sums=self.pretrained.sums[rows])
-        return Bags(self.words[rows], self.letters[rows], self.buckets, known)
+        return self._replace(words=self.words[rows], letters=self.letters[rows], pretrained=known)
 
 
 class Branch(NamedTuple):
@@ -223,16 +224,17 @@ def fit_branch(
     balanced: bool,
     vectors: WordVectors | None = None,
     tell: Tell = lambda what: None,
+    on_gpu: bool = False,
 ) -> Branch:
     """Fit the branch to the rows `fit` of labelled texts.
 
     Its settings are chosen on rows that were held out of these in turn, or if there are more than 10,000, on a fifth of
-    them; its logits are scaled so that the log loss of these rows is least. Rows that it was not fitted to are `held`;
-    or if there are none, those on which the settings were chosen. balanced: every class weighs the same, however many
-    rows it has, in the fit and in the choice. (In the fit alone, with the penalties of other fits, it was 3.2 points of
-    macro-F1 worse on average over eight sets with 500 rows, every other class a tenth of its rows.)
+    them; its logits are scaled so that the log loss of rows that it was not fitted to is least: `held`, or if there are
+    none, those on which the settings were chosen. balanced: every class weighs the same, in the fit and in the choice.
+    (In the fit alone it was 3.2 points of macro-F1 worse on average over eight sets with 500 rows, every other class a
+    tenth of its rows.) on_gpu: as of `Bags`.
     """
-    found = bags(*text.rows(np.concatenate([fit, held])), kinds, bits, vectors)
+    found = bags(*text.rows(np.concatenate([fit, held])), kinds, bits, vectors)._replace(on_gpu=on_gpu)
     ours, others = np.arange(len(fit)), np.arange(len(fit), len(fit) + len(held))
     learned = answers.rows(fit)
     folds = folds_of(learned.labels, text.numbered()[fit])
@@ -245,18 +247,17 @@ def fit_branch(
     given = sharpness * rows.fit(settings.strength)
     of_used, bias = (sharpness * each for each in rows.weights())
     weights, all_importance = np.zeros((1 << bits, answers.classes)), np.zeros(1 << bits)
-    of_classes, of_bias = of_used, bias
     if answers.steps is not None:
-        of_classes, of_bias = of_levels(of_used, answers.classes, True), of_levels(bias, answers.classes, False)
-    weights[found.buckets], all_importance[found.buckets] = of_classes, rows.importance
+        of_used, bias = of_levels(of_used, answers.classes, True), of_levels(bias, answers.classes, False)
+    weights[found.buckets], all_importance[found.buckets] = of_used, rows.importance
     ngrams = NGrams.of_weights(kinds, weights, all_importance)
     shares = np.sqrt([[settings.words], [1 - settings.words]]).astype(np.float32)
     ngrams = replace(ngrams, scale=ngrams.scale * shares)
     if len(held):
         plain = plain_logits(found, answers.rows(np.concatenate([fit, held])), [others])[others]
-        return Branch(ngrams, of_bias, settings, held, given, plain, vectors and vectors.about)
+        return Branch(ngrams, bias, settings, held, given, plain, vectors and vectors.about)
     plain = plain_logits(found.rows(ours), learned, folds)[known]
-    return Branch(ngrams, of_bias, settings, fit[known], sharpness * logits[known], plain, vectors and vectors.about)
+    return Branch(ngrams, bias, settings, fit[known], sharpness * logits[known], plain, vectors and vectors.about)
 
 
 class _Tried(NamedTuple):
@@ -359,11 +360,9 @@ class _Fold:
     def weigh(self, settings: BranchSettings) -> None:
         """Weigh the rows."""
         found, self.importance, ours = self._found, self._known_importance, slice(self._count)
-        known = self._known = found.pretrained if settings.vectors else None
-        dense = None
-        if known is not None:
-            # Words that no row has weigh as the median n-gram.
-            self.importance = self.importance.copy()
+        self._known, dense = found.pretrained if settings.vectors else None, None
+        if (known := self._known) is not None:
+            self.importance = self.importance.copy()  # words that no row has weigh as the median n-gram
             new = known.columns[self.importance[known.columns] == 0]
             self.importance[new] = np.median(self.importance[self.importance > 0])
             means = known.sums / (_lengths(found.words, self.importance) / np.sqrt(settings.words))[:, None]
@@ -373,11 +372,12 @@ class _Fold:
         letters = _of_kind(found.letters, self.importance, 1 - settings.words)
         self._features, self._dense = sp.csr_array(words + letters), dense
         answers, of_ours = self._answers, dense if dense is None else dense[ours]
-        self._fitter: ProductFitter | Fitter | NumberFitter
+        self._fitter: ProductFitter | Fitter | GpuFitter | NumberFitter
         if answers.steps is not None:
             self._fitter = NumberFitter(self._features[ours], answers.steps, of_ours, answers.absolute)
         elif self._count > MOST_ROWS:
-            self._fitter = Fitter(self._features[ours], self._truth, answers.weights, of_ours)
+            kind = GpuFitter if found.on_gpu else Fitter
+            self._fitter = kind(self._features[ours], self._truth, answers.weights, of_ours)
         else:
             self._products = 1 + products(words, self._features[ours]) + products(letters, words[ours])
             if settings.words < 1:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -164,6 +165,11 @@ def _sees_gpu() -> bool:
     except ImportError:
         return False
     return torch.cuda.is_available()
+
+
+def fits_on_gpu(device: str) -> bool:
+    """Whether n-grams of many rows are fitted on a GPU."""
+    return device != "cpu" and find_spec("cupy") is not None and _sees_gpu()
 
 
 def need_pytorch() -> None:
