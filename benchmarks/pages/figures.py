@@ -143,6 +143,26 @@ def ahead(runs: list[Result], *of: str) -> float:
     return min(mean(run.ours - run[peer] for run in runs) for peer in peers)
 
 
+def beside(peers: Result) -> list[tuple[int, str, list[list[Result]]]]:
+    """For each number of rows, every peer of ours with word vectors, and the runs of each set that has it."""
+    found: dict[tuple[int, str], dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
+    for run in peers.runs:
+        for peer in ("ours", "words", "words or characters", "fastText", "model2vec", "SetFit"):
+            if peer in run:
+                found[run.rows, peer][run.set].append(run)
+    return [(rows, peer, list(sets.values())) for (rows, peer), sets in found.items()]
+
+
+def over_sets(sets: list[list[Result]], way: str) -> float:
+    """The mean over sets of the mean over seeds."""
+    return mean(mean(run[way] for run in runs) for runs in sets)
+
+
+def leads(runs: list[Result], peer: str) -> float:
+    """Of ours with word vectors over a peer on one set, by the mean over its seeds."""
+    return mean(run["ours, vectors"] - run[peer] for run in runs)
+
+
 # reliability.md
 
 

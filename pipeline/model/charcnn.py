@@ -205,8 +205,8 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """The number of weights of the network."""
-        return sum(t.size for t in self.tensors.values())
+        """The number of weights: of the network, and in the table of n-grams."""
+        return sum(t.size for t in self.tensors.values()) + (0 if self.ngrams is None else self.ngrams.table.size)
 
     @property
     def dtype(self) -> str:
