@@ -132,6 +132,12 @@ def test_a_busy_gpu_copies_and_uneven_shares_are_told_apart() -> None:
     soon.ended = 105.5
     assert break_down(soon, "fp16").bound_by == "start"
     assert break_down(soon, "fp16").verdict.startswith("bound by the start: start and end took 3.5 of 5.5 s; ")
+    copying = Timeline(began=100.0, ended=120.0)
+    for i in range(20):
+        own = made_up(("read", 100 + i, 100.1 + i), ("copy-in", 100.1 + i, 100.9 + i), ("compute", 100.9 + i, 101 + i))
+        copying.add(f"part-{i}", 10, [*own, *made_up(("write", 101 + i, 101.1 + i))], place)
+    assert break_down(copying, "fp16", chunk_rows=10).verdict.endswith("waiting for it; try larger chunks")
+    assert "try more cores" in break_down(copying, "fp16", chunk_rows=1000).verdict  # a file has no more rows
     busy = Timeline(began=100.0, ended=111.0)
     busy.add("part-1", 30, spans, other)
     assert break_down(busy, "fp16").verdict == "bound by the GPU, busy 98%: go faster with more GPUs"

@@ -40,6 +40,9 @@ _FEW_CHUNKS = 3
 _TELLING_SECONDS = 3.0
 """In less, start and end outweigh the rest: it is they that are told, and not how to cut one chunk."""
 
+_WHOLE = 0.8
+"""Of the rows that chunks may have: where they have fewer on average, something else ends them."""
+
 NEAR = 0.5
 """A kernel that reaches this share of a ceiling is bound by it."""
 
@@ -126,8 +129,8 @@ class Breakdown:
         }
 
 
-def break_down(timeline: Timeline, precision: str) -> Breakdown:
-    """The breakdown of a job's spans. precision: of its engines; the advice for a busy GPU depends on it."""
+def break_down(timeline: Timeline, precision: str, chunk_rows: int = 0) -> Breakdown:
+    """The breakdown of a job's spans. precision: of its engines, and chunk_rows: of a chunk at most, for the advice."""
     seconds = timeline.ended - timeline.began
     of_place: dict[str, list[Span]] = defaultdict(list)
     for span in timeline.spans:
@@ -148,7 +151,8 @@ def break_down(timeline: Timeline, precision: str) -> Breakdown:
         devices.append(
             DeviceTimes(place.host, place.device, place.where, rows, len(chunks), moments[place.where], shares)
         )
-    bound_by, verdict = _verdict(devices, precision, streamed=bool(elsewhere))
+    whole = sum(timeline.rows.values()) < _WHOLE * chunk_rows * sum(device.chunks for device in devices)
+    bound_by, verdict = _verdict(devices, precision, streamed=bool(elsewhere), whole=whole)
     window, rest = end - begin, seconds - (end - begin)
     if rest > window:
         start = f"start and end took {rest:.1f} of {seconds:.1f} s"
@@ -212,7 +216,8 @@ def _within(times: np.ndarray[Any, Any], intervals: Intervals) -> np.ndarray[Any
     return np.asarray(times < ends[which])
 
 
-def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool) -> tuple[str, str]:
+def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool, whole: bool) -> tuple[str, str]:
+    """whole: whether chunks end where a row group or the memory for one does, and not after so many rows."""
     shares = {name: float(np.mean([d.shares[name] for d in devices])) for name in devices[0].shares}
     gpu = devices[0].device.startswith("cuda")
     kind = "GPU" if gpu else "CPU"
@@ -227,11 +232,12 @@ def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool) -> tupl
     reader = "more cores for each worker, or Parquet in place of another format"
     if streamed:
         reader = "uncompressed or several files: the client reads this input alone"
+    larger = "more cores for each worker (chunks are as large as they can be)" if whole else "larger chunks"
     change = {
         "reader": reader,
-        "transfer": "larger chunks",
+        "transfer": larger,
         "writer": "a faster output disk, or more threads a worker",
-        "hand-over": "larger chunks",
+        "hand-over": larger,
         "imbalance": "smaller chunks",
     }[cause]
     if few and not streamed:
