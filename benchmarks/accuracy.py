@@ -10,7 +10,8 @@ so that the command can be called again for more.
 
 `--trial peers` compares ours with pretrained word vectors (those of the package wordllama), and without them, with
 these and fastText (the package fasttext-community); with `--encoder FOLDER`, a sentence-transformers model, with SetFit
-and model2vec (packages of these names, best on a GPU) too.
+and model2vec (packages of these names, best on a GPU) too, and with ours that the encoder has taught by up to 6,000
+other training rows without their labels.
 
 `--trial network` compares n-grams alone, the network alone, and both; it needs a GPU. `--trial fits` lets ours and
 scikit-learn use all cores, and ours a GPU, with one epoch of the network; it records seconds of a clock.
@@ -49,8 +50,10 @@ from sklearn.svm import LinearSVC
 from benchmarks.record import about, parser, write
 from pipeline.classifier import load
 from pipeline.train import train
+from pipeline.train.teachers import SoftLabels
 
 MOST_TESTED = 6000
+_TAUGHT, _UNLABELLED = "ours, taught", 6000
 _PAIRS, _ROWS_SEEN = 20_000, 8_000_000
 NOISE, SHARE_OF_RARE = 0.1, 0.1
 Labels = NDArray[np.str_]
@@ -198,6 +201,12 @@ def model2vec(texts: list[str], labels: Labels, tested: list[str], encoder: str)
     return np.asarray(model.fit(texts, labels.tolist()).predict(tested))
 
 
+def taught(texts: list[str], labels: Labels, tested: list[str], encoder: str, unlabelled: list[str]) -> Labels:
+    """Ours, with the encoder as a teacher of rows without a label too."""
+    text = pa.table({"text": unlabelled})
+    return ours(texts, labels, tested, soft_labels=SoftLabels(models=(encoder,), unlabelled=text))
+
+
 @cache
 def _static(encoder: str) -> Any:
     from model2vec.distill import distill
@@ -212,7 +221,7 @@ BALANCED = {
     "words or characters, balanced": partial(words_or_characters, balanced=True),
 }
 OF_FASTTEXT = {"ours": ours, "fastText": fasttext_as_it_is, "fastText, tuned": fasttext_tuned}
-OF_ENCODER = {"SetFit": setfit, "model2vec": model2vec}
+OF_ENCODER: dict[str, Callable[..., Labels]] = {_TAUGHT: taught, "SetFit": setfit, "model2vec": model2vec}
 TRIALS: dict[str, dict[str, Callable[..., Labels]]] = {"": WAYS, "peers": WAYS | PEERS, "fasttext": OF_FASTTEXT}
 OF_NETWORK = {"n-grams": ours, "network": partial(with_network, ngrams=0), "both": with_network}
 ALL_CORES = {
@@ -246,10 +255,12 @@ def measure(folder: Path, run: dict[str, Any], ways: list[str]) -> None:
     known = np.flatnonzero(np.isin(truth, labels[chosen]))[:MOST_TESTED]
     of_test = [tested[row] for row in known]
     run |= {"tested": len(known), "classes": len(np.unique(labels[chosen]))}
+    rest = np.setdiff1d(np.arange(len(texts)), chosen)[:_UNLABELLED]
     for name in ways:
+        more = {"unlabelled": [texts[row] for row in rest]} if name == _TAUGHT else {}
         clock = time.perf_counter if run["trial"] == "fits" else time.process_time
         began = clock()
-        found = TRIALS[run["trial"]][name]([texts[row] for row in chosen], given, of_test)
+        found = TRIALS[run["trial"]][name]([texts[row] for row in chosen], given, of_test, **more)
         run[name] = round(float((found == truth[known]).mean()) * 100, 2)
         run[f"{name}, s"] = round(clock() - began, 1)
         if run["trial"] == "imbalance":

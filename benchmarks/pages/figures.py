@@ -147,7 +147,7 @@ def beside(peers: Result) -> list[tuple[int, str, list[list[Result]]]]:
     """For each number of rows, every peer of ours with word vectors, and the runs of each set that has it."""
     found: dict[tuple[int, str], dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for run in peers.runs:
-        for peer in ("ours", "words", "words or characters", "fastText", "model2vec", "SetFit"):
+        for peer in ("ours", "words", "words or characters", "fastText", "model2vec", "SetFit", "ours, taught"):
             if peer in run:
                 found[run.rows, peer][run.set].append(run)
     return [(rows, peer, list(sets.values())) for (rows, peer), sets in found.items()]
