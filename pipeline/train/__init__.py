@@ -329,7 +329,7 @@ def train(
             answers = answers._replace(weights=prepared.sure, soft=prepared.targets)
         with threadpool_limits(free_cores(), "blas"):
             rows = prepared.fit, prepared.held
-            on_gpu = client is None and (gpus or 1) == 1 and fits_on_gpu(device)  # which else are for other processes
+            on_gpu = client is None and (gpus or 1) == 1 and fits_on_gpu(device)  # else the GPUs are for its processes
             branch = fit_branch(data.text, answers, *rows, kinds, bits, balanced, known, tell, on_gpu)
         if known is not None:
             count = f"count {branch.settings.vectors:g}" if branch.settings.vectors else "do not help and are left out"

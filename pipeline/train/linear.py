@@ -41,7 +41,7 @@ _BLOCK = 512  # rows whose products of sparse features become dense at once
 _MOST_STEPS, _MOST_DIRECTIONS, _MOST_HALVINGS = 30, 100, 8
 _NEARER = 0.1  # of what a step of Newton's method is off, which the next one needs not
 _SETTLED = 1e-3  # what is reached is nearer to the minimum than what moves the accuracy of any set
-_LEVEL = 1e-4  # of the first slope, as near to the minimum
+_LEVEL = 1e-4  # of the slope where all weights are zero: a smaller one is near enough to the minimum
 _LEAST, _ROUNDED = np.float32(1e-30), 1e-5
 
 _PARTS = 8
