@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -139,7 +140,7 @@ def test_a_file_that_is_read_or_of_another_job_is_never_replaced(
         (*job, "--report", "new", "--trace", "./new", "are the same file"),
         (*job, "--report", "none/new", "give a file in a folder that exists"),
         (*job, "--report", f"{'n' * 300}/new", "give a file in a folder that exists"),
-        ("classify", "out/parts/a.csv", *job[2:], "--overwrite", "which the job writes to"),
+        ("classify", "out/parts/a.csv", *job[2:], "--overwrite", "which the command writes to"),
         (*train, "-o", "link", "--overwrite", reads),
         (*train, "-o", "m.safetensors", "--init", "m.safetensors", "--overwrite", reads),
         (*train, "-o", "new", "--plot", "there.png", exists),
@@ -169,3 +170,50 @@ def test_python_has_the_same_rules(small_model: Model, tmp_path: Path) -> None:
     pipeline.classify(rows, overwrite=True, **options)
     assert page.read_bytes() != OLD
     refuse_outputs({"--trace": page}, True, lambda: [str(tmp_path / "elsewhere")])
+
+
+def test_a_folder_that_is_read_is_never_written_to(
+    broadsheet_here: CommandHere, small_model_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By any command, under whatever name, and with --overwrite; before any work. What was there is whole after it."""
+    monkeypatch.chdir(tmp_path)
+    Path("in.csv").write_text("text,kind\n" + "".join(f"some words {i},{i % 2}\n" for i in range(40)))
+    Path("two").mkdir()
+    for number in range(2):
+        Path(f"two/{number}.csv").write_text("text\n" + "".join(f"more words {i}\n" for i in range(9)))
+    classify = {"model": small_model_file, "device": "cpu", "text_column": "text"}
+    pipeline.classify("in.csv", "labels", partition_by="label", id_column="text", **classify)
+    pipeline.classify("labels/parts/*/*.parquet", "again", **classify)
+    pipeline.classify("in.csv", "outer", id_column="text", **classify)
+    pipeline.classify("in.csv", "lab", **classify)
+    shutil.copytree("lab", "outer/parts/x/lab")
+    for number in (1, 2):
+        pipeline.classify(pipeline.Paths(["two"]), f"t{number}", shard=f"{number}/2", **classify)
+    os.symlink("labels", "link")
+    os.symlink("t1", "link_to_t1")
+    os.symlink("labels/_manifest.json", "manifest.csv")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    job = ("--model", small_model_file, "--device", "cpu", "--text-column", "text")
+    read, within, of_job = "is what the command reads", "which the command writes to", "the output folder of a job"
+    part = next(Path("labels/parts").rglob("*.parquet"))
+    for *command, folder, message in (
+        ("select", "labels", "-o", "labels", read),
+        ("select", "labels", "-o", "link", read),
+        ("select", "link", "-o", "labels", read),
+        ("select", "labels", "-o", "two/../labels", read),
+        ("select", "labels", "-o", "labels/parts/best", of_job),
+        ("select", "outer/parts/x/lab", "-o", "outer", within),
+        ("select", "again", "--input", "-o", "labels", within),
+        ("select", "again", "--input", "-o", "link", within),
+        ("select", "labels", "--input", "-o", "in.csv", read),
+        ("select", "labels", "-o", "manifest.csv", of_job),
+        ("merge", "t1", "t2", "-o", "t1", read),
+        ("merge", "t1", "t2", "-o", "link_to_t1", read),
+        ("merge", "t1", "t2", "-o", "t2/../t1", read),
+        ("classify", "labels/parts", *job, "-o", "labels", within),
+        ("classify", part, *job, "-o", "link", within),
+        ("classify", "in.csv", *job, "-o", "labels/new", of_job),
+    ):
+        code, said = broadsheet_here(*command, folder, "--overwrite")
+        assert (code, message in " ".join(said.split())) == (2, True), (command, folder, said)
+        assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}, (command, folder)

@@ -70,6 +70,23 @@ def on_disk(run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, byt
     return contents(out)
 
 
+def test_what_is_read_is_never_written_to(run: Run, s3: Folder, broadsheet_in_process: Command) -> None:
+    run(s3.url, endpoint=s3.endpoint)
+    before = s3.contents()
+    for command in (
+        ("select", s3.url, "-o", s3.url),
+        ("select", s3.url, "-o", f"{s3.url}/"),
+        ("select", s3.url, "-o", s3.url.rpartition("/")[0]),
+        ("merge", s3.url, s3.url, "-o", s3.url),
+        ("classify", f"{s3.url}/parts/*.parquet", "--text-column", "label", "--device", "cpu", "-o", s3.url),
+    ):
+        done = broadsheet_in_process(*command, "--overwrite", "--endpoint", s3.endpoint)
+        message = " ".join(done.stderr.split())
+        assert done.returncode == 2, command
+        assert "is what the command reads" in message or "which the command writes to" in message, (command, message)
+        assert s3.contents() == before, command
+
+
 def test_a_job_writes_into_a_bucket_what_it_writes_into_a_folder(
     run: Run, s3: Folder, on_disk: dict[str, bytes], broadsheet_in_process: Command
 ) -> None:

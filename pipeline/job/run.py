@@ -41,6 +41,8 @@ from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.memory.stdin import Stdin
 from ..source.plan.plan import changed_chunks
 from ..source.plan.scan import Scanner
+from ..storage.disk import refuse_outputs
+from ..storage.names import is_url
 from ..telemetry.spans import Clock
 from .beginning import (
     Engines,
@@ -151,6 +153,9 @@ def prepare(request: Request) -> Prepared:
         root=options.root,
         endpoint=options.endpoint,
     )
+    if folder and isinstance(found, Files):  # what is in buckets, which `refuse_files` does not list
+        remote = [file.location for file in found.found if is_url(file.location)]
+        refuse_outputs({}, True, lambda: remote, folder.path)
     found = _share_of(found, request)
     if folder and options.resume and folder.is_begun and isinstance(found, RowsInMemory) and found.once:
         raise UsageError(

@@ -21,6 +21,7 @@ from ..processes.threads import threads
 from ..source.find.files import share_of
 from ..source.open.ahead import in_order
 from ..source.plan.plan import part_name
+from ..storage.disk import refuse_outputs
 from .account import Committed, Sums
 from .finish import finish
 from .folder import OutputFolder
@@ -98,12 +99,12 @@ def merge(
     100
 
     """
-    found = [_opened(OutputFolder(place_of(name, endpoint))) for name in shares]
+    places, place = [place_of(name, endpoint) for name in shares], OutputFolder(place_of(output, endpoint))
+    refuse_outputs({}, overwrite, lambda: map(str, places), place.path)
+    found = [_opened(OutputFolder(share)) for share in places]
     found.sort(key=lambda share: share.number)
     _refuse_others(found, allow_mixed)
-    first, place = found[0], OutputFolder(place_of(output, endpoint))
-    if place.path in {share.folder.path for share in found}:
-        raise UsageError(f"{place.path} is one of the shares: give another folder for all of them")
+    first = found[0]
     starts = [0, *accumulate(len(share.plan.groups) for share in found)]
     plan = together(
         [msgspec.structs.replace(s.plan, first_group=at, whole=UNSET) for s, at in zip(found, starts, strict=False)]

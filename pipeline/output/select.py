@@ -26,6 +26,7 @@ from ..source.columns import distinct
 from ..source.open.ahead import in_order
 from ..source.plan.plan import part_name
 from ..storage.disk import refuse_outputs, write_file
+from ..storage.names import located, root_of
 from .account import Committed, Sums
 from .commit import commit_chunk, committed_rows, scores_of
 from .cut import Amount, Chosen, Cut, Ranked, chosen, find_cuts, ranked, ties_before
@@ -157,10 +158,13 @@ def select(
     manifest, totals = finished(folder)
     job = _Labels(folder, manifest)
     chooser = _Chooser.of(job, Amount.of(top, count), _and(by, score, where), by, per)
+    files = job.plan.files if input and job.plan else ()
+    reads = lambda: [str(folder.path), *(located(file.path, root_of(root)) for file in files)]
+    place = OutputFolder(place_of(output, endpoint))
+    refuse_outputs({"-o": name} if one_file else {}, overwrite, reads, None if one_file else place.path)
     source = input_again(job.plan, job.settings, root, endpoint) if input else None
     schema = _schema(job, source, columns, whole=one_file is None)
     if one_file:
-        refuse_outputs({"-o": name}, overwrite, lambda: [str(folder.path / MANIFEST)])
         found = (rows.select(schema.names) for _, rows in _rows(job, chooser, source, [*schema.names, *_ROWS]))
         rows = pa.concat_tables([schema.empty_table(), *found])
         write_file(name, PART_FORMATS[one_file].write(rows))
@@ -175,7 +179,6 @@ def select(
         columns=None if columns is None else tuple(columns),
         with_input=input,
     )
-    place = OutputFolder(place_of(output, endpoint))
     fingerprint = _fingerprint(job, about, schema, format, partition_by)
     kept = _write(job, chooser, schema, source, place, fingerprint, resume, overwrite)
     return Selected(totals.rows_written, kept.rows_written, chooser.cuts)
@@ -381,8 +384,6 @@ def _write(
     overwrite: bool,
 ) -> Totals:
     """The chosen rows as the output of a job of its own, whose chunks are those of the labels."""
-    if place.path == job.folder.path:
-        raise UsageError(f"{place.path} holds the labels: give another folder for what is chosen from them")
     plan = None if job.plan is None else msgspec.json.encode(job.plan) + b"\n"
     store, id_, names = place.store, fingerprint.id, fingerprint.settings.names
     done = begin(place, fingerprint, schema, plan, resume, overwrite)

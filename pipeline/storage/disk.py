@@ -13,10 +13,15 @@ import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import OutputError, UsageError, cause
-from .names import MANIFEST
+from .names import MANIFEST, as_url, in_archive, is_url
+
+if TYPE_CHECKING:
+    from .buckets import BucketPath
 
 TEMPORARY = ".tmp"
 """The suffix of files that are being written; their names begin with a dot."""
@@ -33,36 +38,63 @@ Named = str | os.PathLike[str]
 
 
 def refuse_outputs(
-    files: Mapping[str, Named | None], overwrite: bool, read: Callable[[], Iterable[str]], folder: Named | None = None
+    files: Mapping[str, Named | None],
+    overwrite: bool,
+    read: Callable[[], Iterable[str]],
+    folder: Path | BucketPath | None = None,
 ) -> None:
-    """Raise UsageError where a file cannot be written, or must not be replaced.
+    """Raise UsageError where a file or a folder cannot be written, or must not be replaced. Every command that writes
+    calls this before its work.
 
     files: by the option that names each; None where it is not given. overwrite: whether they may be replaced, unless
-    they are what is read. read: gives the paths of that, input and models; called where a file could be one of these.
-    folder: that is written to.
+    they are what is read. read: gives the paths and URLs of all that is read: input, models, output folders of jobs;
+    called where something that is there could be one of these. folder: what is to be written into or replaced.
     """
     given = {option: Path(name) for option, name in files.items() if name is not None}
     for option, path in given.items():
         if os.path.isdir(path) or not os.access(path.absolute().parent, os.W_OK):
             raise UsageError(f"{option} {path}: give a file in a folder that exists and can be written")
-        for above in Path(os.path.realpath(path)).parents:
-            if os.path.exists(above / MANIFEST):
-                raise UsageError(f"{option} {path} is in {above}, the output folder of a job: give a file elsewhere")
         others = [one for one, other in given.items() if other.resolve() == path.resolve() and one != option]
         if others:
             raise UsageError(f"{option} and {others[0]} are the same file, {path}: give two")
+    new: dict[str, Path] = {"-o": folder} if isinstance(folder, Path) and not os.path.lexists(folder) else {}
+    for option, path in {**given, **new}.items():
+        for above in Path(os.path.realpath(path)).parents:
+            if os.path.exists(above / MANIFEST):
+                kind = "folder" if path is folder else "file"
+                raise UsageError(f"{option} {path} is in {above}, the output folder of a job: give a {kind} elsewhere")
     there = {option: path for option, path in given.items() if os.path.isfile(path)}
-    inside = folder is not None and os.path.realpath(folder)
-    for source in read() if there or (inside and os.path.isdir(inside)) else ():
-        if inside and os.path.realpath(source).startswith(f"{inside}{os.sep}") and os.path.exists(source):
-            raise UsageError(f"{source} is in {folder}, which the job writes to: give another folder")
+    target = "" if folder is None or (isinstance(folder, Path) and not os.path.isdir(folder)) else str(folder)
+    within = cache(partial(_is_within, target))
+    for source in read() if there or target else ():
+        source = member.archive if (member := in_archive(source)) else source
+        name = as_url(source) or os.path.realpath(source)
+        if target and _same(name, target):
+            raise UsageError(f"-o {folder} is what the command reads: give another folder")
+        if target and within(os.path.dirname(name)) and (is_url(name) or os.path.exists(name)):
+            raise UsageError(f"{source} is in {folder}, which the command writes to: give another folder")
         for option, path in there.items():
-            with suppress(OSError):
-                if os.path.samefile(path, source):
-                    raise UsageError(f"{option} {path} is what the command reads: give another file")
+            if _same(path, name):
+                raise UsageError(f"{option} {path} is what the command reads: give another file")
     if there and not overwrite:
         option, path = next(iter(there.items()))
         raise UsageError(f"{option} {path} is there already: give another name, or --overwrite")
+
+
+def _same(one: Named, other: Named) -> bool:
+    """Whether two names are of one file, folder or URL, through links and mounts too."""
+    if is_url(str(one)):
+        return str(one).rstrip("/") == str(other).rstrip("/")
+    with suppress(OSError):
+        return os.path.samefile(one, other)
+    return False
+
+
+def _is_within(folder: str, path: str) -> bool:
+    """Whether a folder, or a URL, is another one or below it, by whatever name."""
+    if is_url(path):
+        return f"{path}/".startswith(f"{folder.rstrip('/')}/")
+    return any(_same(above, folder) for above in (Path(path), *Path(path).parents))
 
 
 def write_file(path: Named, data: bytes) -> None:
