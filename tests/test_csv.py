@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from conftest import examples
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from reading import found, read_files, read_split
 
@@ -152,6 +153,49 @@ def test_blocks_that_are_parsed_unscanned_are_those_of_a_scan(data: bytes, block
         own = np.concatenate([sizes[0], *(each.sizes() for each in found)])
         assert [*own[good]] == [*np.concatenate(sizes)[good]]
         assert all(each.sizes().sum() <= each.most for each in found)
+
+
+values = st.lists(st.sampled_from(["a", "bc", " ", "é", '"', ",", ";", "\t", "|", "\n", "\r\n", "\r"]), max_size=5)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    st.lists(st.tuples(values.map("".join), values.map("".join)), min_size=1, max_size=4),
+    st.sampled_from(",;\t|"),
+    st.sampled_from(["\n", "\r\n"]),
+    st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]),
+)
+@example([("a", "b\r\nc"), ("d", "e\r\n\r\nf")], ",", "\r\n", csv.QUOTE_ALL)
+def test_records_cut_at_every_byte_are_those_of_python(rows, delimiter: str, ending: str, quoting: int) -> None:
+    """In every dialect, and wherever a block that is read, or one that is parsed, ends."""
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter=delimiter, lineterminator=ending, quoting=quoting).writerows(rows)
+    data = text.getvalue().encode()
+    expected = [row for row in csv.reader(io.StringIO(text.getvalue(), newline=""), delimiter=delimiter) if row]
+    assume(all(len(row) == 2 for row in expected))  # a lone CR that the writer left unquoted ends a record
+    selection = Selection(("b",), kept=("a",), kept_types=(pa.string(),))
+    for size in range(1, len(data) + 1):
+        for limits in (
+            Limits(block_bytes=size),
+            Limits(parsed_bytes=size),
+            Limits(block_bytes=size + 2, parsed_bytes=size),
+        ):
+            form = Csv(delimiter=delimiter, columns=("a", "b"), limits=limits)
+            parsed = form.parsed(io.BytesIO(data), 0, None, "f", 0, selection, None)
+            chunk = concat([empty_chunk(selection), *(each.chunk for each in parsed)])
+            read = zip(chunk.rows["a"].to_pylist(), chunk.text.to_pylist(), strict=True)
+            assert [[a, b.decode()] for a, b in read] == expected, (size, limits)
+
+
+def test_the_chunk_size_does_not_change_a_text(tmp_path: Path) -> None:
+    """Line ends within quotes, one of them at every place of a block's edge."""
+    path, rows = tmp_path / "f.csv", LIMITS.parsed_bytes // 15
+    for shift in range(25):
+        lines = [f'{i},"{"two lines" if i else "x" * shift}\r\n of news"\r\n' for i in range(rows)]
+        path.write_bytes(b"id,text\r\n" + "".join(lines).encode())
+        texts = [("two lines" if i else "x" * shift).encode() + b"\r\n of news" for i in range(rows)]
+        for chunk_rows in (100, rows):
+            assert read_files(found([path]), TWO, chunk_rows).texts == texts, (shift, chunk_rows)
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=6)), st.integers(1, 5), st.integers(1, 30), st.data())

@@ -30,9 +30,6 @@ _QUOTE, _LF, _CR = 0x22, 0x0A, 0x0D
 _QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
 _LINE_END = re.compile(rb"[\r\n]")
 csv.field_size_limit(LIMITS.field_bytes)
-_PARSED_BYTES = 256 << 10
-"""So many at once are parsed in the caches of a core."""
-
 _OPEN_QUOTE = "a quoted field is not closed within {} MiB or before the end"
 
 
@@ -327,12 +324,13 @@ class Csv(RecordFormat):
         """The fields of those of `columns` that the file has, as bytes."""
         if data[: len(BOM)] == BOM:
             data = b"\n" + bytes(data)  # the parser skips an empty line, and would drop the mark at the very start
-        whole = len(data) + 1
+        whole, part = len(data) + 1, self.limits.parsed_bytes
+        edges = zip(data[part - 1 :: part], data[part::part], strict=False)  # the bytes before and after each
+        if whole <= part or (_CR, _LF) in edges:  # PyArrow drops an LF there, within quotes too
+            return self._table_by(whole, data, columns)
         try:
-            return self._table_by(min(whole, _PARSED_BYTES), data, columns)
+            return self._table_by(part, data, columns)
         except pa.ArrowInvalid:
-            if whole <= _PARSED_BYTES:
-                raise
             return self._table_by(whole, data, columns)  # a record is longer
 
     def _table_by(self, block_bytes: int, data: bytes | memoryview, columns: tuple[str, ...]) -> pa.Table:
