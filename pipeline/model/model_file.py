@@ -129,7 +129,7 @@ def read_file(path: Path, most: int) -> bytes:
             raise ModelError(f"{path} is not a regular file")
         if about.st_size > most:
             raise ModelError(f"{path} has {about.st_size:,} bytes, more than any model of this kind ({most:,})")
-        return file.read(most)
+        return file.read(about.st_size)
 
 
 def read_model_file(path: Path) -> bytes:
