@@ -152,7 +152,7 @@ BOMB = """
 import sys
 from pathlib import Path
 from pipeline.source.chunk import Selection
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/helpers")
 from reading import found, read_files
 result = read_files(found([sys.argv[1]]), Selection(reads=123), 20_000)
 rows = [chunk for chunk in result.chunks if len(chunk)]
@@ -178,7 +178,7 @@ def test_files_that_stand_for_far_more_are_read_in_bounded_memory(tmp_path: Path
 def test_no_flipped_byte_crashes_a_process_or_invents_rows(tmp_path: Path) -> None:
     for name in ("dictionary.ipc", "stream.arrow", "polars_zstd.arrow"):
         WRITERS[name](tmp_path / name)
-    code = "import sys; sys.path.insert(0, 'tests'); from test_arrow_files import fuzz; fuzz(sys.argv[1])"
+    code = "import sys; sys.path[:0] = ['tests', 'tests/helpers']; from test_arrow_files import fuzz; fuzz(sys.argv[1])"
     run = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, cwd=ROOT)
     assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
 

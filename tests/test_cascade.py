@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_ngrams import branch
+from ngram_models import branch
 
 from pipeline import classify
 from pipeline.classifier import load

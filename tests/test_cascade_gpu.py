@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from gpu import STACKS, opened_for
 from test_cascade import articles, assert_from_two, of_both, rows_asked
-from test_gpu import STACKS, opened_for
 
 from pipeline.engine.base import Texts
 from pipeline.engine.cpu import CpuEngine

@@ -20,11 +20,11 @@ import pyarrow as pa
 import pytest
 from conftest import ROOT
 from distributed import Client, default_client
+from jobs import Link
 
 import pipeline
 from pipeline.errors import ModelError
 from pipeline.model.charcnn import Model
-from pipeline.report.job import Progress
 
 LONG = "x" * ((16 << 20) + 1)
 TEXTS = [
@@ -135,13 +135,6 @@ def test_a_closed_one_says_so_and_calls_that_have_begun_end(small_model: Model) 
         caller.join(timeout=240)
     assert errors == ["this classifier is closed: load another with broadsheet.load()"] * 4
     assert repr(held).endswith("closed>")
-
-
-class Link(Progress):
-    """Notes the dashboard of a job, which tells clusters apart."""
-
-    def start(self, rows: int, dashboard: str) -> None:
-        self.dashboard = dashboard
 
 
 def labels(model: Model, source: object = ("a", "b"), **options: object) -> tuple[str, list[str]]:

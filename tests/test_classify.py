@@ -13,17 +13,12 @@ import pyarrow.dataset as pa_dataset
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client
+from texts import TEXTS, scores_of
 
 import pipeline
 from pipeline import UsageError, classify
 from pipeline.model.charcnn import Model
 from pipeline.report.job import Progress
-
-TEXTS = [f"Article number {i} of the day, about {'sport' if i % 2 else 'money'}" for i in range(90)]
-
-
-def scores_of(report: pipeline.JobReport) -> list[float]:
-    return report.to_arrow().column("score").to_pylist()
 
 
 def test_every_source_in_memory_gives_the_same_rows(client: Client, small_model: Model) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import AG_NEWS, Command, CommandHere
-from test_classify import TEXTS, scores_of
+from texts import TEXTS, scores_of
 
 import pipeline
 from pipeline import classify

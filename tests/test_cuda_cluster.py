@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 from jobs import Processes, committed, wait_until
-from test_train import QUICK, articles, quick_train
-from test_train_gpu import LIKE
+from training import LIKE, QUICK, articles, quick_train
 
 import pipeline
 from benchmarks.chaos.jobs import contents

@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client
-from jobs import contents
-from test_racing_jobs import Once
+from jobs import Once, contents
 from typer.testing import CliRunner
 
 from pipeline import OutputError, Paths, SourceError, UsageError, classify, verify

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import CommandHere
 from distributed import Client
-from test_classify import TEXTS
+from texts import TEXTS
 
 from pipeline import Paths, UsageError, classify, dry_run
 from pipeline.model.charcnn import Model

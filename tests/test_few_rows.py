@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from conftest import Command
 from jobs import children_of
 from scipy.optimize import minimize
-from test_train import LENGTH, QUICK, articles
+from training import LENGTH, QUICK, articles
 
 from pipeline.classifier import load
 from pipeline.engine.base import Texts

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import ROOT, random_model
-from numpy.typing import NDArray
+from gpu import LIMITS, STACKS_AND_FRAMES, error, hostile_texts, logits_of, opened_for, poison, random_texts
 
 from pipeline import classify, load_model
 from pipeline.engine.base import Engine, Texts
@@ -27,77 +27,8 @@ from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model
 from pipeline.model.layers import FRAMES, Frame
 from pipeline.model.ngrams import scores as ngram_scores
-from pipeline.model.quantised import with_scales
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
-
-LIMITS = {"fp32": 2e-6, "fp16": 3e-3, "bf16": 2e-2, "int8": 0.1}
-WHOLE_STACKS = [("simt", "fp32"), ("sm80", "fp16"), ("sm80", "bf16"), ("sm90", "fp16"), ("sm90", "bf16")]
-SPLIT_STACKS = [("sm80", "fp32"), ("sm90", "fp32")]  # whose numbers have two parts
-INT8_STACKS = [("sm75", "int8"), ("sm80", "int8"), ("sm90", "int8")]
-STACKS = WHOLE_STACKS + SPLIT_STACKS + INT8_STACKS
-STACKS_AND_FRAMES = [(*stack, frame) for stack in STACKS for frame in FRAMES]
-LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz      0123456789,.-ABCÄ中\n"))
-
-
-def random_texts(seed: int, count: int) -> list[bytes]:
-    """Half of them short, some longer than the network reads; then the hostile ones."""
-    rng = np.random.default_rng(seed)
-    lengths = np.where(rng.random(count) < 0.5, rng.integers(0, 300, count), rng.integers(0, 1500, count))
-    return ["".join(LETTERS[rng.integers(0, len(LETTERS), n)]).encode() for n in lengths]
-
-
-def hostile_texts() -> list[bytes]:
-    text = "the quick brown fox jumps over it " * 2100
-    cuts = [("a" * n + "é中😀" * 3).encode() for n in range(1006, 1016)]
-    bad = [
-        b"\xff" * 40,
-        b"a\xc3",
-        b"\xe4\xb8",
-        b"\x80\xbf" * 700,
-        b"\xf0\x9f\x98\x80\x80x",
-        b"\xed\xa0\x80",
-        b"\xc0\xaf",
-    ]
-    sizes = [text[:n].encode() for n in (0, 1, 1013, 1014, 1015, 70_000)]
-    return [*sizes, *cuts, *bad, ("é" * 1014).encode(), ("中" * 2000).encode(), b"\x00" * 5, b"ABCxyz"]
-
-
-def error(found: NDArray[np.floating], true: NDArray[np.float64]) -> float:
-    return float(np.linalg.norm(found.astype(np.float64) - true) / np.linalg.norm(true))
-
-
-def poison(engine: Engine) -> None:
-    """Fill every buffer but the weights with NaN or -1, so that what is not written shows."""
-    network = engine.network
-    packing = (network._statistics, network._text_end, network._first_unit, network._counts, network._closing)
-    for buffer in (*network._activations, *packing):
-        buffer.view(np.uint8)[:] = 0xFF
-    for slot in network.slots:
-        for name in ("logits", "scores", "best", "labels", "n_chars", "saturated"):
-            slot.device[name].view(np.uint8)[:] = 0xFF
-    engine.small._found.device[:] = 0xFF
-    engine.device.synchronize()  # the engine's streams do not wait for this one
-
-
-def logits_of(engine: Engine, texts: Texts) -> NDArray[np.float32]:
-    """By kernels that are launched one by one, of texts that fit a batch."""
-    engine.classify(texts, spans=[], each_kernel=True)
-    count, classes = len(texts), len(engine.model.classes)
-    slot = engine.network.slots[(engine._batches_begun - 1) % len(engine.network.slots)]
-    return slot.device["logits"][: count * classes].reshape(count, classes).get()
-
-
-def opened_for(model: Model, kernels: str, precision: str) -> Engine:
-    if precision == "int8" and model.scales is None and model.has_network:
-        texts = Texts.of(random_texts(11, 64))
-        model = with_scales(model, encode(texts.data, texts.offsets, model.alphabet, model.length).ids)
-    try:
-        return open_engine(model, "cuda", precision, kernels=kernels)
-    except UsageError as unavailable:
-        if "do not run on" not in str(unavailable):
-            raise
-        pytest.skip(str(unavailable))
 
 
 @pytest.fixture(scope="module", params=STACKS_AND_FRAMES, ids="-".join)
@@ -331,7 +262,7 @@ def test_a_batch_beyond_what_the_kernels_count_is_refused(model: Model, kernels:
 def test_a_gpu_without_room_for_the_kernels_is_told() -> None:
     """In a process of its own: kernels stay loaded."""
     script = """
-import sys; sys.path.insert(0, "tests")
+import sys; sys.path[:0] = ["tests", "tests/helpers"]
 import cupy
 from conftest import random_model
 from pipeline.engine.cuda import CudaEngine
@@ -357,11 +288,11 @@ except BroadsheetError as error:
 def test_an_error_of_the_gpu_names_kernel_and_batch(count: int, kernel: str, tmp_path: Path) -> None:
     """In a process of its own: after an illegal address a process can do nothing more on that GPU."""
     script = f"""
-import sys; sys.path.insert(0, "tests")
+import sys; sys.path[:0] = ["tests", "tests/helpers"]
 import cupy
 from conftest import random_model
 from pipeline.engine.base import Texts
-from test_gpu import random_texts
+from gpu import random_texts
 from pipeline.engine.cuda import CudaEngine
 from pipeline.errors import BroadsheetError
 engine = CudaEngine(random_model())

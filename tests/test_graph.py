@@ -25,8 +25,7 @@ import pytest
 from conftest import ROOT, Command
 from dask import config as dask_config
 from distributed import Client
-from jobs import Processes, children_of, spans_of, start_scheduler, start_worker, workers_that_run
-from test_classifier import Link
+from jobs import Link, Processes, children_of, spans_of, start_scheduler, start_worker, workers_that_run
 
 from benchmarks.chaos.jobs import contents
 from benchmarks.processes import PRELOAD, STAND_IN, run_job

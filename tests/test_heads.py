@@ -19,7 +19,7 @@ import torch
 from conftest import Command, random_model
 from distributed import Client
 from numpy.typing import NDArray
-from test_train import one_thread
+from training import one_thread
 
 import pipeline
 from pipeline import ModelError, UsageError, classify, heads_of, load_model

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gpu import INT8_STACKS, blocks_of, opened_for, poison, texts_of_every_kind
 from numpy.typing import NDArray
-from test_gpu import INT8_STACKS, opened_for, poison
-from test_text_frame_gpu import blocks_of, texts_of_every_kind
 
 from pipeline import load_model
 from pipeline.engine.base import Engine, Texts

@@ -14,7 +14,7 @@ import pytest
 from conftest import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_odd_lines import block_of, same
+from reading import block_of, same
 
 from pipeline import UsageError, classify, label
 from pipeline.model.charcnn import Model

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from gpu import LIMITS, STACKS, hostile_texts, opened_for, poison, random_texts
+from ngram_models import HOSTILE, KINDS, PIECES, branch, scored
 from numpy.typing import NDArray
-from test_gpu import LIMITS, STACKS, hostile_texts, opened_for, poison, random_texts
-from test_ngrams import HOSTILE, KINDS, PIECES, branch, scored
 
 from pipeline.engine.base import Engine, Texts
 from pipeline.engine.cpu import CpuEngine

@@ -17,7 +17,7 @@ def test_a_tool_hears_every_step_of_every_worker(broadsheet: Command, small_mode
     if compiler is None:
         pytest.skip("no C compiler to build the listener with")
     listener = tmp_path / "listener.so"
-    source = ROOT / "tests" / "nvtx_listener.c"
+    source = ROOT / "tests" / "helpers" / "nvtx_listener.c"
     subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", listener, source], check=True)
     for name in ("one.csv", "two.csv"):  # more than 64 KiB together: two groups, one for each worker
         (tmp_path / name).write_text("text\n" + "".join(f"{i} {'words ' * 350}\n" for i in range(20)))

@@ -21,9 +21,8 @@ import pyarrow.fs as fs
 import pytest
 from conftest import Command
 from distributed import Client
-from jobs import resumed
+from jobs import Once, resumed
 from s3 import BUCKET, KEYS, READER, Decide, Fault, Folder, Proxy, make_bucket
-from test_racing_jobs import Once
 
 from benchmarks.chaos.jobs import contents
 from pipeline import BroadsheetError, OutputError, UsageError, classify, verify

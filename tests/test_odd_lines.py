@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from reading import block_of, same
 
-from pipeline.source.chunk import Chunk, Selection
+from pipeline.source.chunk import Selection
 from pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
-from pipeline.source.formats.records import Records, read_records
+from pipeline.source.formats.records import Records
 
 ODD = {
     "null": b'{"id": 1, "text": null}',
@@ -29,26 +29,11 @@ ODD = {
 }
 
 
-def block_of(lines: list[bytes]) -> Records:
-    (block,) = read_records(io.BytesIO(b"\n".join([*lines, b""])), Jsonl().split, 0)
-    return block
-
-
 def spoilt(rows: int, words: int, odd: list[bytes]) -> Records:
     lines = [json.dumps({"id": i, "text": f"row {i} é " + "word " * words}).encode() for i in range(rows)]
     for at, line in zip(np.random.default_rng(len(odd)).choice(rows, len(odd), replace=False), odd, strict=True):
         lines[at] = line
     return block_of(lines)
-
-
-def same(one: Chunk, other: Chunk) -> bool:
-    counts = np.array_equal(one.n_chars, other.n_chars) if one.n_chars is not None else other.n_chars is None
-    return (
-        one.text.equals(other.text)
-        and one.rows.equals(other.rows)
-        and one.quarantine.equals(other.quarantine)
-        and counts
-    )
 
 
 @pytest.mark.parametrize("words", [3, 400], ids=["short", "long"])

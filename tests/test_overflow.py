@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from distributed import Client
-from test_gpu import LIMITS, WHOLE_STACKS, random_texts
+from gpu import LIMITS, WHOLE_STACKS, random_texts
+from overflowing import enlarged, grown
 
 from pipeline import classify, verify
 from pipeline.cli.evaluate import command
@@ -58,28 +59,6 @@ on_each_backend = pytest.mark.parametrize(
         *(pytest.param(on_gpu(*stack), stack[1], id="-".join(stack), marks=GPU) for stack in WHOLE_STACKS),
     ],
 )
-
-
-def grown(model: Model, tensor: str, largest: float, signs: str) -> Model:
-    """The model with the largest weight of one tensor at `largest`; of one sign, all of them."""
-    values = model.tensors[tensor]
-    values = values / np.abs(values).max() * np.float32(largest)
-    if signs in ("positive", "negative"):
-        values = np.full_like(values, {"positive": largest, "negative": -largest}[signs])
-    return replace(model, tensors={**model.tensors, tensor: values})
-
-
-def enlarged(model: Model, exponent: int) -> Model:
-    """The same function, but for overflows: what block 2 returns is larger by a power of two, which changes no bit."""
-    tensors = dict(model.tensors)
-    before = 0
-    exponents = (exponent // 2, exponent, exponent - exponent // 3, exponent // 3, 0)
-    for block, after in enumerate(exponents, 1):
-        kind = "norm1" if block == 1 else f"conv{block}"  # the norm takes away whatever conv1 is multiplied by
-        tensors[f"{kind}.weight"] = tensors[f"{kind}.weight"] * np.float32(2.0 ** (after - before))
-        tensors[f"{kind}.bias"] = tensors[f"{kind}.bias"] * np.float32(2.0**after)
-        before = after
-    return replace(model, tensors=tensors)
 
 
 def sums_of_block_2(model: Model, rows: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client
-from jobs import contents
+from jobs import Once, contents
 
 from pipeline import BroadsheetError, OutputError, UsageError, classify, verify
 from pipeline.model.charcnn import Model
@@ -25,23 +25,10 @@ from pipeline.output.layout import PartNames
 from pipeline.output.local_store import LocalStore
 from pipeline.output.record import Entry
 from pipeline.output.store import check_claim, take_over
-from pipeline.report.job import JobReport, Progress
+from pipeline.report.job import JobReport
 from pipeline.source.chunk import QUARANTINE_SCHEMA
 
 TEXTS = [f"article {i}" for i in range(24)]
-
-
-class Once(Progress):
-    """Does something as soon as the first chunk is done."""
-
-    def __init__(self, act: Callable[[], object]) -> None:
-        self._act = act
-        self._done = False
-
-    def advance(self, report: JobReport) -> None:
-        if not self._done:
-            self._done = True
-            self._act()
 
 
 @pytest.fixture

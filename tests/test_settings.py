@@ -20,7 +20,7 @@ from urllib.request import urlopen
 import dask
 import pytest
 from distributed import Client
-from jobs import wait_until
+from jobs import settings_of, variable, wait_until
 
 from cluster import connect
 from cluster.settings import SETTINGS, THREADS_PER_WORKER
@@ -39,25 +39,6 @@ CHANGED = {  # by environment variables; the time-to-live to what is Dask's own 
     "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "5 minutes",
     "MALLOC_ARENA_MAX": "2",
 }
-
-
-def variable(key: str) -> str:
-    name = key.removeprefix("distributed.nanny.pre-spawn-environ.")
-    return name if name != key else "DASK_" + key.upper().replace(".", "__").replace("-", "_")
-
-
-def settings_of(client: Client) -> list[dict[str, str]]:
-    """What each worker has been given of our settings."""
-    keys = {key: variable(key) for key in SETTINGS}
-
-    def configuration() -> dict[str, str]:
-        import os
-
-        import dask
-
-        return {k: str(dask.config.get(k) if v.startswith("DASK_") else os.environ.get(v)) for k, v in keys.items()}
-
-    return list(client.run(configuration).values())
 
 
 @contextmanager

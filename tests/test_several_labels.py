@@ -21,7 +21,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, precision_recall_fscore_support
 from sklearn.multiclass import OneVsRestClassifier
-from test_train import one_thread
+from training import one_thread
 
 import pipeline
 from pipeline.engine.base import Texts

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import random_model
-from test_gpu import STACKS, logits_of, opened_for, random_texts
+from gpu import STACKS, logits_of, opened_for, random_texts
 
 from pipeline.engine.base import Texts
 from pipeline.engine.open import why_no_gpu

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import random_model
-from test_gpu import hostile_texts, random_texts
+from gpu import hostile_texts, random_texts
 
 from pipeline.engine.base import Engine, Texts
 from pipeline.engine.open import opened, why_no_gpu

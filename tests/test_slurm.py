@@ -16,8 +16,7 @@ import jobs
 import psutil
 import pytest
 from conftest import ROOT, Command
-from jobs import check_whole, committed, run_undisturbed, spans_of
-from test_settings import settings_of
+from jobs import check_whole, committed, run_undisturbed, settings_of, spans_of
 
 from benchmarks.chaos.slow import slowed
 from benchmarks.chaos.slurm_nodes import BRIDGE, NODES, SlurmNodes, missing

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_gpu import STACKS_AND_FRAMES, opened_for, poison, random_texts
-from test_text_frame_gpu import texts_of_every_kind
+from gpu import STACKS_AND_FRAMES, opened_for, poison, random_texts, texts_of_every_kind
 
 from pipeline.engine.base import Engine, Predictions, Texts
 from pipeline.engine.open import why_no_gpu

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from conftest import random_model
-from test_train import LENGTH, QUICK, TOPICS, articles, one_thread, quick_train
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+from training import LENGTH, QUICK, TOPICS, articles, one_thread, quick_train
 
 from pipeline.errors import UsageError
 from pipeline.model import reference

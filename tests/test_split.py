@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import split_twin
 from conftest import random_model
-from test_gpu import LIMITS, error, random_texts
+from gpu import LIMITS, error, random_texts
 
 from pipeline import load_model
 from pipeline.engine.base import Texts

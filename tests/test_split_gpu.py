@@ -6,8 +6,8 @@ import exact
 import numpy as np
 import pytest
 import split_twin
-from test_gpu import LIMITS, SPLIT_STACKS, error, logits_of, opened_for, poison, random_texts
-from test_overflow import enlarged, grown
+from gpu import LIMITS, SPLIT_STACKS, error, logits_of, opened_for, poison, random_texts
+from overflowing import enlarged, grown
 from test_split import rescaled
 
 from pipeline.engine.base import Texts

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 
 import exact
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from test_gpu import LETTERS, LIMITS, STACKS, error, logits_of, opened_for, poison, random_texts
+from gpu import LIMITS, STACKS, blocks_of, error, logits_of, opened_for, poison, random_texts, texts_of_every_kind
 
 from pipeline.engine.base import Engine, Texts
 from pipeline.engine.open import why_no_gpu
-from pipeline.kernels import memory_plan
 from pipeline.kernels.memory_plan import most_units, units_by_length
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
-
-LENGTHS = (*range(21), *range(1000, 1031))
 
 
 @pytest.fixture(scope="module", params=STACKS, ids="-".join)
@@ -29,42 +24,6 @@ def engine(request: pytest.FixtureRequest, model: Model) -> Iterator[Engine]:
     opened = opened_for(replace(model, frame="text"), *request.param)
     yield opened
     opened.close()
-
-
-def texts_of_every_kind(seed: int) -> list[bytes]:
-    """Of all lengths at both ends of the frame, unknown characters last in some, among random ones."""
-    rng = np.random.default_rng(seed)
-    of_length = ["".join(LETTERS[rng.integers(0, len(LETTERS), n)]) for n in LENGTHS]
-    unknown = ["\x00" * n for n in (1, 3, 7, 1014)] + [text[:-1] + "中" for text in of_length[1:8]]
-    return [text.encode() for text in (*of_length, *unknown)] + random_texts(seed, 60)
-
-
-def blocks_of(engine: Engine, texts: Texts) -> tuple[dict[str, NDArray[np.generic]], NDArray[np.int32]]:
-    """What each convolution gives for one batch, as bits [units, rows, channels], and the articles' first units."""
-    import cupy
-
-    network, found = engine.network, {}
-    steps = memory_plan.schedule(network.layers, network.ops.stored)
-    written = {after.layer.name: (step.layer.name, step.out) for step, after in pairwise(steps) if step.out.packed}
-    last = next(step for step in steps if step.raw is not None)
-    written[f"{last.layer.name} norm"] = last.layer.name, last.raw
-
-    def watch(kernel, grid, arguments) -> None:
-        if kernel.name in written:
-            cupy.cuda.get_current_stream().synchronize()
-            name, at = written[kernel.name]
-            units = int(network._counts[0])
-            values = network._activation(at)[: units * at.rows * at.channels].get()
-            bits = {1: np.uint8, 2: np.uint16, 4: np.uint32}[values.itemsize]
-            found[name] = values.view(bits).reshape(units, at.rows, at.channels)
-
-    poison(engine)
-    network.watcher = watch
-    try:
-        engine.classify(texts)
-    finally:
-        network.watcher = None
-    return found, network._first_unit[: len(texts) + 1].get()
 
 
 def test_packed_rows_have_the_bits_of_the_whole_frame(engine: Engine) -> None:

@@ -7,7 +7,6 @@ import json
 import random
 import re
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import safetensors
 import safetensors.numpy
 import torch
 from conftest import Command, random_model
+from training import LENGTH, QUICK, STILL, TOPICS, articles, one_thread, quick_train  # noqa: F401 - a fixture
 
 from pipeline import calibrate
 from pipeline.errors import BroadsheetError, UsageError
@@ -26,7 +26,7 @@ from pipeline.measures.rows import hold_out
 from pipeline.model.alphabet import Alphabet
 from pipeline.model.charcnn import Model, load_model
 from pipeline.model.layers import Frame, layer_table
-from pipeline.train import Epoch, Recipe, Step, Trained, train
+from pipeline.train import Epoch, Recipe, Step, Trained
 from pipeline.train.branch import folds_of
 from pipeline.train.data import ArticleReader, read_labelled
 from pipeline.train.loop import augment
@@ -35,37 +35,6 @@ from pipeline.train.objective import OneLabel
 from pipeline.train.packed import PackedCNN
 from pipeline.train.recipe import WITH_SPACE, recipe_for
 from pipeline.train.teachers import hold_out_labelled
-
-STILL = {"dropped_words": 0.0, "random_characters": 0.0, "erased_spans": 0, "shift": 0, "cut": 0}
-QUICK = Recipe(epochs=4, batch_size=32, learning_rate=2e-3, dropout=0.0, input_dropout=0.0, warmup=0.2, **STILL)
-TOPICS = {
-    "money": "stock bank profit market oil",
-    "space": "orbit launch moon comet probe",
-    "sport": "goal coach league match team",
-}
-LENGTH = 123  # of the shortest network there can be
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """PyTorch's threads wait for each other in loops, which takes many times as long where they share their cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def articles(count: int, seed: int = 0) -> pa.Table:
-    """Rows whose words belong to one of three topics."""
-    rng = random.Random(seed)
-    kinds = [rng.choice(list(TOPICS)) for _ in range(count)]
-    texts = [" ".join(rng.choices(TOPICS[kind].split(), k=14)) for kind in kinds]
-    return pa.table({"text": texts, "kind": kinds})
-
-
-def quick_train(table: pa.Table, recipe: Recipe = QUICK, **options: object):
-    options = {"hold_out_share": 0.2, "ngrams": 0, "device": "cpu", "length": LENGTH, **options}
-    return train(table, text_column="text", label_column="kind", recipe=recipe, **options)
 
 
 def test_balanced_losses_are_those_of_pytorch() -> None:

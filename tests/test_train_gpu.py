@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from test_train import QUICK, articles, quick_train
+from training import LIKE, QUICK, articles, quick_train
 
 from pipeline.model.layers import FRAMES, Frame, layer_table
 from pipeline.train import graphs
@@ -21,8 +21,6 @@ from pipeline.train.packed import PackedCNN, can_compute
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU")]
 
-LIKE = 5e-3
-"""Between losses, relative: cuDNN computes fp32 in TF32, and two runs were up to 0.002 apart."""
 
 RECIPE = replace(QUICK, epochs=8, learning_rate=1e-4)
 """48 steps, of which the average of the weights begins at the twelfth."""

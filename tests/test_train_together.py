@@ -15,7 +15,7 @@ import torch
 from conftest import Command
 from distributed import Client
 from jobs import children_of
-from test_train import LENGTH, QUICK, articles, one_thread, quick_train
+from training import LENGTH, QUICK, articles, one_thread, quick_train
 
 from pipeline import load_model
 from pipeline.errors import BroadsheetError

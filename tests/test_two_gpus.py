@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_gpu import random_texts
+from gpu import random_texts
 
 from pipeline.engine.base import Texts
 from pipeline.engine.open import why_no_gpu

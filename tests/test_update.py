@@ -17,9 +17,8 @@ import polars as pl
 import pytest
 from conftest import Command
 from distributed import Client
-from jobs import check_whole, committed, wait_until
+from jobs import Once, check_whole, committed, wait_until
 from s3 import Folder, Proxy
-from test_racing_jobs import Once
 
 from benchmarks.chaos.jobs import contents
 from benchmarks.chaos.processes import KILL_PRELOAD

@@ -1,5 +1,5 @@
 """Makes tests/data/output-v4, the folder by which tests notice that a later build no longer reads what an earlier one
-wrote. After an intended change of the layout, within a version that was not released yet: python tests/golden.py
+wrote. After an intended change of the layout, within a version that was not released yet: python tests/helpers/golden.py
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline import classify
 
-PLACE = Path(__file__).with_name("data") / "output-v4"
+PLACE = Path(__file__).parent.with_name("data") / "output-v4"
 INPUT = """id,kind,text
 1,Sports,The home team won the cup final after extra time.
 2,Business,Oil prices fell as traders weighed new supply.

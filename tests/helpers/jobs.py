@@ -21,7 +21,9 @@ from distributed import Client
 from benchmarks.chaos.jobs import contents
 from benchmarks.chaos.slow import slowed
 from cluster import connect
+from cluster.settings import SETTINGS
 from pipeline import classify, verify
+from pipeline.report.job import JobReport, Progress
 
 SLOW = slowed("read")
 
@@ -173,3 +175,42 @@ def workers_that_run(code: str, folder: Path, count: int) -> Iterator[Client]:
 def start_worker(processes: Processes, file: Path, env: dict[str, str] | None = None):
     options = ["--host", "127.0.0.1", "--nthreads", 2, "--no-nanny", "--no-dashboard"]
     return processes.dask("worker", "--scheduler-file", file, *options, env=env)
+
+
+class Once(Progress):
+    """Does something as soon as the first chunk is done."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+        self._done = False
+
+    def advance(self, report: JobReport) -> None:
+        if not self._done:
+            self._done = True
+            self._act()
+
+
+class Link(Progress):
+    """Notes the dashboard of a job, which tells clusters apart."""
+
+    def start(self, rows: int, dashboard: str) -> None:
+        self.dashboard = dashboard
+
+
+def variable(key: str) -> str:
+    name = key.removeprefix("distributed.nanny.pre-spawn-environ.")
+    return name if name != key else "DASK_" + key.upper().replace(".", "__").replace("-", "_")
+
+
+def settings_of(client: Client) -> list[dict[str, str]]:
+    """What each worker has been given of our settings."""
+    keys = {key: variable(key) for key in SETTINGS}
+
+    def configuration() -> dict[str, str]:
+        import os
+
+        import dask
+
+        return {k: str(dask.config.get(k) if v.startswith("DASK_") else os.environ.get(v)) for k, v in keys.items()}
+
+    return list(client.run(configuration).values())

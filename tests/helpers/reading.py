@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from os import fspath
 from pathlib import Path
 
+import numpy as np
+
 from pipeline.source.chunk import Chunk, Selection
 from pipeline.source.find.files import find_files
 from pipeline.source.formats.base import InputFile
+from pipeline.source.formats.jsonl import Jsonl
+from pipeline.source.formats.records import Records, read_records
 from pipeline.source.limits import LIMITS, Limits
 from pipeline.source.plan.plan import Group, GroupChunk, GroupEnd, Plan, RowGroups, Unit, plan_files, split
 from pipeline.source.plan.scan import SEGMENT_BYTES, Scanner, threads_scanner
@@ -87,3 +92,18 @@ def read_split(files: Sequence[InputFile], selection: Selection, chunk_rows: int
             for unit, chunk in read_run(each, selection, lambda _: False):
                 result.add(unit.name, chunk)
     return result
+
+
+def block_of(lines: list[bytes]) -> Records:
+    (block,) = read_records(io.BytesIO(b"\n".join([*lines, b""])), Jsonl().split, 0)
+    return block
+
+
+def same(one: Chunk, other: Chunk) -> bool:
+    counts = np.array_equal(one.n_chars, other.n_chars) if one.n_chars is not None else other.n_chars is None
+    return (
+        one.text.equals(other.text)
+        and one.rows.equals(other.rows)
+        and one.quarantine.equals(other.quarantine)
+        and counts
+    )
