@@ -1,5 +1,6 @@
 """Makes tests/data/output-v4, the folder by which tests notice that a later build no longer reads what an earlier one
-wrote. After an intended change of the layout, within a version that was not released yet: python tests/helpers/golden.py
+wrote. After an intended change of the layout, within a version that was not released yet:
+python tests/helpers/golden.py
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ IN_JOBS = {"Options.changed", "Options.model_columns", "Options.selection", "Opt
 
 NAMES = [name for name in broadsheet.__all__ if name != "__version__"]
 
-OF_A_SERVER = {"AsyncClient", "Client", "ServerError"}  # tests/test_serve.py runs their examples
-EXAMPLES = sorted({"broadsheet", *NAMES} - OF_A_SERVER - {"push"})  # which needs a Hub: tests/test_hub.py
+OF_A_SERVER = {"AsyncClient", "Client", "ServerError"}  # tests/serve/test_serve.py runs their examples
+EXAMPLES = sorted({"broadsheet", *NAMES} - OF_A_SERVER - {"push"})  # which needs a Hub: tests/ecosystem/test_hub.py
 
 
 def members() -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ import pytest
 import split_twin
 from gpu import LIMITS, SPLIT_STACKS, error, logits_of, opened_for, poison, random_texts
 from overflowing import enlarged, grown
-from test_split import rescaled
+from test_fp32_tensor_cores import rescaled
 
 from pipeline.engine.base import Texts
 from pipeline.engine.open import why_no_gpu

@@ -30,7 +30,7 @@ Resume = Callable[[Path], JobReport]
 CHUNKS = 16
 """So many that a process has committed two while others are still to be written."""
 
-STEPS = ["after-temporary", "before-entry"]  # for the others see tests/test_chaos.py
+STEPS = ["after-temporary", "before-entry"]  # for the others see tests/job/test_resume.py
 
 
 @pytest.fixture(scope="module")
