@@ -1,7 +1,7 @@
 /* An NVTX tool: writes every range that is pushed, as "PID DOMAIN NAME PAYLOAD", to the file $NVTX_HEARD.
 
-   Built by tests/test_nvtx.py and loaded through NVTX_INJECTION64_PATH, as nsys loads its own. The numbers are those of
-   nvtx3/nvtxDetail/nvtxTypes.h. */
+   Built by tests/report/test_explain.py and loaded through NVTX_INJECTION64_PATH, as nsys loads its own. The numbers are
+   those of nvtx3/nvtxDetail/nvtxTypes.h. */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
