@@ -1,0 +1,219 @@
+"""A model whose network is asked about some texts only: which they are, and that no bit depends on anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ngram_models import branch
+
+from pipeline import classify
+from pipeline.classifier import load
+from pipeline.engine.base import Predictions, Texts
+from pipeline.engine.cpu import CpuEngine
+from pipeline.errors import ModelError, UsageError
+from pipeline.measures.evaluate import evaluate
+from pipeline.measures.fitting import calibrate, fitted_cascade, labels_of
+from pipeline.model.cascade import Cascade, asked, margins
+from pipeline.model.charcnn import Model, load_model
+from pipeline.model.ngrams import Kinds, scores
+from pipeline.model.several import Models, load_models
+from pipeline.source.limits import chunk_rows
+
+WORDS = ["stocks", "fell", "monday", "oil", "rose", "home", "team", "won", "comet", "orbit", "12", "ü", "market"]
+
+
+def of_both(model: Model, seed: int = 0) -> Model:
+    """With n-grams, and a margin that about half of random texts have."""
+    ngrams = branch(Kinds(2, (3, 4), model.length + 40), len(model.classes), seed=seed)
+    both = replace(model, frame="text", ngrams=ngrams, temperature=1.0 if model.thresholds else 1.3)
+    bias = tuple(np.random.default_rng(seed).normal(size=len(model.classes)).tolist())
+    texts = articles(200, seed)
+    logits = np.array(bias, np.float32) + scores(texts.data, texts.offsets, ngrams)
+    margin = float(np.median(margins(logits, model.thresholds)))
+    return replace(both, cascade=Cascade(margin, 0.5, 0.9, bias, 1.0 if model.thresholds else 0.7))
+
+
+def articles(count: int, seed: int = 0) -> Texts:
+    rng = np.random.default_rng(seed)
+    return Texts.of([" ".join(rng.choice(WORDS, rng.integers(0, 60))).encode() for _ in range(count)])
+
+
+def rows_asked(model: Model, texts: Texts) -> np.ndarray:
+    """By the specification."""
+    assert model.ngrams is not None
+    assert model.cascade is not None
+    logits = np.array(model.cascade.bias, np.float32) + scores(texts.data, texts.offsets, model.ngrams)
+    return asked(logits, model.cascade.margin, model.thresholds)
+
+
+def assert_from_two(found: Predictions, all_of: Predictions, none: Predictions, rows: np.ndarray) -> None:
+    """Rows that are asked have the bits of `all`, the others those of `none`."""
+    assert found.asked == rows.sum()
+    for name in ("labels", "scores", "all_scores", "n_chars", "truncated", "unknown_chars"):
+        values, whole, alone = (getattr(each, name) for each in (found, all_of, none))
+        assert np.array_equal(values[rows], whole[rows], equal_nan=True), name
+        assert np.array_equal(values[~rows], alone[~rows], equal_nan=True), name
+
+
+@pytest.fixture(scope="module", params=["one label", "several labels"])
+def engines(small_model: Model, request: pytest.FixtureRequest) -> Iterator[list[CpuEngine]]:
+    """With the network asked about some texts, about all and about none."""
+    model = small_model
+    if request.param == "several labels":
+        model = replace(model, thresholds=(0.2, 0.5, 0.7, 0.9)[: len(model.classes)])
+    both = of_both(model)
+    made = [CpuEngine(both.asking(network), 2) for network in ("uncertain", "all", "none")]
+    yield made
+    for engine in made:
+        engine.close()
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 1000), cuts=st.lists(st.integers(0, 40), max_size=3), numbers=st.permutations(range(40)))
+def test_a_text_depends_on_itself_alone(
+    engines: list[CpuEngine], seed: int, cuts: list[int], numbers: list[int]
+) -> None:
+    """Whatever the batches are that it comes in, and whoever its neighbours."""
+    texts = articles(40, seed)
+    some, whole, alone = (engine.classify(texts, 2, all_scores=True) for engine in engines)
+    rows = rows_asked(engines[0].model, texts)
+    assert_from_two(some, whole, alone, rows)
+    for part in np.split(np.array(numbers), sorted(cuts)):
+        given_texts = Texts.of([texts.data[texts.offsets[i] : texts.offsets[i + 1]].tobytes() for i in part])
+        found = engines[0].classify(given_texts, 2, all_scores=True)
+        assert found.asked == rows[part].sum()
+        assert np.array_equal(found.all_scores, some.all_scores[part])  # type: ignore[index, arg-type]
+        assert np.array_equal(found.labels, some.labels[part])
+
+
+def test_ids_and_windows_are_asked_about_too(engines: list[CpuEngine]) -> None:
+    model = engines[0].model
+    texts = articles(30, 5)
+    ids = texts.encoded(model.alphabet, model.length).ids
+    of_ids = Texts(np.empty(0, np.uint8), np.empty(0, np.int64), ids)
+    some, whole, alone = (engine.classify(of_ids, all_scores=True) for engine in engines)
+    is_whole = (some.all_scores == whole.all_scores).all(axis=1)  # type: ignore[union-attr]
+    assert 0 < some.asked == is_whole.sum() < 30
+    assert np.array_equal(some.all_scores[~is_whole], alone.all_scores[~is_whole])  # type: ignore[index]
+
+
+def test_a_model_file_keeps_the_margin_and_needs_both_parts(small_model: Model, tmp_path: Path) -> None:
+    both = of_both(small_model)
+    both.save(tmp_path / "m.safetensors")
+    again = load_model(tmp_path / "m.safetensors")
+    assert (again.cascade, again.digest) == (both.cascade, both.digest)
+    assert len({both.asking(network).digest for network in ("uncertain", "all", "none")}) == 3
+    assert both.asking("all").digest == replace(both, cascade=None).digest
+    none = both.asking("none")
+    none.save(tmp_path / "none.safetensors")
+    assert (tmp_path / "none.safetensors").stat().st_size < 2 * none.ngrams.table.nbytes  # type: ignore[union-attr]
+    assert load_model(tmp_path / "none.safetensors").digest == none.digest
+    assert none.asking("all") is none
+    with pytest.raises(UsageError, match=r"leave out network= none, or make a model .* broadsheet train"):
+        small_model.asking("none")
+    with pytest.raises(UsageError, match="broadsheet calibrate"):
+        replace(both, cascade=None).asking("none")
+    with pytest.raises(UsageError, match="choose one of uncertain, all, none"):
+        both.asking("some")
+    with pytest.raises(ModelError, match="without n-grams or without a network"):
+        replace(small_model, cascade=both.cascade)
+    with pytest.raises(ModelError, match="biases of n-grams alone for"):
+        replace(both, cascade=Cascade(1.0, 0.5, 0.9, (0.0,)))
+
+
+@pytest.mark.parametrize("network", ["uncertain", "all", "none"])
+def test_a_job_asks_as_its_option_says(small_model: Model, tmp_path: Path, network: str) -> None:
+    """And one that was begun otherwise is not gone on with."""
+    both, texts = of_both(small_model), articles(60, 3)
+    rows = [texts.data[texts.offsets[i] : texts.offsets[i + 1]].tobytes().decode() for i in range(60)]
+    (tmp_path / "in.txt").write_text("\n".join(rows) + "\n")
+    report = classify(tmp_path / "in.txt", tmp_path / "out", model=both, device="cpu", network=network)
+    want = load(both, device="cpu", network=network).predict_proba([row.strip() for row in rows])
+    assert report.tally.asked == (rows_asked(both, texts).sum() if network == "uncertain" else 0)
+    assert ("asked" in str(report)) == (network == "uncertain")
+    found = pq.read_table(tmp_path / "out" / "parts")
+    assert np.array_equal(found["score"].to_numpy(), want.max(axis=1))
+    other = {"uncertain": "all", "all": "none", "none": "uncertain"}[network]
+    with pytest.raises(UsageError, match="network="):
+        classify(tmp_path / "in.txt", tmp_path / "out", model=both, device="cpu", network=other, resume=True)
+
+
+def test_the_margin_keeps_what_was_asked_for() -> None:
+    """On rows like those that it was fitted to, of which some agree by chance; also where these are few."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 4, 40_000)
+    branch_of = (3 * np.eye(4)[truth] + rng.normal(size=(40_000, 4))).astype(np.float32)
+    whole = branch_of + np.array([1.0, -1, 0, 2]) + 0.5 * rng.normal(size=(40_000, 4))
+    for rows in (300, 5000, 20_000):
+        for agreement in (0.99, 0.999):
+            found = fitted_cascade(whole[:rows], branch_of[:rows], truth[:rows], agreement)
+            alone = branch_of[20_000:] + np.array(found.bias, np.float32)
+            kept = asked(alone, found.margin, None) | (labels_of(alone, None) == labels_of(whole[20_000:], None))
+            assert kept.mean() > 1 - 2.5 * (1 - agreement), (rows, agreement)
+            assert 0.02 < found.share < 0.8
+            assert np.allclose(np.array(found.bias), [1, -1, 0, 2], atol=0.1)
+    for rows in (300, 40_000):
+        equal = fitted_cascade(branch_of[:rows].astype(np.float64), branch_of[:rows], truth[:rows], 0.999)
+        assert (equal.margin, equal.share, equal.agreement) == (0.0, 0.0, 1.0)
+
+
+def test_calibrate_finds_a_margin_and_evaluate_compares(small_model: Model, tmp_path: Path) -> None:
+    """Each class has a word of its own in most texts."""
+    rng, classes = np.random.default_rng(0), small_model.classes
+    truth = rng.integers(0, len(classes), 400)
+    words = [f"{WORDS[label]} " * (rng.random() < 0.9) + " ".join(rng.choice(WORDS, 5)) for label in truth]
+    rows = pa.table({"text": words, "kind": [classes[label] for label in truth]})
+    both = replace(of_both(small_model), cascade=None)
+    found = calibrate(both, rows, label_column="kind", agreement=0.95, device="cpu")
+    assert found.cascade is not None
+    card = found.card["network asked"]
+    assert (card["rows"], card["all"]["share"], card["none"]["share"]) == (400, 1, 0)
+    assert found.cascade.agreement == pytest.approx(card["uncertain"]["agreement"], abs=1e-6)
+    assert found.cascade.agreement >= 0.95
+    told = evaluate(found, rows, label_column="kind", device="cpu").networks
+    for name, figures in told.items():
+        assert figures._asdict() == pytest.approx(card[name], abs=0.006), name
+    assert evaluate(small_model, rows, label_column="kind", device="cpu").networks == {}
+    with pytest.raises(UsageError, match="a share of labels"):
+        calibrate(both, rows, label_column="kind", agreement=1.0)
+
+
+def test_the_shipped_model_asks_about_few_texts() -> None:
+    model = load_model()
+    assert model.cascade is not None
+    with closing(CpuEngine(model, 2)) as engine:
+        clear = "The home team won the cup final after extra time, the coach said after the match."
+        assert engine.classify(Texts.of([clear.encode(), b""])).asked == 1
+
+
+def test_a_chunk_is_a_second_or_two_of_the_models_work_and_a_resume_keeps_what_there_was(
+    small_model: Model, tmp_path: Path
+) -> None:
+    both = of_both(small_model)
+    rows = [chunk_rows("cpu", load_models(both, network).cost) for network in ("all", "uncertain", "none")]
+    assert rows == [2048, 4096, 65_536]
+    assert chunk_rows("cpu", load_models(small_model).cost) == 512  # in the dense frame
+    assert chunk_rows("cpu", Models((both, small_model)).cost) == 512
+    rows = [chunk_rows("cuda", load_models(both, network).cost) for network in ("all", "uncertain", "none")]
+    assert rows == [131_072, 131_072, 262_144]  # its network is asked about more than half
+    assert chunk_rows("cuda", load_models("ag-news").cost) == 262_144
+    source, out = tmp_path / "in.txt", tmp_path / "out"
+    source.write_text("oil rose\n" * 9000)
+    classify(source, out, model=both, network="none", partition_by="label")
+    (part,) = (out / "parts").glob("*/*.parquet")  # one label
+    assert pq.read_metadata(part).num_rows == 9000
+    before = classify(source, tmp_path / "small", model=both, network="none", chunk_size=4000).to_arrow()
+    parts = sorted((tmp_path / "small" / "parts").iterdir())
+    parts[1].unlink()
+    again = classify(source, tmp_path / "small", model=both, network="none", resume=True)
+    assert sorted((tmp_path / "small" / "parts").iterdir()) == parts
+    assert again.to_arrow().equals(before)

@@ -1,0 +1,216 @@
+"""A job to disturb: its undisturbed run, and what must be the same in the end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import warm
+from dask import config as dask_config
+from distributed import Client
+
+from benchmarks.chaos.jobs import contents
+from benchmarks.chaos.slow import slowed
+from cluster import connect
+from cluster.settings import SETTINGS
+from pipeline import classify, verify
+from pipeline.report.job import JobReport, Progress
+
+SLOW = slowed("read")
+
+
+def run_undisturbed(model: Path, folder: Path, rows: int, chunk_size: int) -> tuple[list, Path]:
+    """The arguments of a job as a command but for the output folder, and the folder of an undisturbed run of it."""
+    lines = [f'{i},"{os.urandom(150).hex()}"\n' if i % 11 else f"{i}\n" for i in range(rows)]
+    (folder / "in.csv").write_text("id,text\n" + "".join(lines))
+    arguments = ["classify", folder / "in.csv", "--model", model, "--id-column", "text", "--chunk-size", chunk_size]
+    classify(folder / "in.csv", folder / "undisturbed", model=model, id_column="text", chunk_size=chunk_size)
+    return arguments, folder / "undisturbed"
+
+
+def resumed(source: Path, model: Path, url: str, endpoint: str) -> None:
+    """A job in a bucket, begun or continued: for a process of its own."""
+    classify(source, url, endpoint=endpoint, model=model, chunk_size=6, resume=True)
+
+
+def held_after(count: int, out: Path, until: Path) -> str:
+    """Code of a worker that reads no chunk once so many are committed, until there is a file."""
+    entries = str(out / "_entries")
+    return f"""
+import os, time
+def held():
+    while os.path.isdir({entries!r}) and len(os.listdir({entries!r})) >= {count} and not os.path.exists({str(until)!r}):
+        time.sleep(0.05)
+    return 0
+""" + slowed("read", "held()")
+
+
+def spans_of(out: Path) -> list[dict]:
+    """The spans of a folder's last run."""
+    record = max((out / "_runs").glob("*.spans.arrow"), key=lambda file: file.stat().st_mtime)
+    return pa.ipc.open_file(record).read_all().to_pylist()
+
+
+def check_whole(out: Path, undisturbed: Path) -> None:
+    assert contents(out) == contents(undisturbed)
+    verify(out)
+
+
+def committed(out: Path) -> int:
+    return len(list((out / "_entries").glob("[!.]*.json")))
+
+
+def killed_after(folder: str, count: int) -> None:
+    """Have this process killed once so many files of a folder of that name have their names."""
+    rename, left = os.replace, itertools.count(count - 1, -1)
+
+    def replace(source: str | Path, target: str | Path) -> None:
+        rename(source, target)
+        if Path(target).parent.name == folder and next(left) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.replace = replace  # type: ignore[assignment]
+
+
+def wait_until(true: Callable[[], object], seconds: float = 240, every: float = 0.05) -> None:
+    """seconds: after which it will never be. No test is about that time: a busy machine takes its own."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(every)
+
+
+def alive(group: int) -> bool:
+    """Whether a process of that group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def children_of(pid: int, module: str) -> list[psutil.Process]:
+    """The child processes of a process, if it is there, that run a module whose name begins so. Any may end at any
+    time.
+    """
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children():
+            with suppress(psutil.NoSuchProcess):
+                if any(part.startswith(module) for part in child.cmdline()):
+                    found.append(child)
+    return found
+
+
+class Processes:
+    """Processes of a cluster as a user starts them, each ended at the latest with the test."""
+
+    def __init__(self) -> None:
+        self._all: list[warm.Command | subprocess.Popen[str]] = []
+
+    def start(self, *command: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            env={**os.environ, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._all.append(process)
+        return process
+
+    def dask(self, *arguments: object, **options: Any) -> warm.Command | subprocess.Popen[str]:
+        return self._warm("dask", *arguments, **options)
+
+    def broadsheet(self, *arguments: object, **options: Any) -> warm.Command | subprocess.Popen[str]:
+        return self._warm("broadsheet", *arguments, **options)
+
+    def _warm(self, *command: object, **options: Any) -> warm.Command | subprocess.Popen[str]:
+        process = warm.start(*command, **options)
+        self._all.append(process)
+        return process
+
+    def end(self) -> None:
+        for process in self._all:
+            with suppress(psutil.NoSuchProcess):  # it may just have ended by itself, its scheduler being gone
+                children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+                for child in children:
+                    with suppress(psutil.NoSuchProcess):
+                        child.kill()
+            process.communicate()
+
+
+def start_scheduler(processes: Processes, folder: Path, **settings: str):
+    env = {f"DASK_DISTRIBUTED__SCHEDULER__{name}": value for name, value in settings.items()}
+    file = folder / "scheduler.json"
+    scheduler = processes.dask(
+        "scheduler", "--host", "127.0.0.1", "--port", 0, "--no-dashboard", "--scheduler-file", file, env=env
+    )
+    wait_until(file.exists)
+    return scheduler, file
+
+
+@contextmanager
+def workers_that_run(code: str, folder: Path, count: int) -> Iterator[Client]:
+    """A client of so many workers, which run this code as they start: it may replace what `STATE` has there."""
+    preload = folder / "preload.py"
+    preload.write_text(code)
+    with ExitStack() as stack:
+        with dask_config.set({"distributed.worker.preload": [str(preload)]}):  # for these workers only
+            client = stack.enter_context(connect(workers=count))
+        yield client
+
+
+def start_worker(processes: Processes, file: Path, env: dict[str, str] | None = None):
+    options = ["--host", "127.0.0.1", "--nthreads", 2, "--no-nanny", "--no-dashboard"]
+    return processes.dask("worker", "--scheduler-file", file, *options, env=env)
+
+
+class Once(Progress):
+    """Does something as soon as the first chunk is done."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+        self._done = False
+
+    def advance(self, report: JobReport) -> None:
+        if not self._done:
+            self._done = True
+            self._act()
+
+
+class Link(Progress):
+    """Notes the dashboard of a job, which tells clusters apart."""
+
+    def start(self, rows: int, dashboard: str) -> None:
+        self.dashboard = dashboard
+
+
+def variable(key: str) -> str:
+    name = key.removeprefix("distributed.nanny.pre-spawn-environ.")
+    return name if name != key else "DASK_" + key.upper().replace(".", "__").replace("-", "_")
+
+
+def settings_of(client: Client) -> list[dict[str, str]]:
+    """What each worker has been given of our settings."""
+    keys = {key: variable(key) for key in SETTINGS}
+
+    def configuration() -> dict[str, str]:
+        import os
+
+        import dask
+
+        return {k: str(dask.config.get(k) if v.startswith("DASK_") else os.environ.get(v)) for k, v in keys.items()}
+
+    return list(client.run(configuration).values())

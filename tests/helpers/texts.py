@@ -1,0 +1,11 @@
+"""Texts in memory for jobs, and the scores that these gave."""
+
+from __future__ import annotations
+
+import pipeline
+
+TEXTS = [f"Article number {i} of the day, about {'sport' if i % 2 else 'money'}" for i in range(90)]
+
+
+def scores_of(report: pipeline.JobReport) -> list[float]:
+    return report.to_arrow().column("score").to_pylist()

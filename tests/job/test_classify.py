@@ -1,0 +1,196 @@
+"""The main job from Python: every source and option, and what is refused."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as pa_dataset
+import pyarrow.parquet as pq
+import pytest
+from distributed import Client
+from texts import TEXTS, scores_of
+
+import pipeline
+from pipeline import UsageError, classify
+from pipeline.model.charcnn import Model
+from pipeline.report.job import Progress
+
+
+def test_every_source_in_memory_gives_the_same_rows(client: Client, small_model: Model) -> None:
+    expected = classify(TEXTS, model=small_model, client=client)
+    table = pa.table({"text": TEXTS, "n": range(90)})
+    frame = pd.DataFrame({"text": TEXTS, "n": range(90)})
+    sources = {
+        "array": pa.array(TEXTS),
+        "table": table,
+        "dataset": pa_dataset.dataset(table),
+        "series": pd.Series(TEXTS),
+        "frame": frame,
+        "dask": dd.from_pandas(frame, npartitions=4),
+    }
+    for name, source in sources.items():
+        report = classify(source, model=small_model, client=client, chunk_size=40)
+        assert report.rows_written == 90, name
+        assert scores_of(report) == scores_of(expected), name  # chunk size decides nothing
+    assert expected.to_pandas().columns.tolist() == [
+        "file", "row", "label", "score", "n_chars", "truncated", "unknown_chars", "reason"
+    ]  # fmt: skip
+
+
+def test_without_a_client_a_worker_runs_in_this_process(small_model: Model, client: Client) -> None:
+    here = classify(TEXTS, model=small_model)
+    assert scores_of(here) == scores_of(classify(TEXTS, model=small_model, client=client))
+    assert "cpu" in here.backend
+
+
+def test_bad_rows_in_memory_come_back_among_the_good(client: Client, small_model: Model) -> None:
+    report = classify(["good", None, "", "x" * 5000], model=small_model, client=client)
+    assert (report.rows_read, report.rows_written, report.rows_quarantined) == (4, 3, 1)
+    assert report.quarantine().to_pylist() == [
+        {"file": "memory", "row": 1, "byte_offset": None, "reason": "the text is null", "head": b""}
+    ]
+    frame = report.to_pandas()
+    assert frame["row"].tolist() == [0, 1, 2, 3]
+    assert frame["n_chars"].tolist() == [4, pd.NA, 0, 5000]
+    assert frame["truncated"].tolist() == [False, pd.NA, False, True]
+    assert frame["reason"].dropna().to_dict() == {1: "the text is null"}
+    assert report.exit_code == 0
+
+
+def test_no_rows_at_all_give_an_empty_table_with_the_schema(client: Client, small_model: Model) -> None:
+    report = classify([], model=small_model, client=client, scores=True)
+    assert len(report.to_arrow()) == 0
+    assert "score_class 3" in report.to_arrow().column_names
+
+
+def test_scores_and_top_k(client: Client, small_model: Model) -> None:
+    report = classify(TEXTS, model=small_model, client=client, scores=True, top_k=3)
+    frame = report.to_pandas()
+    every = frame[[f"score_class {i}" for i in range(4)]].to_numpy()
+    assert np.allclose(every.sum(axis=1), 1, atol=1e-6)
+    best = np.argsort(-every, axis=1, kind="stable")
+    assert frame["label"].tolist() == [f"class {i}" for i in best[:, 0]]
+    for labels, scores, order, row in zip(frame["top_labels"], frame["top_scores"], best, every, strict=True):
+        assert list(labels) == [f"class {i}" for i in order[:3]]
+        assert list(scores) == [row[i] for i in order[:3]]
+
+
+def test_truth_by_name_and_by_number(client: Client, small_model: Model) -> None:
+    plain = classify(TEXTS, model=small_model, client=client).to_pandas()["label"]
+    right = [label if i % 3 else f"class {(int(label[-1]) + 1) % 4}" for i, label in enumerate(plain)]
+    numbers = [int(label[-1]) + 1 for label in right]
+    for truth in (right, numbers, [str(n) for n in numbers]):
+        table = pa.table({"text": TEXTS, "truth": truth})
+        report = classify(table, model=small_model, client=client, truth_column="truth", chunk_size=40)
+        assert report.accuracy == pytest.approx(60 / 90)
+        assert report.confusion is not None
+        assert report.confusion.rows == 90
+    table = pa.table({"text": TEXTS, "truth": ["class 0", "nonsense", None] * 30})
+    report = classify(table, model=small_model, client=client, truth_column="truth")
+    assert report.confusion is not None
+    assert (report.confusion.rows, report.confusion.without_truth) == (30, 60)
+    with pytest.raises(UsageError, match="'text' holds no class of the model in any of 90 rows"):
+        classify(table, model=small_model, client=client, truth_column="text")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text_column": "body"}, "no column 'body'; there are: text, n"),
+        ({"id_column": ["n", "m"]}, "no column 'm'"),
+        ({"text_column": "n"}, "holds int64, not strings"),
+        ({"top_k": 0}, "top_k is 0"),
+        ({"chunk_size": 1.5}, "chunk_size is 1.5"),
+        ({"text_column": "list"}, "no column 'list'"),
+        ({"precision": "fp16"}, "computes in fp32"),
+        ({"device": "tpu"}, "choose one of auto, cpu, cuda"),
+        ({"resume": True}, "nothing to resume"),
+        ({"model": "no-such-model"}, "no model 'no-such-model'"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(client: Client, small_model: Model, options, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        classify(pa.table({"text": TEXTS, "n": range(90)}), client=client, **{"model": small_model, **options})
+
+
+def test_a_dask_dataframe_is_resumed_by_its_partitions(client: Client, small_model: Model, tmp_path: Path) -> None:
+    frame = dd.from_pandas(pd.DataFrame({"text": TEXTS}), npartitions=4)
+    out = tmp_path / "out"
+    assert classify(frame, out, model=small_model, client=client).rows_written == 90
+    (out / "_SUCCESS").unlink()
+    again = classify(frame, out, model=small_model, client=client, resume=True)
+    assert (again.rows_written, again.run.rows) == (90, 0)
+    assert pipeline.verify(out).chunks == 4
+
+
+def test_rows_in_memory_are_known_by_their_content(client: Client, small_model: Model, tmp_path: Path) -> None:
+    words = pa.array(["a", "b", "a"]).dictionary_encode()
+    others = pa.DictionaryArray.from_arrays(words.indices, pa.array(["a", "c"]))
+    classify(pa.table({"text": words}), tmp_path / "out", model=small_model, client=client)
+    same = pa.concat_tables([pa.table({"text": ["a"]}), pa.table({"text": ["b", "a"]})])
+    assert classify(same, tmp_path / "out", model=small_model, client=client, resume=True).run.chunks_before == 1
+    with pytest.raises(UsageError, match="the input changed"):
+        classify(pa.table({"text": others}), tmp_path / "out", model=small_model, client=client, resume=True)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pd.DataFrame({"text": []}),
+        pd.DataFrame({"text": [None, None]}),
+        pa.table({"text": pa.array([b"caf\xe9", b"x"], pa.binary()).view(pa.string())}),
+        pa.table({"text": pa.array([None], pa.null())}),
+    ],
+)
+def test_odd_columns_in_memory_are_read_or_set_aside(client: Client, small_model: Model, source) -> None:
+    report = classify(source, model=small_model, client=client)
+    assert report.rows_read == len(source)
+    assert report.rows_written + report.rows_quarantined == len(source)
+
+
+def test_two_threads_may_classify_at_once(small_model: Model, model: Model) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(classify, TEXTS[:8], model=m) for m in (small_model, model, small_model)]
+        assert [job.result().rows_written for job in jobs] == [8, 8, 8]
+
+
+def test_a_job_may_begin_while_another_of_the_same_model_runs_in_this_process(small_model: Model) -> None:
+    def late() -> pipeline.JobReport:
+        return classify(TEXTS, model=small_model)
+
+    class Begin(Progress):
+        def advance(self, report: pipeline.JobReport) -> None:
+            if not others:
+                others.append(pool.submit(late).result(60).rows_written)
+
+    others: list[int] = []
+    with ThreadPoolExecutor(1) as pool:
+        assert classify(TEXTS, model=small_model, chunk_size=9, progress=Begin()).rows_written == 90
+    assert others == [90]
+
+
+def test_an_id_column_with_a_name_of_ours_is_refused(client: Client, small_model: Model) -> None:
+    table = pa.table({"text": ["x"], "label": ["y"], "reason": ["z"]})
+    for option in ({"id_column": "label"}, {"keep": ["text", "reason"]}):
+        with pytest.raises(UsageError, match=r"'(label|reason)' cannot be copied: .+ Rename it, or leave it out"):
+            classify(table, model=small_model, client=client, **option)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'chunksize'"):
+        classify(["x"], model=small_model, client=client, chunksize=3)
+    with pytest.raises(UsageError, match="cannot classify a dict"):
+        classify({"text": "x"}, model=small_model, client=client)
+
+
+def test_parquet_ids_keep_their_types(client: Client, small_model: Model, tmp_path: Path) -> None:
+    when = pd.Timestamp("2026-01-02")
+    pq.write_table(pa.table({"text": TEXTS, "n": range(90), "when": [when] * 90}), tmp_path / "in.parquet")
+    out = tmp_path / "out"
+    report = classify(tmp_path / "in.parquet", out, model=small_model, client=client, id_column=["n", "when"])
+    table = report.to_arrow()
+    assert table.column("n").type == pa.int64()
+    assert table.column("when")[0].as_py() == when
+    assert pipeline.verify(out).rows_written == 90

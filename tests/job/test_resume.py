@@ -1,0 +1,289 @@
+"""Jobs killed, starved of disk, interrupted and resumed: nothing lost, and byte for byte the same in the end."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import warm
+from conftest import Command, CommandHere
+from distributed import Client
+from jobs import alive, check_whole, committed, run_undisturbed, wait_until
+
+from benchmarks.chaos.jobs import contents
+from benchmarks.chaos.processes import KILL_PRELOAD
+from benchmarks.chaos.slow import slowed
+from pipeline import JobReport, OutputError, UsageError, classify, verify
+from pipeline.model.charcnn import Model
+from pipeline.output.layout import FOLDERS, MANIFEST
+
+Resume = Callable[[Path], JobReport]
+
+CHUNKS = 16
+"""So many that a process has committed two while others are still to be written."""
+
+STEPS = ["after-temporary", "before-entry"]  # for the others see tests/job/test_resume.py
+
+
+@pytest.fixture(scope="module")
+def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
+    """A job's arguments but for the output folder, and the folder of an undisturbed run of it."""
+    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=10 * CHUNKS, chunk_size=10)
+
+
+@pytest.fixture
+def resume(job, client: Client, small_model_file: Path) -> Resume:
+    """Finish the job of an output folder; the command does so in `test_resume_refuses_another_job_…`."""
+    given = {"model": small_model_file, "id_column": "text", "chunk_size": 10, "client": client}
+    return lambda out: classify(job[0][1], out, resume=True, **given)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_everything_killed_at_a_step_of_a_commit(
+    broadsheet: Command, resume: Resume, job, tmp_path: Path, step: str
+) -> None:
+    arguments, undisturbed = job
+    out, flag = tmp_path / "out", tmp_path / "killed"
+    env = {"BROADSHEET_KILL": f"{step} all {flag}", "DASK_DISTRIBUTED__WORKER__PRELOAD": KILL_PRELOAD}
+    run = broadsheet(*arguments, "-o", out, "--workers", 1, env=env, start_new_session=True)
+    assert run.returncode == -signal.SIGKILL
+    assert flag.exists()
+    assert 2 <= committed(out) < CHUNKS
+    before = {name: (out / name).stat().st_mtime_ns for name in contents(out) if name.startswith("parts/part")}
+    with pytest.raises(OutputError, match="is not finished: continue with resume=True"):
+        verify(out)
+    done = committed(out)
+    resumed = resume(out)
+    assert (resumed.exit_code, resumed.run.chunks_before) == (0, done)
+    kept = [name for name, time_ in before.items() if (out / name).stat().st_mtime_ns == time_]
+    assert len(kept) >= done
+    check_whole(out, undisturbed)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", disk], check=False).returncode:
+        pytest.skip("this system does not let root mount a tmpfs")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_a_full_disk_stops_the_job_and_resume_finishes_it(
+    broadsheet_in_process: Command, resume: Resume, job, small_disk: Path
+) -> None:
+    arguments, undisturbed = job
+    out = small_disk / "out"
+    run = broadsheet_in_process(*arguments, "-o", out)
+    assert run.returncode == 1
+    assert "No space left on device" in run.stderr
+    assert "bytes are free there. Free some space, then continue with --resume" in run.stderr
+    assert "Traceback" not in run.stderr
+    subprocess.run(["mount", "-o", "remount,size=10m", small_disk], check=True)
+    assert resume(out).exit_code == 0
+    check_whole(out, undisturbed)
+
+
+def test_a_limit_on_file_size_is_told_and_nothing_half_written_stays(
+    broadsheet: Command, resume: Resume, job, tmp_path: Path
+) -> None:
+    arguments, undisturbed = job
+    out = tmp_path / "out"
+    smallest_part = min(p.stat().st_size for p in (undisturbed / "parts").iterdir())
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (smallest_part - 1, smallest_part - 1))
+
+    run = broadsheet(*arguments, "-o", out, preexec_fn=limit)
+    assert run.returncode == 1
+    assert "File too large" in run.stderr
+    assert "then continue with --resume" in run.stderr
+    assert not list((out / "parts").iterdir())
+    assert resume(out).exit_code == 0
+    check_whole(out, undisturbed)
+
+
+def test_a_limit_on_open_files_is_told_before_anything_waits(broadsheet: Command, job, tmp_path: Path) -> None:
+    arguments, _ = job
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+
+    run = broadsheet(*arguments, "-o", tmp_path / "out", "--workers", 2, preexec_fn=limit)
+    assert run.returncode == 2
+    assert "needs 64 open files, and the limit is 32" in run.stderr
+    assert "ulimit -n 64" in run.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_job_ends_cleanly_and_says_how_to_go_on(
+    broadsheet_here: CommandHere, job, tmp_path: Path, number: int
+) -> None:
+    """By a command that says all that is needed, wherever it is given."""
+    arguments, undisturbed = job
+    out = tmp_path / "it's out"
+    slow = tmp_path / "slow.py"
+    slow.write_text(slowed("read", 0.5))
+    process = warm.start(
+        *("broadsheet", *arguments, "-o", out, "--workers", 1),
+        env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(slow)},
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a script may have it ignored
+    )
+    try:
+        wait_until(lambda: committed(out) or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+        os.killpg(process.pid, number)  # as a terminal does: every process of the job gets it
+        output, errors = process.communicate(timeout=240)
+        assert process.returncode == 1
+        assert "interrupted; what is committed in" in errors
+        assert "Traceback" not in errors + output, errors
+        wait_until(lambda: not alive(process.pid))
+    finally:
+        if alive(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert committed(out) < CHUNKS
+    *_, remedy, command = errors.splitlines()
+    assert remedy == "Continue with"
+    name, *given = shlex.split(command)
+    assert (name, *given) == ("broadsheet", "classify", "--resume", "-o", str(out), "--workers", "1")
+    code, told = broadsheet_here(*given)
+    assert code == 0, told
+    check_whole(out, undisturbed)
+
+
+ASKED = {
+    "text_column": ("title", "it's text"), "truth_column": "class", "scores": True, "top_k": 2, "abstain": 0.26,
+    "windows": 3, "overlap": 5, "window_score": "best", "chunk_size": 4, "limit": 11, "delimiter": "\t",
+    "columns": ("id", "title", "it's text", "class"), "encoding": "cp1252", "hash": "full", "id_column": "id",
+    "keep": ("title",), "keep_all": True, "format": "jsonl", "partition_by": "label", "where": "score > 0.1",
+}  # fmt: skip
+
+
+def test_every_option_that_is_forgotten_is_named_and_the_folder_alone_has_them_all(
+    broadsheet_here: CommandHere, small_model_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = "".join(f"{i}\tStocks {i}\tcaf\xe9 {'fell ' * 300}\t{i % 4 + 1}\n" for i in range(20))
+    (tmp_path / "[in]").mkdir()
+    monkeypatch.chdir(tmp_path / "[in]")
+    Path("a.csv").write_text(rows, "cp1252")
+    shutil.copy(small_model_file, "m.safetensors")
+    classify("*.csv", tmp_path / "out", model="m.safetensors", root=tmp_path, device="cpu", **ASKED)
+    undisturbed = contents(tmp_path / "out")
+    (tmp_path / "out" / "_SUCCESS").unlink()
+    next((tmp_path / "out" / "_entries").iterdir()).unlink()
+    given = ("classify", "a.csv", "-o", tmp_path / "out", "--resume")
+    code, told = broadsheet_here(
+        *given, "--model", "m.safetensors", "--root", tmp_path, "--top-k", 3, "--columns", "a,b"
+    )
+    assert code == 2
+    for flag in (
+        "add --text-column 'title' --text-column 'it'\"'\"'s text'", "add --truth-column 'class'", "add --scores",
+        "add --top-k 2 in place of --top-k 3", "add --abstain 0.26", "add --windows 3", "add --overlap 5",
+        "add --window-score 'best'", "add --limit 11", "add --delimiter 'tab'", "add --encoding 'cp1252'",
+        "add --hash 'full'", "add --id-column 'id' --id-column 'title'", "add --keep-all", "add --format 'jsonl'",
+        "add --partition-by 'label'", "add --where 'score > 0.1'", "in place of --columns 'a,b'",
+    ):  # fmt: skip
+        assert flag in told, flag
+    code, told = broadsheet_here(*given, "--root", tmp_path)
+    assert (code, f"--model '{tmp_path}/[in]/m.safetensors'" in told) == (2, True), told
+    monkeypatch.chdir("/")
+    code, told = broadsheet_here("classify", "--resume", "-o", tmp_path / "out")
+    assert code == 0, told
+    assert contents(tmp_path / "out") == undisturbed
+    verify(tmp_path / "out", input=True, root=tmp_path)
+    code, told = broadsheet_here("classify", "--resume", "-o", tmp_path / "none")
+    assert (code, "does not hold what a job was asked for" in told) == (2, True)
+
+
+def test_resume_refuses_another_job_and_says_what_changed(
+    broadsheet_in_process: Command, job, client: Client, model: Model, small_model: Model, tmp_path: Path
+) -> None:
+    arguments, undisturbed = job
+    out = shutil.copytree(undisturbed, tmp_path / "out")
+    (out / "_SUCCESS").unlink()
+    source = Path(arguments[1])
+    same = {"model": small_model, "id_column": "text", "chunk_size": 10}
+
+    def refused(what: str, **other: object) -> None:
+        with pytest.raises(UsageError, match=re.escape(what)):
+            classify(str(source), out, client=client, resume=True, **(same | other))
+
+    refused("leave out top_k=2", top_k=2)
+    refused("leave out scores=True", scores=True)
+    refused("add chunk_size=10 in place of chunk_size=20", chunk_size=20)
+    refused("leave out text_column='id'", text_column="id")
+    refused("another model", model=model)
+    before = source.stat()
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    try:
+        refused(f": changed: {source}. Start again")
+    finally:
+        os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
+    resume = [*arguments, "-o", out, "--resume"]
+    run = broadsheet_in_process(*resume, env={"OPENBLAS_CORETYPE": "Prescott"})
+    assert run.returncode == 2
+    assert "go on with cpu fp32, numpy kernels" in run.stderr
+    run = broadsheet_in_process(*resume)
+    assert run.returncode == 0, run.stderr
+    assert f"{CHUNKS} of {CHUNKS} chunks done before" in run.stdout
+
+
+@pytest.mark.parametrize("option", [{}, {"resume": True}, {"overwrite": True}], ids=str)
+def test_a_folder_whose_job_was_killed_before_its_manifest(
+    client: Client, small_model: Model, job, tmp_path: Path, option: dict[str, bool]
+) -> None:
+    arguments, undisturbed = job
+    out = tmp_path / "out"
+    for name in FOLDERS:
+        (out / name).mkdir(parents=True)
+    (out / "._plan.json.0123.tmp").write_text('{"units": [')
+    classify(str(arguments[1]), out, client=client, model=small_model, id_column="text", chunk_size=10, **option)
+    check_whole(out, undisturbed)
+
+
+def test_verify_finds_any_damage(broadsheet_in_process: Command, job, tmp_path: Path) -> None:
+    _, undisturbed = job
+    part, entry = (
+        str(next((undisturbed / f).glob("*-0000003-*")).relative_to(undisturbed)) for f in ("parts", "_entries")
+    )
+
+    def damaged(name: str) -> Path:
+        return shutil.copytree(undisturbed, tmp_path / name)
+
+    def message(folder: Path) -> str:
+        with pytest.raises(OutputError) as raised:
+            verify(folder)
+        return str(raised.value)
+
+    data = bytearray((undisturbed / part).read_bytes())
+    data[len(data) // 2] ^= 1
+    (damaged("flipped") / part).write_bytes(data)
+    run = broadsheet_in_process("verify", tmp_path / "flipped")  # the others through what it calls
+    assert run.returncode == 1
+    assert f"{part} is damaged" in run.stderr
+    assert "Traceback" not in run.stderr
+    (damaged("lost part") / part).unlink()
+    assert "part" in message(tmp_path / "lost part")
+    (damaged("lost entry") / entry).unlink()
+    assert "belongs to no entry" in message(tmp_path / "lost entry")
+    shutil.copy(damaged("doubled") / part, tmp_path / "doubled" / part.replace("-000000-", "-000009-"))
+    assert "belongs to no entry" in message(tmp_path / "doubled")
+    min((damaged("lost quarantine") / "_quarantine").iterdir()).unlink()
+    assert "part-000000-0000000" in message(tmp_path / "lost quarantine")
+    (damaged("cut manifest") / MANIFEST).write_text("{")
+    assert "_manifest.json is damaged" in message(tmp_path / "cut manifest")
+    (damaged("no manifest") / MANIFEST).unlink()
+    assert "has lost its _manifest.json" in message(tmp_path / "no manifest")
+    assert "does not exist" in message(tmp_path / "nothing")

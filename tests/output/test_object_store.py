@@ -1,0 +1,371 @@
+"""Output in an object store, against a real S3 server: whole, exactly once, and the user told of what goes wrong."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import random
+import re
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from threading import Barrier, Event
+
+import msgspec
+import polars as pl
+import pyarrow.dataset as ds
+import pyarrow.fs as fs
+import pytest
+from conftest import Command
+from distributed import Client
+from jobs import Once, resumed
+from s3 import BUCKET, KEYS, READER, Decide, Fault, Folder, Proxy, make_bucket
+
+from benchmarks.chaos.jobs import contents
+from pipeline import BroadsheetError, OutputError, UsageError, classify, verify
+from pipeline.errors import OutputUnavailable
+from pipeline.model.charcnn import Model
+from pipeline.output.commit import commit_chunk
+from pipeline.output.folder import OutputFolder
+from pipeline.output.layout import PartNames
+from pipeline.output.object_store import ObjectStore, open_store, place_of
+from pipeline.output.record import Entry
+from pipeline.output.store import claim, claimed_by
+from pipeline.report.job import JobReport
+from pipeline.source.chunk import QUARANTINE_SCHEMA
+from pipeline.storage import buckets
+
+ROWS = 60
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts of two labels, and some rows that belong into the quarantine."""
+    lines = [f'{i},"{random.Random(i).randbytes(40).hex()}"\n' if i % 9 else f"{i}\n" for i in range(ROWS)]
+    path = tmp_path_factory.mktemp("in") / "in.csv"
+    path.write_text("id,text\n" + "".join(lines))
+    return path
+
+
+Run = Callable[..., JobReport]
+
+
+@pytest.fixture(scope="module")
+def run(source: Path, client: Client, small_model: Model) -> Run:
+    def run(output: object, given: object = source, **options: object) -> JobReport:
+        return classify(given, output, model=small_model, client=client, chunk_size=6, **options)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def on_disk(run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of the same job in a folder."""
+    out = tmp_path_factory.mktemp("job") / "out"
+    run(out)
+    return contents(out)
+
+
+def test_what_is_read_is_never_written_to(run: Run, s3: Folder, broadsheet_in_process: Command) -> None:
+    run(s3.url, endpoint=s3.endpoint)
+    before = s3.contents()
+    for command in (
+        ("select", s3.url, "-o", s3.url),
+        ("select", s3.url, "-o", f"{s3.url}/"),
+        ("select", s3.url, "-o", s3.url.rpartition("/")[0]),
+        ("merge", s3.url, s3.url, "-o", s3.url),
+        ("classify", f"{s3.url}/parts/*.parquet", "--text-column", "label", "--device", "cpu", "-o", s3.url),
+    ):
+        done = broadsheet_in_process(*command, "--overwrite", "--endpoint", s3.endpoint)
+        message = " ".join(done.stderr.split())
+        assert done.returncode == 2, command
+        assert "is what the command reads" in message or "which the command writes to" in message, (command, message)
+        assert s3.contents() == before, command
+
+
+def test_a_job_writes_into_a_bucket_what_it_writes_into_a_folder(
+    run: Run, s3: Folder, on_disk: dict[str, bytes], broadsheet_in_process: Command
+) -> None:
+    report = run(f"{s3.url}/", endpoint=s3.endpoint)
+    assert report.job.output == s3.url
+    assert s3.contents() == on_disk
+    assert sum(name.startswith("_runs/") for name in s3.names()) == 3
+    assert verify(s3.url, endpoint=s3.endpoint).rows_quarantined == report.rows_quarantined == 7
+    assert report.to_arrow().num_rows == ROWS - 7
+    assert len(report.quarantine()) == 7
+    said = broadsheet_in_process("verify", s3.url, "--endpoint", s3.endpoint)
+    assert said.stdout.startswith(f"{s3.url}: whole. 10 chunks; 60 rows read")
+    with pytest.raises(UsageError, match=rf"{s3.url} exists: choose another folder"):
+        run(s3.url, endpoint=s3.endpoint)
+    stored = b"".join([*s3.contents().values(), *(s3.read(name) for name in s3.names())])
+    assert KEYS["AWS_SECRET_ACCESS_KEY"].encode() not in stored
+    assert s3.endpoint.encode() not in stored
+
+
+def test_others_read_the_folder_of_a_bucket_as_one_dataset(run: Run, s3: Folder) -> None:
+    rows = run(s3.url, endpoint=s3.endpoint, scores=True).to_arrow().num_rows
+    key, secret = KEYS.values()
+    system = fs.S3FileSystem(access_key=key, secret_key=secret, endpoint_override=s3.endpoint, region="us-east-1")
+    assert ds.dataset(f"{BUCKET}/{s3.name}", filesystem=system).count_rows() == rows
+    options = {name.lower(): value for name, value in KEYS.items()} | {"aws_endpoint_url": s3.endpoint}
+    assert len(pl.read_parquet(f"{s3.url}/parts/*.parquet", storage_options=options)) == rows
+
+
+def test_of_jobs_that_begin_at_once_in_a_bucket_one_wins(run: Run, s3: Folder) -> None:
+    together = Barrier(2)
+
+    def begin(texts: list[str]) -> JobReport | BroadsheetError:
+        together.wait()
+        try:
+            return run(s3.url, texts, endpoint=s3.endpoint)
+        except BroadsheetError as error:
+            return error
+
+    texts = [f"article {i}" for i in range(24)]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(begin, (texts, texts[:9])))
+    (report,) = (r for r in results if isinstance(r, JobReport))
+    (error,) = (r for r in results if isinstance(r, UsageError))
+    assert "another job has begun in" in str(error) or "exists: choose another folder" in str(error)
+    assert verify(s3.url, endpoint=s3.endpoint).rows_written == report.rows_written
+
+
+def test_a_job_whose_folder_in_a_bucket_is_taken_leaves_nothing_however_late(run: Run, s3: Folder) -> None:
+    """Its chunks in flight are committed, or tried to be, while the other job runs, and one long after it."""
+    late: list[Entry] = []
+    texts = [f"article {i}" for i in range(24)]
+
+    def overwrite() -> None:
+        folder = OutputFolder(place_of(s3.url, s3.endpoint))
+        late.extend(folder.entries(folder.manifest().fingerprint.id).chunks.values())
+        run(s3.url, [*texts, "one more"], endpoint=s3.endpoint, overwrite=True)
+
+    with pytest.raises(OutputError, match=rf"another job has overwritten {s3.url}: the labels of this one are lost"):
+        run(s3.url, texts, endpoint=s3.endpoint, progress=Once(overwrite))
+    before = s3.contents()
+    assert verify(s3.url, endpoint=s3.endpoint).rows_written == 25
+    store = open_store(place_of(s3.url, s3.endpoint))
+    rows = pl.read_parquet(s3.read(next(name for name in before if name.startswith("parts/")))).to_arrow()
+    entry = msgspec.structs.replace(late[0], files=())
+    with pytest.raises(OutputError, match="another job has overwritten"):
+        commit_chunk(store, rows, QUARANTINE_SCHEMA.empty_table(), entry, PartNames())
+    assert s3.contents() == before
+
+
+def test_two_resumes_at_once_in_a_bucket_both_finish(run: Run, s3: Folder, on_disk: dict[str, bytes]) -> None:
+    """The second looks at what is there, and finishes, while the first commits its chunks."""
+    run(s3.url, endpoint=s3.endpoint)
+    s3.remove("_SUCCESS", *(name for name in on_disk if name.startswith("_entries/part")))
+    again = partial(run, s3.url, endpoint=s3.endpoint, resume=True)
+    assert again(progress=Once(again)).rows_read == ROWS
+    assert s3.contents() == on_disk
+
+
+def test_what_is_there_with_another_content_is_named_and_damage_is_repaired(
+    run: Run, s3: Folder, on_disk: dict[str, bytes]
+) -> None:
+    run(s3.url, endpoint=s3.endpoint)
+    part, quarantined, entry = (
+        next(name for name in sorted(on_disk) if name.startswith(f"{folder}/part-000000-000000{chunk}"))
+        for folder, chunk in (("parts", 0), ("_quarantine", 1), ("_entries", 2))
+    )
+    s3.write(part, b"something else")
+    with pytest.raises(OutputError, match=rf"{s3.url}/{part} is damaged: .+ resume=True repairs this"):
+        verify(s3.url, endpoint=s3.endpoint)
+    s3.write(entry, b"{")
+    s3.remove(quarantined)
+    run(s3.url, endpoint=s3.endpoint, resume=True)
+    assert s3.contents() == on_disk
+    s3.write(part, b"something else")
+    s3.remove(entry.replace("0000002", "0000000"))
+    with pytest.raises(OutputError, match=rf"{s3.url}/{part} is there already with another content .+ Remove it, then"):
+        run(s3.url, endpoint=s3.endpoint, resume=True)
+    s3.remove(part)
+    run(s3.url, endpoint=s3.endpoint, resume=True)
+    assert s3.contents() == on_disk
+
+
+def test_faults_of_the_network_and_of_the_server_are_outlasted(
+    run: Run, s3: Folder, proxy: Proxy, on_disk: dict[str, bytes]
+) -> None:
+    """Every seventh request fails, each time in another way; an answer that is lost is that of a write, too."""
+    faults = itertools.cycle(["drop", "reset", "lost", "slow", 503, 500])
+    number = itertools.count(1)
+    proxy.decide = lambda method, path: None if next(number) % 7 else next(faults)
+    run(s3.url, endpoint=proxy.url)
+    assert {fault for *_, fault in proxy.seen} == {None, "drop", "reset", "lost", "slow", 503, 500}
+    assert s3.contents() == on_disk
+
+
+class JumpingClock:
+    """In place of `time` where requests are repeated: it passes while one pauses, and at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(buckets, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_an_outage_is_outlasted(run: Run, s3: Folder, proxy: Proxy, on_disk: dict[str, bytes]) -> None:
+    """It begins when the first chunk is committed, and 20 requests fail."""
+    left = 20
+    begun = False
+
+    def decide(method: str, path: str) -> int | None:
+        nonlocal begun, left
+        begun = begun or ("/_entries/" in path and method == "PUT")
+        if not begun or not left:
+            return None
+        left -= 1
+        return 503
+
+    proxy.decide = decide
+    run(s3.url, endpoint=proxy.url)
+    assert left == 0
+    assert s3.contents() == on_disk
+
+
+def test_an_outage_costs_its_time_and_no_more(s3: Folder, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, clock = ObjectStore(place_of(s3.url, proxy.url)), JumpingClock(monkeypatch)
+    proxy.decide = lambda method, path: 503 if clock.now < 2 else None
+    assert claim(store, "0" * 16)
+    assert 2 < clock.now < 2 + 8
+    assert claimed_by(store) == "0" * 16
+
+
+def test_a_job_whose_store_stays_out_of_reach_ends_with_one_message_and_is_resumed(
+    run: Run, s3: Folder, proxy: Proxy, on_disk: dict[str, bytes]
+) -> None:
+    """Credentials that expire in the middle end a job as an outage of minutes does, and at once."""
+    entries = itertools.count(1)
+    expired = Event()
+
+    def decide(method: str, path: str) -> int | None:
+        if method == "PUT" and "/_entries/" in path and next(entries) == 4:
+            expired.set()
+        return 400 if expired.is_set() else None
+
+    proxy.decide = decide
+    with pytest.raises(BroadsheetError) as error:
+        run(s3.url, endpoint=proxy.url)
+    what = r"cannot be (written|read): the credentials have expired: renew them \([A-Z_a-z, ]+\)"
+    remedy = r"What is committed stays: continue with resume=True"
+    assert re.fullmatch(rf"{s3.url}/\S+ {what}\. {remedy}", str(error.value))
+    proxy.decide = lambda method, path: None
+    assert 3 <= run(s3.url, endpoint=proxy.url, resume=True).run.chunks_before < 10
+    assert s3.contents() == on_disk
+
+
+def test_requests_are_repeated_for_as_long_as_a_store_has_patience(
+    s3: Folder, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, clock = ObjectStore(place_of(s3.url, proxy.url), patience=1), JumpingClock(monkeypatch)
+    proxy.decide = lambda method, path: 503
+    with pytest.raises(
+        OutputUnavailable, match=rf"{s3.url}/_claim\.json cannot be read: its server answers 503 SlowDown"
+    ):
+        claimed_by(store)
+    assert 0 < clock.now <= 1
+    proxy.decide = lambda method, path: None
+    assert claim(store, "0" * 16)
+    assert claimed_by(store) == "0" * 16
+
+
+def _kill_at(process: ForkServerProcess, step: str) -> Decide:
+    """Kill it once an object of such a name was written; nothing that it sends after that arrives."""
+
+    def decide(method: str, path: str) -> Fault:
+        if process.exitcode is not None:
+            return "drop"
+        return process.kill if method == "PUT" and f"/{step}" in path else None
+
+    return decide
+
+
+def test_a_job_that_is_killed_after_any_write_is_whole_in_the_end(
+    source: Path, small_model_file: Path, s3: Folder, proxy: Proxy, on_disk: dict[str, bytes], run: Run
+) -> None:
+    """One run after the other, each killed as soon as the server has carried out a write of the next kind."""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["jobs", "pipeline.job.run", "cluster.local"])  # which then take no time
+    steps = ["_claim.json", "parts/part", "_entries/part", "_manifest.json"]
+    for number, step in enumerate(steps):
+        process = processes.Process(target=resumed, args=(source, small_model_file, s3.url, proxy.url))
+        proxy.decide = _kill_at(process, step)
+        process.start()
+        process.join(60)
+        assert process.exitcode == -signal.SIGKILL
+        is_finishing = number == len(steps) - 1
+        assert is_finishing == ("_manifest.json" in s3.names() and b'"totals": {' in s3.read("_manifest.json"))
+        with pytest.raises(OutputError, match=r"is not finished|has lost its _manifest\.json"):
+            verify(s3.url, endpoint=s3.endpoint)
+    report = run(s3.url, endpoint=s3.endpoint, resume=True)
+    assert report.run.chunks_before == 10
+    assert s3.contents() == on_disk
+
+
+@pytest.fixture
+def careless(tmp_path: Path) -> Iterator[str]:
+    """The URL of a server that ignores conditions on writes: moto's, which sees none of them."""
+    from moto.server import ThreadedMotoServer  # a second
+
+    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    moto.start()
+    proxy = Proxy("http://{}:{}".format(*moto.get_host_and_port()))
+    proxy.decide = lambda method, path: "unconditional"
+    make_bucket(proxy.url)
+    yield proxy.url
+    proxy.close()
+    moto.stop()
+
+
+def test_what_cannot_be_written_to_is_told_with_the_remedy(
+    s3: Folder, proxy: Proxy, careless: str, small_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is labelled, in one message each, without a key in it."""
+
+    def told(url: str = s3.url, endpoint: str = s3.endpoint, **environment: str) -> str:
+        with monkeypatch.context() as changed:
+            for name, value in environment.items():
+                changed.setenv(name, value)
+            with pytest.raises(BroadsheetError) as error:
+                classify(["a text"], url, endpoint=endpoint, model=small_model)
+        assert not any(secret in str(error.value) for secret in ("a-secret", "another-secret", "wrong-secret"))
+        return str(error.value)
+
+    assert "does not accept the credentials (SignatureDoesNotMatch)" in told(AWS_SECRET_ACCESS_KEY="wrong-secret")
+    assert "(InvalidAccessKeyId): check AWS_ACCESS_KEY_ID and" in told(AWS_ACCESS_KEY_ID="nobody")
+    assert f"do not allow this (AccessDenied): give them the right to it in '{BUCKET}'" in told(**READER)
+    assert "there is no bucket 'nowhere': create it, or correct the URL" in told("s3://nowhere/labels")
+    assert "AWS_PROFILE, or ~/.aws, cannot be used: The config profile (nobody) could not be found" in told(
+        AWS_ACCESS_KEY_ID="", AWS_PROFILE="nobody"
+    )
+    assert "its store ignores conditions on writes (If-None-Match, If-Match)" in told(endpoint=careless)
+    proxy.decide = lambda method, path: 400
+    assert "the credentials have expired: renew them (AWS_ACCESS_KEY_ID" in told(endpoint=proxy.url)
+    assert "its server http://127.0.0.1:1 cannot be reached: check the network" in told(endpoint="http://127.0.0.1:1")
+    assert "endpoint= is '127.0.0.1:1': write a URL" in told(endpoint="127.0.0.1:1")
+    assert "write s3://BUCKET/FOLDER" in told("s3://")
+    assert "a bucket's URL has no password" in told("s3://key:wrong-secret@bucket/labels")
+    assert s3.names() == []
+
+
+def test_keys_of_a_profile_are_used(
+    s3: Folder, small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"{name.lower()} = {value}" for name, value in KEYS.items()]
+    (tmp_path / "credentials").write_text("\n".join(["[labels]", *lines]))
+    for name in KEYS:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_PROFILE", "labels")
+    classify(["a text"], s3.url, endpoint=s3.endpoint, model=small_model)
+    assert verify(s3.url, endpoint=s3.endpoint).rows_written == 1

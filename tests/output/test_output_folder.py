@@ -1,0 +1,171 @@
+"""The output folder's own files: golden folders of this version and the last, records that are damaged or another's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import numpy as np
+import pytest
+from conftest import ROOT
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline import OutputError, UsageError, classify, verify
+from pipeline.model.charcnn import Model
+from pipeline.output.commit import escape, unescape
+from pipeline.output.record import Claim, ClosingEntry, Entry, Manifest, SavedPlan, to_json
+from pipeline.report.job import JobReport, Progress
+
+GOLDEN = ROOT / "tests" / "data"
+
+
+def test_a_folder_that_an_earlier_build_of_this_version_wrote_is_whole() -> None:
+    totals = verify(GOLDEN / "output-v4")
+    assert (totals.chunks, totals.rows_read, totals.rows_written, totals.rows_filtered) == (3, 5, 3, 1)
+
+
+def test_what_is_kept_of_a_job_is_what_its_schema_says() -> None:
+    folder = GOLDEN / "output-v4"
+    records = (Entry, ClosingEntry, Manifest, SavedPlan, Claim)
+    _, kinds = msgspec.json.schema_components(records, ref_template="#/$defs/{name}")
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": kinds}
+    files = {
+        "Manifest": "_manifest.json",
+        "Claim": "_claim.json",
+        "SavedPlan": "_plan.json",
+        "Entry": "_entries/part-*",
+    }
+    files["ClosingEntry"] = "_entries/group-*"
+    for name, pattern in files.items():
+        found = list(folder.glob(pattern))
+        assert found
+        for file in found:
+            jsonschema.validate(json.loads(file.read_text()), schema | {"$ref": f"#/$defs/{name}"})
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_folder_of_an_earlier_version_is_refused_by_name_and_can_be_replaced(
+    client: Client, small_model: Model, tmp_path: Path, version: int
+) -> None:
+    """Of such a folder only what it is recognised by is kept."""
+    old = shutil.copytree(GOLDEN / f"output-v{version}", tmp_path / "old")
+    with pytest.raises(OutputError, match=rf"an earlier version of broadsheet .+its format is {version}, this .+ is 4"):
+        verify(old)
+    (tmp_path / "in.csv").write_text("text\none\ntwo\n")
+    job = {"model": small_model, "client": client}
+    with pytest.raises(UsageError, match=r"finish it with that version, or replace it with overwrite=True"):
+        classify(tmp_path / "in.csv", old, resume=True, **job)
+    classify(tmp_path / "in.csv", old, overwrite=True, **job)
+    assert verify(old).rows_written == 2
+    assert {path.name for path in old.iterdir()} == {
+        "parts", "_quarantine", "_entries", "_runs", "_claim.json", "_manifest.json", "_plan.json", "_SUCCESS"
+    }  # fmt: skip
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Path:
+    return shutil.copytree(GOLDEN / "output-v4", tmp_path / "golden")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("_manifest.json", {"version": 5}, "is of version 5, this version of broadsheet reads version 4"),
+        ("_manifest.json", {"plan": 7}, r"_manifest.json is damaged: .+\$\.plan"),
+        ("_manifest.json", {"strange": 1}, "damaged: .+strange"),
+        ("_entries/*-0000001-*", {"rows_read": -1}, r"damaged: .+\$\.rows_read"),
+        ("_entries/*-0000001-*", {"chunk": "../../escaped"}, r"damaged: .+\$\.chunk"),
+        ("_entries/*-0000001-*", {"kind": "file"}, "damaged: .+kind"),
+    ],
+)
+def test_a_record_that_is_not_as_it_should_be_is_refused_with_the_place(
+    golden: Path, file: str, change: dict[str, object], message: str
+) -> None:
+    (path,) = golden.glob(file)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(OutputError, match=message):
+        verify(golden)
+
+
+def test_a_folder_that_another_job_began_meanwhile_is_left_alone(
+    client: Client, small_model: Model, tmp_path: Path
+) -> None:
+    """It is looked at when the job is asked for, and again when it begins to write."""
+    out, job = tmp_path / "out", {"model": small_model, "client": client}
+
+    def late() -> AbstractContextManager[Client]:
+        classify(["the", "first"], out, **job)
+        return nullcontext(client)
+
+    with pytest.raises(UsageError, match="exists: choose another folder"):
+        classify(["the", "second", "job"], out, model=small_model, client=late)
+    assert verify(out).rows_written == 2
+
+
+def test_a_job_that_was_about_to_be_replaced_is_not_resumed(client: Client, small_model: Model, tmp_path: Path) -> None:
+    out, job = tmp_path / "out", {"model": small_model, "client": client}
+    classify(["a", "b"], out, **job)
+    (out / "_SUCCESS").unlink()
+    (out / "_claim.json").write_text('{"job": "0123456789abcdef", "version": 4}')  # as --overwrite begins
+    with pytest.raises(UsageError, match=r"it was being overwritten\. Start again with overwrite=True"):
+        classify(["a", "b"], out, resume=True, **job)
+    (out / "_claim.json").unlink()
+    assert classify(["a", "b"], out, resume=True, **job).run.chunks_before == 1
+    assert verify(out).rows_written == 2
+
+
+def test_what_an_overwritten_job_still_writes_does_not_count(
+    client: Client, small_model: Model, tmp_path: Path
+) -> None:
+    out, job = tmp_path / "out", {"model": small_model, "client": client}
+    classify(["a", "b"], out, **job)
+    stray = next((out / "parts").iterdir())
+    stray = stray.with_name(stray.name.replace(stray.stem[-8:], "01234567"))
+
+    class Straggler(Progress):
+        def advance(self, report: JobReport) -> None:
+            stray.write_bytes(b"PAR1")
+
+    report = classify(["c", "d", "e"], out, overwrite=True, progress=Straggler(), **job)
+    assert len(report.to_arrow()) == verify(out).rows_written == 3
+
+
+def test_numbers_of_numpy_are_numbers_in_json() -> None:
+    assert json.loads(to_json({"share": np.float64(0.5), "rows": np.int64(3)})) == {"share": 0.5, "rows": 3}
+
+
+@given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode))
+def test_the_bytes_of_a_quarantined_row_can_be_had_back(head: bytes) -> None:
+    assert unescape(escape(head)) == head
+
+
+READ_AT_ONCE = """
+import sys, threading
+from pathlib import Path
+sys.setswitchinterval(1e-6)
+from pipeline.output.record import Entry, from_json
+data = [file.read_bytes() for file in Path(sys.argv[1]).glob("_entries/part-*.json")]
+start = threading.Barrier(8)
+def read():
+    start.wait()
+    assert all(from_json(one, Entry, "an entry").chunk for one in data)
+threads = [threading.Thread(target=read) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_the_first_entries_are_read_by_several_threads() -> None:
+    """msgspec crashed where it prepared a type in two threads at once, in two of three such processes."""
+    folder = GOLDEN / "output-v4"
+    assert list(folder.glob("_entries/part-*.json"))
+    for _ in range(4):
+        subprocess.run([sys.executable, "-c", READ_AT_ONCE, folder], cwd=ROOT, check=True)

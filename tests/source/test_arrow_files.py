@@ -1,0 +1,206 @@
+"""Arrow files and streams as pyarrow, pandas, Polars and `datasets` write them; damaged and hostile ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import datasets
+import numpy as np
+import polars
+import pyarrow as pa
+import pytest
+from conftest import ROOT
+from distributed import Client
+from pyarrow import feather
+from reading import found, read_files, read_split
+
+import pipeline
+from pipeline.errors import BroadsheetError
+from pipeline.model.charcnn import Model
+from pipeline.source.chunk import Chunk, Selection, concat
+from pipeline.source.find.files import find_files
+from pipeline.source.inputs import chunks_here, identify, open_input
+from pipeline.source.limits import LIMITS, Limits
+from pipeline.source.plan.plan import Plan
+
+TEXTS = [f"article {i} é" if i % 7 else None for i in range(1000)]
+TABLE = pa.table({"id": pa.array(range(1000), pa.int32()), "text": TEXTS, "kind": ["a", "bb"] * 500})
+FRAME = polars.from_arrow(TABLE).with_columns(polars.col("kind").cast(polars.Categorical))
+
+datasets.disable_progress_bars()
+
+
+def write_stream(path: Path, **options: object) -> None:
+    with pa.ipc.new_stream(path, TABLE.schema, options=pa.ipc.IpcWriteOptions(**options)) as to:
+        to.write_table(TABLE, 90)
+
+
+def write_file(path: Path) -> None:
+    kinds = TABLE.column("kind").dictionary_encode()
+    table = TABLE.set_column(2, "kind", kinds)
+    with pa.ipc.new_file(path, table.schema) as to:
+        to.write_table(table, 90)
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "stream.arrow": write_stream,
+    "zstd.arrows": lambda path: write_stream(path, compression="zstd"),
+    "legacy.arrow": lambda path: write_stream(path, use_legacy_format=True),
+    "dictionary.ipc": write_file,
+    "lz4.feather": lambda path: feather.write_feather(TABLE, path),
+    "pandas.feather": lambda path: TABLE.to_pandas().to_feather(path),
+    "polars.arrow": FRAME.write_ipc,
+    "polars_zstd.arrow": lambda path: FRAME.write_ipc(path, compression="zstd"),
+    "polars_stream.arrow": FRAME.write_ipc_stream,
+}
+
+
+def read(path: Path, limits: Limits | None = None, chunk_rows: int = 128) -> tuple[Chunk, Plan, list[int]]:
+    selection = Selection(text=("text",), kept=("id", "kind"))
+    result = read_split(found([path], limits or LIMITS), selection, chunk_rows)
+    assert not result.messages
+    return concat(result.chunks), result.plan, [chunk.rows_read for chunk in result.chunks]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_writers_file_gives_the_same_rows(tmp_path: Path, name: str) -> None:
+    WRITERS[name](tmp_path / name)
+    for limits in (None, Limits(chunk_bytes=3000)):  # of which several fragments take rows of one batch
+        chunk, _, sizes = read(tmp_path / name, limits)
+        assert max(sizes) <= 128
+        good = [i for i, text in enumerate(TEXTS) if text]
+        assert [t.decode() for t in chunk.text.to_pylist()] == [TEXTS[i] for i in good]
+        assert chunk.rows["row"].to_pylist() == chunk.rows["id"].to_pylist() == good
+        assert chunk.rows["kind"].to_pylist() == [("a", "bb")[i % 2] for i in good]
+        assert chunk.rows.schema.field("id").type == pa.int32()
+        assert chunk.quarantine["reason"].to_pylist() == ["the text is null"] * (1000 - len(good))
+        assert len(sizes) >= (8 if limits is None else 9)
+
+
+def test_a_saved_dataset_is_read_by_its_shards_and_splits(client: Client, small_model: Model, tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_dict({"text": [f"article {i}" for i in range(900)], "n": range(900)})
+    rows.save_to_disk(tmp_path / "one", num_shards=3)
+    datasets.load_from_disk(str(tmp_path / "one")).map(lambda row: {"n": len(row["text"])})  # leaves a cache there
+    assert list((tmp_path / "one").glob("cache-*.arrow"))
+    out = tmp_path / "out"
+    report = pipeline.classify(tmp_path / "one", out, model=small_model, client=client, chunk_size=200, keep="n")
+    assert (report.exit_code, report.rows_written, report.job.left_out) == (0, 900, ())
+    table = report.to_pandas()
+    assert list(table["file"].unique()) == [f"{tmp_path}/one/data-0000{i}-of-00003.arrow" for i in range(3)]
+    expected = pipeline.classify(rows.to_pandas(), model=small_model, client=client).to_pandas()
+    assert table["label"].tolist() == expected["label"].tolist()
+    assert pipeline.verify(out, input=True).rows_read == 900
+    (min((out / "parts").iterdir())).unlink()
+    resumed = pipeline.classify(
+        tmp_path / "one", out, model=small_model, client=client, chunk_size=200, keep="n", resume=True
+    )
+    assert resumed.rows_written == 900
+    both = datasets.DatasetDict(train=rows.select(range(10)), test=rows.select(range(5)))
+    both.save_to_disk(tmp_path / "splits")
+    split = find_files([str(tmp_path / "splits")], 70, 1014)
+    assert [Path(f.path).parent.name for f in split.found] == ["test", "train"]
+    assert not split.left_out
+
+
+def test_a_stream_that_is_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
+    write_stream(tmp_path / "f.arrow")
+    whole = (tmp_path / "f.arrow").read_bytes()
+    (tmp_path / "f.arrow").write_bytes(whole[: len(whole) // 2])
+    for read_as in (read_files, read_split):
+        result = read_as(found([tmp_path]), Selection(), 1000)
+        assert "cut off or damaged at byte" in result.messages[0]
+        assert sum(chunk.rows_read for chunk in result.chunks) in range(90, 1000, 90)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("old.feather", b"FEA1 and more", "Feather file of version 1"),
+        ("text.arrow", b"text\nan article\n", "not a readable Arrow file"),
+        ("file.arrow", b"ARROW1\0\0 but no more", "its list of batches is missing"),
+        ("f.csv", b"ARROW1\0\0", "it is a arrow file by its first bytes"),
+    ],
+)
+def test_what_is_no_arrow_file_is_said(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    (problem,) = read_files(found([tmp_path / name]), Selection(), 1000).messages
+    assert message in problem
+
+
+def bombs(folder: Path) -> None:
+    """Small files: a buffer that claims to be a tebibyte; and a long value that 20,000 rows refer to in two ways."""
+    feather.write_feather(pa.table({"text": ["x" * 5000]}), folder / "claim.arrow", compression="zstd")
+    claimed = (
+        (folder / "claim.arrow").read_bytes().replace((5000).to_bytes(8, "little"), (1 << 40).to_bytes(8, "little"))
+    )
+    (folder / "claim.arrow").write_bytes(claimed)
+    long = pa.array(["x" * (8 << 20)])
+    words = pa.DictionaryArray.from_arrays(np.zeros(20_000, np.int32), long)
+    feather.write_feather(pa.table({"text": words}), folder / "words.arrow", compression="zstd")
+    view = long.cast(pa.string_view())
+    place = np.frombuffer(view.buffers()[1], np.uint8)
+    buffers = [None, pa.py_buffer(np.tile(place, 20_000)), *view.buffers()[2:]]
+    views = pa.Array.from_buffers(pa.string_view(), 20_000, buffers)
+    feather.write_feather(pa.table({"text": views}), folder / "views.arrow", compression="zstd")
+
+
+BOMB = """
+import sys
+from pathlib import Path
+from pipeline.source.chunk import Selection
+sys.path.insert(0, "tests/helpers")
+from reading import found, read_files
+result = read_files(found([sys.argv[1]]), Selection(reads=123), 20_000)
+rows = [chunk for chunk in result.chunks if len(chunk)]
+print(result.messages)
+mebibytes = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) >> 10
+print([(len(chunk), chunk.n_chars.max().item()) for chunk in rows], mebibytes)
+"""
+
+
+def test_files_that_stand_for_far_more_are_read_in_bounded_memory(tmp_path: Path) -> None:
+    bombs(tmp_path)
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 1 << 20
+    run = subprocess.run(
+        [sys.executable, "-c", BOMB, tmp_path], capture_output=True, text=True, cwd=ROOT, env={**os.environ}
+    )
+    assert run.returncode == 0, run.stderr
+    problems, read_ = run.stdout.splitlines()
+    assert "record batch 0 takes 1,048,576 MiB for 1 rows" in problems
+    assert read_.startswith("[(20000, 8388608), (20000, 8388608)]"), read_
+    assert int(read_.split()[-1]) < 900
+
+
+def test_no_flipped_byte_crashes_a_process_or_invents_rows(tmp_path: Path) -> None:
+    for name in ("dictionary.ipc", "stream.arrow", "polars_zstd.arrow"):
+        WRITERS[name](tmp_path / name)
+    code = "import sys; from test_arrow_files import fuzz; fuzz(sys.argv[1])"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    run = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, cwd=ROOT, env=env)
+    assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
+
+
+def fuzz(folder: str) -> None:
+    """Read files with bytes replaced: an error of ours, or rows, whatever they hold."""
+    rng = np.random.default_rng(0)
+    for source in sorted(Path(folder).iterdir()):
+        whole = source.read_bytes()
+        for _ in range(40):
+            data = bytearray(whole)
+            edge = (0, 400) if rng.random() < 0.5 else (len(data) - 2000, len(data))
+            where = rng.integers(*edge) if rng.random() < 0.8 else rng.integers(len(data))
+            data[where] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.integers(256)])
+            damaged = source.with_name(f"damaged{source.suffix}")
+            damaged.write_bytes(data)
+            try:
+                given = identify(damaged, 70, 1014, whole_hash=False, by_content=False)
+                read_rows = sum(chunk.rows_read for chunk in chunks_here(open_input(given, Selection(), 128)))
+                assert read_rows <= 2000
+            except BroadsheetError:
+                pass
+            damaged.unlink()
+    print("done")

@@ -1,0 +1,148 @@
+"""Soft labels: by teachers or in columns, beside labels or in their place, of text that has no label too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from conftest import random_model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from training import LENGTH, QUICK, TOPICS, articles, one_thread, quick_train
+
+from pipeline.errors import UsageError
+from pipeline.model import reference
+from pipeline.model.alphabet import Alphabet
+from pipeline.train import SoftLabels, Trained, train
+from pipeline.train.data import ArticleReader
+from pipeline.train.recipe import WITH_SPACE
+from pipeline.train.teachers import read_taught
+
+__all__ = ["one_thread"]  # a fixture of every test here too
+
+CLASSES = tuple(sorted(TOPICS))
+TEXTS = ["a bank", "a comet", "a match", "a goal"]
+TABLE = pa.table(
+    {
+        "text": TEXTS,
+        "kind": ["money", None, "sport", ""],
+        "score_sport": [0.1, 0.0, None, 3.0],
+        "score_money": [0.8, 0.25, None, 1.0],
+        "score_space": [0.1, 0.75, None, 0.0],
+    }
+)
+COLUMNS = ("score_sport", "score_money", "score_space")
+
+
+def read(table: pa.Table, columns: tuple[str, ...] = COLUMNS, label: str | None = "kind", **options: object):
+    return read_taught(table, ArticleReader(("text",), Alphabet(WITH_SPACE), LENGTH), label, columns, **options)
+
+
+def test_columns_of_probabilities_are_by_class_and_rows_without_a_label_have_the_most_probable_one() -> None:
+    taught = read(TABLE, classes=CLASSES)
+    assert taught.data.labels.tolist() == [0, 1, 2, 2]
+    assert taught.labelled.tolist() == [True, False, True, False]
+    half = taught.targets(0.5, np.array([0]))  # row 0 is held out
+    assert half.tolist() == [[1, 0, 0], [0.25, 0.75, 0], [0, 0, 1], [0.25, 0, 0.75]]
+    assert taught.targets(0.5, np.array([], np.int64))[0] == pytest.approx([0.9, 0.05, 0.05])
+    lists = pa.table({"text": TEXTS, "p": [[0.8, 0.1, 0.1], [0.25, 0.75, 0], [0, 0, 1], [0.25, 0, 0.75]]})
+    alone = read(lists, ("p",), None, classes=CLASSES)
+    assert alone.targets(0.5, np.array([], np.int64)).tolist()[1:] == half.tolist()[1:]
+
+
+def test_soft_labels_that_are_none_are_told() -> None:
+    for value, message in (([0.5, 0.5], "2 probabilities a row"), ([-1.0, 1.0, 1.0], "negative")):
+        table = pa.table({"text": ["a"], "p": [value]})
+        with pytest.raises(UsageError, match=message):
+            read(table, ("p",), None, classes=CLASSES)
+    with pytest.raises(UsageError, match="row 1 has neither"):
+        read(pa.table({"text": ["a", "b"], "kind": ["money", None], "p": [None, None]}), ("p",), classes=CLASSES)
+    with pytest.raises(UsageError, match="either from teachers or"):
+        SoftLabels(("p",), ("ag-news",))
+
+
+def test_a_student_learns_from_teachers_what_nobody_labelled() -> None:
+    """From random ones, whose answers have no other source."""
+    first, second = (replace(random_model(seed, WITH_SPACE, LENGTH, 3), classes=CLASSES) for seed in (1, 2))
+    second = replace(second, classes=CLASSES[::-1])
+    soft = SoftLabels(models=(first, second), unlabelled=pa.table({"text": TEXTS}), device="cpu", share=0.0)
+    trained = quick_train(articles(40), replace(QUICK, epochs=1), soft_labels=soft)
+    assert trained.model.card["data"]["rows"] == 44
+    assert trained.model.card["data"]["held_out_rows"] == 8
+    assert len(trained.model.card["soft_labels"]["teachers"]) == 2
+    taught = soft.read(articles(4), ArticleReader(("text",), Alphabet(WITH_SPACE), LENGTH), "kind", None)
+    taught = soft.taught(taught, np.array([], np.int64))
+    logits = [reference.forward(taught.data.ids[4:], reference.prepare(model)) for model in (first, second)]
+    one, other = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in logits)
+    assert taught.probabilities[4:] == pytest.approx((one + other[:, ::-1]) / 2, abs=1e-5)
+    assert taught.targets(0.5, np.array([], np.int64))[4:] == pytest.approx(taught.probabilities[4:])
+
+
+def by_words(texts: list[str]) -> np.ndarray:
+    """A teacher whose classes are told by the topics' words; of a text without them it knows nothing."""
+    hits = [[sum(word in text.split() for word in TOPICS[name].split()) for name in CLASSES] for text in texts]
+    return np.array(hits, float) ** 2 + 1e-3
+
+
+def taught_by(teacher: object, **options: object) -> Trained:
+    labelled = pa.table({"text": [f"{name} label{i}" for i in range(20) for name in "xyz"], "kind": [*CLASSES] * 20})
+    soft = SoftLabels(models=(teacher,), unlabelled=articles(120).select(["text"]), device="cpu")
+    return train(
+        labelled, text_column="text", label_column="kind", soft_labels=soft, vectors=None, device="cpu", **options
+    )
+
+
+def test_n_grams_alone_learn_from_a_function_what_nobody_labelled() -> None:
+    """On a CPU, where no network is trained: words that no labelled row has."""
+    tested = articles(60, seed=2)
+    trained = taught_by("test_soft_labels:by_words", test=tested, ngrams=1 << 16)
+    assert trained.history == ()
+    assert trained.model.card["test"]["accuracy"] > 0.98
+    assert trained.model.card["data"]["held_out_rows"] == 12  # of the labelled ones
+    assert trained.model.card["soft_labels"]["teacher_accuracy"] < 0.7 < trained.model.card["held_out_accuracy"]
+    for wrong, message in (("test_soft_labels:none", "there is no teacher"), ("builtins:len", "gave an array")):
+        with pytest.raises(UsageError, match=message):
+            taught_by(wrong)
+    with pytest.raises(UsageError, match=r"can be loaded|pip install"):
+        taught_by("/no/such/folder")
+
+
+def test_a_sentence_encoder_learns_from_the_labels_and_teaches(tmp_path: Path) -> None:
+    """Of sentence-transformers, from a folder; what it says of a labelled row, it was not told."""
+    transformers = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.models")
+    words = sorted({word for topic in TOPICS.values() for word in topic.split()})
+    splitter = Tokenizer(WordLevel({word: at for at, word in enumerate([*words, "[UNK]"])}, "[UNK]"))
+    splitter.pre_tokenizer = Whitespace()
+    topic = [next(i for i, name in enumerate(CLASSES) if word in TOPICS[name].split()) for word in words]
+    weights = np.vstack([np.eye(3)[topic], np.zeros((1, 3))]).astype(np.float32)
+    encoder = modules.StaticEmbedding(splitter, embedding_weights=weights)
+    transformers.SentenceTransformer(modules=[encoder], device="cpu").save(str(tmp_path / "encoder"))
+    rows = articles(30, seed=5)
+    half = rows.set_column(
+        1, "kind", pa.array([kind if i < 24 else None for i, kind in enumerate(rows["kind"].to_pylist())])
+    )
+    soft = SoftLabels(models=(tmp_path / "encoder",), device="cpu")
+    taught = soft.read(half, ArticleReader(("text",), Alphabet(WITH_SPACE), LENGTH), "kind", None)
+    assert taught.labelled.sum() == 24
+    taught = soft.taught(taught, np.arange(4))
+    truth = [CLASSES.index(kind) for kind in rows["kind"].to_pylist()]
+    assert taught.data.labels.tolist() == truth
+    assert taught.right(np.arange(30)) == 1.0
+    assert (taught.sure()[24:] < 1).all()
+    other = CLASSES[truth[0] - 1]
+    wrong = rows.set_column(1, "kind", pa.array([other, *rows["kind"].to_pylist()[1:]]))
+    told = soft.read(wrong, ArticleReader(("text",), Alphabet(WITH_SPACE), LENGTH), "kind", None)
+    assert soft.taught(told, np.array([], np.int64)).probabilities[0].argmax() == truth[0]
+
+
+def test_what_a_teacher_is_unsure_of_counts_less() -> None:
+    taught = read(TABLE, classes=CLASSES)
+    assert taught.sure() == pytest.approx(
+        [1, 0.4881, 1, 0.4881], abs=1e-4
+    )  # labelled, three quarters, labelled, the same
+    assert taught.right(np.arange(4)) == 1.0  # of the one row that has both
