@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import warm
+from commands import start
 from distributed import Client
 from hypothesis import HealthCheck, settings
 from s3 import KEYS, proxy, s3, s3_server  # noqa: F401 - fixtures
@@ -35,68 +35,6 @@ for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", 
     del os.environ[name]
 os.environ |= {**KEYS, "AWS_REGION": "us-east-1"}
 
-LONG = (
-    "compile",
-    "parallel_training",
-    "examples",
-    "serve",
-    "train",
-    "resume",
-    "heads",
-    "connect",
-    "pages",
-    "lost_workers",
-    "readers",
-    "scan",
-    "start",
-    "sidecars",
-    "object_store",
-    "compression",
-    "tls_and_limits",
-    "hostile_input",
-    "explain",
-    "fasttext",
-    "settings",
-    "graph",
-    "classify_command",
-    "multi_label",
-    "profile",
-    "report",
-    "several_models",
-    "calibration",
-    "remote_input",
-    "03_performance",
-    "monitoring",
-    "select",
-    "docstrings",
-    "groups",
-    "arrow_files",
-    "few_rows",
-    "in_memory",
-    "csv",
-    "classifier",
-    "overflow",
-    "damaged_output",
-    "02_cluster",
-    "update",
-    "reference",
-    "model",
-    "pipe",
-    "cascade",
-    "04_your_own_labels",
-    "serve_cluster",
-    "http_reference",
-    "shards",
-    "layout",
-    "child_processes",
-    "classify",
-    "protocols",
-    "soft_labels",
-)
-"""The files that take longest, the longest first: two processes that take one file after another end together. The
-kernels are the longest where their cache is empty.
-"""
-
 ALL = bool(os.environ.get("BROADSHEET_TEST_ALL"))
 """As `.ci/tests --all` sets it."""
 
@@ -106,11 +44,6 @@ CommandHere = Callable[..., tuple[int, str]]
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # the modules of all tests are not looked through for garbage, again and again
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path.stem.removeprefix("test_"), len(places)))
 
 
 # No test is decided by a clock.
@@ -136,11 +69,6 @@ def random_model(seed: int = 0, symbols: str = PUBLISHED, length: int = 1014, cl
                 fan_in = 25 if len(shape) == 1 else np.prod(shape[1:]) / (20 if layer.name == "conv1" else 2)
                 tensors[name] = values / np.float32(np.sqrt(fan_in))
     return Model(Alphabet(symbols), tuple(f"class {i}" for i in range(classes)), length, tensors)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def warm_processes() -> None:
-    warm.get_ready()
 
 
 @pytest.fixture(scope="session")
@@ -179,10 +107,10 @@ def ag_news() -> Path:
 
 @pytest.fixture(scope="session")
 def broadsheet() -> Command:
-    """Run the command in a process of its own. Where `env` allows it, all is imported there already."""
+    """Run the command as it is installed."""
 
     def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-        process = warm.start("broadsheet", *arguments, **options)
+        process = start("broadsheet", *arguments, **options)
         try:
             output, errors = process.communicate(timeout=240)
         finally:

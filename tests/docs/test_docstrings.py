@@ -15,11 +15,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from pyarrow import csv
 
 import broadsheet
 from pipeline.model.charcnn import Model
+
+torch = pytest.importorskip("torch")
 
 IN_JOBS = {"Options.changed", "Options.model_columns", "Options.selection", "Options.settings"}
 """Methods that a job calls, and no user."""

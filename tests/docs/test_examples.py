@@ -11,18 +11,15 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import datasets
-import kubernetes_validate
 import pandas as pd
 import pytest
-import warm
 import yaml
 import zstandard
+from commands import PROGRAMS
 from conftest import ROOT, Command, CommandHere, random_model
 from s3 import Folder
 
@@ -33,14 +30,15 @@ from pipeline.serve.metrics import Metrics
 from pipeline.serve.openapi import describe
 from pipeline.serve.settings import Settings
 
+datasets, kubernetes_validate = map(pytest.importorskip, ("datasets", "kubernetes_validate"))
+
 SHARDS = ROOT / "examples" / "shards"
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """With a `broadsheet` that starts at once."""
-    with warm.on_path(tmp_path_factory.mktemp("bin")) as found:
-        yield found
+def path() -> str:
+    """Where a script finds the installed `broadsheet`."""
+    return f"{PROGRAMS}:{os.environ['PATH']}"
 
 
 @pytest.mark.parametrize("command", [["examples/batch.sh"], [sys.executable, "examples/batch.py"]])

@@ -15,7 +15,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 from conftest import ROOT
 
@@ -24,6 +23,9 @@ from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model, load_model
 from pipeline.model.model_file import repository_of
 from pipeline.model.several import Models
+
+datasets = pytest.importorskip("datasets")
+pytest.importorskip("huggingface_hub")
 
 STEPS = """
 import json, sys

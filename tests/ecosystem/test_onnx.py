@@ -7,10 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
-import torch
 from conftest import CommandHere
 
 import pipeline
@@ -18,6 +15,8 @@ from pipeline.ecosystem.onnx import to_onnx
 from pipeline.errors import BroadsheetError
 from pipeline.model.charcnn import Model
 from pipeline.model.ngrams import Kinds, NGrams
+
+onnx, onnxruntime, torch = map(pytest.importorskip, ("onnx", "onnxruntime", "torch"))
 
 KINDS = Kinds(2, (3, 5), 300)
 TEXTS = ["Stocks fell on Monday as oil rose.", "", "é漢 " * 60, b"raw \xff bytes", "x" * 200]

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -19,6 +18,8 @@ from sklearn.utils import estimator_checks
 
 import pipeline
 from pipeline.sklearn import TextClassifier
+
+torch = pytest.importorskip("torch")
 
 STILL = {"dropped_words": 0.0, "random_characters": 0.0, "erased_spans": 0, "shift": 0, "cut": 0}
 STILL |= {"dropout": 0.0, "input_dropout": 0.0, "warmup": 0.2}

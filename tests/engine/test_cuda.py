@@ -14,7 +14,6 @@ import exact
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from conftest import ROOT, random_model
 from gpu import LIMITS, STACKS_AND_FRAMES, error, hostile_texts, logits_of, opened_for, poison, random_texts
 
@@ -27,6 +26,8 @@ from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model
 from pipeline.model.layers import FRAMES, Frame
 from pipeline.model.ngrams import scores as ngram_scores
+
+torch = pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
-import torch
 from distributed import Client
 from gpu import LIMITS, WHOLE_STACKS, random_texts
 from overflowing import enlarged, grown
@@ -28,6 +27,8 @@ from pipeline.measures.evaluate import evaluate
 from pipeline.model import reference
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model
+
+torch = pytest.importorskip("torch")
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 LARGEST = {"fp32": 3e38, "bf16": 3e38, "fp16": 6e4}

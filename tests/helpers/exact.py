@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
+import pytest
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from pipeline.model.charcnn import Model
 from pipeline.model.layers import NORM_EPSILON
+
+torch = pytest.importorskip("torch")
+functional = torch.nn.functional
 
 
 def blocks(

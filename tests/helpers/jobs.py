@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pyarrow as pa
-import warm
+from commands import start
 from dask import config as dask_config
 from distributed import Client
 
@@ -115,7 +115,7 @@ class Processes:
     """Processes of a cluster as a user starts them, each ended at the latest with the test."""
 
     def __init__(self) -> None:
-        self._all: list[warm.Command | subprocess.Popen[str]] = []
+        self._all: list[subprocess.Popen[str]] = []
 
     def start(self, *command: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -128,14 +128,13 @@ class Processes:
         self._all.append(process)
         return process
 
-    def dask(self, *arguments: object, **options: Any) -> warm.Command | subprocess.Popen[str]:
-        return self._warm("dask", *arguments, **options)
+    def dask(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+        return self._added(start("dask", *arguments, **options))
 
-    def broadsheet(self, *arguments: object, **options: Any) -> warm.Command | subprocess.Popen[str]:
-        return self._warm("broadsheet", *arguments, **options)
+    def broadsheet(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+        return self._added(start("broadsheet", *arguments, **options))
 
-    def _warm(self, *command: object, **options: Any) -> warm.Command | subprocess.Popen[str]:
-        process = warm.start(*command, **options)
+    def _added(self, process: subprocess.Popen[str]) -> subprocess.Popen[str]:
         self._all.append(process)
         return process
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
-import warm
+from commands import start
 
 from pipeline import Client
 
@@ -24,7 +24,7 @@ STARTS_WITHIN = 240.0
 class Server:
     """url: where it listens. said: the lines of its log so far."""
 
-    def __init__(self, process: warm.Command | subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.said: list[dict[str, Any]] = []
         self._lines: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -63,7 +63,7 @@ class Server:
 @contextmanager
 def serving(*arguments: object) -> Iterator[Server]:
     options = ("--port", 0, "--log-format", "json", "--device", "cpu")
-    process = warm.start("broadsheet", "serve", *options, *arguments)
+    process = start("broadsheet", "serve", *options, *arguments)
     try:
         yield Server(process)
     finally:

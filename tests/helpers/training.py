@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-import torch
 
 from pipeline.train import Recipe, train
+
+torch = pytest.importorskip("torch")
 
 STILL = {"dropped_words": 0.0, "random_characters": 0.0, "erased_spans": 0, "shift": 0, "cut": 0}
 QUICK = Recipe(epochs=4, batch_size=32, learning_rate=2e-3, dropout=0.0, input_dropout=0.0, warmup=0.2, **STILL)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import warm
+from commands import start
 from conftest import Command, CommandHere
 from distributed import Client
 from jobs import alive, check_whole, committed, run_undisturbed, wait_until
@@ -135,7 +135,7 @@ def test_an_interrupted_job_ends_cleanly_and_says_how_to_go_on(
     out = tmp_path / "it's out"
     slow = tmp_path / "slow.py"
     slow.write_text(slowed("read", 0.5))
-    process = warm.start(
+    process = start(
         *("broadsheet", *arguments, "-o", out, "--workers", 1),
         env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(slow)},
         start_new_session=True,

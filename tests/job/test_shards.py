@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import warm
+from commands import start
 from conftest import CommandHere
 from distributed import Client
 from hypothesis import given
@@ -171,7 +171,7 @@ def test_a_preempted_share_goes_on_with_its_own_files(small_model_file: Path, tm
     slow.write_text(slowed("read", 0.5))
     command = ["broadsheet", "classify", folder, "-o", out, "--resume", "--workers", 1]
     command += [f for name, value in given_.items() for f in (f"--{name.replace('_', '-')}", value)]
-    process = warm.start(*command, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(slow)}, start_new_session=True)
+    process = start(*command, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(slow)}, start_new_session=True)
     wait_until(lambda: committed(out) >= 2)
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=240)

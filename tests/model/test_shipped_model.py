@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
+import pytest
 from conftest import ROOT
 
 from pipeline import load_model
@@ -11,6 +11,8 @@ from pipeline.model import reference
 from pipeline.model.alphabet import encode
 from pipeline.train.network import CharCNN, predict
 from pipeline.train.recipe import WITH_SPACE, Recipe
+
+torch = pytest.importorskip("torch")
 
 TRAIN_SHA256 = "87191dd121ce6695b9bcae6cd65f6230abcbee432b94d3c8d0da7aaede2bbb8f"
 

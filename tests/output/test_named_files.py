@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-import torch
 from conftest import CommandHere
-from matplotlib.figure import Figure
 
 import pipeline
 from pipeline.errors import OutputError, UsageError
@@ -23,7 +21,6 @@ from pipeline.report.plots import save_png
 from pipeline.report.timeline import Timeline, save_trace
 from pipeline.storage.disk import refuse_outputs, write_file
 from pipeline.telemetry.spans import Clock
-from pipeline.train.checkpoint import Checkpoint
 from pipeline.train.progress import Epoch, plot_curve
 
 OLD = b"what took a week to make"
@@ -42,12 +39,15 @@ def no_room() -> Iterator[None]:
 
 def test_an_old_file_outlives_a_new_one_that_does_not_fit(small_model: Model, tmp_path: Path) -> None:
     """Whoever writes it; and nothing is left beside it."""
+    torch, figure = map(pytest.importorskip, ("torch", "matplotlib.figure"))
+    from pipeline.train.checkpoint import Checkpoint
+
     checkpoint = Checkpoint({}, 1, (), 0.0, {"weights": {"w": torch.zeros(9)}})
     path = tmp_path / "file.png"
     for write in (
         small_model.save,
         checkpoint.save,
-        lambda where: save_png(Figure(), where),
+        lambda where: save_png(figure.Figure(), where),
         lambda where: save_trace(Timeline(0.0, Clock(0.0, 0.0)), where),
         lambda where: plot_curve([Epoch(1, 0.5, 0.5)], where),
     ):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
-from functools import partial
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import quote
 
@@ -14,12 +16,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import warm
-from conftest import CommandHere
+from conftest import ROOT, CommandHere
 from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import committed, killed_after
+from jobs import committed
 
 from benchmarks.chaos.jobs import contents
 from pipeline import OutputError, SourceError, UsageError, classify, select, verify
@@ -150,9 +151,10 @@ def test_a_choice_that_is_killed_is_finished_as_if_it_had_not_been(labels: Path,
     whole, out = tmp_path / "whole", tmp_path / "out"
     select(labels, whole, top="60%", partition_by="lang")
     command = ["select", labels, "-o", out, "--top", "60%", "--partition-by", "lang"]
-    process = warm.start("broadsheet", *command, preexec_fn=partial(killed_after, "_entries", 1))
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    killed = "from jobs import killed_after; killed_after('_entries', 1); from broadsheet.__main__ import main; main()"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'helpers'}"}
+    done = subprocess.run([sys.executable, "-c", killed, *map(str, command)], env=environment)
+    assert done.returncode == -signal.SIGKILL
     assert committed(out) == 1
     select(labels, out, top="60%", partition_by="lang", resume=True)
     assert contents(out) == contents(whole)

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-import warm
+from commands import start
 from distributed import Client
 from jobs import wait_until
 from s3 import Folder
@@ -105,7 +105,7 @@ def test_a_killed_end_is_repeated_and_damage_repaired(
     whole, out = tmp_path / "whole", tmp_path / "out"
     classify(documents, whole, model=small_model_file, client=client, **given)
     flags = [f for name, value in given.items() for f in (f"--{name.replace('_', '-')}", value)]
-    process = warm.start("broadsheet", "classify", documents, "--model", small_model_file, "-o", out, *flags, "--quiet")
+    process = start("broadsheet", "classify", documents, "--model", small_model_file, "-o", out, *flags, "--quiet")
     wait_until(lambda: process.poll() is not None or any((out / "_sidecars").glob("group-*")))
     process.kill()
     process.communicate()

@@ -19,10 +19,11 @@ from conftest import random_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jobs import wait_until
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from serving import Server, serving
 
 from pipeline.model.charcnn import Model
+
+trace_service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 
 JSON = {"content-type": "application/json"}
 HTTP = httpx.Client(timeout=240)
@@ -40,7 +41,7 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                for resource in trace_service.ExportTraceServiceRequest.FromString(body).resource_spans:
                     services.update(
                         a.value.string_value for a in resource.resource.attributes if a.key == "service.name"
                     )

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import datasets
 import numpy as np
 import polars
 import pyarrow as pa
@@ -30,8 +29,6 @@ from pipeline.source.plan.plan import Plan
 TEXTS = [f"article {i} é" if i % 7 else None for i in range(1000)]
 TABLE = pa.table({"id": pa.array(range(1000), pa.int32()), "text": TEXTS, "kind": ["a", "bb"] * 500})
 FRAME = polars.from_arrow(TABLE).with_columns(polars.col("kind").cast(polars.Categorical))
-
-datasets.disable_progress_bars()
 
 
 def write_stream(path: Path, **options: object) -> None:
@@ -82,6 +79,8 @@ def test_every_writers_file_gives_the_same_rows(tmp_path: Path, name: str) -> No
 
 
 def test_a_saved_dataset_is_read_by_its_shards_and_splits(client: Client, small_model: Model, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
     rows = datasets.Dataset.from_dict({"text": [f"article {i}" for i in range(900)], "n": range(900)})
     rows.save_to_disk(tmp_path / "one", num_shards=3)
     datasets.load_from_disk(str(tmp_path / "one")).map(lambda row: {"n": len(row["text"])})  # leaves a cache there

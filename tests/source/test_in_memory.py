@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import dask.dataframe as dd
-import datasets
 import duckdb
 import numpy as np
 import pandas as pd
@@ -29,6 +28,8 @@ from pipeline.source.inputs import identify, open_input
 from pipeline.source.limits import Limits
 from pipeline.source.memory.items import as_items
 from pipeline.source.memory.tables import as_tables
+
+datasets = pytest.importorskip("datasets")
 
 TEXTS = [None if i % 9 == 5 else f"Article number {i} of the day" for i in range(40)]
 TABLE = pa.table({"text": TEXTS, "id": range(40)})

@@ -15,7 +15,6 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
-import torch
 from conftest import Command, random_model
 from distributed import Client
 from numpy.typing import NDArray
@@ -32,6 +31,8 @@ from pipeline.model.ngrams import Kinds, NGrams, scores
 from pipeline.train import Recipe, Trained, train
 from pipeline.train.linear import Fitter, ProductFitter
 from pipeline.train.objective import OneLabel, SeveralColumns
+
+torch = pytest.importorskip("torch")
 
 __all__ = ["one_thread"]  # a fixture of every test here too
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pyarrow.csv as pa_csv
 import pytest
-import torch
 from conftest import Command
 from distributed import Client
 from jobs import children_of
@@ -20,6 +19,8 @@ from training import LENGTH, QUICK, articles, one_thread, quick_train
 from pipeline import load_model
 from pipeline.errors import BroadsheetError
 from pipeline.train import Epoch
+
+torch = pytest.importorskip("torch")
 
 __all__ = ["one_thread"]  # a fixture of every test here too
 

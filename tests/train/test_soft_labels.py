@@ -9,9 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from conftest import random_model
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from training import LENGTH, QUICK, TOPICS, articles, one_thread, quick_train
 
 from pipeline.errors import UsageError
@@ -21,6 +18,8 @@ from pipeline.train import SoftLabels, Trained, train
 from pipeline.train.data import ArticleReader
 from pipeline.train.recipe import WITH_SPACE
 from pipeline.train.teachers import read_taught
+
+tokenizers = pytest.importorskip("tokenizers")
 
 __all__ = ["one_thread"]  # a fixture of every test here too
 
@@ -116,8 +115,10 @@ def test_a_sentence_encoder_learns_from_the_labels_and_teaches(tmp_path: Path) -
     transformers = pytest.importorskip("sentence_transformers")
     modules = pytest.importorskip("sentence_transformers.models")
     words = sorted({word for topic in TOPICS.values() for word in topic.split()})
-    splitter = Tokenizer(WordLevel({word: at for at, word in enumerate([*words, "[UNK]"])}, "[UNK]"))
-    splitter.pre_tokenizer = Whitespace()
+    splitter = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: at for at, word in enumerate([*words, "[UNK]"])}, "[UNK]")
+    )
+    splitter.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     topic = [next(i for i, name in enumerate(CLASSES) if word in TOPICS[name].split()) for word in words]
     weights = np.vstack([np.eye(3)[topic], np.zeros((1, 3))]).astype(np.float32)
     encoder = modules.StaticEmbedding(splitter, embedding_weights=weights)

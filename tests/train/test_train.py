@@ -16,7 +16,6 @@ import pyarrow.csv as pa_csv
 import pytest
 import safetensors
 import safetensors.numpy
-import torch
 from conftest import Command, random_model
 from training import LENGTH, QUICK, STILL, TOPICS, articles, one_thread, quick_train  # noqa: F401 - a fixture
 
@@ -35,6 +34,8 @@ from pipeline.train.objective import OneLabel
 from pipeline.train.packed import PackedCNN
 from pipeline.train.recipe import WITH_SPACE, recipe_for
 from pipeline.train.teachers import hold_out_labelled
+
+torch = pytest.importorskip("torch")
 
 
 def test_balanced_losses_are_those_of_pytorch() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import torch
 from training import LIKE, QUICK, articles, quick_train
 
 from pipeline.model.layers import FRAMES, Frame, layer_table
@@ -18,6 +17,8 @@ from pipeline.train import graphs
 from pipeline.train.linear import Fitter, GpuFitter
 from pipeline.train.network import CharCNN
 from pipeline.train.packed import PackedCNN, can_compute
+
+torch = pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU")]
 

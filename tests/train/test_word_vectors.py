@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipeline.classifier import load
 from pipeline.errors import UsageError
@@ -21,6 +20,8 @@ from pipeline.train import Note, Trained, train
 from pipeline.train.branch import Answers, BranchSettings, _Fold, bags, fit_branch
 from pipeline.train.data import TextBuffers
 from pipeline.train.vectors import AUTO, chosen_vectors, read_vectors
+
+tokenizers = pytest.importorskip("tokenizers")
 
 KINDS = Kinds(2, (2, 5), 1014)
 TOPICS = ("money", "space", "sport")
@@ -78,8 +79,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     static = folder / "model2vec"
     static.mkdir()
     tokens = ["[UNK]", *(word.capitalize() for word in WORDS)]  # spelled otherwise than in the texts
-    splitter = Tokenizer(models.WordLevel({token: at for at, token in enumerate(tokens)}, "[UNK]"))
-    splitter.pre_tokenizer = pre_tokenizers.Whitespace()
+    splitter = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({token: at for at, token in enumerate(tokens)}, "[UNK]")
+    )
+    splitter.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     splitter.save(str(static / "tokenizer.json"))
     save_file({"embeddings": np.vstack([np.zeros((1, 20), np.float32), vectors()])}, static / "model.safetensors")
     return {path.name: path for path in folder.iterdir() if path.name != "beside.txt"}
