@@ -54,14 +54,15 @@ _ELSEWHERE = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocat
 _Result = TypeVar("_Result")
 
 
-def patiently(call: Callable[[], _Result], url: str, seconds: float = PATIENCE) -> _Result:
+def patiently(call: Callable[[], _Result], url: str, seconds: float = PATIENCE, clock: Any = time) -> _Result:
     """The result of a request, which is repeated for `seconds`, with growing pauses, while its error may pass.
 
     Each time it is signed anew, with credentials as they are then; so a request must be one that may be carried out
-    twice. url: of the object or bucket, for messages. Raises FileNotFoundError where the object is not there, other
-    OSErrors with what is wrong and the remedy; AlreadyExistsError and PreconditionError of obstore as they are.
+    twice. url: of the object or bucket, for messages. clock: has `monotonic` and `sleep`. Raises FileNotFoundError
+    where the object is not there, other OSErrors with what is wrong and the remedy; AlreadyExistsError and
+    PreconditionError of obstore as they are.
     """
-    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+    deadline, pause = clock.monotonic() + seconds, _FIRST_PAUSE
     while True:
         try:
             return call()
@@ -72,9 +73,9 @@ def patiently(call: Callable[[], _Result], url: str, seconds: float = PATIENCE) 
                 raise FileNotFoundError(errno.ENOENT, "there is no such object") from error
             raise _explained(error, url) from error
         except (BaseError, OSError, TimeoutError, ValueError) as error:
-            if not may_pass(error) or time.monotonic() + pause > deadline:
+            if not may_pass(error) or clock.monotonic() + pause > deadline:
                 raise _explained(error, url) from error
-        time.sleep(pause * random.uniform(0.5, 1.0))
+        clock.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 

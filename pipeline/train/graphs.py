@@ -21,11 +21,14 @@ EAGER_CALLS = 11
 
 
 class Replayed:
-    """A function whose work is all on the GPU, as CUDA graphs. Of its arguments the first two are tensors."""
+    """A function whose work is all on the GPU, as CUDA graphs. Of its arguments the first two are tensors.
 
-    def __init__(self, function: Callable[..., Tensor | None]) -> None:
+    eager: so many calls run as they are.
+    """
+
+    def __init__(self, function: Callable[..., Tensor | None], eager: int = EAGER_CALLS) -> None:
         self._function = function
-        self._eager = EAGER_CALLS
+        self._eager = eager
         self._kinds: dict[tuple[Any, ...], _Graph | None] = {}
         self._pool = torch.cuda.graph_pool_handle()
 

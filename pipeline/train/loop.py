@@ -55,7 +55,7 @@ class TrainingRun:
     """A run of `recipe` from `seed` over the rows `train`, evaluated on the rows `held_out` (maybe none).
 
     Every process of `group` has all rows, and computes its share of each batch. begun: all layers but the last come
-    from another model.
+    from another model. eager: so many steps on a GPU are launched kernel by kernel, before CUDA graphs are made.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class TrainingRun:
         seed: int,
         group: ProcessGroup,
         begun: bool = False,
+        eager: int = EAGER_CALLS,
     ) -> None:
         self.network, self.recipe, self._objective = network, recipe, objective
         self._train, self._held_out, self._alphabet, self._seed = train, held_out, alphabet, seed
@@ -86,7 +87,7 @@ class TrainingRun:
         self._rates = torch.zeros_like(self._shares)  # on the device, where a graph that is replayed reads them
         for each, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             each["lr"] = rate
-        self._replayed = Replayed(self._train_on) if self._cuda else None
+        self._replayed = Replayed(self._train_on, eager) if self._cuda else None
         self._steps = 0
         self._losses = torch.zeros((), device=self._device)
         self.history: tuple[Epoch, ...] = ()

@@ -1,4 +1,4 @@
-"""The ladder without a GPU: its steps, its page and picture, and its kernels compiled."""
+"""Benchmarks without a GPU: the ladder's steps, the scale benchmark, and that the peers' networks are ours."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
+from benchmarks import scale, scale_stubs
 from benchmarks.ladder.switches import NOTHING, PRODUCT, SWITCHES, steps
 from benchmarks.pages.__main__ import Record, read_results, refreshed
 from benchmarks.record import RESULTS
@@ -75,3 +76,24 @@ def test_every_kernel_of_every_variant_compiles_clean(architecture: str) -> None
         assert not report.spill_bytes, f"{file} {expression}"
         assert not report.stack_bytes, f"{file} {expression}"
         assert not report.warnings, f"{file} {expression}: {report.warnings}"
+
+
+# The scale benchmark: its record, and a short job on engines that sleep.
+
+
+def test_a_part_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "scale.json"
+    scale.replace_part(path, "memory", {"chunks": 1})
+    scale.replace_part(path, "small", {"chunks": 2})
+    scale.replace_part(path, "memory", {"chunks": 3})
+    assert json.loads(path.read_text()) == {"small": {"chunks": 2}, "memory": {"chunks": 3}}
+
+
+@pytest.mark.slow
+def test_sleeping_engines_are_fed() -> None:
+    kept: list[int] = []
+    found = scale_stubs.scheduler_part([4], [600_000], 1.0, 2, 2, lambda result: kept.append(len(result["runs"])))
+    run = found["runs"][0]
+    assert run["chunks"] == 8 == run["wanted_chunks_per_second"]
+    assert 0 < run["busy"] <= 1
+    assert kept == [1]

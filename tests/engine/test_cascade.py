@@ -1,4 +1,6 @@
-"""A model whose network is asked about some texts only: which they are, and that no bit depends on anything else."""
+"""A model whose network is asked about some texts only: which they are, and that no bit depends on anything else, on a
+CPU and on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from gpu import STACKS, needs_gpu, opened_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ngram_models import branch
@@ -20,6 +23,7 @@ from pipeline.classifier import load
 from pipeline.engine.base import Predictions, Texts
 from pipeline.engine.cpu import CpuEngine
 from pipeline.errors import ModelError, UsageError
+from pipeline.kernels.memory_plan import planned_bytes
 from pipeline.measures.evaluate import evaluate
 from pipeline.measures.fitting import calibrate, fitted_cascade, labels_of
 from pipeline.model.cascade import Cascade, asked, margins
@@ -217,3 +221,94 @@ def test_a_chunk_is_a_second_or_two_of_the_models_work_and_a_resume_keeps_what_t
     again = classify(source, tmp_path / "small", model=both, network="none", resume=True)
     assert sorted((tmp_path / "small" / "parts").iterdir()) == parts
     assert again.to_arrow().equals(before)
+
+
+# The network asked about some texts only, on a GPU: which, by the specification, and to the last bit.
+
+
+@pytest.fixture(scope="module", params=[*STACKS, "several labels"], ids=str)
+def gpu_engines(request: pytest.FixtureRequest, small_model: Model) -> Iterator[list]:
+    """With the network asked about some texts, about all and about none."""
+    model, stack = small_model, request.param
+    if stack == "several labels":
+        model, stack = replace(model, thresholds=(0.2, 0.5, 0.7, 0.9)[: len(model.classes)]), STACKS[0]
+    first = opened_for(replace(model, frame="text"), *stack)
+    both = of_both(first.model)
+    first.close()
+    made = [opened_for(both.asking(network), *stack) for network in ("uncertain", "all", "none")]
+    yield made
+    for engine in made:
+        engine.close()
+
+
+@needs_gpu
+@pytest.mark.parametrize("count", [1, 7, 32, 500])
+def test_rows_that_are_asked_have_the_bits_of_all_and_others_those_of_none(gpu_engines: list, count: int) -> None:
+    """As one graph and launched one by one; and in int8 saturated values are of those that are asked."""
+    texts = articles(count, count)
+    some, whole, alone = (engine.classify(texts, 2, all_scores=True) for engine in gpu_engines)
+    assert_from_two(some, whole, alone, rows_asked(gpu_engines[0].model, texts))
+    assert (whole.asked, alone.asked, alone.saturated) == (0, 0, 0)
+    assert some.saturated <= whole.saturated
+
+
+@needs_gpu
+def test_n_grams_alone_have_the_scores_of_the_cpu(gpu_engines: list) -> None:
+    texts, model = articles(300, 9), gpu_engines[2].model
+    on_cpu = CpuEngine(model, 2)
+    want, found = (engine.classify(texts, all_scores=True) for engine in (on_cpu, gpu_engines[2]))
+    on_cpu.close()
+    assert np.array_equal(found.labels, want.labels)
+    assert np.abs(found.all_scores - want.all_scores).max() < 1e-6
+    assert np.array_equal(found.n_chars, want.n_chars)
+    assert np.array_equal(found.unknown_chars, want.unknown_chars)
+
+
+@needs_gpu
+def test_a_text_depends_on_itself_alone_on_a_gpu(gpu_engines: list) -> None:
+    """In another order, in other batches, several times, and as ids that the host has encoded."""
+    engine, texts = gpu_engines[0], articles(600, 2)
+    whole = engine.classify(texts, all_scores=True)
+    numbers = np.random.default_rng(0).permutation(600)
+    data = [texts.data[texts.offsets[i] : texts.offsets[i + 1]].tobytes() for i in numbers]
+    before = engine.batch
+    for batch in (before, 37):
+        engine.batch = batch
+        try:
+            found = engine.classify(Texts.of(data), all_scores=True)
+        finally:
+            engine.batch = before
+        assert found.asked == whole.asked
+        assert np.array_equal(found.all_scores, whole.all_scores[numbers], equal_nan=True)
+    alphabet, length = engine.model.alphabet, engine.model.length
+    of_ids = Texts(np.empty(0, np.uint8), np.empty(0, np.int64), texts.encoded(alphabet, length).ids)
+    some, every, alone = (each.classify(of_ids, all_scores=True) for each in gpu_engines)
+    is_whole = (some.all_scores == every.all_scores).all(axis=1)
+    assert some.asked == is_whole.sum()
+    assert np.array_equal(some.all_scores[~is_whole], alone.all_scores[~is_whole])
+
+
+@needs_gpu
+@pytest.mark.parametrize("margin", [0.0, 1e20])
+def test_no_text_and_every_text_may_be_asked_about(gpu_engines: list, margin: float) -> None:
+    """The network's kernels have nothing to do, or as much as they ever have."""
+    model, at = gpu_engines[0].model, gpu_engines[0].backend
+    assert model.cascade is not None
+    cascade = type(model.cascade)(margin, 0.5, 0.9, model.cascade.bias, model.cascade.temperature)
+    engine = opened_for(replace(model, cascade=cascade), at.kernels, at.precision)
+    try:
+        for count in (1, 500):
+            texts = articles(count, 4)
+            found = engine.classify(texts, all_scores=True)
+            want = gpu_engines[1 if margin else 2].classify(texts, all_scores=True)
+            assert found.asked == (count if margin else 0)
+            assert np.array_equal(found.all_scores, want.all_scores, equal_nan=True)
+    finally:
+        engine.close()
+
+
+@needs_gpu
+def test_n_grams_alone_plan_no_memory_for_a_network(gpu_engines: list) -> None:
+    some, whole, alone = (planned_bytes(engine.network.plan(4096)) for engine in gpu_engines)
+    assert alone < whole / 2
+    assert whole < some < whole + 4096 * (gpu_engines[0].model.length + 16 + 4) + 1024

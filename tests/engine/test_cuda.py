@@ -1,4 +1,4 @@
-"""The CUDA backend against float64 and against its NumPy twins, on a GPU. Skipped where there is none."""
+"""The CUDA backend against float64 and against its NumPy twins, on one GPU and on two. Skipped where there is none."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from threading import Lock
 
 import exact
 import numpy as np
@@ -18,7 +21,7 @@ from conftest import ROOT, random_model
 from gpu import LIMITS, STACKS_AND_FRAMES, error, hostile_texts, logits_of, opened_for, poison, random_texts
 
 from pipeline import classify, load_model
-from pipeline.engine.base import Engine, Texts
+from pipeline.engine.base import Engine, Predictions, Texts
 from pipeline.engine.open import open_engine, why_no_gpu
 from pipeline.errors import BroadsheetError, UsageError
 from pipeline.model import reference
@@ -26,6 +29,7 @@ from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model
 from pipeline.model.layers import FRAMES, Frame
 from pipeline.model.ngrams import scores as ngram_scores
+from pipeline.telemetry.spans import Span
 
 torch = pytest.importorskip("torch")
 
@@ -328,3 +332,80 @@ def test_auto_takes_the_gpu(small_model: Model) -> None:
     opened = open_engine(small_model)
     opened.close()
     assert opened.backend.device == "cuda"
+
+
+# Engines on two GPUs of one process. Skipped where there are fewer.
+
+
+@pytest.mark.parametrize("kernels", ["simt", "sm80", "auto"])
+def test_two_gpus_of_a_process_score_alike(kernels: str, model: Model) -> None:
+    """Each has its own kernels, which may use more than 48 KB of shared memory on both."""
+    import cupy
+
+    from pipeline.engine.cuda import CudaEngine
+
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("one GPU")
+    texts = Texts.of(random_texts(3, 3000))
+    first, second = (CudaEngine(model, kernels=kernels, batch=1024, device=device) for device in (0, 1))
+    found = [engine.classify(texts, all_scores=True).all_scores for engine in (first, second, first)]
+    for engine in (first, second):
+        engine.close()
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
+# Chunks one after the other on a GPU, each begun by a thread of its own before the last one's labels are there.
+
+
+def chunks(count: int, articles: int) -> list[Texts]:
+    """Articles of 0 to 1,500 characters, some few chunks of a few, which are one graph."""
+    draw = np.random.default_rng(0)
+    words = [f"word{number} " for number in range(500)]
+    found = []
+    for number in range(count):
+        many = articles if number % 4 else 5
+        of_each = draw.integers(0, 150, many)
+        drawn = draw.integers(0, len(words), (many, 150))
+        texts = ["".join(words[i] for i in row[:size]) for row, size in zip(drawn, of_each, strict=True)]
+        found.append(Texts.of([text.encode() for text in texts]))
+    return found
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_chunks_of_several_threads_keep_their_bits_and_leave_no_gap(precision: str) -> None:
+    from pipeline.engine.cuda import CudaEngine
+
+    engine, turn = CudaEngine(load_model(), precision, batch=2048), Lock()
+    texts = chunks(24, 9000)
+    alone = [engine.classify(each, 2, all_scores=True) for each in texts]
+    spans: list[list[Span]] = [[] for _ in texts]
+    handed_over: dict[int, bool] = {}
+
+    def label(number: int) -> Predictions:
+        handed = []
+
+        def hand_over() -> None:
+            handed.append(True)
+            turn.release()
+
+        turn.acquire()
+        try:
+            return engine.classify(texts[number], 2, True, spans[number], False, hand_over)
+        finally:
+            handed_over[number] = bool(handed)
+            if not handed:
+                turn.release()
+
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(label, range(len(texts))))
+    for one, other in zip(alone, together, strict=True):
+        for name in ("labels", "scores", "all_scores", "n_chars", "truncated", "unknown_chars"):
+            assert np.array_equal(getattr(one, name), getattr(other, name)), name
+        assert one.saturated == other.saturated
+    several = [number for number, each in enumerate(spans) if len(each) > 3]  # chunks of more than one graph
+    assert all(handed_over[number] for number in several)  # while results are on their way: the next one is copied in
+    kernels = sorted((span.start, span.end) for number in several for span in spans[number] if span.name == "kernels")
+    # Each call may compare the clocks of host and GPU anew, to some tenths of a millisecond.
+    assert all(after[0] > before[1] - 5e-4 for before, after in pairwise(kernels))
+    engine.close()

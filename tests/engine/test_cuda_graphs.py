@@ -1,4 +1,6 @@
-"""Batches of a few articles as CUDA graphs, on a GPU: the bits of kernels that are launched one by one."""
+"""Batches of a few articles as CUDA graphs, on a GPU: the bits of kernels that are launched one by one; softmax with a
+temperature and sigmoids against their twins, in batches and in graphs.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gpu import STACKS_AND_FRAMES, opened_for, poison, random_texts, texts_of_every_kind
+from conftest import random_model
+from gpu import STACKS, STACKS_AND_FRAMES, logits_of, opened_for, poison, random_texts, texts_of_every_kind
 
 from pipeline.engine.base import Engine, Predictions, Texts
 from pipeline.engine.open import why_no_gpu
+from pipeline.model import reference
 from pipeline.model.alphabet import head_bytes
 from pipeline.model.charcnn import Model
 from pipeline.telemetry.spans import Span
@@ -74,3 +78,63 @@ def test_a_graph_has_a_span(engine: Engine) -> None:
     engine.classify(Texts.of([b"stocks fell"]), spans=spans)
     assert [span.name for span in spans] == ["kernels"]
     assert 0 < spans[0].seconds < 1
+
+
+# Several labels a text, on a GPU: the kernel's sigmoids against their twin, in batches and in graphs.
+
+
+@pytest.mark.parametrize(("kernels", "precision"), STACKS)
+def test_scores_are_those_of_the_twin(model: Model, kernels: str, precision: str) -> None:
+    engine = opened_for(replace(model, thresholds=(0.5,) * 4), kernels, precision)
+    try:
+        texts = Texts.of(random_texts(7, 300))
+        found = engine.classify(texts, 3, all_scores=True)
+        expected = reference.sigmoid(logits_of(engine, texts))
+        np.testing.assert_allclose(found.all_scores, expected, rtol=2e-5)
+        labels, best = reference.top_k(found.all_scores, 3)
+        np.testing.assert_array_equal(found.labels, labels)
+        np.testing.assert_array_equal(found.scores, best)
+        few = Texts.of(random_texts(8, 5))  # one CUDA graph
+        by_graph, one_by_one = engine.classify(few, 3, True), engine.classify(few, 3, True, [], True)
+        np.testing.assert_array_equal(by_graph.all_scores, one_by_one.all_scores)
+        np.testing.assert_array_equal(by_graph.labels, one_by_one.labels)
+    finally:
+        engine.close()
+
+
+def test_an_overflow_has_no_scores() -> None:
+    model = random_model(3, classes=70)
+    weight = model.tensors["fc3.weight"].copy()
+    weight[40] = 3e38
+    model = replace(model, tensors={**model.tensors, "fc3.weight": weight}, thresholds=(0.5,) * 70)
+    engine = opened_for(model, "simt", "fp32")
+    try:
+        found = engine.classify(Texts.of(random_texts(9, 40)), 2, all_scores=True)
+        expected = reference.sigmoid(logits_of(engine, Texts.of(random_texts(9, 40))))
+        lost = ~np.isfinite(expected).all(axis=1)
+        assert np.isnan(found.all_scores[lost]).all()
+        assert (found.labels[lost] == -1).all()
+    finally:
+        engine.close()
+
+
+# The temperature of scores, on a GPU: the softmax kernel against its twin, in batches and in graphs.
+
+
+@pytest.mark.parametrize(("kernels", "precision"), STACKS)
+def test_scores_are_those_of_the_twin_at_the_same_temperature(model: Model, kernels: str, precision: str) -> None:
+    plain, warm = (opened_for(replace(model, temperature=t), kernels, precision) for t in (1.0, 0.7))
+    try:
+        texts = Texts.of(random_texts(5, 300))
+        before, after = (engine.classify(texts, all_scores=True) for engine in (plain, warm))
+        logits = logits_of(warm, texts)
+        np.testing.assert_array_equal(logits, logits_of(plain, texts))  # they are the same; the softmax is not
+        np.testing.assert_allclose(after.all_scores, reference.softmax(logits, 0.7), rtol=2e-5)
+        np.testing.assert_array_equal(after.labels, before.labels)
+        assert not np.array_equal(after.scores, before.scores)
+        few = Texts.of(random_texts(6, 5))  # one CUDA graph
+        by_graph, one_by_one = warm.classify(few, all_scores=True), warm.classify(few, 1, True, [], True)
+        np.testing.assert_array_equal(by_graph.all_scores, one_by_one.all_scores)
+    finally:
+        plain.close()
+        warm.close()

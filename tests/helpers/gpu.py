@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from pipeline.engine.base import Engine, Texts
-from pipeline.engine.open import open_engine
+from pipeline.engine.open import open_engine, why_no_gpu
 from pipeline.errors import UsageError
 from pipeline.kernels import memory_plan
 from pipeline.model.alphabet import encode
 from pipeline.model.charcnn import Model
 from pipeline.model.layers import FRAMES
 from pipeline.model.quantised import with_scales
+
+_NO_GPU = pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")
 
 LIMITS = {"fp32": 2e-6, "fp16": 3e-3, "bf16": 2e-2, "int8": 0.1}
 WHOLE_STACKS = [("simt", "fp32"), ("sm80", "fp16"), ("sm80", "bf16"), ("sm90", "fp16"), ("sm90", "bf16")]
@@ -26,6 +29,11 @@ INT8_STACKS = [("sm75", "int8"), ("sm80", "int8"), ("sm90", "int8")]
 STACKS = WHOLE_STACKS + SPLIT_STACKS + INT8_STACKS
 STACKS_AND_FRAMES = [(*stack, frame) for stack in STACKS for frame in FRAMES]
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz      0123456789,.-ABCÄ中\n"))
+
+
+def needs_gpu(test: Any) -> Any:
+    """A decorator of tests in files that hold others too."""
+    return pytest.mark.gpu(_NO_GPU(test))
 
 
 def random_texts(seed: int, count: int) -> list[bytes]:

@@ -1,7 +1,10 @@
-"""Jobs killed, starved of disk, interrupted and resumed: nothing lost, and byte for byte the same in the end."""
+"""Jobs killed, starved of disk, interrupted and resumed: nothing lost, and byte for byte the same in the end. And
+trials of benchmarks.chaos.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -11,6 +14,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import start
@@ -18,9 +22,12 @@ from conftest import Command, CommandHere
 from distributed import Client
 from jobs import alive, check_whole, committed, run_undisturbed, wait_until
 
-from benchmarks.chaos.jobs import contents
+from benchmarks.chaos import files, machine, processes
+from benchmarks.chaos.jobs import Job, contents
+from benchmarks.chaos.jobs import run_undisturbed as undisturbed_trial
 from benchmarks.chaos.processes import KILL_PRELOAD
 from benchmarks.chaos.slow import slowed
+from benchmarks.chaos.trial import BAD, Kind, run_trial
 from pipeline import JobReport, OutputError, UsageError, classify, verify
 from pipeline.model.charcnn import Model
 from pipeline.output.layout import FOLDERS, MANIFEST
@@ -287,3 +294,55 @@ def test_verify_finds_any_damage(broadsheet_in_process: Command, job, tmp_path: 
     (damaged("no manifest") / MANIFEST).unlink()
     assert "has lost its _manifest.json" in message(tmp_path / "no manifest")
     assert "does not exist" in message(tmp_path / "nothing")
+
+
+# Trials of benchmarks.chaos with fixed seeds: whatever happens to a job, its output is whole or its user is told.
+
+
+# By which each job is small, and disturbed in its middle.
+SEEDS = {
+    processes.kill_workers: 49,
+    processes.kill_client: 2,
+    processes.kill_at_a_step: 3,
+    processes.stop_and_continue: 4,
+    processes.kill_a_stopped_worker: 49,
+    processes.lose_the_scheduler: 68,
+    files.change_the_input: 8,
+    files.lose_output: 9,
+    files.damage_output: 10,
+    processes.resume_twice_at_once: 66,
+    processes.overwrite_while_it_runs: 54,
+    machine.set_the_clock: 68,
+}
+
+
+@pytest.fixture(scope="module")
+def jobs(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
+    folder = tmp_path_factory.mktemp("jobs")
+    return [undisturbed_trial(name, folder, ("--model", str(small_model_file))) for name in ("parquet", "csv.gz")]
+
+
+ALWAYS = (processes.kill_workers, processes.kill_client, files.damage_output, processes.resume_twice_at_once)
+"""One of a kind: a worker, the command, what it wrote, and another job. `make test-all` has the others, too."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind in ALWAYS else pytest.mark.slow, id=kind.__name__) for kind in SEEDS],
+)
+def test_a_disturbed_job_is_whole_or_its_user_is_told(kind: Kind, jobs: list[Job], tmp_path: Path) -> None:
+    if reason := machine.missing(kind):
+        pytest.skip(reason)
+    found = run_trial(kind, 0, SEEDS[kind], jobs, tmp_path)
+    if found["verdict"] in BAD:
+        (job,) = (job for job in jobs if job.name == found["job"])
+        pytest.fail(record_of(found, tmp_path / "trial-0", job), pytrace=False)
+
+
+def record_of(found: dict[str, Any], folder: Path, job: Job) -> str:
+    """All that a trial left, in full: nobody can look into the folder of a run in CI."""
+    here, there = contents(folder / "out"), contents(job.folder / "out")
+    unlike = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+    sizes = [f"{name}: {len(here.get(name, b''))} bytes, undisturbed {len(there.get(name, b''))}" for name in unlike]
+    logs = [f"{log.name}: …{log.read_text(errors='replace')[-2000:]}" for log in sorted(folder.glob("command-*.log"))]
+    return "\n".join([json.dumps(found, indent=1, default=str), *logs, "files that differ:", *sizes])

@@ -1,6 +1,4 @@
-"""Texts are cut to what the model reads: each text's beginning, its characters, and the rows set aside, as plain Python
-finds them.
-"""
+"""Long texts: cut to what the model reads as plain Python cuts them, in chunks by what is kept, scored in windows."""
 
 from __future__ import annotations
 
@@ -8,19 +6,30 @@ import csv
 import io
 import itertools
 import json
+import random
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
-from conftest import examples
+from conftest import CommandHere, examples, random_model
+from distributed import Client
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reading import found, read_files, read_split
 
+import pipeline
+from pipeline import UsageError, classify, label, verify
+from pipeline.model.charcnn import Model
 from pipeline.source.chunk import Chunk, Selection, concat
 from pipeline.source.formats.jsonl import Jsonl
 from pipeline.source.formats.records import read_records
+from pipeline.source.limits import Limits
+from pipeline.source.memory.items import as_items
+from pipeline.source.memory.tables import as_tables
 
 READS = 40
 TEXT = Selection(reads=READS)
@@ -174,3 +183,147 @@ def test_long_rows_make_chunks_of_what_is_kept(tmp_path: Path) -> None:
             file.write(b'{"text": "%s"}\n' % (b"word " * 20_000))
     read, whole = (read_files(found([path]), Selection(reads=reads), 131_072).chunks for reads in (1014, 0))
     assert ([len(chunk) for chunk in read], len(whole)) == ([700], 2)
+
+
+# Chunks of long texts: cut by what is kept of them, not by what is thrown away.
+
+
+ROWS, HELD_READS, CHUNK_ROWS = 120, 100, 40
+LIMITS = Limits(chunk_bytes=30_000, part_bytes=8_000)
+"""Forty beginnings of long texts, or four whole ones, are less than `chunk_bytes`."""
+
+TEXTS = [f"{i} é " + "a long text " * 500 for i in range(ROWS)]
+
+
+def from_file(folder: Path, kind: str, selection: Selection) -> Sequence[Chunk]:
+    table = pa.table({"id": range(ROWS), "text": TEXTS})
+    path = folder / f"f.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=12)
+    elif kind == "arrow":
+        pyarrow.feather.write_feather(table, str(path), chunksize=15)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    read = read_files if kind == "jsonl" else read_split
+    return read(found([path], LIMITS), selection, CHUNK_ROWS).chunks
+
+
+def from_memory(kind: str, selection: Selection) -> Sequence[Chunk]:
+    rows = [{"id": i, "text": text} for i, text in enumerate(TEXTS)]
+    source = as_tables(pa.Table.from_pylist(rows)) if kind == "table" else as_items(iter(rows))
+    assert source is not None
+    return list(source.chunks(source.resolve(selection), CHUNK_ROWS, LIMITS))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl", "table", "iterator"])
+def test_long_texts_make_chunks_by_what_is_kept_of_them(tmp_path: Path, kind: str) -> None:
+    def read(selection: Selection) -> Sequence[Chunk]:
+        in_file = kind in ("parquet", "arrow", "jsonl")
+        return from_file(tmp_path, kind, selection) if in_file else from_memory(kind, selection)
+
+    chunks = read(Selection(("text",), reads=HELD_READS))
+    most = {"parquet": 36, "arrow": 30}.get(kind, CHUNK_ROWS)  # whole row groups, and whole batches
+    assert [len(chunk) for chunk in chunks[:-1]] == [most] * (len(chunks) - 1)
+    whole = concat(chunks)
+    assert whole.rows["row"].to_pylist() == [*range(ROWS)]
+    assert [text.decode() for text in whole.text.to_pylist()] == [text[:HELD_READS] for text in TEXTS]
+    assert whole.n_chars is not None
+    assert whole.n_chars.tolist() == [len(text) for text in TEXTS]
+    kept = read(
+        Selection(("text",), kept=("id",), kept_types=(pa.string(),), reads=HELD_READS)
+    )  # which may be the long ones
+    assert max(map(len, kept)) < 10
+    assert sum(map(len, kept)) == ROWS
+
+
+# Long texts in windows: each is a text of its own, and the text's scores are those of its windows together.
+
+
+LENGTH, MOST, OVERLAP = 123, 4, 40
+STEP = LENGTH - OVERLAP
+REACH = (MOST - 1) * STEP + LENGTH
+SIZES = (0, 1, LENGTH - 1, LENGTH, LENGTH + 1, LENGTH + STEP, LENGTH + STEP + 1, REACH, REACH + 1, 5 * REACH)
+
+
+@pytest.fixture(scope="module")
+def windowed_texts() -> list[str]:
+    """Of every size at which something changes, with letters of one to four bytes, known and unknown."""
+    rng = random.Random(7)
+    plain = "abcdefghij ,.XYZ"
+    return ["".join(rng.choices(plain + "éß€漢🙂" * (i % 2), k=size)) for i in range(2) for size in SIZES]
+
+
+@pytest.fixture(scope="module")
+def long_file(windowed_texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("long") / "in.jsonl"
+    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in windowed_texts))
+    return path
+
+
+def windows_of(text: str) -> list[str]:
+    """As the page on output says it."""
+    text = text[:REACH]
+    if len(text) <= LENGTH:
+        return [text]
+    count = 1 + -(-(len(text) - LENGTH) // STEP)
+    return [*(text[i * STEP : i * STEP + LENGTH] for i in range(count - 1)), text[-LENGTH:]]
+
+
+@pytest.mark.parametrize("score", ["mean", "best"])
+def test_scores_are_those_of_the_windows_together(
+    windowed_texts: list[str], long_file: Path, small_model: Model, client: Client, score: str
+) -> None:
+    with pipeline.load(small_model, device="cpu") as classifier:
+        of_windows = [classifier.predict_proba(windows_of(text)) for text in windowed_texts]
+    options = {"model": small_model, "client": client, "device": "cpu", "scores": True, "top_k": 2}
+    options |= {"windows": MOST, "overlap": OVERLAP, "window_score": score}
+    found = classify(long_file, chunk_size=7, **options).to_arrow()
+    expected = []
+    for scores in of_windows:
+        best = scores[np.argmax(scores.max(axis=1))]
+        expected.append(best if score == "best" else (scores.astype(np.float64).sum(axis=0) / len(scores)))
+    every = np.stack([found[f"score_{name}"].to_numpy() for name in small_model.classes], axis=1)
+    assert np.array_equal(every, np.array(expected, np.float32))
+    assert found["score"].to_pylist() == every.max(axis=1).tolist()
+    assert found["label"].to_pylist() == [small_model.classes[i] for i in every.argmax(axis=1)]
+    assert found["n_windows"].to_pylist() == [len(windows_of(text)) for text in windowed_texts]
+    assert found["n_chars"].to_pylist() == [len(text) for text in windowed_texts]
+    assert found["truncated"].to_pylist() == [len(text) > REACH for text in windowed_texts]
+    known = {*small_model.alphabet.symbols, *small_model.alphabet.symbols.upper()}
+    assert found["unknown_chars"].to_pylist() == [sum(c not in known for c in text[:REACH]) for text in windowed_texts]
+    alone = [classify([text], **options).to_arrow()["score"].to_pylist()[0] for text in windowed_texts[-3:]]
+    assert alone == found["score"].to_pylist()[-3:]  # whatever its neighbours are
+    plain = classify(long_file, **{**options, "windows": None, "overlap": 0, "window_score": "mean"}).to_arrow()
+    short = [len(text) <= LENGTH for text in windowed_texts]
+    for column in plain.column_names[2:]:
+        assert plain[column].filter(short).equals(found[column].filter(short)), column
+    assert "n_windows" not in plain.column_names
+
+
+def test_a_folder_with_windows_is_checked_and_resumed_with_the_same_ones(
+    long_file: Path, small_model_file: Path, client: Client, tmp_path: Path, broadsheet_here: CommandHere
+) -> None:
+    out = tmp_path / "out"
+    flags = ["--windows", MOST, "--overlap", OVERLAP, "--where", "n_windows > 1", "--model", small_model_file]
+    code, said = broadsheet_here("classify", long_file, "-o", out, *flags, "--device", "cpu", "--quiet")
+    assert code == 0, said
+    assert verify(out, input=True).rows_written == 12
+    with pytest.raises(UsageError, match="add overlap=40 in place of overlap=41"):
+        classify(
+            long_file, out, model=small_model_file, client=client, device="cpu", where="n_windows > 1",
+            windows=MOST, overlap=OVERLAP + 1, resume=True,
+        )  # fmt: skip
+    code, said = broadsheet_here("classify", long_file, "-o", tmp_path / "no", "--overlap", 9)
+    assert code == 2
+    assert "--overlap and --window-score go with --windows" in said
+    with pytest.raises(UsageError, match="below the 123 characters"):
+        classify(long_file, model=small_model_file, windows=2, overlap=LENGTH)
+
+
+def test_each_of_several_models_has_its_own_windows(small_model_file: Path, tmp_path: Path) -> None:
+    random_model(seed=5, length=200).save(tmp_path / "longer.safetensors")
+    frame = pa.table({"text": ["x" * 200, "y" * 124]})
+    both = [small_model_file, tmp_path / "longer.safetensors"]
+    found = label(frame, model=both, windows=9, device="cpu")
+    assert found["small_n_windows"].to_pylist() == [2, 2]
+    assert found["longer_n_windows"].to_pylist() == [1, 1]

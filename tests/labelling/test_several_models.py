@@ -1,4 +1,6 @@
-"""Several models in one pass, and several jobs at a time on one cluster: each label is that of the model alone."""
+"""Several models in one pass, and several jobs at a time on one cluster: each label is that of the model alone. On a
+GPU, text is copied and encoded once for models that read alike.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from conftest import Command, CommandHere, random_model
 from distributed import Client
+from gpu import hostile_texts, needs_gpu, random_texts
 
 import pipeline
 from pipeline import UsageError, classify, label, verify
-from pipeline.engine.base import Engine
+from pipeline.engine.base import Engine, Texts
 from pipeline.engine.cpu import CpuEngine
+from pipeline.engine.open import opened
 from pipeline.errors import NoRoom
 from pipeline.labelling.engines import EngineCache
+from pipeline.labelling.scored import Scoring, score
 from pipeline.model.charcnn import Model
+from pipeline.model.several import heads_of
 
 TEXTS = [f"Article {i} of the day, on {'sport' if i % 3 else 'a café, and money'} " * (1 + i % 4) for i in range(60)]
 KINDS = [f"class {i % 3}" for i in range(58)] + ["wind", "class 4"]
@@ -218,3 +225,66 @@ def test_where_memory_is_short_the_engine_used_longest_ago_makes_room(small_mode
     loaded.withdraw("c")
     assert empty
     assert not Counted.open_now
+
+
+# Several models on a GPU: text is copied and encoded once for those that read alike, and the bits are those of each
+# alone.
+
+
+def encoders(engine: Engine) -> list[str]:
+    """Each kernel that encodes is added here when it is launched."""
+    launched: list[str] = []
+
+    def watch(kernel, grid, arguments) -> None:
+        if "encode" in kernel.name:
+            launched.append(kernel.name)
+
+    engine.network.watcher = watch
+    return launched
+
+
+@needs_gpu
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_models_that_read_alike_share_the_ids_and_keep_their_bits(model: Model, precision: str) -> None:
+    articles = random_texts(5, 3000) + hostile_texts() + random_texts(6, 9000)
+    texts = Texts.of([article for article in articles if _is_utf8(article)])
+    others = [random_model(seed=8), replace(random_model(seed=9), frame="text"), random_model(seed=3, length=200)]
+    models = [model, *others]
+    with opened(models, "cuda", precision) as engines:
+        scoring = [Scoring(2, True) for _ in models]
+        alone = [engine.classify(texts, 2, True) for engine in engines]
+        counts = [encoders(engine) for engine in engines]
+        together = score(texts, engines, scoring)
+        for expected, found in zip(alone, together, strict=True):
+            for name in ("labels", "scores", "all_scores", "n_chars", "truncated", "unknown_chars"):
+                assert getattr(found, name).tobytes() == getattr(expected, name).tobytes(), name
+        assert counts[0]
+        assert counts[3]  # of another length
+        assert not counts[1]
+        assert not counts[2]
+
+
+def _is_utf8(article: bytes) -> bool:
+    try:
+        article.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@needs_gpu
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_heads_say_what_models_of_their_own_say(model: Model, precision: str) -> None:
+    texts = Texts.of([article for article in random_texts(5, 3000) if _is_utf8(article)])
+    names = ("a: x", "a: y", "b: x", "b: y")
+    both = replace(model, classes=names, heads=(("a", 2), ("b", 2)))
+    heads = heads_of(both)
+    with opened([both], "cuda", precision) as together, opened(heads, "cuda", precision) as alone:
+        scoring = [Scoring(2, True), Scoring(1, False)]
+        found, expected = score(texts, together, scoring), score(texts, alone, scoring)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours.scores, theirs.scores, atol=1e-5)
+        sure = theirs.scores[:, 0] > 0.5 + 1e-4
+        assert (ours.labels[sure] == theirs.labels[sure]).all()
+    np.testing.assert_allclose(found[0].all_scores, expected[0].all_scores, atol=1e-5)
+    assert found[1].all_scores is None

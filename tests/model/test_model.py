@@ -1,4 +1,4 @@
-"""The layer table and the two model files, right ones and damaged ones."""
+"""The layer table and the two model files, right ones and damaged ones; and the weights that come with the package."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from conftest import Command, CommandHere, examples, random_model
+from conftest import ROOT, Command, CommandHere, examples, random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.cli.inspect import about_model, print_model
 from pipeline.cli.models import to_params
 from pipeline.errors import ModelError
-from pipeline.model.alphabet import Alphabet
+from pipeline.model import reference
+from pipeline.model.alphabet import Alphabet, encode
 from pipeline.model.charcnn import Model, from_params, load_model
 from pipeline.model.layers import layer_table
 from pipeline.report.console import PlainConsole, print_json, say
+from pipeline.train.recipe import WITH_SPACE, Recipe
 
 
 def test_the_layer_table_is_the_published_frame() -> None:
@@ -276,3 +278,45 @@ def test_convert_and_inspect(broadsheet: Command, broadsheet_in_process: Command
     assert refused.returncode == 2
     assert "has 4 classes, 2 names were given" in refused.stderr
     assert broadsheet_in_process("inspect", tmp_path / "none.safetensors").returncode == 2
+
+
+# The weights that come with the package: their frame and their card (test_classify.py has their accuracy).
+
+
+TRAIN_SHA256 = "87191dd121ce6695b9bcae6cd65f6230abcbee432b94d3c8d0da7aaede2bbb8f"
+
+
+def test_frame_and_card() -> None:
+    model = load_model("ag-news")
+    assert (model.frame, model.length, len(model.alphabet), model.dtype) == ("text", 1014, 70, "float16")
+    assert model.alphabet.symbols == WITH_SPACE
+    assert model.classes == ("World", "Sports", "Business", "Sci/Tech")
+    assert (ROOT / "pipeline" / "weights" / "ag_news.safetensors").stat().st_size <= 40_000_000
+    card = model.card
+    assert model.scales is not None
+    assert card["calibrated on"] == {"rows": 2048, "files": ["train.csv"]}
+    assert card["data"]["files"] == [{"name": "train.csv", "sha256": TRAIN_SHA256}]
+    assert card["data"]["rows"] == 48_800
+    assert card["recipe"].items() <= Recipe().to_dict().items()  # later settings are not among them
+    assert card["test"]["rows"] == 7_600
+    assert card["test"]["accuracy"] >= 0.921
+
+
+def test_pytorch_and_the_reference_agree() -> None:
+    torch = pytest.importorskip("torch")
+    from pipeline.train.network import CharCNN, predict
+
+    model = load_model("ag-news")
+    texts = [
+        b"Stocks fell on Monday as oil rose to a record.",
+        b"",
+        "Zürich \U0001f600 won 3-1".encode(),
+        bytes(range(256)) * 8,
+        b"The probe entered orbit around the moon. " * 30,
+    ]
+    offsets = np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64)
+    ids = encode(np.frombuffer(b"".join(texts), np.uint8), offsets, model.alphabet, model.length).ids
+    network = CharCNN(model.layers, model.frame)
+    network.load_tensors(model.tensors)
+    by_torch = predict(network, torch.from_numpy(ids)).numpy()
+    assert np.abs(by_torch - reference.forward(ids, reference.prepare(model))).max() < 1e-5

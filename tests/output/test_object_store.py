@@ -36,7 +36,7 @@ from pipeline.output.record import Entry
 from pipeline.output.store import claim, claimed_by
 from pipeline.report.job import JobReport
 from pipeline.source.chunk import QUARANTINE_SCHEMA
-from pipeline.storage import buckets
+from pipeline.storage.buckets import bucket_client, patiently
 
 ROWS = 60
 
@@ -201,11 +201,10 @@ def test_faults_of_the_network_and_of_the_server_are_outlasted(
 
 
 class JumpingClock:
-    """In place of `time` where requests are repeated: it passes while one pauses, and at once."""
+    """Of requests that are repeated: it passes while one pauses, and at once."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.now = 0.0
-        monkeypatch.setattr(buckets, "time", self)
 
     def monotonic(self) -> float:
         return self.now
@@ -233,12 +232,12 @@ def test_an_outage_is_outlasted(run: Run, s3: Folder, proxy: Proxy, on_disk: dic
     assert s3.contents() == on_disk
 
 
-def test_an_outage_costs_its_time_and_no_more(s3: Folder, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, clock = ObjectStore(place_of(s3.url, proxy.url)), JumpingClock(monkeypatch)
+def test_an_outage_costs_its_time_and_no_more(s3: Folder, proxy: Proxy) -> None:
+    client, clock = bucket_client(f"s3://{BUCKET}", proxy.url), JumpingClock()
     proxy.decide = lambda method, path: 503 if clock.now < 2 else None
-    assert claim(store, "0" * 16)
+    patiently(lambda: client.put(f"{s3.name}/object", b"whole"), s3.url, clock=clock)
     assert 2 < clock.now < 2 + 8
-    assert claimed_by(store) == "0" * 16
+    assert s3.contents() == {"object": b"whole"}
 
 
 def test_a_job_whose_store_stays_out_of_reach_ends_with_one_message_and_is_resumed(
@@ -264,15 +263,16 @@ def test_a_job_whose_store_stays_out_of_reach_ends_with_one_message_and_is_resum
     assert s3.contents() == on_disk
 
 
-def test_requests_are_repeated_for_as_long_as_a_store_has_patience(
-    s3: Folder, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, clock = ObjectStore(place_of(s3.url, proxy.url), patience=1), JumpingClock(monkeypatch)
+def test_requests_are_repeated_for_as_long_as_a_store_has_patience(s3: Folder, proxy: Proxy) -> None:
+    store, clock = ObjectStore(place_of(s3.url, proxy.url), patience=1), JumpingClock()
+    client = bucket_client(f"s3://{BUCKET}", proxy.url)
     proxy.decide = lambda method, path: 503
     with pytest.raises(
         OutputUnavailable, match=rf"{s3.url}/_claim\.json cannot be read: its server answers 503 SlowDown"
     ):
         claimed_by(store)
+    with pytest.raises(OSError, match="its server answers 503 SlowDown"):
+        patiently(lambda: client.get(f"{s3.name}/_claim.json"), s3.url, 1, clock)
     assert 0 < clock.now <= 1
     proxy.decide = lambda method, path: None
     assert claim(store, "0" * 16)

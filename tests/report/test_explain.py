@@ -1,15 +1,20 @@
-"""Every job explains itself: spans, breakdown and verdict, the exported timeline, clocks."""
+"""Every job explains itself: spans, breakdown and verdict, the exported timeline, clocks, what a process was at second
+by second, NVTX ranges.
+"""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+import shutil
+import subprocess
+import time
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import dask
 import numpy as np
 import pytest
-from conftest import Command
+from conftest import ROOT, Command
 from jobs import spans_of
 
 from benchmarks.chaos.processes import KILL_PRELOAD
@@ -19,6 +24,7 @@ from pipeline.engine.profile import sample
 from pipeline.model.charcnn import Model
 from pipeline.report.breakdown import MOMENTS, break_down
 from pipeline.report.timeline import Timeline
+from pipeline.telemetry.activity import WAITING, ActivityLog
 from pipeline.telemetry.spans import Clock, Place, Span, device_spans
 
 BLOCKS = {"conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "fc1", "fc2", "fc3"}
@@ -228,3 +234,67 @@ def test_a_place_that_cannot_be_written_is_refused_first(
     run = broadsheet_in_process("classify", path, "-o", "out", "--model", small_model_file, option, value, cwd=tmp_path)
     assert (run.returncode, message in run.stderr) == (2, True), run.stderr
     assert not (tmp_path / "out").exists()
+
+
+# What a process was at, second for second: said as it happens, or of a GPU's batches once they are done.
+
+
+def test_each_second_counts_for_one_activity() -> None:
+    """Two batches: the second is copied in while the first computes, whose results go out while the second computes."""
+    log = ActivityLog(lambda: 0)
+    for name, start, end in (
+        ("copy-in", 10, 12), ("kernels", 12, 20), ("copy-out", 20, 21),
+        ("copy-in", 15, 17), ("kernels", 20.5, 25), ("copy-out", 25, 28),
+    ):  # fmt: skip
+        log.add(name, start, end)
+    assert log.seconds(0, 40) == {WAITING: 22, "copy-in": 2, "kernels": 12.5, "copy-out": 3.5}
+    assert log.seconds(11, 13) == {"copy-in": 1, "kernels": 1}
+    assert log.seconds(13, 14) == {"kernels": 1}
+    halves = [log.seconds(a, b) for a, b in ((0, 16.25), (16.25, 40))]
+    whole = log.seconds(0, 40)
+    assert {name: sum(half.get(name, 0) for half in halves) for name in whole} == pytest.approx(whole)
+
+
+def test_a_block_is_noted_while_it_runs_and_a_device_goes_before_it() -> None:
+    clock = iter([0, 100, 102, 103, 108])
+    log = ActivityLog(lambda: next(clock))
+    with log.during("computing"):
+        with log.during("copy-in"):
+            pass
+        log.add("kernels", 104, 106)
+        assert log.seconds(99, 107) == {WAITING: 1, "computing": 4, "copy-in": 1, "kernels": 2}
+    assert log.seconds(106, 110) == {"computing": 2, WAITING: 2}
+
+
+def test_nothing_is_said_of_the_time_before_the_log() -> None:
+    began = time.time()
+    log = ActivityLog()
+    assert sum(log.seconds(began - 5, began + 1).values()) == pytest.approx(1, rel=0.01)
+
+
+# Steps are NVTX ranges: heard by a tool that listens to every process of a job, as nsys does.
+
+
+def test_a_tool_hears_every_step_of_every_worker(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("nvtx")
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler to build the listener with")
+    listener = tmp_path / "listener.so"
+    source = ROOT / "tests" / "helpers" / "nvtx_listener.c"
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", listener, source], check=True)
+    for name in ("one.csv", "two.csv"):  # more than 64 KiB together: two groups, one for each worker
+        (tmp_path / name).write_text("text\n" + "".join(f"{i} {'words ' * 350}\n" for i in range(20)))
+    arguments = ["classify", "one.csv", "two.csv", "-o", "out", "--model", small_model_file]
+    arguments += ["--workers", 2, "--chunk-size", 5]
+    env = {"NVTX_INJECTION64_PATH": str(listener), "NVTX_HEARD": str(tmp_path / "heard")}
+    run = broadsheet(*arguments, "--quiet", env=env, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    ranges = [line.split(" ") for line in (tmp_path / "heard").read_text().splitlines()]
+    assert {domain for _, domain, _, _ in ranges} == {"broadsheet"}
+    workers = {pid for pid, _, name, _ in ranges if name == "infer"}
+    assert len(workers) == 2
+    chunks = Counter((pid, name, int(payload)) for pid, _, name, payload in ranges)
+    for worker in workers:
+        for step in ("read", "infer", "write"):
+            assert [chunks[worker, step, number] for number in range(4)] == [1] * 4, step

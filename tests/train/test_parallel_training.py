@@ -1,24 +1,38 @@
-"""Training in several processes, here and on workers of a cluster: the same run; one that is lost ends it clearly."""
+"""Training in several processes, here and on workers of a cluster, and on GPUs: the losses and gradients of one process
+and of the plain network; one that is lost ends the run clearly.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pyarrow.csv as pa_csv
 import pytest
+import scipy.sparse as sp
 from conftest import Command
 from distributed import Client
 from jobs import children_of
-from training import LENGTH, QUICK, articles, one_thread, quick_train
+from training import LENGTH, LIKE, QUICK, TOPICS, articles, one_thread, quick_train
 
 from pipeline import load_model
+from pipeline.engine.base import Texts
 from pipeline.errors import BroadsheetError
+from pipeline.model.alphabet import PUBLISHED, Alphabet, encode
+from pipeline.model.layers import FRAMES, Frame, layer_table
 from pipeline.train import Epoch
+from pipeline.train.graphs import EAGER_CALLS
+from pipeline.train.group import ProcessGroup
+from pipeline.train.linear import Fitter, GpuFitter
+from pipeline.train.loop import DeviceExamples, TrainingRun
+from pipeline.train.network import CharCNN
+from pipeline.train.objective import OneLabel
+from pipeline.train.packed import PackedCNN, can_compute
 
 torch = pytest.importorskip("torch")
 
@@ -75,3 +89,115 @@ def test_a_sweep_keeps_the_best_and_tells_of_the_others(broadsheet_in_process: C
     assert re.search(r"^ *1e30 +7 +the loss is", run.stderr, re.MULTILINE)
     card = load_model(tmp_path / "topics.safetensors").card
     assert (card["seed"], card["recipe"]["learning_rate"]) == (7, 0.001)
+
+
+# Training on GPUs: gradients are those of the plain network, steps that are replayed as CUDA graphs have the losses
+# of steps that are not, and two GPUs those of one.
+
+
+GPU_RECIPE = replace(QUICK, epochs=8, learning_rate=1e-4)
+"""48 steps, of which the average of the weights begins at the twelfth."""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU")
+@pytest.mark.parametrize("frame", FRAMES)
+def test_gradients_are_those_of_the_plain_network(frame: Frame) -> None:
+    layers = layer_table(70, 1014, 4)
+    torch.manual_seed(0)
+    plain, packed = CharCNN(layers, frame).cuda(), PackedCNN(layers, frame).cuda()
+    for name in ("norm1.weight", "norm1.bias", "norm6.weight", "norm6.bias"):
+        torch.nn.init.normal_(plain.get_parameter(name), 0.5)
+    packed.load_state_dict(plain.state_dict())
+    assert can_compute(torch.device("cuda", 0), layers[0])
+    ids = torch.randint(0, 71, (32, 1014), dtype=torch.uint8, device="cuda")
+    ends = torch.randint(0, 500, (32, 1), device="cuda")
+    ends[:4, 0] = torch.tensor([0, 3, 1013, 1014])
+    ids[torch.arange(1014, device="cuda") >= ends] = 71
+    labels = torch.randint(0, 4, (32,), device="cuda")
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for network in (plain, packed):
+            torch.autograd.backward(torch.nn.functional.cross_entropy(network(ids), labels))
+    for (name, ours), theirs in zip(packed.named_parameters(), plain.parameters(), strict=True):
+        # PyTorch's own, in fp32 on a CPU, are up to 0.004 from those in float64: where one value is rounded past
+        # another of its pool, a whole gradient goes to another row.
+        assert (ours.grad - theirs.grad).norm() < 1e-2 * theirs.grad.norm(), name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU")
+@pytest.mark.parametrize("kind", ["one label", "several labels", "soft"])
+def test_n_grams_are_fitted_to_the_minimum_that_a_cpu_finds(kind: str) -> None:
+    rng = np.random.default_rng(3)
+    rows, classes = 9000, 5
+    features = sp.random_array((rows, 400), density=0.05, format="csr", rng=rng)
+    dense, weights = rng.normal(size=(rows, 3)), rng.uniform(0.5, 1.5, rows)
+    scores = features @ rng.normal(size=(400, classes)) + 0.3 * rng.normal(size=(rows, classes))
+    truth = np.eye(classes)[scores.argmax(axis=1)]
+    if kind == "several labels":
+        truth = (scores > 0).astype(np.float64)
+        weights = np.ones(rows)
+    elif kind == "soft":
+        truth = 0.8 * truth + 0.04
+    there, here = GpuFitter(features, truth, weights, dense), Fitter(features, truth, weights, dense)
+    for strength in (1e-2, 1e-4):
+        found, least = there.fit(strength), here.fit(strength)
+        given, wanted = (features @ each.weights + dense @ each.of_dense + each.bias for each in (found, least))
+        assert np.abs(given - wanted).max() < 0.02 * np.abs(wanted).max()
+        assert (given.argmax(axis=1) == wanted.argmax(axis=1)).mean() > 0.995
+
+
+@dataclass(frozen=True)
+class Counted(OneLabel):
+    """Notes each call, of which a graph that is replayed makes none."""
+
+    calls: list[object] = field(default_factory=list)
+
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.calls.append(None)
+        return super().loss(logits, targets)
+
+
+def trained(eager: int, weights: tuple[float, ...], device: str = "cuda") -> tuple[list[float], int]:
+    """The losses of a run of which so many steps are launched kernel by kernel, and how often it was told to compute
+    one.
+    """
+    table, classes = articles(240), sorted(TOPICS)
+    text = Texts.of([each.encode() for each in table["text"].to_pylist()])
+    ids = encode(text.data, text.offsets, Alphabet(PUBLISHED), LENGTH).ids
+    labels = np.array([classes.index(kind) for kind in table["kind"].to_pylist()])
+    fit, held = (
+        DeviceExamples(*(torch.from_numpy(values[rows]).to(device) for values in (ids, labels)))
+        for rows in (slice(48, None), slice(48))
+    )
+    objective = Counted(0.1, weights)
+    torch.manual_seed(0)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        network = PackedCNN(layer_table(70, LENGTH, len(classes)), "text", torch.float32).to(device)
+        run = TrainingRun(
+            network, fit, held, Alphabet(PUBLISHED), GPU_RECIPE, objective, 0, ProcessGroup(), eager=eager
+        )
+        run.finish(lambda told: None, None, lambda: False, device)
+    return [epoch.loss for epoch in run.history], len(objective.calls)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU")
+@pytest.mark.parametrize("balanced", [False, True])
+def test_replayed_steps_have_the_losses_of_those_that_are_not(balanced: bool) -> None:
+    weights = (0.9, 1.0, 1.1) if balanced else ()
+    replayed, calls = trained(EAGER_CALLS, weights)
+    as_they_are, calls_of_all = trained(1000, weights)
+    assert calls < calls_of_all - 12  # of 48 steps, most are of a kind that was there before
+    assert replayed == pytest.approx(as_they_are, rel=LIKE)
+    assert replayed[-1] < 0.95 * replayed[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="PyTorch finds one GPU")
+def test_two_gpus_have_the_losses_of_one() -> None:
+    one, two = (
+        quick_train(articles(240), GPU_RECIPE, device="cuda", precision="fp32", gpus=gpus).history for gpus in (1, 2)
+    )
+    assert [epoch.loss for epoch in two] == pytest.approx([epoch.loss for epoch in one], rel=LIKE)
