@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -43,18 +44,15 @@ def parser(doc: str | None, output: Path | None = None, articles: bool = False) 
 
 def about(options: argparse.Namespace, **more: Any) -> dict[str, Any]:
     """What a figure is from: the machine, its driver, versions, commit and date (UTC)."""
-    gpus = _answer("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()  # makes no CUDA context
+    smi = partial(_answer, "nvidia-smi", "--format=csv,noheader")  # makes no CUDA context
+    gpus = smi("--query-gpu=name").splitlines()
     found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "processor": found.group(1) if found else platform.processor(),
         "cores": available_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": gpus,
-        **(
-            {"driver": _answer("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")}
-            if gpus
-            else {}
-        ),
+        **({"driver": smi("--query-gpu=driver_version", "--id=0")} if gpus else {}),
         "versions": _versions(),
         "commit": options.commit or _answer("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"),
         "date": datetime.now(UTC).date().isoformat(),
@@ -65,14 +63,19 @@ def about(options: argparse.Namespace, **more: Any) -> dict[str, Any]:
 
 def write(result: dict[str, Any], path: Path | None) -> None:
     """As JSON: in a file, which is there whole or not at all, or printed where there is no path."""
-    text = json.dumps(result, indent=1, default=float)
     if path is None:
-        print(text)
+        print(text_of(result))
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".tmp")
-    beside.write_text(text + "\n")
+    beside.write_text(text_of(result) + "\n")
     os.replace(beside, path)
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """JSON with a line for each element of each field: it is short, and a diff shows the elements that changed."""
+    text = re.sub(r",\n {3,}", ", ", json.dumps(result, indent=1, default=float))
+    return re.sub(r"\n {3,}|\n  (?=[]}])", "", text)
 
 
 def seconds_of(work: Callable[[], object], repeats: int) -> list[float]:

@@ -18,7 +18,7 @@ import pytest
 from conftest import ROOT
 
 from benchmarks.pages.__main__ import MARKED, read_results, refreshed
-from benchmarks.record import RESULTS, about, parser, write
+from benchmarks.record import RESULTS, about, parser, text_of, write
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 PLACES = ("", "pipeline", "pipeline/source", "pipeline/kernels", "docs")
@@ -29,6 +29,12 @@ def test_every_figure_is_what_the_results_give() -> None:
     results = read_results(RESULTS)
     for page in PAGES:
         assert refreshed(page.read_text(), results) == page.read_text(), f"{page.name}: run python -m benchmarks.pages"
+
+
+def test_results_have_a_line_for_each_element_of_a_field() -> None:
+    """As `write` writes them, so they are short and a diff shows which elements changed."""
+    for file in RESULTS.glob("*.json"):
+        assert file.read_text() == text_of(json.loads(file.read_text())) + "\n", file.name
 
 
 def test_a_figure_begins_no_line_and_has_an_end() -> None:
