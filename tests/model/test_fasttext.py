@@ -21,7 +21,7 @@ from serving import serving
 
 import pipeline
 import pipeline.duckdb
-from pipeline import classify, export_onnx, load, load_model, torch_module
+from pipeline import classify, export_onnx, load, load_model
 from pipeline.engine.base import Texts
 from pipeline.engine.cpu import CpuEngine
 from pipeline.engine.profile import profile
@@ -362,7 +362,7 @@ def test_what_needs_a_network_says_so(trained: dict[str, Path], tmp_path: Path) 
         lambda file: quantise(file, ["text"]),
         lambda file: calibrate(file, ["text"], label_column="truth"),
         profile,
-        torch_module,
+        pipeline.torch_module,
     ]
     for call in calls:
         with pytest.raises(UsageError, match=r"a model of fastText's|n-grams alone|another loss"):
