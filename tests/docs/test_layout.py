@@ -1,4 +1,6 @@
-"""Data flows one way: the map in docs/architecture.md says what each room may import, and the code does no more."""
+"""Data flows one way: the map in docs/architecture.md says what each room may import, and the code does no more; and
+which tests are of which room.
+"""
 
 from __future__ import annotations
 
@@ -6,39 +8,64 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from textwrap import dedent
+from typing import NamedTuple
 
+import pytest
 from conftest import ROOT
 
 PAGE = ROOT / "docs" / "architecture.md"
 PACKAGES = ("broadsheet", "pipeline", "cluster", "benchmarks")
 TORCH_IN = ("pipeline/train/", "benchmarks/")
 MOST_FLOORS, MOST_LINES = 13, 450
+MAP = "docs/architecture.md, The map"
+
+
+class Row(NamedTuple):
+    """Of the map: its places, the folders and files of their tests, and the places that these may import."""
+
+    own: tuple[str, ...]
+    tests: tuple[str, ...]
+    may: tuple[str, ...]
 
 
 @cache
-def rows() -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Of each row of the map, from the top: its places, and the places that these may import."""
+def rows() -> list[Row]:
+    """From the top."""
     text = PAGE.read_text().partition("## The map")[2].partition("\n## ")[0]
-    cells = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("| `")]
-    return [(tuple(re.findall(r"`([^`]+)`", own)), tuple(re.findall(r"`([^`]+)`", may))) for own, _, may in cells]
+    cells = [line.split("|")[1:5] for line in text.splitlines() if line.startswith("| `")]
+    named = [[tuple(re.findall(r"`([^`]+)`", cell)) for cell in (own, tests, may)] for own, _, tests, may in cells]
+    return [Row(*row) for row in named]
 
 
 @cache
 def row_of_place() -> dict[str, int]:
-    return {place: number for number, (places, _) in enumerate(rows()) for place in places}
+    return {place: number for number, row in enumerate(rows()) for place in row.own}
+
+
+def none_of(problems: Iterable[str]) -> None:
+    """Fail with these sentences and nothing else."""
+    if found := "\n".join(problems):
+        pytest.fail(found, pytrace=False)
 
 
 def files() -> list[str]:
     return sorted(p.relative_to(ROOT).as_posix() for name in PACKAGES for p in (ROOT / name).rglob("*.py"))
 
 
+def closest(file: str, places: Iterable[str]) -> str | None:
+    """The file itself if it is among the places, or the innermost of its folders there."""
+    found = (place for place in places if file == place or (place.endswith("/") and file.startswith(place)))
+    return max(found, key=len, default=None)
+
+
 @cache
 def place_of(file: str) -> str | None:
     """The room of a file, or the file itself where the map names it."""
-    found = (place for place in row_of_place() if file == place or (place.endswith("/") and file.startswith(place)))
-    return max(found, key=len, default=None)
+    return closest(file, row_of_place())
 
 
 def file_of(module: str) -> str | None:
@@ -95,21 +122,44 @@ def arrows() -> dict[tuple[str, str], str]:
 
 def test_every_file_has_a_room_and_every_room_a_file() -> None:
     """So a file at the root of `pipeline/` is one that the map names."""
-    assert [file for file in files() if place_of(file) is None] == []
-    assert [place for place in row_of_place() if not any(place_of(file) == place for file in files())] == []
+    none_of(f"{file} is in no room: add it to {MAP}, or move it" for file in files() if place_of(file) is None)
+    held = {place_of(file) for file in files()}
+    none_of(f"{place} holds no file: take it out of {MAP}" for place in row_of_place() if place not in held)
+
+
+def test_every_room_has_tests_and_every_test_a_room() -> None:
+    places = [place for row in rows() for place in row.tests]
+    none_of(f"{row.own[0]} names no tests in {MAP}" for row in rows() if not row.tests)
+    none_of(f"{place} is named twice as tests in {MAP}" for place in {*places} if places.count(place) > 1)
+    tests = [file.relative_to(ROOT).as_posix() for file in (ROOT / "tests").rglob("test_*.py")]
+    none_of(f"{test} is of no room: name it, or its folder, in {MAP}" for test in tests if not closest(test, places))
+    held = {closest(test, places) for test in tests}
+    none_of(f"{place} holds no tests: take it out of {MAP}" for place in places if place not in held)
 
 
 def test_a_room_imports_only_what_the_map_lets_it_and_needs_all_that() -> None:
     found = arrows()
-    assert [said for (own, other), said in found.items() if other not in rows()[row_of_place()[own]][1]] == []
-    unused = [(own, may) for own, allowed in rows() for may in allowed if not any((one, may) in found for one in own)]
-    assert unused == []
+    none_of(
+        f"{said}, but {own} may not import {other} ({MAP})"
+        for (own, other), said in found.items()
+        if other not in rows()[row_of_place()[own]].may
+    )
+    none_of(
+        f"{' '.join(row.own)} may import {may}, and does not: take that out of {MAP}"
+        for row in rows()
+        for may in row.may
+        if not any((one, may) in found for one in row.own)
+    )
 
 
 def test_the_map_points_downwards() -> None:
     """What a room may import stands below it."""
-    upwards = [(own, may) for row, (own, allowed) in enumerate(rows()) for may in allowed if row_of_place()[may] <= row]
-    assert upwards == []
+    none_of(
+        f"{row.own[0]} may import {may}, which does not stand below it in {MAP}"
+        for number, row in enumerate(rows())
+        for may in row.may
+        if row_of_place()[may] <= number
+    )
 
 
 def test_no_circle_is_among_the_files() -> None:
@@ -119,7 +169,8 @@ def test_no_circle_is_among_the_files() -> None:
     done: set[str] = set()
 
     def visit(file: str, path: tuple[str, ...]) -> None:
-        assert file not in path, " -> ".join((*path[path.index(file) :], file))
+        if file in path:
+            pytest.fail("a circle of imports: " + " -> ".join((*path[path.index(file) :], file)), pytrace=False)
         if file not in done:
             direct = imports(file, for_types=False)[0]
             with_them = set().union(*(packages_of(imported) for imported in direct)) - packages_of(file)
@@ -135,20 +186,87 @@ def test_the_house_has_few_floors_and_short_files() -> None:
     """A place stands on the floor above all that it imports."""
     below: dict[str, set[str]] = {place: set() for place in row_of_place()}
     for own, other in arrows():
-        below[own].add(other)
+        if row_of_place()[own] < row_of_place()[other]:  # others are in no map
+            below[own].add(other)
 
     @cache
     def floor(place: str) -> int:
         return 1 + max(map(floor, below[place]), default=0)
 
     assert max(map(floor, below)) <= MOST_FLOORS, sorted(below, key=floor)
-    long = [file for file in files() if len((ROOT / file).read_text().splitlines()) > MOST_LINES]
-    assert [file for file in long if file.startswith("pipeline/")] == []
+    lines = {file: len((ROOT / file).read_text().splitlines()) for file in files() if file.startswith("pipeline/")}
+    none_of(f"{file} has {count} lines, of {MOST_LINES} at most" for file, count in lines.items() if count > MOST_LINES)
 
 
 def test_torch_stays_out_of_the_package_but_for_training() -> None:
     others = {file for file in files() if "torch" in imports(file)[1]}
     assert {file for file in others if not file.startswith((*TORCH_IN, "pipeline/cli/train.py"))} == set()
+
+
+def patches(code: str, above: int = 0) -> Iterator[tuple[int, str]]:
+    """The lines of a test that change a name of our packages, also in code that it holds as a string."""
+    tree = ast.parse(code)
+    ours = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if (node.module or "" if isinstance(node, ast.ImportFrom) else alias.name).partition(".")[0] in PACKAGES
+    } - {"STATE", "ENGINES"}
+
+    def is_ours(target: ast.expr) -> bool:
+        if isinstance(target, ast.Constant):
+            return str(target.value).startswith(tuple(f"{package}." for package in PACKAGES))
+        while isinstance(target, ast.Attribute):
+            target = target.value
+        return isinstance(target, ast.Name) and target.id in ours
+
+    for node in ast.walk(tree):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Call) and node.args:
+            called = ast.unparse(node.func).rpartition(".")
+            if called[2] in ("setattr", "delattr", "patch") or called[0].endswith("patch"):  # mock.patch, patch.object
+                targets = node.args[:1]
+        elif isinstance(node, ast.Assign | ast.Delete):
+            targets = [
+                each
+                for target in node.targets
+                for each in ast.walk(target)
+                if isinstance(each, ast.Attribute) and not isinstance(each.ctx, ast.Load)
+            ]
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign) and isinstance(node.target, ast.Attribute):
+            targets = [node.target]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "import " in node.value:
+            try:
+                yield from patches(dedent(node.value), above + node.lineno - 1)
+            except SyntaxError:  # it is no code
+                continue
+        yield from ((above + node.lineno, ast.unparse(target)) for target in targets if is_ours(target))
+
+
+def test_no_test_patches_a_name_of_ours() -> None:
+    """But fields of `STATE` and `ENGINES`, which are there for that."""
+    none_of(
+        f"{file.relative_to(ROOT)}:{line} patches {name}: pass an argument, or set a field of STATE, ENGINES or Limits"
+        for file in sorted({*(ROOT / "tests").rglob("*.py")} - {Path(__file__)})
+        for line, name in patches(file.read_text())
+    )
+
+
+PATCHES = [
+    "from pipeline.model import ngrams\nmonkeypatch.setattr(ngrams, 'BITS', 1)",
+    "import broadsheet.pipeline as b\nb.api.classify = None",
+    "from cluster import connect\nwith mock.patch.object(connect, 'x'): pass",
+    "patch('pipeline.api.classify')",
+    "monkeypatch.setattr('broadsheet.pipeline.api.classify', None)",
+    "CODE = 'from pipeline import api\\napi.classify, x = 1, 2'",
+]
+
+
+@pytest.mark.parametrize("code", PATCHES)
+def test_a_patch_is_found(code: str) -> None:
+    assert len(list(patches(code))) == 1
+    assert not list(patches("from pipeline.job.worker import STATE\nSTATE.read = None\nimport time\ntime.time = None"))
 
 
 def test_every_child_is_started_the_one_way() -> None:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from importlib import import_module
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,13 @@ from benchmarks.pages.__main__ import MARKED, read_results, refreshed
 from benchmarks.record import RESULTS, about, parser, text_of, write
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
-PLACES = ("", "pipeline", "pipeline/source", "pipeline/kernels", "docs")
-"""Where a page may mean a path to begin."""
+OURS = ("pipeline", "cluster", "broadsheet", "benchmarks", "tests", "docs", "examples", "notebooks", "conda", ".ci")
+OF_A_USER = {"tokenizer.json", "params.bin.json", "request.json", "fine_tuned.json"}
+SUFFIX = r"\.(?:py|cuh?|c|md|sh|ya?ml|json|ipynb)"
+PATHS = [p.relative_to(ROOT) for p in chain(ROOT.iterdir(), *((ROOT / name).rglob("*") for name in OURS))]
+FOLDERS = {path.name for path in PATHS if (ROOT / path).is_dir()}
+ENDS = {end for path in PATHS for end in accumulate(reversed(path.parts), lambda end, folder: f"{folder}/{end}")}
+"""The paths of all files and folders, and what these end with."""
 
 
 def test_every_figure_is_what_the_results_give() -> None:
@@ -68,11 +73,17 @@ def test_a_new_record_names_machine_and_commit_on_its_page(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_files_that_a_page_names_are_there(page: Path) -> None:
-    """`source/read.py` is the file of that path, from the root or from one of PLACES."""
-    named = re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|cuh?|md|sh|yaml|json|c)|[\w./-]+/)`", page.read_text())
-    ours = tuple(f"{entry.name}/" for entry in chain(ROOT.iterdir(), (ROOT / "pipeline").iterdir()) if entry.is_dir())
-    absent = [path for path in named if path.startswith(ours) and not any((ROOT / at / path).exists() for at in PLACES)]
-    assert not absent
+    """`source/read.py` and `read.py` are any files whose paths end so. What begins with `_` is in an output folder."""
+    text = page.read_text()
+    named = re.findall(rf"(?<![\w/.-])(?:{'|'.join(OURS[:-1])})/[\w./-]+{SUFFIX}\b", text)
+    named += re.findall(rf"`([\w.][\w./-]*{SUFFIX}|[\w.][\w./-]*/)`", re.sub(r"(?ms)^```.*?^```", "", text))
+    absent = [path for path in named if path not in OF_A_USER and is_of_ours(path) and path.rstrip("/") not in ENDS]
+    assert absent == []
+
+
+def is_of_ours(path: str) -> bool:
+    first, slash, _ = path.partition("/")
+    return not first.startswith("_") and (not slash or first in FOLDERS)
 
 
 def test_the_names_that_pages_examples_and_notebooks_import_are_there() -> None:

@@ -280,7 +280,7 @@ def test_convert_and_inspect(broadsheet: Command, broadsheet_in_process: Command
     assert broadsheet_in_process("inspect", tmp_path / "none.safetensors").returncode == 2
 
 
-# The weights that come with the package: their frame and their card (test_classify.py has their accuracy).
+# The weights that come with the package: their frame and their card (test_classify_command.py has their accuracy).
 
 
 TRAIN_SHA256 = "87191dd121ce6695b9bcae6cd65f6230abcbee432b94d3c8d0da7aaede2bbb8f"

@@ -188,7 +188,7 @@ def test_replayed_steps_have_the_losses_of_those_that_are_not(balanced: bool) ->
     weights = (0.9, 1.0, 1.1) if balanced else ()
     replayed, calls = trained(EAGER_CALLS, weights)
     as_they_are, calls_of_all = trained(1000, weights)
-    assert calls < calls_of_all - 12  # of 48 steps, most are of a kind that was there before
+    assert calls < calls_of_all - 24  # of 48 steps, most are of a kind that was there before
     assert replayed == pytest.approx(as_they_are, rel=LIKE)
     assert replayed[-1] < 0.95 * replayed[0]
 
