@@ -67,14 +67,14 @@ class Forks:
     """The process of which others are forks that `multiprocessing` starts here, by its method "forkserver"."""
 
     def __init__(self) -> None:
-        self.variables: dict[str, str] = {}
+        self.environment: dict[str, str] = {}
 
     def begin(self, modules: Sequence[str]) -> None:
         """Start it, unless it cannot be. It imports the modules, nothing of which may use CUDA, while this process goes
         on, and ends with it. A terminal's Ctrl-C reaches neither it nor the forks. For a process of ours: user code
         could have other uses for it.
         """
-        if sys.version_info < (3, 11, 1):  # whose socket is open to other users of the host: CVE-2022-42919
+        if self.environment or sys.version_info < (3, 11, 1):  # whose socket is open to other users of the host: CVE-2022-42919
             return
         protect_multiprocessing()
         forkserver.set_forkserver_preload([*modules])
@@ -86,7 +86,7 @@ class Forks:
         try:
             with suppress(OSError):
                 forkserver.ensure_running()
-                self.variables = found
+                self.environment = dict(os.environ)
                 atexit.register(self._end)
         finally:
             for name in missing:

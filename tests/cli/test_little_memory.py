@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ MODEL = ROOT / "pipeline" / "weights" / "ag_news.safetensors"
 ROWS = ROOT / "examples" / "articles.csv"
 TEXTS = ("--text-column", "title")
 LABELLED = (*TEXTS, "--label-column", "category")
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
 
 
 def started(*arguments: object, address_space: int) -> subprocess.Popen[str]:
@@ -42,9 +47,13 @@ def started(*arguments: object, address_space: int) -> subprocess.Popen[str]:
         (("calibrate", MODEL, ROWS, *LABELLED, "-o", "calibrated.safetensors"), 2),
         (("quantise", MODEL, ROWS, *TEXTS, "-o", "quantised.safetensors"), 2),
         (("convert", MODEL, "params.bin"), 2),
-        (("export", MODEL, "model.onnx"), 2),
+        pytest.param(("export", MODEL, "model.onnx"), 2, marks=needs("onnx")),
         (("profile", "--model", MODEL, "--device", "cpu", "--batch", 16), 2),
-        (("train", ROWS, *LABELLED, "--init", MODEL, "--epochs", 1, "--device", "cpu", "-o", "new.safetensors"), 6),
+        pytest.param(
+            ("train", ROWS, *LABELLED, "--init", MODEL, "--epochs", 1, "--device", "cpu", "-o", "new.safetensors"),
+            6,
+            marks=needs("torch"),
+        ),
     ],
     ids=lambda value: " ".join(map(str, value))[:60].replace("/", "_") if isinstance(value, tuple) else None,
 )

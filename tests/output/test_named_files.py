@@ -66,6 +66,7 @@ def test_an_old_file_outlives_a_new_one_that_does_not_fit(small_model: Model, tm
 def test_the_commands_leave_an_old_file_as_it_was(
     broadsheet_here: CommandHere, small_model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    pytest.importorskip("onnx")
     monkeypatch.chdir(tmp_path)
     small_model.save("m.safetensors")
     Path("in.csv").write_text("text,kind\n" + "".join(f"some words {i},{i % 2}\n" for i in range(20)))

@@ -189,13 +189,13 @@ def test_spans_of_a_worker_with_another_clock_come_home_right(
     assert all(0 < at < end for d in report["breakdown"]["devices"] for at in d["moments"].values())
 
 
-def test_spans_survive_their_worker(broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path) -> None:
+def test_spans_survive_their_worker(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
     path, out = tmp_path / "in.csv", tmp_path / "out"
     path.write_text("text\n" + f"{'x' * 1_000}\n" * 1_600)  # a chunk is told before the next one is done
     env = {"BROADSHEET_KILL": f"before-entry worker {tmp_path / 'flag'}"}
     options = ["--model", small_model_file, "--workers", 1, "--chunk-size", 100, "--json"]
-    with dask.config.set({"distributed.worker.preload": [KILL_PRELOAD]}):
-        run = broadsheet_in_process("classify", path, "-o", out, *options, env=env)
+    env["DASK_DISTRIBUTED__WORKER__PRELOAD"] = KILL_PRELOAD
+    run = broadsheet("classify", path, "-o", out, *options, env=env)
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "flag").exists()
     report = json.loads(run.stdout)
