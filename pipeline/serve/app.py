@@ -38,8 +38,8 @@ _BODIES_HELD = 8
 """Bodies of the largest size that are held at a time, or as many bytes of smaller ones."""
 
 _LATE_SHARE = 0.3
-"""A request that is read so late, as a share of the target, is refused before anything is done for it: what comes is
-more than this process can read, and the answer would be as late again.
+"""A request that a busy process reads so late, as a share of the target, is refused before anything is done for it:
+what comes is more than the process can read, and the answer would be as late again.
 """
 
 _GONE = 499
@@ -54,7 +54,7 @@ _PAGE_HEADERS = {
 
 
 def too_late(settings: Settings) -> float:
-    """The seconds after which a request that is read is refused."""
+    """The seconds after which a request that is read is refused by a busy process."""
     assert settings.target_s is not None
     return _LATE_SHARE * settings.target_s
 
@@ -133,7 +133,7 @@ class App:
         kind = _kind(headers)
         body = await self._body(scope, headers, receive, seen)
         is_small = len(body) <= _AT_ONCE_BYTES
-        if is_small and time.monotonic() - seen.arrived > self._too_late:
+        if is_small and self._main.is_busy and time.monotonic() - seen.arrived > self._too_late:
             raise Refused(f"the answer would take longer than {1000 * self._target:,.0f} ms: too many requests come")
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         model = scope["path_params"].get("name") if "path_params" in scope else None
