@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
+from select import select
 from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 from jobs import children_of, wait_until
-from serving import Server, serving
+from serving import Server, serving, starting
 
 from pipeline import ServerError
 
@@ -348,6 +349,62 @@ def test_who_asks_again_at_once_leaves_time_for_others_and_is_answered_then(slow
 def waiting_texts(server: Server) -> float:
     page = httpx.get(f"{server.url}/metrics", timeout=240).text
     return float(re.findall("^broadsheet_queue_texts (.+)$", page, re.MULTILINE)[0])
+
+
+def test_a_server_is_not_ready_while_an_http_process_has_not_answered(slow_to_read: Server) -> None:
+    """One that was started again: it has a text labelled before connections are to come to it."""
+    port = urlsplit(slow_to_read.url).port or 0
+    (process,) = children_of(slow_to_read.process.pid, "broadsheet.pipeline.serve.http_process")
+    (engine,) = children_of(slow_to_read.process.pid, "broadsheet.pipeline.serve.engine_process")
+    assert status_of_ready(port) == 200
+    engine.suspend()
+    process.kill()
+    slow_to_read.wait_for("HTTP process ready")
+    assert status_of_ready(port) == 503
+    engine.resume()
+    wait_until(lambda: status_of_ready(port) == 200)
+    with connected(slow_to_read) as lone:
+        assert status_of(lone) == 200
+
+
+def test_a_server_is_ready_once_each_http_process_has_answered_a_text(small_model_file: Path) -> None:
+    """And from then on, nobody is refused, whichever process a connection is dealt to."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = ("--model", f"small={small_model_file}", "--port", port, "--http-processes", 3, "--target-ms", 20)
+    with starting(*options) as server, ExitStack() as opened:
+        pid, of = server.process.pid, "broadsheet.pipeline.serve."
+        wait_until(lambda: children_of(pid, of + "engine_process"), every=0.001)
+        (engine,) = children_of(pid, of + "engine_process")
+        engine.suspend()  # so that nothing is answered yet
+        wait_until(lambda: len(children_of(pid, of + "http_process")) == 3)
+        late = children_of(pid, of + "http_process")[1]
+        late.suspend()
+        engine.resume()
+        server.wait_for("engine ready")
+        probes = [opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(60)]
+        for probe in probes:
+            probe.sendall(b"GET /v2/models/small/ready HTTP/1.1\r\nhost: x\r\n\r\n")
+            probe.sendall(b"GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        answered, _, _ = select(probes, [], [])  # those of the process that is held up get none
+        assert [read_statuses(probe) for probe in answered] == [[503, 503]] * len(answered)
+        late.resume()
+        wait_until(lambda: status_of_ready(port) == 200, every=0.001)
+        for _ in range(40):
+            with socket.create_connection(("127.0.0.1", port), timeout=240) as lone:
+                assert [status_of(lone) for _ in range(5)] == [200] * 5
+
+
+def status_of_ready(port: int) -> int:
+    with socket.create_connection(("127.0.0.1", port), timeout=240) as probe:
+        return status_of(probe, b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n")
+
+
+def read_statuses(connection: socket.socket) -> list[int]:
+    found = b""
+    while piece := connection.recv(1 << 16):
+        found += piece
+    return [int(status) for status in re.findall(rb"HTTP/1.1 (\d+) ", found)]
 
 
 def test_what_takes_longer_than_the_time_to_drain_is_told(server: Server, certificate: Path) -> None:

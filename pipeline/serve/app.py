@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Send
 from ..engine.base import Predictions
 from . import openapi, protocols
 from .bodies import ARROW, JSON, Asked, BadRequest, Received, Reply, packed_of
-from .http_link import Held, Main, Served
+from .http_link import Answers, Held, Main, Served
 from .protocols import SPOKEN, Spoken
 from .requests import Gone, ModelChanged, Refused
 from .settings import Settings, log
@@ -41,6 +41,9 @@ _LATE_SHARE = 0.3
 """A request that a busy process reads so late, as a share of the target, is refused before anything is done for it:
 what comes is more than the process can read, and the answer would be as late again.
 """
+
+_LOOK_SECONDS = 0.05
+"""How often a process that has started looks whether a text can be labelled."""
 
 _GONE = 499
 """What logs and metrics have for a client that has hung up."""
@@ -145,6 +148,16 @@ class App:
         is_few = seen.texts <= _AT_ONCE_TEXTS
         return asked.write(served, found) if is_few else await asyncio.to_thread(asked.write, served, found)
 
+    async def answer_one(self) -> None:
+        """Label a text as if a client had asked, once that is possible, and tell the main process."""
+        asked = SPOKEN["/v1/classify"].read(Received(b'{"texts": ["a text"]}', _JSON, {}, {}, None, 1))
+        while True:
+            try:
+                asked.write(*await self._classified({"gone": set()}, asked, True, _Seen()))
+                return self._main.link.send(Answers())
+            except (BadRequest, Refused):  # there is no model yet, or no engine
+                await asyncio.sleep(_LOOK_SECONDS)
+
     async def _classified(self, scope: Any, asked: Asked, is_small: bool, seen: _Seen) -> tuple[Served, Predictions]:
         """Predictions of the texts, and by which model."""
         models = self._main.models
@@ -213,12 +226,10 @@ class App:
         return _json({"ready": status == 200}, status)
 
     async def _is_model_ready(self, request: Request) -> Response:
-        """A model is ready once an engine has it."""
-        models, name = await self._models(), request.path_params["name"]
-        if name not in models:
+        name, status = request.path_params["name"], (await self._main.call("ready")).status
+        if name not in self._main.models:
             return _no_model(name)
-        is_ready = models[name].backend is not None
-        return _json({"name": name, "ready": is_ready}, 200 if is_ready else 503)
+        return _json({"name": name, "ready": status == 200}, status)
 
     async def _models(self) -> dict[str, openapi.ModelAbout]:
         found = msgspec.json.decode((await self._main.call("models")).body, type=openapi.ModelList)

@@ -72,6 +72,10 @@ class Listens(Message, tag=4):
     """The process takes connections."""
 
 
+class Answers(Message, tag=5):
+    """The process has got an answer to a text of its own."""
+
+
 class Answered(Message, tag=10):
     """rows: as `to_rows` makes them."""
 
@@ -123,7 +127,7 @@ class Stop(Message, tag=16):
     now: bool
 
 
-FromHttp = Ask | Forget | Call | Counted | Listens
+FromHttp = Ask | Forget | Call | Counted | Listens | Answers
 ToHttp = Answered | Denied | Changed | Returned | Served | Count | Stop
 
 

@@ -292,9 +292,9 @@ class Begin(NamedTuple):
 class _Uvicorn(uvicorn.Server):
     """Signals are the main process's to act on."""
 
-    def __init__(self, config: uvicorn.Config, main: Main) -> None:
+    def __init__(self, config: uvicorn.Config, main: Main, app: App) -> None:
         super().__init__(config)
-        self._main = main
+        self._main, self._app = main, app
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -305,6 +305,7 @@ class _Uvicorn(uvicorn.Server):
         gc.collect()
         gc.freeze()  # or what is collected later would take longer than a request
         self._main.link.send(Listens())
+        self._trying = asyncio.create_task(self._app.answer_one())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Requests that this machine has are read first: uvicorn closes connections of which it has read nothing."""
@@ -364,7 +365,7 @@ async def _serve(connection: socket.socket, begin: Begin) -> None:
 
     main, held = Main(stop), Held(begin.held, begin.number)
     app = App(begin.settings, main, held, open_traces())
-    server = _Uvicorn(_configured(begin.settings, app, main, held), main)
+    server = _Uvicorn(_configured(begin.settings, app, main, held), main, app)
     await loop.create_connection(lambda: main.link, sock=connection)
     await server.serve(sockets=[socket.socket(fileno=begin.listening)])
     main.close()
