@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Send
 from ..engine.base import Predictions
 from . import openapi, protocols
 from .bodies import ARROW, JSON, Asked, BadRequest, Received, Reply, packed_of
-from .http_link import Held, Main, Served
+from .http_link import Answers, Held, Main, Served
 from .protocols import SPOKEN, Spoken
 from .requests import Gone, ModelChanged, Refused
 from .settings import Settings, log
@@ -38,9 +38,12 @@ _BODIES_HELD = 8
 """Bodies of the largest size that are held at a time, or as many bytes of smaller ones."""
 
 _LATE_SHARE = 0.3
-"""A request that is read so late, as a share of the target, is refused before anything is done for it: what comes is
-more than this process can read, and the answer would be as late again.
+"""A request that a busy process reads so late, as a share of the target, is refused before anything is done for it:
+what comes is more than the process can read, and the answer would be as late again.
 """
+
+_LOOK_SECONDS = 0.05
+"""How often a process that has started looks whether a text can be labelled."""
 
 _GONE = 499
 """What logs and metrics have for a client that has hung up."""
@@ -54,7 +57,7 @@ _PAGE_HEADERS = {
 
 
 def too_late(settings: Settings) -> float:
-    """The seconds after which a request that is read is refused."""
+    """The seconds after which a request that is read is refused by a busy process."""
     assert settings.target_s is not None
     return _LATE_SHARE * settings.target_s
 
@@ -133,7 +136,7 @@ class App:
         kind = _kind(headers)
         body = await self._body(scope, headers, receive, seen)
         is_small = len(body) <= _AT_ONCE_BYTES
-        if is_small and time.monotonic() - seen.arrived > self._too_late:
+        if is_small and self._main.is_busy and time.monotonic() - seen.arrived > self._too_late:
             raise Refused(f"the answer would take longer than {1000 * self._target:,.0f} ms: too many requests come")
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         model = scope["path_params"].get("name") if "path_params" in scope else None
@@ -144,6 +147,16 @@ class App:
         served, found = await self._classified(scope, asked, is_small, seen)
         is_few = seen.texts <= _AT_ONCE_TEXTS
         return asked.write(served, found) if is_few else await asyncio.to_thread(asked.write, served, found)
+
+    async def answer_one(self) -> None:
+        """Label a text as if a client had asked, once that is possible, and tell the main process."""
+        asked = SPOKEN["/v1/classify"].read(Received(b'{"texts": ["a text"]}', _JSON, {}, {}, None, 1))
+        while True:
+            try:
+                asked.write(*await self._classified({"gone": set()}, asked, True, _Seen()))
+                return self._main.link.send(Answers())
+            except (BadRequest, Refused):  # there is no model yet, or no engine
+                await asyncio.sleep(_LOOK_SECONDS)
 
     async def _classified(self, scope: Any, asked: Asked, is_small: bool, seen: _Seen) -> tuple[Served, Predictions]:
         """Predictions of the texts, and by which model."""
@@ -213,12 +226,10 @@ class App:
         return _json({"ready": status == 200}, status)
 
     async def _is_model_ready(self, request: Request) -> Response:
-        """A model is ready once an engine has it."""
-        models, name = await self._models(), request.path_params["name"]
-        if name not in models:
+        name, status = request.path_params["name"], (await self._main.call("ready")).status
+        if name not in self._main.models:
             return _no_model(name)
-        is_ready = models[name].backend is not None
-        return _json({"name": name, "ready": is_ready}, 200 if is_ready else 503)
+        return _json({"name": name, "ready": status == 200}, status)
 
     async def _models(self) -> dict[str, openapi.ModelAbout]:
         found = msgspec.json.decode((await self._main.call("models")).body, type=openapi.ModelList)

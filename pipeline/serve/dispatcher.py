@@ -36,8 +36,8 @@ _SURE_SHARE = 0.8
 expected to take may change in the meantime.
 """
 
-_LATE_SHARE = 0.4
-"""A request that comes so late, as a share of its time, is refused even where a device is free."""
+_BACK_SHARE = 0.3
+"""The way back takes this share of the target at most: a request that took longer to come was held up on its way."""
 
 _OVERDUE_SHARE = 0.2
 _BUSY_WINDOW = 10.0
@@ -174,7 +174,7 @@ class Dispatcher:
         """Take a request in. Raises Refused where its deadline, or the queue's bound, cannot be held.
 
         arrived: when it was there, by the clock, if that is not now. back: seconds that its answer needs to whoever
-        asked. The answer is its rows (`to_rows`), as bytes.
+        asked. The answer is its rows (`to_rows`), as bytes. However late it is, it is taken in where it can start now.
         """
         loaded = self.models[model]
         now = self._clock()
@@ -212,7 +212,8 @@ class Dispatcher:
             raise Refused("no engine is ready: they are being started")
         slowest = devices[0] if len(devices) == 1 else max(devices, key=lambda d: d.times[key].seconds(1, 0))
         request.is_large = not self._is_one_batch(slowest, key, texts, chars)
-        free = not self.waiting and any(not device.under_way for device in devices)
+        of_batch = (0, 0) if request.is_large else (texts, chars)
+        free = self._all_start(key, *of_batch) and not (request.is_large and self.waiting)
         if self.waiting.texts + texts > self._most_waiting and not free:
             until = self._next_start(devices, key) if texts <= 1 else 0.0
             raise Refused(f"{self.waiting.texts:,} texts wait already", self._seconds_waiting(slowest), until)
@@ -226,14 +227,22 @@ class Dispatcher:
             patience = self.target
             rounds, number = divmod(self._batches_ahead(slowest, key, texts, chars), len(devices))
             needs = residuals[number] + STRETCH * longest * (rounds + 1)  # others that come may fill its batch
+        back = min(back, _BACK_SHARE * self.target)
         request.deadline = request.arrived + patience - back
         late, spare = now - request.arrived + back, _SPARE_SHARE * self.target
-        if late > _LATE_SHARE * patience if free else needs + max(late, spare) > patience:
-            least = texts <= 1 and needs + spare > patience and not free  # the next one of one text would be too
+        if not free and needs + max(late, spare) > patience:
+            least = texts <= 1 and needs + spare > patience  # the next one of one text would be too
             until = self._next_start(devices, key) if least else 0.0
             raise Refused(
                 f"the answer would take longer than {1000 * patience:,.0f} ms", needs + max(late, spare), until
             )
+
+    def _all_start(self, key: str, texts: int = 0, chars: int = 0) -> bool:
+        """Whether all that waits, and so many texts more, can start now: each of its batches has a device that is free.
+        Then nobody has to make room for others, and who is late is answered all the same.
+        """
+        free = [device for device in self.devices if key in device.times and not device.under_way]
+        return bool(free) and self._batches_ahead(free[0], key, texts, chars) < len(free)
 
     def _residual(self, device: Device, key: str, now: float) -> float:
         """Until a device is free; one that should be already may take a little longer still."""
@@ -298,7 +307,8 @@ class Dispatcher:
         """Give every device that is free a batch of what waits."""
         self._pump_is_due = False
         now = self._clock()
-        for request in self.waiting.expired(now):
+        late = self.waiting.expired(now)
+        for request in [] if late and self._all_start(late[0].key) else late:
             self._fail(request, Refused(f"the answer took longer than {1000 * self.target:,.0f} ms"))
         for device in sorted(self.devices, key=lambda device: (len(device.under_way), device.busy_until)):
             while self.waiting and len(device.under_way) < device.depth:
@@ -369,7 +379,7 @@ class Dispatcher:
         at = 0
         for request, first, last in batch.pieces:
             of, size = data[request.top_k]
-            _add_part(request, first, last, of[at * size : (at + last - first) * size])
+            request.add(first, last, of[at * size : (at + last - first) * size])
             at += last - first
 
     def _give_up(self, piece: Piece, error: EngineLost) -> None:
@@ -397,7 +407,7 @@ class Dispatcher:
             if error := found.exception():
                 self._fail(request, error)
             else:
-                _add_part(request, piece.first, piece.last, found.result())
+                request.add(piece.first, piece.last, found.result())
 
         again.add_done_callback(pass_on)
         self.waiting.add(child)
@@ -434,14 +444,3 @@ async def _unloaded(engine: RemoteEngine, key: str) -> None:
         await engine.unload(key)
     except BroadsheetError as error:
         log.warning("a model could not be unloaded: %s", error.message)
-
-
-def _add_part(request: Request, first: int, last: int, rows: bytes) -> None:
-    """Note the predictions of some texts of a request; the last ones complete the answer."""
-    if request.answer.done():
-        return
-    request.parts[first] = rows
-    request.finished += last - first
-    if request.finished == len(request.texts):
-        parts = [request.parts[number] for number in sorted(request.parts)]
-        request.answer.set_result(parts[0] if len(parts) == 1 else b"".join(parts))

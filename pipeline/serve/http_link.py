@@ -72,6 +72,10 @@ class Listens(Message, tag=4):
     """The process takes connections."""
 
 
+class Answers(Message, tag=5):
+    """The process has got an answer to a text of its own."""
+
+
 class Answered(Message, tag=10):
     """rows: as `to_rows` makes them."""
 
@@ -123,7 +127,7 @@ class Stop(Message, tag=16):
     now: bool
 
 
-FromHttp = Ask | Forget | Call | Counted | Listens
+FromHttp = Ask | Forget | Call | Counted | Listens | Answers
 ToHttp = Answered | Denied | Changed | Returned | Served | Count | Stop
 
 
@@ -219,6 +223,10 @@ class Held:
         self._values[self._first] = self._values[self._first + 1] = 0
 
 
+_FEW = 8
+"""Requests of one process that it has not answered: with more of them it is busy."""
+
+
 class Main:
     """The main process as this one sees it. models: what is served, by name. counts: of requests that are over. stop:
     is called when the main process says so, and whether that is at once.
@@ -231,15 +239,20 @@ class Main:
         self._stop, self._is_over = stop, False
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, asyncio.Future[Any]] = {}
-        self._number = 0
+        self._number = self._asked = 0
         self._closed: dict[str, tuple[str, float, float]] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Only then does this process refuse requests by itself: the main process knows whether anything waits."""
+        return self._asked > _FEW
 
     def check_open(self, served: Served) -> None:
         """For a request of one text. Raises Refused while the main process would refuse it, as far as it has said: what
         it need not say again, it has time for others.
         """
         reason, retry_after, until = self._closed.get(served.key, ("", 0.0, 0.0))
-        if time.monotonic() < until:
+        if self.is_busy and time.monotonic() < until:
             raise Refused(reason, retry_after)
 
     async def classify(
@@ -257,6 +270,7 @@ class Main:
                 answer.set_exception(Gone())
 
         gone.add(forget)
+        self._asked += 1
         self.link.send(Ask(number, served.key, texts.data, texts.offsets, texts.n_chars, top_k, arrived, back, trace))
         try:
             rows: bytes = await answer
@@ -266,6 +280,7 @@ class Main:
             raise
         finally:
             gone.discard(forget)
+            self._asked -= 1
             del self._open[number]
         return from_rows(rows, len(served.classes), top_k)
 
@@ -303,6 +318,7 @@ class Main:
 
     def _take(self, message: Any) -> None:
         if isinstance(message, Answered):
+            self._closed.clear()  # a batch is done, and the next one starts
             self._resolve(message.number, message.rows)
         elif isinstance(message, Denied):
             self._resolve(message.number, Refused(message.reason, message.retry_after, message.until))

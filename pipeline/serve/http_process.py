@@ -179,9 +179,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._waits_for = "nothing"
-        arrived = came(self._socket)
+        arrived = max(came(self._socket), self._read_on)  # that it was held back does not make it late
         self.cycle.scope["arrived"] = arrived  # type: ignore[typeddict-unknown-key]
-        self.cycle.scope["behind"] = time.monotonic() - max(arrived, self._read_on)  # type: ignore[typeddict-unknown-key]
+        self.cycle.scope["behind"] = time.monotonic() - arrived  # type: ignore[typeddict-unknown-key]
         super().on_message_complete()
         if not self.pipeline:
             self.flow.resume_reading()  # so that a client that hangs up after a long body is noticed
@@ -189,7 +189,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         scope: Any = {} if self._running is None else self._running.scope
         super().on_response_complete()
-        if scope.get("refused") and scope.get("behind", 0.0) > self.behind_seconds and not self._is_answering:
+        has_begun = self._is_answering or self._timer is not None  # the next one
+        if scope.get("refused") and scope.get("behind", 0.0) > self.behind_seconds and not has_begun:
             most = min(_LONGEST_PAUSE, self.timeout_keep_alive / 2)
             seconds = random.uniform(0.5, 1) * min(most, _PAUSE * scope["behind"])  # or all would come again together
             self.flow.pause_reading()
@@ -291,9 +292,9 @@ class Begin(NamedTuple):
 class _Uvicorn(uvicorn.Server):
     """Signals are the main process's to act on."""
 
-    def __init__(self, config: uvicorn.Config, main: Main) -> None:
+    def __init__(self, config: uvicorn.Config, main: Main, app: App) -> None:
         super().__init__(config)
-        self._main = main
+        self._main, self._app = main, app
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -304,6 +305,7 @@ class _Uvicorn(uvicorn.Server):
         gc.collect()
         gc.freeze()  # or what is collected later would take longer than a request
         self._main.link.send(Listens())
+        self._trying = asyncio.create_task(self._app.answer_one())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Requests that this machine has are read first: uvicorn closes connections of which it has read nothing."""
@@ -363,7 +365,7 @@ async def _serve(connection: socket.socket, begin: Begin) -> None:
 
     main, held = Main(stop), Held(begin.held, begin.number)
     app = App(begin.settings, main, held, open_traces())
-    server = _Uvicorn(_configured(begin.settings, app, main, held), main)
+    server = _Uvicorn(_configured(begin.settings, app, main, held), main, app)
     await loop.create_connection(lambda: main.link, sock=connection)
     await server.serve(sockets=[socket.socket(fileno=begin.listening)])
     main.close()

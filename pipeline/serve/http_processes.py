@@ -23,6 +23,7 @@ from .dispatcher import Dispatcher
 from .engines import LoadedModel
 from .http_link import (
     Answered,
+    Answers,
     Ask,
     Call,
     Changed,
@@ -80,6 +81,15 @@ class HttpProcesses:
         self._tasks = [asyncio.create_task(self._keep(number)) for number in numbers]
         if self._stopping.is_set():
             self.stop(now=False)
+
+    async def answer(self) -> None:
+        """Wait until each has answered a text."""
+        await asyncio.gather(*(process.answers for process in self._processes))
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether each has answered a text: a connection may be dealt to any of them."""
+        return all(process.answers.done() and not process.has_ended for process in self._processes)
 
     def tell_of(self, loaded: LoadedModel) -> None:
         """A model was loaded, in the place of another or not."""
@@ -158,6 +168,7 @@ class _HttpProcess:
         self.pid = child.process.pid
         loop = asyncio.get_running_loop()
         self.listens: asyncio.Future[None] = loop.create_future()
+        self.answers: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
         self.link = Link(FromHttp, self._take, self._lost)
         self._child, self._dispatcher, self._metrics, self._calls = child, dispatcher, metrics, calls
@@ -210,6 +221,8 @@ class _HttpProcess:
                 self._counting.popleft().set_result(None)
         elif isinstance(message, Listens) and not self.listens.done():
             self.listens.set_result(None)
+        elif isinstance(message, Answers) and not self.answers.done():
+            self.answers.set_result(None)
 
     def _ask(self, ask: Ask) -> None:
         loaded = self._dispatcher.models[name_of(ask.key)]
@@ -244,7 +257,7 @@ class _HttpProcess:
         """Its clients are gone."""
         for request in list(self._open.values()):
             self._dispatcher.forget(request)
-        for waits in (self.listens, self.ended, *self._counting):
+        for waits in (self.listens, self.answers, self.ended, *self._counting):
             if not waits.done():
                 waits.set_result(None)
         self._counting.clear()

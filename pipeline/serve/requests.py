@@ -145,6 +145,16 @@ class Request:
             np.cumsum(np.minimum(self.texts.n_chars, self.model.reads), out=self._before[1:])
         return int(self._before[last] - self._before[first])
 
+    def add(self, first: int, last: int, rows: bytes) -> None:
+        """Note the predictions of some of the texts; the last ones complete the answer."""
+        if self.answer.done():
+            return
+        self.parts[first] = rows
+        self.finished += last - first
+        if self.finished == len(self.texts):
+            parts = [self.parts[number] for number in sorted(self.parts)]
+            self.answer.set_result(parts[0] if len(parts) == 1 else b"".join(parts))
+
 
 class Piece(NamedTuple):
     """Texts first to last of a request, which go into a batch."""

@@ -75,6 +75,7 @@ class _Server:
         processes = settings.http_processes or _http_processes(device)
         self._listening = _listen(settings.host, settings.port, processes)
         self._stopping: asyncio.Task[None] | None = None
+        self._has_started = False
         self._reloading: set[asyncio.Task[None]] = set()
         self._one_reload = asyncio.Lock()
         self._numbers = dict.fromkeys(settings.models, 1)
@@ -101,6 +102,8 @@ class _Server:
             await starting
             gc.collect()
             gc.freeze()
+            await self._http.answer()
+            self._has_started = True
             log.info("ready", extra={"fields": {"models": list(settings.models)}})
             await self._http.ended()
         finally:
@@ -160,7 +163,8 @@ class _Server:
         )
 
     def _ready(self) -> tuple[int, ServerState]:
-        is_ready = self._dispatcher.serves_all and self._stopping is None
+        can_label = self._dispatcher.serves_all and self._http.are_ready
+        is_ready = self._has_started and can_label and self._stopping is None
         status = "stopping" if self._stopping else "ready" if is_ready else "not ready"
         return 200 if is_ready else 503, ServerState(status, self._fleet.states)
 

@@ -22,7 +22,7 @@ STARTS_WITHIN = 240.0
 
 
 class Server:
-    """url: where it listens. said: the lines of its log so far."""
+    """url: where it listens, once it is ready. said: the lines of its log so far."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -30,6 +30,9 @@ class Server:
         self._lines: queue.Queue[dict[str, Any]] = queue.Queue()
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
+        self.url = ""
+
+    def wait_until_ready(self) -> None:
         self.url = str(self.wait_for("listening")["url"])
         self.wait_for("ready")
 
@@ -62,7 +65,15 @@ class Server:
 
 @contextmanager
 def serving(*arguments: object) -> Iterator[Server]:
-    options = ("--port", 0, "--log-format", "json", "--device", "cpu")
+    with starting("--port", 0, *arguments) as server:
+        server.wait_until_ready()
+        yield server
+
+
+@contextmanager
+def starting(*arguments: object) -> Iterator[Server]:
+    """A server that may not be ready yet."""
+    options = ("--log-format", "json", "--device", "cpu")
     process = start("broadsheet", "serve", *options, *arguments)
     try:
         yield Server(process)

@@ -204,6 +204,36 @@ def test_single_texts_pass_large_requests_which_pass_each_other(small_model: Mod
     run(work(), loop)
 
 
+def test_who_is_late_is_answered_where_nothing_waits_and_a_device_is_free(small_model: Model) -> None:
+    """Whatever the clock says: of when a request came, of how long it was on its way, and of when it can start. Those
+    that are read together go into one batch: none of them waits for another.
+    """
+    loop = JumpingLoop()
+    device = Device("one", 0.0)
+
+    async def work() -> None:
+        dispatcher = await started(loop, small_model, [device])
+        loop.now = 100.0
+        for late, back in ((0.05, 0.05), (0.05, 50.0), (50.0, 0.0), (50.0, 50.0)):
+            asked = [dispatcher.submit("m", texts_of(1, mark), 1, loop.now - late, back) for mark in range(4)]
+            assert [labels_of(await each.answer) for each in asked] == [[[mark]] for mark in range(4)]
+            large = dispatcher.submit("m", texts_of(300, 5), 1, loop.now - late, back)
+            assert labels_of(await large.answer) == [[5]] * 300
+        assert device.batches.count(4) == 4
+
+        held_up = dispatcher.submit("m", texts_of(1, 6), 1)
+        loop.now += 50
+        assert labels_of(await held_up.answer) == [[6]]
+
+        computed = dispatcher.submit("m", texts_of(1), 1)
+        await asyncio.sleep(0.001)
+        with pytest.raises(Refused):  # for it has to wait
+            dispatcher.submit("m", texts_of(1), 1, loop.now - 0.09)
+        await computed.answer
+
+    run(work(), loop)
+
+
 def test_texts_of_a_lost_engine_are_computed_once_more_elsewhere(small_model: Model) -> None:
     loop = JumpingLoop()
     devices = [Device("one", 0.0), Device("two", 0.0)]

@@ -15,11 +15,13 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
+from select import select
 from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import pytest
 from conftest import CommandHere
 from cryptography import x509
@@ -28,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 from jobs import children_of, wait_until
-from serving import Server, serving
+from serving import Server, serving, starting
 
 from pipeline import ServerError
 
@@ -272,32 +274,137 @@ def shed(http: httpx.Client) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("broadsheet_shed_requests_total{"))
 
 
-def test_who_asks_again_at_once_leaves_time_for_others(small_model_file: Path) -> None:
-    """A process that was held up refuses what has waited too long. The next request of that client waits, however fast
-    it comes, and then has waited too long as well; others are answered meanwhile, and so is it when it has waited.
+ASK = b"POST /v1/classify HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 21\r\n\r\n"
+ASK += b'{"texts": ["a text"]}'
+TWO_TEXTS = ASK.replace(b" 21", b" 25").replace(b'"a text"', b'"a text", ""')
+"""Requests in one piece."""
+
+
+def status_of(connection: socket.socket, sent: bytes = ASK) -> int:
+    connection.sendall(sent)
+    return int(connection.recv(1 << 16).split()[1])
+
+
+@pytest.fixture(scope="module")
+def slow_to_read(small_model_file: Path) -> Iterator[Server]:
+    with serving("--model", f"small={small_model_file}", "--target-ms", 1000, "--http-processes", 1) as found:
+        yield found
+
+
+def connected(server: Server) -> socket.socket:
+    return socket.create_connection(urlsplit(server.url).netloc.split(":"), timeout=240)
+
+
+@pytest.mark.parametrize("which", ["http_process", "engine_process", ""])
+def test_a_lone_client_is_answered_however_late_it_is_read(slow_to_read: Server, which: str) -> None:
+    """Nobody else asks: whichever process was held up, and for however long."""
+    main = psutil.Process(slow_to_read.process.pid)
+    held_up = children_of(main.pid, f"broadsheet.pipeline.serve.{which}")[0] if which else main
+    with connected(slow_to_read) as lone:
+        for _ in range(2):
+            held_up.suspend()
+            lone.sendall(ASK)
+            time.sleep(1.2)  # more than the target
+            held_up.resume()
+            assert lone.recv(1 << 16).split()[1] == b"200"
+            assert status_of(lone) == 200
+
+
+def test_who_asks_again_at_once_leaves_time_for_others_and_is_answered_then(slow_to_read: Server) -> None:
+    """A process that has much to answer refuses what it reads late. The next request of that client is held back,
+    others are answered meanwhile, and then so is that one; for the time that it was held it is not late.
     """
+    (process,) = children_of(slow_to_read.process.pid, "broadsheet.pipeline.serve.http_process")
+    (engine,) = children_of(slow_to_read.process.pid, "broadsheet.pipeline.serve.engine_process")
 
-    def status(connection: socket.socket) -> int:
-        connection.sendall(ask)
-        return int(connection.recv(1 << 16).split()[1])
-
-    body = b'{"texts": ["a text"]}'
-    ask = b"POST /v1/classify HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
-    ask %= len(body), body
-    with serving("--model", f"small={small_model_file}", "--target-ms", 1000, "--http-processes", 1) as server:
-        (process,) = children_of(server.process.pid, "broadsheet.pipeline.serve.http_process")
-        address = urlsplit(server.url).netloc.split(":")
-        with socket.create_connection(address, timeout=240) as hasty, socket.create_connection(address) as other:
-            wait_until(lambda: (status(hasty), status(other)) == (200, 200))
+    def is_refused(hasty: socket.socket) -> bool:
+        with ExitStack() as others:
+            engine.suspend()
+            while waiting_texts(slow_to_read) < 12:
+                for _ in range(20):
+                    others.enter_context(connected(slow_to_read)).sendall(ASK)
             process.suspend()
-            hasty.sendall(ask)
+            hasty.sendall(ASK)
             time.sleep(0.6)  # twice the time in which it must be read
             process.resume()
-            assert hasty.recv(1 << 16).split()[1] == b"503"
-            hasty.sendall(ask)
-            wait_until(lambda: status(other) == 200)
-            assert hasty.recv(1 << 16).split()[1] == b"503"
-            wait_until(lambda: status(hasty) == 200)
+            status = hasty.recv(1 << 16).split()[1]
+            engine.resume()
+            return status == b"503"
+
+    def milliseconds_of_the_next() -> float:
+        """What the server says: from when its time began to its answer."""
+        with connected(slow_to_read) as hasty, connected(slow_to_read) as other:
+            wait_until(lambda: is_refused(hasty))
+            hasty.sendall(TWO_TEXTS)
+            wait_until(lambda: status_of(other) == 200)
+            assert hasty.recv(1 << 16).split()[1] == b"200"
+            assert status_of(hasty) == 200
+        while (line := slow_to_read.wait_for("request"))["texts"] != 2:
+            pass
+        return float(line["milliseconds"])
+
+    assert any(milliseconds_of_the_next() < 250 for _ in range(5))  # it was held for 500 at the least
+
+
+def waiting_texts(server: Server) -> float:
+    page = httpx.get(f"{server.url}/metrics", timeout=240).text
+    return float(re.findall("^broadsheet_queue_texts (.+)$", page, re.MULTILINE)[0])
+
+
+def test_a_server_is_not_ready_while_an_http_process_has_not_answered(slow_to_read: Server) -> None:
+    """One that was started again: it has a text labelled before connections are to come to it."""
+    port = urlsplit(slow_to_read.url).port or 0
+    (process,) = children_of(slow_to_read.process.pid, "broadsheet.pipeline.serve.http_process")
+    (engine,) = children_of(slow_to_read.process.pid, "broadsheet.pipeline.serve.engine_process")
+    assert status_of_ready(port) == 200
+    engine.suspend()
+    process.kill()
+    slow_to_read.wait_for("HTTP process ready")
+    assert status_of_ready(port) == 503
+    engine.resume()
+    wait_until(lambda: status_of_ready(port) == 200)
+    with connected(slow_to_read) as lone:
+        assert status_of(lone) == 200
+
+
+def test_a_server_is_ready_once_each_http_process_has_answered_a_text(small_model_file: Path) -> None:
+    """And from then on, nobody is refused, whichever process a connection is dealt to."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = ("--model", f"small={small_model_file}", "--port", port, "--http-processes", 3, "--target-ms", 20)
+    with starting(*options) as server, ExitStack() as opened:
+        pid, of = server.process.pid, "broadsheet.pipeline.serve."
+        wait_until(lambda: children_of(pid, of + "engine_process"), every=0.001)
+        (engine,) = children_of(pid, of + "engine_process")
+        engine.suspend()  # so that nothing is answered yet
+        wait_until(lambda: len(children_of(pid, of + "http_process")) == 3)
+        late = children_of(pid, of + "http_process")[1]
+        late.suspend()
+        engine.resume()
+        server.wait_for("engine ready")
+        probes = [opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(60)]
+        for probe in probes:
+            probe.sendall(b"GET /v2/models/small/ready HTTP/1.1\r\nhost: x\r\n\r\n")
+            probe.sendall(b"GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        answered, _, _ = select(probes, [], [])  # those of the process that is held up get none
+        assert [read_statuses(probe) for probe in answered] == [[503, 503]] * len(answered)
+        late.resume()
+        wait_until(lambda: status_of_ready(port) == 200, every=0.001)
+        for _ in range(40):
+            with socket.create_connection(("127.0.0.1", port), timeout=240) as lone:
+                assert [status_of(lone) for _ in range(5)] == [200] * 5
+
+
+def status_of_ready(port: int) -> int:
+    with socket.create_connection(("127.0.0.1", port), timeout=240) as probe:
+        return status_of(probe, b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n")
+
+
+def read_statuses(connection: socket.socket) -> list[int]:
+    found = b""
+    while piece := connection.recv(1 << 16):
+        found += piece
+    return [int(status) for status in re.findall(rb"HTTP/1.1 (\d+) ", found)]
 
 
 def test_what_takes_longer_than_the_time_to_drain_is_told(server: Server, certificate: Path) -> None:
