@@ -16,6 +16,7 @@ from .flags import Columns, Device, Json, Kernels, Label, Network, OneModel, Pre
 
 if TYPE_CHECKING:
     from ..measures.evaluate import Evaluation, LabelEvaluation
+    from ..measures.numbers import NumberEvaluation
     from ..model.charcnn import Model
 
 _INDENT = 6
@@ -83,10 +84,8 @@ def command(
     result = evaluate(loaded, Paths(data), **options)
     if not result.confusion.rows and not result.abstained:
         raise UsageError(f"no row has a class of the model in column {label_column!r}")
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        _print(result, abstain, reliability is None, PlainConsole())
+    if (console := _begun(result, as_json)) is not None:
+        _print(result, abstain, reliability is None, console)
     if plot or reliability:
         from ..report.plots import confusion_matrix, reliability_diagram, save_png
     if plot:
@@ -101,12 +100,8 @@ def _evaluate_labels(model: Model, data: list[str], as_json: bool, options: dict
     from ..source.inputs import Paths
 
     result = evaluate_labels(model, Paths(data), **options)
-    if as_json:
-        print_json(result.to_dict())
+    if (console := _begun(result, as_json)) is None:
         return
-    console = PlainConsole()
-    print_fact("model", result.model, console)
-    console.print(facts_table([("on", result.backend)]))
     _print_left_out(result, console)
     if result.unknown:
         console.print(f"{counted(result.unknown, 'row')} with a label that is no class of the model", style="yellow")
@@ -120,15 +115,22 @@ def _evaluate_numbers(model: Model, data: list[str], as_json: bool, options: dic
     result = evaluate_numbers(model, Paths(data), **options)
     if not result.figures.rows:
         raise UsageError(f"no row has a number in column {options['label_column']!r}")
-    if as_json:
-        print_json(result.to_dict())
+    if (console := _begun(result, as_json)) is None:
         return
-    console = PlainConsole()
-    print_fact("model", result.model, console)
-    console.print(facts_table([("on", result.backend)]))
     left = f"; {counted(result.quarantined, 'row')} skipped: unreadable" if result.quarantined else ""
     console.print(f"{counted(result.figures.rows, 'row')}{left}; {result.without:,} without a true number")
     console.print(f"{result.figures}; nearest level right for {result.nearest:.1%}", soft_wrap=True)
+
+
+def _begun(result: Evaluation | LabelEvaluation | NumberEvaluation, as_json: bool) -> PlainConsole | None:
+    """Print which model was evaluated, and return the terminal for the rest; or print all of it as JSON."""
+    if as_json:
+        print_json(result.to_dict())
+        return None
+    console = PlainConsole()
+    print_fact("model", result.model, console)
+    console.print(facts_table([("on", result.backend)]))
+    return console
 
 
 def _print_left_out(result: Evaluation | LabelEvaluation, console: PlainConsole) -> None:
@@ -144,8 +146,6 @@ def _print(result: Evaluation, abstain: float | None, diagram: bool, console: Pl
 
     from ..report.tables import print_asking, print_confusion, print_reliability, print_thresholds
 
-    print_fact("model", result.model, console)
-    console.print(facts_table([("on", result.backend)]))
     _print_left_out(result, console)
     if abstain is not None:
         rows = result.abstained + result.confusion.rows

@@ -139,8 +139,7 @@ def convert(
 
     kinds = source.suffix, target.suffix
     beside = model_file.sidecar_path(target) if target.suffix == ".bin" else None
-    reads = [str(source), str(model_file.sidecar_path(source))]
-    refuse_outputs({"TO": target, "its sidecar": beside}, overwrite, lambda: reads)
+    refuse_outputs({"TO": target, "its sidecar": beside}, overwrite, lambda: [str(source), f"{source}.json"])
     try:
         if target.suffix == ".safetensors" and fasttext_file.is_fasttext(source):
             if classes is not None or alphabet is not None:

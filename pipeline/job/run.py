@@ -153,9 +153,9 @@ def prepare(request: Request) -> Prepared:
         root=options.root,
         endpoint=options.endpoint,
     )
-    if folder and isinstance(found, Files):  # what is in buckets, which `refuse_files` does not list
-        remote = [file.location for file in found.found if is_url(file.location)]
-        refuse_outputs({}, True, lambda: remote, folder.path)
+    files = found.found if isinstance(found, Files) else ()
+    if folder:  # what is in buckets, which `refuse_files` does not list
+        refuse_outputs({}, True, lambda: [file.location for file in files if is_url(file.location)], folder.path)
     found = _share_of(found, request)
     if folder and options.resume and folder.is_begun and isinstance(found, RowsInMemory) and found.once:
         raise UsageError(

@@ -74,7 +74,7 @@ class Forks:
         on, and ends with it. A terminal's Ctrl-C reaches neither it nor the forks. For a process of ours: user code
         could have other uses for it.
         """
-        if self.environment or sys.version_info < (3, 11, 1):  # whose socket is open to other users of the host: CVE-2022-42919
+        if self.environment or sys.version_info < (3, 11, 1):  # whose socket others can reach: CVE-2022-42919
             return
         protect_multiprocessing()
         forkserver.set_forkserver_preload([*modules])

@@ -115,7 +115,7 @@ class Chunks(Protocol):
 
 @dataclass(frozen=True)
 class JobInput:
-    """A planned input. selection: with its text columns and id types resolved. rows, chunk_count: 0 where not known.
+    """A planned input. selection: with its text columns and id types resolved. rows: 0 where not known.
     bytes: stored, of files. problems: of what could not be listed. plan: of files, to be saved for a resumed job; None
     for rows in memory.
     """
@@ -123,7 +123,6 @@ class JobInput:
     selection: Selection
     chunks: Chunks
     rows: int = 0
-    chunk_count: int = 0
     bytes: int = 0
     problems: tuple[Problem, ...] = ()
     plan: Plan | None = None
@@ -296,8 +295,7 @@ def open_input(
         return JobInput(selection, arriving)
     if isinstance(given, DaskFrame):
         selection = dask_selection(given.frame, selection)
-        count = 0 if limit else given.frame.npartitions
-        return JobInput(selection, partial(_partitions, given.frame, selection, limit), chunk_count=count)
+        return JobInput(selection, partial(_partitions, given.frame, selection, limit))
     selection, held = given.held.resolve(selection), given.held.rows
 
     def chunks(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:

@@ -61,8 +61,7 @@ def refuse_outputs(
     for option, path in {**given, **new}.items():
         for above in Path(os.path.realpath(path)).parents:
             if os.path.exists(above / MANIFEST):
-                kind = "folder" if path is folder else "file"
-                raise UsageError(f"{option} {path} is in {above}, the output folder of a job: give a {kind} elsewhere")
+                raise UsageError(f"{option} {path} is in {above}, the output folder of a job: give a place elsewhere")
     there = {option: path for option, path in given.items() if os.path.isfile(path)}
     target = "" if folder is None or (isinstance(folder, Path) and not os.path.isdir(folder)) else str(folder)
     within = cache(partial(_is_within, target))
@@ -83,18 +82,15 @@ def refuse_outputs(
 
 def _same(one: Named, other: Named) -> bool:
     """Whether two names are of one file, folder or URL, through links and mounts too."""
-    if is_url(str(one)):
-        return str(one).rstrip("/") == str(other).rstrip("/")
-    with suppress(OSError):
+    with suppress(OSError):  # a URL is no file
         return os.path.samefile(one, other)
-    return False
+    return str(one).rstrip("/") == str(other).rstrip("/")
 
 
 def _is_within(folder: str, path: str) -> bool:
     """Whether a folder, or a URL, is another one or below it, by whatever name."""
-    if is_url(path):
-        return f"{path}/".startswith(f"{folder.rstrip('/')}/")
-    return any(_same(above, folder) for above in (Path(path), *Path(path).parents))
+    above = (Path(path), *Path(path).parents)
+    return f"{path}/".startswith(f"{folder.rstrip('/')}/") or any(_same(one, folder) for one in above)
 
 
 def write_file(path: Named, data: bytes) -> None:
