@@ -213,8 +213,8 @@ class Dispatcher:
         slowest = devices[0] if len(devices) == 1 else max(devices, key=lambda d: d.times[key].seconds(1, 0))
         request.is_large = not self._is_one_batch(slowest, key, texts, chars)
         of_batch = (0, 0) if request.is_large else (texts, chars)
-        free = self._all_start(key, *of_batch) and not (request.is_large and self.waiting)
-        if self.waiting.texts + texts > self._most_waiting and not free:
+        starts: Callable[[], bool] = lambda: self._all_start(key, *of_batch) and not (request.is_large and self.waiting)
+        if self.waiting.texts + texts > self._most_waiting and not starts():
             until = self._next_start(devices, key) if texts <= 1 else 0.0
             raise Refused(f"{self.waiting.texts:,} texts wait already", self._seconds_waiting(slowest), until)
         residuals = sorted(self._residual(device, key, now) for device in devices)
@@ -230,7 +230,7 @@ class Dispatcher:
         back = min(back, _BACK_SHARE * self.target)
         request.deadline = request.arrived + patience - back
         late, spare = now - request.arrived + back, _SPARE_SHARE * self.target
-        if not free and needs + max(late, spare) > patience:
+        if needs + max(late, spare) > patience and not starts():
             least = texts <= 1 and needs + spare > patience  # the next one of one text would be too
             until = self._next_start(devices, key) if least else 0.0
             raise Refused(
