@@ -263,14 +263,23 @@ def test_a_weight_of_zero_leaves_a_row_out_of_a_class() -> None:
     weights = np.ones((60, 3))
     weights[:20, 1] = 0
     products = (features @ features.T + 1).astype(np.float32)
+
+    def loss(of_features: np.ndarray, bias: float) -> float:
+        """Of a class: the squared hinge loss and the penalty, which the fits are to make small."""
+        margins = (2 * truth[:, each] - 1) * (features @ of_features + bias)
+        missing = np.maximum(0, 1 - margins) ** 2 * weights[:, each] / (60 * 0.01)
+        return float(missing.sum() + (of_features @ of_features + bias**2) / 2)
+
     for each in range(3):
         kept = np.flatnonzero(weights[:, each])
         alone = Fitter(sp.csr_array(features[kept]), truth[kept][:, [each]], np.ones(len(kept)) * len(kept) / 60)
         expected = alone.fit(0.01)
         found = Fitter(sp.csr_array(features), truth, weights).fit(0.01)
         np.testing.assert_allclose(found.weights[:, each], expected.weights[:, 0], atol=1e-3)
-        of_rows = ProductFitter(products, truth, weights).fit(0.01)
-        np.testing.assert_allclose((features.T @ of_rows)[:, each], expected.weights[:, 0], atol=1e-3)
+        of_rows = ProductFitter(products, truth, weights).fit(0.01)[:, each]
+        assert not of_rows[weights[:, each] == 0].any()
+        least = loss(expected.weights[:, 0], expected.bias[0])
+        assert loss(features.T @ of_rows, of_rows.sum()) == pytest.approx(least, rel=1e-3)
 
 
 @pytest.mark.parametrize(
