@@ -20,6 +20,7 @@ from pipeline.cli.models import to_params
 from pipeline.model.charcnn import Model
 
 
+@pytest.mark.slow
 def test_the_command_on_many_files_with_bad_rows(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
@@ -64,6 +65,7 @@ def test_the_command_on_many_files_with_bad_rows(
     assert broadsheet_in_process("verify", out).returncode == 1
 
 
+@pytest.mark.slow
 def test_the_summary_fits_a_terminal(
     broadsheet: Command, broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
@@ -134,6 +136,7 @@ def test_overwrite_refuses_a_folder_that_is_not_ours(
     assert (tmp_path / "thesis" / "chapter1.txt").read_text() == "years of work"
 
 
+@pytest.mark.slow
 def test_the_parent_programs_own_job(broadsheet_in_process: Command, model: Model, tmp_path: Path) -> None:
     """One-hot fp32 in, params.bin as the model, its answers checked; a column that is not one-hot is quarantined."""
     texts = ["Stocks fell - then rose!", "", "x" * 1014, "a\tb"]
@@ -170,6 +173,7 @@ def test_the_parent_programs_own_job(broadsheet_in_process: Command, model: Mode
     assert "answer.bin holds 20 bytes, 4 answers take 16" in run.stderr
 
 
+@pytest.mark.slow
 def test_ag_news_with_the_shipped_model(broadsheet: Command, ag_news: Path, tmp_path: Path) -> None:
     """Real rows, all 7,600, through the command: the accuracy is the one that the model's card says."""
     out = tmp_path / "out"

@@ -9,6 +9,7 @@ import sys
 import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -21,8 +22,9 @@ TEXTS = ("--text-column", "title")
 LABELLED = (*TEXTS, "--label-column", "category")
 
 
-def needs(package: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+def slow(*given: object, package: str = "pyarrow") -> Any:
+    absent = pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+    return pytest.param(*given, marks=[absent, pytest.mark.slow])
 
 
 def started(*arguments: object, address_space: int) -> subprocess.Popen[str]:
@@ -41,18 +43,18 @@ def started(*arguments: object, address_space: int) -> subprocess.Popen[str]:
     [
         (("inspect", MODEL), 2),
         (("classify", ROWS, "--model", MODEL, *TEXTS, "--device", "cpu", "-o", "-", "--format", "jsonl"), 2),
-        (("classify", ROWS, "--model", MODEL, *TEXTS, "--device", "cpu", "-o", "out", "--dry-run"), 2),
-        (("classify", ROWS, "--model", MODEL, *TEXTS, "--device", "cpu", "-o", "out", "--workers", 1), 6),
-        (("evaluate", MODEL, ROWS, *LABELLED), 2),
-        (("calibrate", MODEL, ROWS, *LABELLED, "-o", "calibrated.safetensors"), 2),
-        (("quantise", MODEL, ROWS, *TEXTS, "-o", "quantised.safetensors"), 2),
+        slow(("classify", ROWS, "--model", MODEL, *TEXTS, "--device", "cpu", "-o", "out", "--dry-run"), 2),
+        slow(("classify", ROWS, "--model", MODEL, *TEXTS, "--device", "cpu", "-o", "out", "--workers", 1), 6),
+        slow(("evaluate", MODEL, ROWS, *LABELLED), 2),
+        slow(("calibrate", MODEL, ROWS, *LABELLED, "-o", "calibrated.safetensors"), 2),
+        slow(("quantise", MODEL, ROWS, *TEXTS, "-o", "quantised.safetensors"), 2),
         (("convert", MODEL, "params.bin"), 2),
-        pytest.param(("export", MODEL, "model.onnx"), 2, marks=needs("onnx")),
-        (("profile", "--model", MODEL, "--device", "cpu", "--batch", 16), 2),
-        pytest.param(
+        slow(("export", MODEL, "model.onnx"), 2, package="onnx"),
+        slow(("profile", "--model", MODEL, "--device", "cpu", "--batch", 16), 2),
+        slow(
             ("train", ROWS, *LABELLED, "--init", MODEL, "--epochs", 1, "--device", "cpu", "-o", "new.safetensors"),
             6,
-            marks=needs("torch"),
+            package="torch",
         ),
     ],
     ids=lambda value: " ".join(map(str, value))[:60].replace("/", "_") if isinstance(value, tuple) else None,
@@ -67,6 +69,7 @@ def test_a_command_that_loads_a_model_needs_little_memory(
     assert process.returncode == 0, errors
 
 
+@pytest.mark.slow
 def test_a_server_needs_little_memory() -> None:
     server = started(
         "serve", "--port", 0, "--log-format", "json", "--device", "cpu", "--model", MODEL, address_space=2 * GIB

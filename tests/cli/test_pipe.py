@@ -143,6 +143,7 @@ def test_each_line_has_its_label_before_the_next_one_comes(small_model_file: Pat
     assert ends == [(-signal.SIGPIPE, b""), (-signal.SIGTERM, b"")]
 
 
+@pytest.mark.slow
 def test_stdout_that_is_closed_or_full_is_told_without_a_traceback(small_model_file: Path, tmp_path: Path) -> None:
     """Of a job too, which is done all the same; what it writes never gets the number of stdout."""
     (tmp_path / "in.csv").write_bytes(DATA["csv"])

@@ -120,6 +120,7 @@ def test_the_face_has_the_names_of_the_package() -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, "broadsheet.pipeline.model.charcnn\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["console script", "python -m", "import"])
 def test_files_of_the_users_that_bear_our_folders_names_change_nothing(
     small_model_file: Path, tmp_path: Path, how: str
@@ -181,6 +182,7 @@ def commands() -> dict[str, Any]:
     return typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_an_option_is_one_entry_of_the_table() -> None:
     """All else follows from it: keywords, flags and their help, what messages call it, and what the record holds."""
     for name, option in TABLE.items():

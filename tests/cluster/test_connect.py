@@ -44,6 +44,7 @@ def test_ucx_with_tls_is_refused_and_says_why(broadsheet_in_process: Command, tm
     assert "UCX traffic is neither encrypted nor bound to one interface" in run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_ucx(), reason="distributed-ucxx is not installed (extra ucx13)")
 def test_ucx_gives_the_labels_that_tcp_gives(
     broadsheet: Command, broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
@@ -156,6 +157,7 @@ def test_a_script_for_slurm_is_printed_and_a_wrong_setting_refused(
     assert "unknown key 'partitoin'" in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["auto", "ucx"] if has_ucx() else ["auto"])
 def test_the_doctor_finds_nothing_wrong_here(
     broadsheet: Command, broadsheet_in_process: Command, tmp_path: Path, protocol: str
@@ -175,6 +177,7 @@ def test_the_doctor_finds_nothing_wrong_here(
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow
 def test_the_doctor_names_what_is_wrong_with_a_cluster(
     broadsheet_in_process: Command, processes: Processes, tmp_path: Path
 ) -> None:
@@ -204,6 +207,7 @@ def test_the_doctor_names_what_is_wrong_with_a_cluster(
     assert findings["transfer, tcp"]["verdict"] == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "then", "told"),
     [

@@ -51,6 +51,7 @@ def slow(tmp_path: Path) -> dict[str, str]:
     return {"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")}
 
 
+@pytest.mark.slow
 def test_a_worker_stopped_past_its_time_to_live_goes_on_and_harms_nothing(
     broadsheet_in_process: Command, job, processes: Processes, tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_worker_stopped_past_its_time_to_live_goes_on_and_harms_nothing(
     check_whole(out, undisturbed)
 
 
+@pytest.mark.slow
 def test_without_workers_a_job_ends_after_the_wait_that_its_message_states(
     broadsheet_in_process: Command, job, processes: Processes, slow: dict[str, str], tmp_path: Path
 ) -> None:
@@ -94,6 +96,7 @@ def test_without_workers_a_job_ends_after_the_wait_that_its_message_states(
     assert "Traceback" not in errors, errors
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_kind_that_joins_is_refused(
     processes: Processes, small_model_file: Path, slow: dict[str, str], tmp_path: Path
 ) -> None:
@@ -118,6 +121,7 @@ def test_a_worker_of_another_kind_that_joins_is_refused(
     assert "Use workers of one kind, or --allow-mixed" in errors
 
 
+@pytest.mark.slow
 def test_a_job_told_to_stop_finishes_what_is_in_flight(
     client: Client, small_model_file: Path, job, processes: Processes, slow: dict[str, str], tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def figures(url: str) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"^(broadsheet_\S+) (\S+)$", text, re.MULTILINE)}
 
 
+@pytest.mark.slow
 def test_a_scheduler_and_a_worker_tell_what_the_job_has_done(
     processes: Processes, small_model: Model, tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ READ_CARDS = """name => Object.fromEntries(
     .map(card => [card.children[0].innerText, card.children[1].innerText]))"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path (apt-get install chromium)")
 def test_the_page_shows_a_running_job_until_it_ends(
     processes: Processes, small_model_file: Path, tmp_path: Path

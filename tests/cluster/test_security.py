@@ -93,6 +93,7 @@ def test_another_user_of_this_host_can_neither_run_nor_read_anything(client: Cli
     assert pages.count("HTTPError") == len(pages) - 2
 
 
+@pytest.mark.slow
 @as_another
 def test_without_tls_another_user_runs_code_as_you_and_you_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     """The same attack succeeds there, so the test above means something."""

@@ -81,6 +81,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_cluster_has_our_settings_and_the_users(
     kind: str, machine: Path, monkeypatch: pytest.MonkeyPatch

@@ -83,6 +83,7 @@ def folder(small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_example_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)

@@ -41,6 +41,7 @@ def path() -> str:
     return f"{PROGRAMS}:{os.environ['PATH']}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["examples/batch.sh"], [sys.executable, "examples/batch.py"]])
 def test_a_batch_example_tells_its_result_by_json_and_exit_code(path: str, tmp_path: Path, command: list[str]) -> None:
 
@@ -79,6 +80,7 @@ def _of_skypilot() -> list[str]:
     return ["bash", "-c", yaml.safe_load((SHARDS / "skypilot.yaml").read_text())["run"]]
 
 
+@pytest.mark.slow
 def test_the_examples_of_shares_label_each_its_own(tmp_path: Path, broadsheet_here: CommandHere) -> None:
     """By their own command lines, each of which is the same command in the end; in place of a container's runtime is a
     program that runs what follows the image.
@@ -118,6 +120,7 @@ def test_the_examples_of_shares_label_each_its_own(tmp_path: Path, broadsheet_he
     assert (manifest["fingerprint"]["settings"]["shard"], manifest["totals"]["rows_written"]) == ("2/3", 2)
 
 
+@pytest.mark.slow
 def test_labels_are_added_in_a_bucket_day_by_day(s3: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     main = runpy.run_path(str(ROOT / "examples" / "bucket.py"))["main"]
     assert main(s3.url, s3.endpoint) == 0
@@ -126,6 +129,7 @@ def test_labels_are_added_in_a_bucket_day_by_day(s3: Folder, capsys: pytest.Capt
     assert said.splitlines()[-1] == f"{s3.url}/labels: 200 labels of 200 articles"
 
 
+@pytest.mark.slow
 def test_a_web_corpus_in_a_bucket_is_filtered_as_its_page_says(
     s3: Folder, broadsheet_in_process: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +163,7 @@ def test_a_web_corpus_in_a_bucket_is_filtered_as_its_page_says(
     assert len(pd.read_csv("best.csv")) == 2
 
 
+@pytest.mark.slow
 def test_the_first_hour_goes_without_a_stumble(path: str, tmp_path: Path) -> None:
     script = [ROOT / "examples" / "first_hour.sh", tmp_path / "work"]
     run = subprocess.run(script, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
@@ -192,6 +197,7 @@ def test_examples_for_other_tools_do_what_they_say(
     pipeline.close()
 
 
+@pytest.mark.slow
 def test_the_example_for_scikit_learn_runs() -> None:
     main = runpy.run_path(str(ROOT / "examples" / "sklearn_scores.py"))["main"]
     assert (
@@ -199,6 +205,7 @@ def test_the_example_for_scikit_learn_runs() -> None:
     )  # of four topics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["tutorial", "filter", "wrong_labels", "training"])
 def test_what_a_page_says_can_be_done_in_its_order(
     broadsheet_in_process: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str

@@ -116,6 +116,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_each_page_opens_as_a_file_and_asks_no_other_host(site: Path) -> None:
     """From the first page on, by the links that a reader sees; each leads to a file."""
     playwright = pytest.importorskip("playwright.sync_api")

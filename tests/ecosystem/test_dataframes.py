@@ -74,6 +74,7 @@ def frames(draw: st.DrawFn) -> pd.DataFrame:
     return frame[np.asarray([draw(st.booleans()) or draw(st.booleans()) for _ in texts], np.bool_)]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(frame=frames(), chunk_size=st.sampled_from([1, 3, 512]))
 def test_each_row_has_the_label_of_its_text(
@@ -340,6 +341,7 @@ def frame() -> pd.DataFrame:
     return pd.DataFrame({"body": LAZY_TEXTS, "year": [2020 + i % 3 for i in range(len(LAZY_TEXTS))]})
 
 
+@pytest.mark.slow
 def test_labels_of_a_dask_frame_are_those_of_classify(
     client: Client, frame: pd.DataFrame, small_model_file: Path, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def fitted() -> TextClassifier:
     return quick().fit(TEXTS, TOPICS)
 
 
+@pytest.mark.slow
 def test_it_learns_and_predicts(fitted: TextClassifier) -> None:
     assert fitted.classes_.tolist() == [3, 7]
     assert fitted.score(TEXTS, TOPICS) == 1.0
@@ -77,6 +78,7 @@ def test_it_is_pickled_as_a_model_file(fitted: TextClassifier) -> None:
     assert again.model_.digest == fitted.model_.digest
 
 
+@pytest.mark.slow
 def test_pipelines_and_searches_take_it() -> None:
     alone = TextClassifier(ngrams=1 << 10, length=123, device="cpu")  # n-grams without a network: quick to fit
     assert cross_val_score(alone, TEXTS, TOPICS, cv=2).tolist() == [1.0, 1.0]

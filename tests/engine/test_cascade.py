@@ -81,6 +81,7 @@ def engines(small_model: Model, request: pytest.FixtureRequest) -> Iterator[list
         engine.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1000), cuts=st.lists(st.integers(0, 40), max_size=3), numbers=st.permutations(range(40)))
 def test_a_text_depends_on_itself_alone(

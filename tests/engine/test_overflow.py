@@ -110,6 +110,7 @@ def test_an_overflow_in_any_block_takes_the_label(
     assert (found.labels == reference.NO_LABEL).all()
 
 
+@pytest.mark.slow
 @on_each_backend
 def test_the_same_function_loses_what_overflows_and_nothing_else(
     opened: Opened, precision: str, small_model: Model

@@ -45,6 +45,7 @@ def test_the_work_of_the_published_network(model: Model) -> None:
     assert of_text["fc1"].flop == 3 * works["fc1"].flop
 
 
+@pytest.mark.slow
 def test_the_command_measures_every_kernel(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ exec "$@"
 """
 
 
+@pytest.mark.slow
 def test_workers_start_under_nsys(broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path) -> None:
     """With a stand-in that notes how it was called and then runs what it was given, as nsys does."""
     program = tmp_path / "bin" / "nsys"

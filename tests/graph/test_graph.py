@@ -139,6 +139,7 @@ class Told(Progress):
         self.warnings.append(message)
 
 
+@pytest.mark.slow
 def test_a_chunk_that_kills_its_workers_is_set_aside_alone_and_each_lost_worker_is_told(
     troubled: Client, small_model: Model, tmp_path: Path
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_chunk_that_kills_its_workers_is_set_aside_alone_and_each_lost_worker_
     verify(out)
 
 
+@pytest.mark.slow
 def test_a_small_file_that_kills_workers_is_set_aside_from_there_on(
     troubled: Client, client: Client, small_model: Model, tmp_path: Path
 ) -> None:
@@ -179,6 +181,7 @@ def test_a_small_file_that_kills_workers_is_set_aside_from_there_on(
     verify(out)
 
 
+@pytest.mark.slow
 def test_row_groups_that_kill_workers_are_set_aside_and_no_others(
     troubled: Client, small_model: Model, tmp_path: Path
 ) -> None:
@@ -231,6 +234,7 @@ def test_a_stalled_job_says_which_chunk_worker_and_step_it_waits_for(
     assert told.warnings[-1].startswith(f"{stopped[-1]}; whoever reads what this command says")
 
 
+@pytest.mark.slow
 def test_files_that_vanish_are_set_aside_and_the_rest_is_done(
     broadsheet_in_process: Command, client: Client, small_model_file: Path, tmp_path: Path
 ) -> None:
@@ -318,6 +322,7 @@ def processes() -> Iterator[Processes]:
     found.end()
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_runs_and_workers_that_differ(
     broadsheet_in_process: Command, client: Client, small_model_file: Path, processes: Processes, tmp_path: Path
 ) -> None:

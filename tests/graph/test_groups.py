@@ -141,6 +141,7 @@ def busy(dask_worker: Worker) -> int:
     return len(dask_worker.active_threads)
 
 
+@pytest.mark.slow
 def test_a_group_that_is_stopped_or_interrupted_begins_no_further_chunk(
     troubled: Client, client: Client, small_model: Model, folder: Path, tmp_path: Path
 ) -> None:
@@ -308,6 +309,7 @@ files = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files, st.integers(1, 9), st.integers(0, 50), st.data())
 def test_a_group_is_read_as_its_files_are(

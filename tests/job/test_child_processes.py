@@ -167,6 +167,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_no_process_runs_what_lies_in_the_current_folder(tmp_path: Path) -> None:
     """Dask's workers and multiprocessing's own helpers neither; but what lies beside a user's script is found there."""
     (tmp_path / "own").mkdir()

@@ -53,7 +53,7 @@ def resume(job, client: Client, small_model_file: Path) -> Resume:
     return lambda out: classify(job[0][1], out, resume=True, **given)
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", [STEPS[0], *(pytest.param(step, marks=pytest.mark.slow) for step in STEPS[1:])])
 def test_everything_killed_at_a_step_of_a_commit(
     broadsheet: Command, resume: Resume, job, tmp_path: Path, step: str
 ) -> None:
@@ -87,6 +87,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", disk], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_the_job_and_resume_finishes_it(
     broadsheet_in_process: Command, resume: Resume, job, small_disk: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_full_disk_stops_the_job_and_resume_finishes_it(
     check_whole(out, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_limit_on_file_size_is_told_and_nothing_half_written_stays(
     broadsheet: Command, resume: Resume, job, tmp_path: Path
 ) -> None:
@@ -133,6 +135,7 @@ def test_a_limit_on_open_files_is_told_before_anything_waits(broadsheet: Command
     assert "ulimit -n 64" in run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_job_ends_cleanly_and_says_how_to_go_on(
     broadsheet_here: CommandHere, job, tmp_path: Path, number: int

@@ -76,6 +76,7 @@ def rows_of(folder: Path) -> list[dict]:
     return frame.astype({"file": str}).sort_values(["file", "row"]).to_dict("records")
 
 
+@pytest.mark.slow
 def test_the_shares_of_a_job_become_one_dataset(corpus: Path, shares: list[Path], options: dict, tmp_path: Path):
     """With the rows of a job that was not divided, and no byte copied; it goes on like any other job."""
     out = tmp_path / "out"
@@ -157,6 +158,7 @@ def test_what_is_not_one_whole_job_is_not_merged(
         classify(["a text"], tmp_path / "out", shard="1/2", model=options["model"], client=options["client"])
 
 
+@pytest.mark.slow
 def test_a_preempted_share_goes_on_with_its_own_files(small_model_file: Path, tmp_path: Path) -> None:
     """By SIGTERM, as a spot machine or a scheduler sends it; the chunk that was computed is given back. Files that have
     come since are left alone, though they would be divided otherwise.

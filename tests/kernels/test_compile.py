@@ -92,7 +92,9 @@ def cache() -> Path:
     return cache_folder() / "tests"
 
 
-@pytest.mark.parametrize("architecture", GENERATIONS)
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(name, marks=[] if name == "sm_86" else pytest.mark.slow) for name in GENERATIONS]
+)
 def test_every_kernel_compiles_clean_and_fits(architecture: str, cache: Path) -> None:
     def check(item: tuple[Kernel, str]) -> list[str]:
         kernel, compiled_for = item

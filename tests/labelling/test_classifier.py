@@ -247,6 +247,7 @@ def test_it_is_pickled_as_what_loaded_it(
         pickle.loads(pickled)
 
 
+@pytest.mark.slow
 def test_neither_an_exit_nor_a_fork_nor_ctrl_c_hangs_or_is_heard(small_model_file: object) -> None:
     run = subprocess.run(
         [sys.executable, "-c", ENDS, str(small_model_file)],

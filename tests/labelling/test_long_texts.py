@@ -92,6 +92,7 @@ def found_in(chunk: Chunk) -> list[tuple[str, int]]:
     return [(t.decode(), n) for t, n in zip(chunk.text.to_pylist(), chunk.n_chars.tolist(), strict=True)]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=examples(120))
 @given(
     st.lists(texts, min_size=1, max_size=5), st.booleans(), st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")])

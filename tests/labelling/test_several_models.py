@@ -147,6 +147,7 @@ def test_two_models_of_one_name_are_refused(models: dict[str, Path], tmp_path: P
         classify(["x"], model=[models["a"], other])
 
 
+@pytest.mark.slow
 def test_two_jobs_at_once_with_two_models_share_a_cluster(models: dict[str, Path], client: Client) -> None:
     """Both engines stay on the workers, and the results are those of each job alone."""
     alone = {name: classify(TEXTS, model=models[name]).to_arrow() for name in "ab"}

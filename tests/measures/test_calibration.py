@@ -112,6 +112,7 @@ def test_a_model_file_keeps_its_temperature_and_an_earlier_one_has_none(small_mo
         Model.from_bytes(whole.replace(b'"temperature":"0.8"', b'"temperature":"0.9"', 1))
 
 
+@pytest.mark.slow
 def test_calibrate_makes_scores_better_and_evaluate_tells(
     broadsheet_in_process: Command, overconfident: pa.Table, small_model: Model, small_model_file: Path, tmp_path: Path
 ) -> None:
@@ -178,6 +179,7 @@ def test_the_reliability_diagram_is_drawn(
     assert "mean score" not in said
 
 
+@pytest.mark.slow
 def test_the_shipped_model_is_calibrated(ag_news: Path, tmp_path: Path) -> None:
     about = pipeline.load_model("ag-news").card["temperature fitted on"]
     assert about["rows"] >= 976

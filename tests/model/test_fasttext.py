@@ -174,6 +174,7 @@ def compared(file: Path, texts: list[bytes]) -> tuple[int, int]:
     return len(differ), int(unexplained.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*TRAINED, *(f"{name}, quantised" for name in QUANTISED)])
 def test_scores_are_those_of_the_original(name: str, trained: dict[str, Path]) -> None:
     lines = [line.partition(" ")[2].encode() for line in training_text(1, 150).splitlines()]
@@ -224,6 +225,7 @@ def test_of_100_000_texts_all_but_ten_have_the_label_of_the_original(trained: di
         assert differ <= len(texts) / 10_000 or "one-vs-all" in file.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folded", [True, False])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_text_depends_on_itself_alone_and_on_all_of_it(loss: str, folded: bool) -> None:

@@ -150,6 +150,7 @@ def model_files(draw: st.DrawFn, read: Callable[[], bytes]) -> bytes:
     return with_header(header, data)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(120))
 @given(data=st.data())
 def test_a_model_file_of_any_content_loads_or_is_refused_in_a_message(data: st.DataObject, small_model: Model) -> None:

@@ -466,6 +466,7 @@ def disturbed(data: st.DataObject, text: bytes) -> bytes:
     return json.dumps(value).encode()
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_record_whatever_it_holds_ends_in_a_traceback_or_loses_a_row(

@@ -63,6 +63,7 @@ def test_an_old_file_outlives_a_new_one_that_does_not_fit(small_model: Model, tm
         assert path.read_bytes() != OLD
 
 
+@pytest.mark.slow
 def test_the_commands_leave_an_old_file_as_it_was(
     broadsheet_here: CommandHere, small_model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def on_disk(run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, byt
     return contents(out)
 
 
+@pytest.mark.slow
 def test_what_is_read_is_never_written_to(run: Run, s3: Folder, broadsheet_in_process: Command) -> None:
     run(s3.url, endpoint=s3.endpoint)
     before = s3.contents()
@@ -164,6 +165,7 @@ def test_two_resumes_at_once_in_a_bucket_both_finish(run: Run, s3: Folder, on_di
     assert s3.contents() == on_disk
 
 
+@pytest.mark.slow
 def test_what_is_there_with_another_content_is_named_and_damage_is_repaired(
     run: Run, s3: Folder, on_disk: dict[str, bytes]
 ) -> None:
@@ -188,6 +190,7 @@ def test_what_is_there_with_another_content_is_named_and_damage_is_repaired(
     assert s3.contents() == on_disk
 
 
+@pytest.mark.slow
 def test_faults_of_the_network_and_of_the_server_are_outlasted(
     run: Run, s3: Folder, proxy: Proxy, on_disk: dict[str, bytes]
 ) -> None:
@@ -290,6 +293,7 @@ def _kill_at(process: ForkServerProcess, step: str) -> Decide:
     return decide
 
 
+@pytest.mark.slow
 def test_a_job_that_is_killed_after_any_write_is_whole_in_the_end(
     source: Path, small_model_file: Path, s3: Folder, proxy: Proxy, on_disk: dict[str, bytes], run: Run
 ) -> None:
@@ -327,6 +331,7 @@ def careless(tmp_path: Path) -> Iterator[str]:
     moto.stop()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_to_is_told_with_the_remedy(
     s3: Folder, proxy: Proxy, careless: str, small_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

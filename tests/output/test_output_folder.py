@@ -170,6 +170,7 @@ for thread in threads: thread.join()
 """
 
 
+@pytest.mark.slow
 def test_the_first_entries_are_read_by_several_threads() -> None:
     """msgspec crashed where it prepared a type in two threads at once, in two of three such processes."""
     folder = GOLDEN / "output-v4"

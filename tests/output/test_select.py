@@ -118,6 +118,7 @@ def test_a_choice_that_was_interrupted_is_finished_as_if_it_had_not_been(labels:
     assert contents(out) == contents(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_folders_for_the_values_of_any_columns(labels: Path, tmp_path: Path, kind: str) -> None:
     """Of a kept column, and within these of each label; of files; resumed, verified, chosen from again, and read."""

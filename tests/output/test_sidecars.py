@@ -63,6 +63,7 @@ def rows(job, corpus: Path) -> dict[str, pd.DataFrame]:
     return {name: of_file.set_index("row") for name, of_file in found.groupby("file", observed=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format_", FORMATS)
 def test_each_file_joins_by_position(job, rows: dict[str, pd.DataFrame], tmp_path: Path, format_: str) -> None:
     out = tmp_path / "out"
@@ -96,6 +97,7 @@ def test_each_file_joins_by_position(job, rows: dict[str, pd.DataFrame], tmp_pat
                 }
 
 
+@pytest.mark.slow
 def test_a_killed_end_is_repeated_and_damage_repaired(
     job, corpus: Path, client: Client, small_model_file: Path, tmp_path: Path
 ) -> None:
@@ -139,6 +141,7 @@ def test_an_update_adds_files(client: Client, small_model: Model, tmp_path: Path
         classify(documents, out, update=True, **given)
 
 
+@pytest.mark.slow
 def test_in_a_bucket_also_of_shares(job, s3: Folder, tmp_path: Path) -> None:
     """The same bytes as on disk; and of a job in shares, once they are merged there, the same files."""
     job(tmp_path / "out", format="jsonl")

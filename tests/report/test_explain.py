@@ -36,6 +36,7 @@ def write_csv(path: Path, rows: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_job_says_where_its_time_went(broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path) -> None:
     path, out = write_csv(tmp_path / "in.csv", 96), tmp_path / "out"
     arguments = ["classify", path, "-o", out, "--model", small_model_file, "--workers", 2, "--chunk-size", 8]
@@ -95,6 +96,7 @@ def check_trace(events: list[dict], spans: int, end: float) -> None:
             open_until.append(closed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "cause"), [("read", "reader"), ("commit", "writer")])
 def test_the_verdict_names_what_was_slow(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path, name: str, cause: str
@@ -171,6 +173,7 @@ except FileExistsError:
 """
 
 
+@pytest.mark.slow
 def test_spans_of_a_worker_with_another_clock_come_home_right(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
@@ -189,6 +192,7 @@ def test_spans_of_a_worker_with_another_clock_come_home_right(
     assert all(0 < at < end for d in report["breakdown"]["devices"] for at in d["moments"].values())
 
 
+@pytest.mark.slow
 def test_spans_survive_their_worker(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
     path, out = tmp_path / "in.csv", tmp_path / "out"
     path.write_text("text\n" + f"{'x' * 1_000}\n" * 1_600)  # a chunk is told before the next one is done
@@ -275,6 +279,7 @@ def test_nothing_is_said_of_the_time_before_the_log() -> None:
 # Steps are NVTX ranges: heard by a tool that listens to every process of a job, as nsys does.
 
 
+@pytest.mark.slow
 def test_a_tool_hears_every_step_of_every_worker(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
     pytest.importorskip("nvtx")
     compiler = shutil.which("cc")

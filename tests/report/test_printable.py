@@ -55,6 +55,7 @@ def folder(small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
+@pytest.mark.slow
 def test_hostile_names_are_shown_by_every_command_and_obeyed_by_none(
     run: CommandHere, folder: Path, client: Client
 ) -> None:
@@ -125,6 +126,7 @@ PRINTS = {"pipeline/report/console.py", "cluster/client.py", "cluster/slurm/prep
 """The files that print; the last prints lines for a shell to evaluate."""
 
 
+@pytest.mark.slow
 def test_nothing_prints_but_the_console_that_makes_text_visible() -> None:
     found = []
     for path in (p for name in ("pipeline", "cluster") for p in (ROOT / name).rglob("*.py")):

@@ -107,6 +107,7 @@ def test_english_news_is_not_doubted(ag_news: Path) -> None:
         assert (found.unknown_chars / np.minimum(found.n_chars, 1014)).max() < most
 
 
+@pytest.mark.slow
 def test_a_script_without_the_main_guard_is_told_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import pipeline\npipeline.classify(['a'], workers=2)\n")
@@ -203,6 +204,7 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "picture"), [(1280, "wide"), (390, "narrow")])
 def test_the_page_tells_the_whole_job(chromium: Any, page_file: Path, width: int, picture: str) -> None:
     complaints: list[str] = []

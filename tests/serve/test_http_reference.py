@@ -40,6 +40,7 @@ def server(token: Path) -> Iterator[Server]:
         yield found
 
 
+@pytest.mark.slow
 def test_the_reference_of_the_interface_is_what_is_answered(server: Server, token: Path) -> None:
     """Each request of docs/http.md in its order, by curl; scores may differ in their last digits."""
     page = (ROOT / "docs" / "http.md").read_text()

@@ -105,6 +105,7 @@ def post(server: Server, path: str, body: Any, headers: dict[str, str] = JSON) -
     return HTTP.post(server.url + path, content=content, headers=headers)
 
 
+@pytest.mark.slow
 def test_hugging_faces_client(server: Server) -> None:
     """As one of an endpoint: it posts to the URL that it was given."""
     from huggingface_hub import InferenceClient

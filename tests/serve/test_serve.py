@@ -317,6 +317,7 @@ def load(server: Server, until: threading.Event, model: str, texts: list[str]) -
     return found
 
 
+@pytest.mark.slow
 def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, folder: Path) -> None:
     texts, file = mixed_texts(3, seed=3), folder / "small.safetensors"
     saved = file.read_bytes()
@@ -360,6 +361,7 @@ def test_a_model_is_reloaded_under_load_and_no_request_is_lost(server: Server, f
     assert server.client().classify(texts, scores=True) == first
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_replaced_and_its_requests_are_told(server: Server) -> None:
     large = json.dumps({"texts": [f"text number {i}" for i in range(MANY)]}).encode()
     with ThreadPoolExecutor(1) as pool:
@@ -391,6 +393,7 @@ def requests_of(page: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in found)
 
 
+@pytest.mark.slow
 def test_http_processes_answer_as_one_and_one_that_is_killed_costs_its_own_connections(server: Server) -> None:
     before = metric(server, "broadsheet_requests_total")
     clients = [httpx.Client(base_url=server.url, timeout=240) for _ in range(24)]
@@ -441,6 +444,7 @@ def test_sigterm_answers_what_is_in_flight_and_ends_with_0(server: Server) -> No
     assert server.said[-1]["message"] == "stopped"
 
 
+@pytest.mark.slow
 def test_no_process_is_left_and_no_port_is_shared(folder: Path, broadsheet_here: CommandHere) -> None:
     with serving("--model", f"small={folder / 'small.safetensors'}", "--http-processes", 2) as server:
         code, printed = broadsheet_here("serve", "--device", "cpu", "--port", urlsplit(server.url).port)

@@ -26,6 +26,7 @@ def processes() -> Iterator[Processes]:
     found.end()
 
 
+@pytest.mark.slow
 def test_a_lost_worker_costs_no_request_and_another_takes_its_place(
     processes: Processes, small_model_file: Path, tmp_path: Path
 ) -> None:

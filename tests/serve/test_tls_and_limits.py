@@ -140,6 +140,7 @@ def read_all(connection: ssl.SSLSocket) -> bytes:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
@@ -190,6 +191,7 @@ def is_answered_with_200(form: Any) -> bool:
     return status.startswith("200, ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_labels_what_is_typed(server: Server, chromium: Any, width: int) -> None:
     complaints: list[str] = []

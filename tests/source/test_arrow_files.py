@@ -78,6 +78,7 @@ def test_every_writers_file_gives_the_same_rows(tmp_path: Path, name: str) -> No
         assert len(sizes) >= (8 if limits is None else 9)
 
 
+@pytest.mark.slow
 def test_a_saved_dataset_is_read_by_its_shards_and_splits(client: Client, small_model: Model, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
@@ -174,6 +175,7 @@ def test_files_that_stand_for_far_more_are_read_in_bounded_memory(tmp_path: Path
     assert int(read_.split()[-1]) < 900
 
 
+@pytest.mark.slow
 def test_no_flipped_byte_crashes_a_process_or_invents_rows(tmp_path: Path) -> None:
     for name in ("dictionary.ipc", "stream.arrow", "polars_zstd.arrow"):
         WRITERS[name](tmp_path / name)

@@ -165,6 +165,7 @@ def noise(count: int) -> bytes:
     return random.Random(count).randbytes(count // 2).hex().encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["whole", "cut off", "damaged", "a large frame", "garbage"])
 def test_zstd_frames_are_decompressed_by_all_cores_in_order(tmp_path: Path, change: str) -> None:
     size = 600 << 10
@@ -250,6 +251,7 @@ SPOILED: dict[str, bytes] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", SPOILED)
 def test_trouble_in_a_file_that_all_cores_read_is_what_one_core_finds(tmp_path: Path, change: str) -> None:
     path = tmp_path / "f.txt.gz"

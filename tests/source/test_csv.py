@@ -158,7 +158,7 @@ def test_blocks_that_are_parsed_unscanned_are_those_of_a_scan(data: bytes, block
 values = st.lists(st.sampled_from(["a", "bc", " ", "é", '"', ",", ";", "\t", "|", "\n", "\r\n", "\r"]), max_size=5)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(
     st.lists(st.tuples(values.map("".join), values.map("".join)), min_size=1, max_size=4),
     st.sampled_from(",;\t|"),

@@ -82,6 +82,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "change"),
     [*(("in.csv", change) for change in CHANGES), ("in.parquet", "same size"), ("in.csv.gz", "same size")],

@@ -174,6 +174,7 @@ def test_nothing_gives_no_rows(run) -> None:
     assert run([], text_column="body", id_column="id").to_arrow().column_names[:3] == ["file", "row", "id"]
 
 
+@pytest.mark.slow
 def test_what_is_streamed_is_drawn_as_chunks_are_done(run, tmp_path: Path) -> None:
     """Also from a reader, batch by batch. What has been drawn once cannot be resumed, and says so."""
     drawn, ahead = 0, 0

@@ -166,6 +166,7 @@ def test_a_reader_that_dies_or_is_left_is_replaced(readers: Readers, large: Path
     assert ends[0] == ends[1] == ends[2]
 
 
+@pytest.mark.slow
 def test_a_lost_reader_costs_nothing_but_time(reading: Client, small_model: Model, large: Path, tmp_path: Path) -> None:
     """What it read is read again, and the output is that of a job that reads in its own process, byte for byte."""
     given = {"model": small_model, "chunk_size": 30}
@@ -214,6 +215,7 @@ def test_a_file_that_kills_every_reader_is_set_aside(
     assert len(pids_of(worker)) == 2
 
 
+@pytest.mark.slow
 def test_a_stopped_job_leaves_readers_ready_and_a_killed_worker_takes_them_along(
     reading: Client, small_model: Model, large: Path, tmp_path: Path
 ) -> None:

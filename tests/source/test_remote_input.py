@@ -62,6 +62,7 @@ def test_folders_and_patterns_name_the_same_in_a_bucket_as_on_disk(s3: Folder, t
         names_found(f"{s3.url}/none", s3.endpoint)
 
 
+@pytest.mark.slow
 def test_a_job_reads_every_kind_of_file_from_a_bucket(
     s3: Folder, client: Client, small_model: Model, tmp_path: Path
 ) -> None:
@@ -279,6 +280,7 @@ def web(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manners", ["whole", "chunked", "signed"])
 def test_a_job_reads_a_file_and_takes_it_up_again(
     web: str, manners: str, client: Client, small_model: Model, tmp_path: Path

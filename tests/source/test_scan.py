@@ -66,6 +66,7 @@ class Recorded:
         self._pool.shutdown()
 
 
+@pytest.mark.slow
 def test_workers_find_what_threads_find(client: Client, content: bytes, tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_bytes(content)
     pool = Recorded(client)
@@ -105,6 +106,7 @@ def begun(client: Client, file: InputFile) -> Iterator[int]:
             yield from block.offsets.tolist()
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_it_scans_changes_nothing(file: InputFile) -> None:
     with threads_scanner() as here:
         expected = [int(offset) for block in here.scan(file, 8, SPLIT) for offset in block.offsets]
@@ -115,6 +117,7 @@ def test_a_worker_that_dies_while_it_scans_changes_nothing(file: InputFile) -> N
         assert [first, *offsets] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("killed", "message"), [("scheduler", "the connection to the scheduler"), ("workers", "has lost all its workers")]
 )
@@ -141,6 +144,7 @@ def test_whoever_stops_a_plan_does_not_wait_for_it(client: Client, file: InputFi
         list(blocks)
 
 
+@pytest.mark.slow
 def test_what_fails_on_workers_is_reported_and_done_here(
     client: Client, file: InputFile, caplog: pytest.LogCaptureFixture
 ) -> None:

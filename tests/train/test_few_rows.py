@@ -113,6 +113,7 @@ def test_balanced_classes_weigh_the_same() -> None:
     assert rare[0] < 25 < rare[1]
 
 
+@pytest.mark.slow
 def test_network_and_n_grams_are_added() -> None:
     """To logits; and a number of buckets that there cannot be is refused."""
     rows = articles(120)
@@ -160,6 +161,7 @@ def test_a_loss_that_does_not_move_is_told_once_with_what_helps() -> None:
     assert told == [Epoch(10, 0.6, 0.7)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [25, 400])
 def test_a_network_that_is_worse_never_makes_the_model_worse(rows: int) -> None:
     """Than n-grams alone, about rows by which it was not decided; hardly ever."""
@@ -253,6 +255,7 @@ def test_the_linear_model_has_the_least_loss(kind: str) -> None:
     assert by_newton.fit(strength) == pytest.approx(least, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_processes_fit_to_the_bits_of_one_and_tell_how_they_ended() -> None:
     rng = np.random.default_rng(4)
     features = sp.random_array((300, 50), density=0.2, format="csr", rng=rng)
@@ -272,6 +275,7 @@ def test_processes_fit_to_the_bits_of_one_and_tell_how_they_ended() -> None:
         processes.fit(problem.parts, 0.1)
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_does(broadsheet_in_process: Command, tmp_path: Path) -> None:
     pa_csv.write_csv(articles(80), tmp_path / "rows.csv")
     options = ["--label-column", "kind", "--device", "cpu", "--ngrams", "16384", "--length", str(LENGTH)]

@@ -76,6 +76,7 @@ def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return powers / powers.sum(axis=1, keepdims=True)
 
 
+@pytest.mark.slow
 def test_each_head_has_the_softmax_of_its_own_logits(both: Model, client: Client) -> None:
     rows = classify(TEXTS, model=both, client=client, chunk_size=32, scores=True, top_k=2)
     table, logits, first = rows.to_arrow(), logits_of(both, TEXTS) / both.temperature, 0
@@ -101,6 +102,7 @@ def same(found: pa.Table, expected: pa.Table) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=NEARLY, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("windows", [{}, {"windows": 3, "overlap": 20}, {"windows": 4, "window_score": "best"}])
 def test_a_job_is_that_of_its_heads_as_models(both: Model, client: Client, windows: dict[str, object]) -> None:
     options = {"client": client, "chunk_size": 32, "top_k": 3, "scores": True, **windows}
@@ -112,6 +114,7 @@ def test_a_job_is_that_of_its_heads_as_models(both: Model, client: Client, windo
     same(classify(TEXTS, model=both, **plain).to_arrow(), classify(TEXTS, model=heads_of(both), **plain).to_arrow())
 
 
+@pytest.mark.slow
 def test_int8_beside_another_model(client: Client) -> None:
     model = random_model(seed=4, length=123, classes=4)
     names = ("a: x", "a: y", "b: x", "b: z")
@@ -197,6 +200,7 @@ def few(table: pa.Table, label_column: str | list[str], **options: object) -> Tr
     return train(table, text_column="text", label_column=label_column, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", [rows(400), with_nulls(rows(500))], ids=["whole", "nulls"])
 @pytest.mark.parametrize("balanced", [False, True])
 def test_each_head_is_as_good_as_a_model_of_its_own(table: pa.Table, balanced: bool) -> None:
@@ -217,6 +221,7 @@ def test_each_head_is_as_good_as_a_model_of_its_own(table: pa.Table, balanced: b
         assert figures["test"] == {"rows": told.rows, "accuracy": pytest.approx(told.accuracy, abs=1e-6)}
 
 
+@pytest.mark.slow
 def test_a_network_learns_all_columns(tmp_path: Path) -> None:
     recipe = Recipe(epochs=3, batch_size=32, learning_rate=3e-3, dropout=0, input_dropout=0, warmup=0.2,
                     weight_decay=0, dropped_words=0, random_characters=0, erased_spans=0, shift=0, cut=0)  # fmt: skip

@@ -158,6 +158,7 @@ def test_rows_without_any_label_are_counted(client: Client, several: Model, scor
     pipeline.verify(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_label_a_pipe_and_a_classifier_give_the_same(
     broadsheet: Command, client: Client, several: Model, expected: list[list[str]], tmp_path: Path
 ) -> None:
@@ -203,6 +204,7 @@ def labelled(count: int, seed: int = 0) -> pa.Table:
     return pa.table({"text": texts, "topics": chosen})
 
 
+@pytest.mark.slow
 def test_training_learns_sets_of_labels_and_thresholds() -> None:
     recipe = Recipe(epochs=6, batch_size=16, learning_rate=3e-3, dropout=0.0, input_dropout=0.0, warmup=0.2, **STILL)
     rows, test = labelled(160), labelled(60, seed=1)
@@ -235,6 +237,7 @@ def joined_articles(ag_news: Path, count: int) -> pa.Table:
     )
 
 
+@pytest.mark.slow
 def test_n_grams_alone_learn_sets_of_labels_from_few_rows(ag_news: Path) -> None:
     """Better than a TF-IDF model for each class, with the best of three strengths."""
     rows = joined_articles(ag_news, 900)
@@ -256,6 +259,7 @@ def test_n_grams_alone_learn_sets_of_labels_from_few_rows(ag_news: Path) -> None
         assert ours > max(f1_score(truth, given, average=average) for given in theirs)
 
 
+@pytest.mark.slow
 def test_the_commands_read_lists_and_separators(
     broadsheet_in_process: Command, broadsheet_here: CommandHere, tmp_path: Path
 ) -> None:

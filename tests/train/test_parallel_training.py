@@ -49,6 +49,7 @@ def alone() -> list[float]:
     return [epoch.loss for epoch in quick_train(ROWS, RECIPE).history]
 
 
+@pytest.mark.slow
 def test_two_processes_share_each_batch_until_one_is_killed_and_one_alone_goes_on(
     tmp_path: Path, alone: list[float]
 ) -> None:
@@ -69,6 +70,7 @@ def test_two_processes_share_each_batch_until_one_is_killed_and_one_alone_goes_o
     assert [epoch.loss for epoch in resumed.history] == pytest.approx(alone, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_workers_of_a_cluster_share_each_batch(client: Client, alone: list[float]) -> None:
     told: list[object] = []
     trained = quick_train(ROWS, RECIPE, client=client, tell=told.append)
@@ -79,6 +81,7 @@ def test_the_workers_of_a_cluster_share_each_batch(client: Client, alone: list[f
     assert [epoch.loss for epoch in trained.history] == pytest.approx(alone, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_sweep_keeps_the_best_and_tells_of_the_others(broadsheet_in_process: Command, tmp_path: Path) -> None:
     pa_csv.write_csv(articles(40), tmp_path / "rows.csv")
     arguments = ["train", "rows.csv", "--label-column", "kind", "-o", "topics.safetensors", "--epochs", "2"]

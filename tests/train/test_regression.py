@@ -111,6 +111,7 @@ def test_every_way_of_asking_says_the_same(quality: Path, tmp_path: Path, broads
     assert [*zip(out["label"].to_pylist(), out["score"].to_pylist(), strict=True)] == chosen
 
 
+@pytest.mark.slow
 def test_a_server_gives_each_text_one_number(quality: Path) -> None:
     with serving("--model", f"quality={quality}") as server, server.client() as client:
         (found,) = client.classify([" ".join(WORDS[-3:])])

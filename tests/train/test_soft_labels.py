@@ -64,6 +64,7 @@ def test_soft_labels_that_are_none_are_told() -> None:
         SoftLabels(("p",), ("ag-news",))
 
 
+@pytest.mark.slow
 def test_a_student_learns_from_teachers_what_nobody_labelled() -> None:
     """From random ones, whose answers have no other source."""
     first, second = (replace(random_model(seed, WITH_SPACE, LENGTH, 3), classes=CLASSES) for seed in (1, 2))
@@ -95,6 +96,7 @@ def taught_by(teacher: object, **options: object) -> Trained:
     )
 
 
+@pytest.mark.slow
 def test_n_grams_alone_learn_from_a_function_what_nobody_labelled() -> None:
     """On a CPU, where no network is trained: words that no labelled row has."""
     tested = articles(60, seed=2)

@@ -45,6 +45,7 @@ def test_balanced_losses_are_those_of_pytorch() -> None:
     assert OneLabel(0.1, weights).loss(logits, labels).item() == pytest.approx(theirs.item())
 
 
+@pytest.mark.slow
 def test_a_few_hundred_rows_are_learnt() -> None:
     recipe = replace(QUICK, epochs=5, learning_rate=3e-3, weight_decay=0.0)
     trained = quick_train(articles(300), recipe, test=articles(60, seed=1))
@@ -67,6 +68,7 @@ def test_a_few_hundred_rows_are_learnt() -> None:
     assert Model.from_bytes(model.to_bytes()).card == card
 
 
+@pytest.mark.slow
 def test_small_batches_of_few_rows_do_not_leave_the_network_blind() -> None:
     """At the recipe's rate, by which every article once got the same answer: without regularisation the loss of two
     classes stayed at 0.693 for good.
@@ -80,6 +82,7 @@ def test_small_batches_of_few_rows_do_not_leave_the_network_blind() -> None:
     assert trained.history[-1].loss < 0.3
 
 
+@pytest.mark.slow
 def test_scores_are_calibrated_on_the_rows_held_out() -> None:
     rows = pa.concat_tables([articles(180), articles(60)])  # 60 texts twice
     rng = random.Random(2)
@@ -107,6 +110,7 @@ def whole() -> Trained:
     return quick_train(SIXTY, SHORT, dtype="float32")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bits(whole: Trained, tmp_path: Path) -> None:
     options = {"checkpoint_every": 1, "dtype": "float32"}
     path = tmp_path / "run.checkpoint"
@@ -123,6 +127,7 @@ def test_a_resumed_run_ends_with_the_same_bits(whole: Trained, tmp_path: Path) -
     assert resumed.model.to_bytes() == whole.model.to_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 5])
 def test_an_interrupted_run_leaves_a_checkpoint_and_ends_with_the_same_bits(
     whole: Trained, tmp_path: Path, at: int
@@ -145,6 +150,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_ends_with_the_same_bits(
     assert resumed.model.to_bytes() == whole.model.to_bytes()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_safetensors_and_of_one_run_only(tmp_path: Path) -> None:
     path = tmp_path / "run.checkpoint"
     recipe = replace(QUICK, epochs=1, batch_size=16)
@@ -319,6 +325,7 @@ def test_the_network_is_the_reference(small_model: Model) -> None:
         assert np.abs(found - reference.forward(ids, reference.prepare(each))).max() < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frame", ["text", "dense"])
 @pytest.mark.parametrize("length", [LENGTH, 131, 200])
 def test_the_packed_network_is_the_plain_one(frame: Frame, length: int) -> None:
@@ -344,6 +351,7 @@ def test_the_packed_network_is_the_plain_one(frame: Frame, length: int) -> None:
         assert (ours.grad - theirs.grad).abs().max() < 1e-10 * theirs.grad.abs().max(), name
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_model_that_classifies(broadsheet_in_process: Command, tmp_path: Path) -> None:
     pa_csv.write_csv(articles(48), tmp_path / "rows.csv")
     (tmp_path / "alphabet.txt").write_text("abcdefghijklmnopqrstuvwxyz ")
@@ -376,6 +384,7 @@ def test_the_command_writes_a_model_that_classifies(broadsheet_in_process: Comma
     assert "--overwrite" in again.stderr
 
 
+@pytest.mark.slow
 def test_n_grams_need_no_pytorch_and_the_command_says_that_the_network_does(
     broadsheet: Command, tmp_path: Path
 ) -> None:
@@ -391,6 +400,7 @@ def test_n_grams_need_no_pytorch_and_the_command_says_that_the_network_does(
     assert load_model(tmp_path / "m.safetensors").card["held_out_accuracy"] > 0.9
 
 
+@pytest.mark.slow
 def test_the_training_curve(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from pipeline.train.progress import draw_curve, plot_curve

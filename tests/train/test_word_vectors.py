@@ -98,6 +98,7 @@ def accuracy(trained: Trained, table: pa.Table) -> float:
     return float(np.mean(np.array(found) == np.array(table["kind"])))
 
 
+@pytest.mark.slow
 def test_words_that_no_row_has_are_known(files: dict[str, Path]) -> None:
     """Trained on some words of each topic, tested on others: without vectors that is guessing."""
     seen, others = rows(80, WORDS[:150]), rows(200, WORDS[150:], seed=1)
@@ -135,6 +136,7 @@ def test_the_folded_weights_are_those_of_the_mean_vector(files: dict[str, Path])
     assert fold._features[every] @ solved + bias == pytest.approx(given)
 
 
+@pytest.mark.slow
 def test_vectors_that_say_nothing_are_left_out(files: dict[str, Path], tmp_path: Path) -> None:
     """Random ones: the model is that without them, to the bit."""
     numbers = np.random.default_rng(1).normal(size=(len(WORDS), 20))
