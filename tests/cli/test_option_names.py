@@ -71,6 +71,7 @@ def test_flags_become_keywords_and_nothing_else_changes(message: str, expected: 
     assert in_python(expected) == expected
 
 
+@pytest.mark.slow
 def test_every_flag_in_a_message_is_known() -> None:
     """Of any string that is not a docstring: a flag that Python could not name would be shown to its users."""
     strange = {}
@@ -134,6 +135,7 @@ def test_python_is_told_keywords_and_the_command_flags(
     assert caplog.messages == ["a chunk waits; stop it and continue with resume=True"]
 
 
+@pytest.mark.slow
 def test_an_error_that_comes_from_a_worker_speaks_python_too(client, small_model, tmp_path: Path) -> None:
     with pytest.raises(BroadsheetError, match=r"memory: row 1: the text is null \(strict=True stops here\)$"):
         classify(["a", None], model=small_model, client=client, strict=True)

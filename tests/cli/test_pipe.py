@@ -124,6 +124,7 @@ def test_a_job_over_stdin(client: Client, small_model: Model, tmp_path: Path) ->
         classify(stdin_of(DATA["csv"], "csv"), tmp_path / "out", resume=True, **options)
 
 
+@pytest.mark.slow
 def test_each_line_has_its_label_before_the_next_one_comes(small_model_file: Path) -> None:
     """And stdout has nothing else; a pipe that is closed, and SIGTERM, end it without a word."""
     command = [sys.executable, "-m", "broadsheet", "classify", "-", "-o", "-", "--model", str(small_model_file)]

@@ -105,6 +105,7 @@ def test_the_shell_completes_options_without_heavy_packages() -> None:
     assert run.stdout.splitlines() == ["--text-column", "loaded: []"], run.stdout + run.stderr
 
 
+@pytest.mark.slow
 def test_the_face_has_the_names_of_the_package() -> None:
     pytest.importorskip("torch")
     assert [name for name in face.__all__ if getattr(face, name) != getattr(pipeline, name)] == []

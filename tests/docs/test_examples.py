@@ -171,6 +171,7 @@ def test_the_first_hour_goes_without_a_stumble(path: str, tmp_path: Path) -> Non
     assert run.stdout.splitlines()[-1].startswith("all ")
 
 
+@pytest.mark.slow
 def test_examples_for_other_tools_do_what_they_say(
     small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

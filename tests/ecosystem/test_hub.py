@@ -144,6 +144,7 @@ def hub() -> Iterator[tuple[type[Hub], str]]:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_model_goes_to_the_hub_and_comes_back(
     hub: tuple[type[Hub], str], small_model_file: Path, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_torch_module_gives_our_scores(which: str, request: pytest.FixtureRequ
     assert np.allclose(found.numpy(), scores_by_us(model), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_exported_model_gives_our_scores_in_onnx_runtime(
     with_ngrams: Model, tmp_path: Path, broadsheet_here: CommandHere
 ) -> None:

@@ -171,6 +171,7 @@ def test_the_margin_keeps_what_was_asked_for() -> None:
         assert (equal.margin, equal.share, equal.agreement) == (0.0, 0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_calibrate_finds_a_margin_and_evaluate_compares(small_model: Model, tmp_path: Path) -> None:
     """Each class has a word of its own in most texts."""
     rng, classes = np.random.default_rng(0), small_model.classes

@@ -198,6 +198,7 @@ def test_row_groups_that_kill_workers_are_set_aside_and_no_others(
     assert 3 <= len(told.warnings) <= 6, told.warnings
 
 
+@pytest.mark.slow
 def test_a_stalled_job_says_which_chunk_worker_and_step_it_waits_for(
     troubled: Client, small_model: Model, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from pipeline.source.plan.sample import sample_input
 SELECTION = Selection(("title", "description"), truth="class", header=("class", "title", "description"))
 
 
+@pytest.mark.slow
 def test_the_estimate_is_close_to_the_job(client: Client, small_model: Model, ag_news: Path, tmp_path: Path) -> None:
     with open(ag_news / "test.csv", "rb") as file:
         (tmp_path / "in.csv").write_bytes(b"".join(islice(file, 1100)))

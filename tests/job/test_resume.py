@@ -123,6 +123,7 @@ def test_a_limit_on_file_size_is_told_and_nothing_half_written_stays(
     check_whole(out, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_limit_on_open_files_is_told_before_anything_waits(broadsheet: Command, job, tmp_path: Path) -> None:
     arguments, _ = job
 
@@ -181,6 +182,7 @@ ASKED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_option_that_is_forgotten_is_named_and_the_folder_alone_has_them_all(
     broadsheet_here: CommandHere, small_model_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

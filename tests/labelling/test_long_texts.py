@@ -115,6 +115,7 @@ def test_texts_in_json_lines_are_cut_as_python_cuts_them(given: list[str], ascii
     assert found_in(kept) == found_in(chunk)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=examples(300))
 @given(st.lists(raw_strings, min_size=1, max_size=4), st.sampled_from(range(7)))
 @example([r"\ud83d\ude00" * 200], 0)
@@ -148,6 +149,7 @@ def test_a_long_text_that_is_not_utf8_is_set_aside_alone() -> None:
     assert chunk.quarantine.column("row").to_pylist() == [1, 2]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.one_of(texts, st.just(b"x" * 2000 + b"\xff")), min_size=1, max_size=20), st.integers(1, 7))
 def test_all_formats_cut_texts_alike(tmp_path_factory: pytest.TempPathFactory, given: list[str | bytes], rows) -> None:

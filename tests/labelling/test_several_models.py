@@ -55,6 +55,7 @@ def news(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_pass_with_several_models_gives_what_each_alone_gives(
     models: dict[str, Path], news: Path, client: Client, tmp_path: Path
 ) -> None:
@@ -117,6 +118,7 @@ def test_a_folder_of_several_models_is_resumed_updated_partitioned_and_checked(
         classify(inputs, tmp_path / "no", **both, where="b_label == 'Wind'")
 
 
+@pytest.mark.slow
 def test_the_command_the_pipe_the_estimate_and_label_take_several_models(
     models: dict[str, Path], news: Path, broadsheet_in_process: Command, tmp_path: Path
 ) -> None:

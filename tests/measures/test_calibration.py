@@ -216,6 +216,7 @@ def low(plain: pd.DataFrame) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition_by", [None, "label"])
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
 def test_labels_are_null_in_every_format_and_folder(
@@ -280,6 +281,7 @@ def test_where_label_and_accuracy_know_no_label(
     assert np.allclose(frame["score"], plain["score"])
 
 
+@pytest.mark.slow
 def test_a_pipe_writes_null_and_goes_on(
     broadsheet: Command, small_model_file: Path, plain: pd.DataFrame, low: np.ndarray, tmp_path: Path
 ) -> None:

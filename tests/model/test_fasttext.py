@@ -374,6 +374,7 @@ def test_what_needs_a_network_says_so(trained: dict[str, Path], tmp_path: Path) 
         score(ids, [engine], [Scoring()])
 
 
+@pytest.mark.slow
 def test_it_is_served(trained: dict[str, Path]) -> None:
     with serving("--model", f"topics={trained['tree, quantised']}") as server, server.client() as client:
         texts = ["oil мир 日本", "team the of"]

@@ -87,6 +87,7 @@ def test_what_is_read_is_never_written_to(run: Run, s3: Folder, broadsheet_in_pr
         assert s3.contents() == before, command
 
 
+@pytest.mark.slow
 def test_a_job_writes_into_a_bucket_what_it_writes_into_a_folder(
     run: Run, s3: Folder, on_disk: dict[str, bytes], broadsheet_in_process: Command
 ) -> None:
@@ -243,6 +244,7 @@ def test_an_outage_costs_its_time_and_no_more(s3: Folder, proxy: Proxy) -> None:
     assert s3.contents() == {"object": b"whole"}
 
 
+@pytest.mark.slow
 def test_a_job_whose_store_stays_out_of_reach_ends_with_one_message_and_is_resumed(
     run: Run, s3: Folder, proxy: Proxy, on_disk: dict[str, bytes]
 ) -> None:

@@ -127,6 +127,7 @@ def partitioned(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_every_library_reads_the_folder_and_gives_back_each_label_exactly(
     run: Run, in_memory: JobReport, partitioned: Path, tmp_path: Path
 ) -> None:

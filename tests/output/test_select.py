@@ -150,6 +150,7 @@ def test_folders_for_the_values_of_any_columns(labels: Path, tmp_path: Path, kin
         select(labels, tmp_path / "none", partition_by="lng")
 
 
+@pytest.mark.slow
 def test_a_choice_that_is_killed_is_finished_as_if_it_had_not_been(labels: Path, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     select(labels, whole, top="60%", partition_by="lang")

@@ -254,6 +254,7 @@ def wait_for_texts(server: Server) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_large_request_does_not_hold_up_single_ones(server: Server) -> None:
     large = json.dumps({"texts": [f"text number {i}" for i in range(MANY)]}).encode()
     with ThreadPoolExecutor(1) as pool, server.client() as client:

@@ -122,6 +122,7 @@ print(rows, int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()
 """
 
 
+@pytest.mark.slow
 def test_an_archive_that_stands_for_far_more_is_read_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive, archive.open("a.txt", "w") as to:

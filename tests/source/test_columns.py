@@ -257,6 +257,7 @@ def as_files(folder: Path) -> dict[str, object]:
     return {name: folder / name for name in ("in.jsonl", "in.parquet", "in.arrow")}
 
 
+@pytest.mark.slow
 def test_what_is_within_columns_is_read_kept_and_filtered_everywhere(small_model: Model, tmp_path: Path) -> None:
     sources = as_files(tmp_path) | {
         "table": TABLE,

@@ -263,6 +263,7 @@ def test_trouble_in_a_file_that_all_cores_read_is_what_one_core_finds(tmp_path: 
     assert why in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeated", [False, True])
 def test_of_a_gzip_file_that_is_cut_off_only_the_end_is_read_twice(tmp_path: Path, repeated: bool) -> None:
     """What is read is what zlib reads, also where another decoder has found less; of what repeats itself, from all."""
@@ -304,6 +305,7 @@ def resident(what: str) -> int:
     return int(re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", NAMES)
 def test_a_bomb_fills_no_memory(tmp_path: Path, compression: str) -> None:
     zeros = bytes(80 << 20)

@@ -114,6 +114,7 @@ def test_no_row_of_another_file_is_labelled_once_the_input_changes(
             classify(path, out, model=small_model, client=client, id_column="text", chunk_size=chunk_size, resume=True)
 
 
+@pytest.mark.slow
 def test_a_change_after_the_last_read_is_seen_before_success(
     client: Client, small_model: Model, tmp_path: Path
 ) -> None:
@@ -235,6 +236,7 @@ print(rows, peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_a_few_hundred_bytes_that_stand_for_200_gb_are_read_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "bomb.parquet"
     text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(BOMB_ROWS, np.int32)), pa.array(["x" * BOMB_BYTES]))

@@ -181,6 +181,7 @@ def test_a_lost_reader_costs_nothing_but_time(reading: Client, small_model: Mode
     check_whole(tmp_path / "one", tmp_path / "undisturbed")
 
 
+@pytest.mark.slow
 def test_more_files_at_a_time_than_readers_and_room(reading: Client, small_model: Model, tmp_path: Path) -> None:
     """Those that wait for a reader do not hold the room that those with one wait for."""
     source = [write_gzip(tmp_path / f"{number}.jsonl.gz", 30, 4_000) for number in range(20)]
@@ -302,6 +303,7 @@ def test_a_single_compressed_file_is_told_by_the_bytes_read_of_it(tmp_path: Path
     assert (reach.share, reach.rows_known) == (1, 400_000)
 
 
+@pytest.mark.slow
 def test_large_text_of_a_bucket_is_read_once_and_of_a_disk_by_many(s3: Folder, tmp_path: Path, monkeypatch) -> None:  # noqa: F811
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)

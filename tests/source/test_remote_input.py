@@ -300,6 +300,7 @@ def test_a_job_reads_a_file_and_takes_it_up_again(
         pipeline.verify(out, input=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manners", ["ranges", "whole", "chunked", "endless", "moved", "head", "signed"])
 def test_a_file_is_read_whatever_its_server_can_do(web: str, manners: str) -> None:
     given = identify(f"{web}/{manners}/a.csv?{SECRET}", 70, 1014, whole_hash=False, by_content=False)
@@ -315,6 +316,7 @@ def test_a_file_is_read_whatever_its_server_can_do(web: str, manners: str) -> No
         assert "it has changed since the job was planned" in changed[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("manners", ["broken-ranges", "broken-whole", "broken-chunked"])
 def test_a_file_is_read_through_what_its_server_breaks(web: str, manners: str) -> None:
     data = random.Random(0).randbytes(5 << 20)
@@ -349,6 +351,7 @@ def test_what_is_said_of_an_address_has_no_secret(web: str, broadsheet_here: Com
     assert (code, "s3cret" in said, "Traceback" in said) == (2, False, False), said
 
 
+@pytest.mark.slow
 def test_a_missing_driver_is_named_with_how_to_install_it() -> None:
     with pytest.raises(UsageError, match=r"smb://host/a\.csv: smb:// needs smbclient: pip install"):
         find_files(["smb://host/a.csv"], 70, 1014)

@@ -135,6 +135,7 @@ def test_a_cluster_lost_while_it_scans_is_reported(
         list(offsets)
 
 
+@pytest.mark.slow
 def test_whoever_stops_a_plan_does_not_wait_for_it(client: Client, file: InputFile) -> None:
     with workers_scanner(client, least=2, segment=SEGMENT) as scanner:
         assert scanner is not None

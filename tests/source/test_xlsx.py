@@ -71,6 +71,7 @@ def test_other_sheets_are_named(tmp_path: Path) -> None:
     assert "only its first sheet was read, not 'more 0', 'more 1'" in message
 
 
+@pytest.mark.slow
 def test_without_openpyxl_and_for_an_old_workbook_there_is_a_remedy(tmp_path: Path) -> None:
     path = workbook(tmp_path / "b.xlsx", [("text",), ("one",)])
     code = "import sys; sys.modules['openpyxl'] = None; from pipeline.cli import main; main()"

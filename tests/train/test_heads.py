@@ -126,6 +126,7 @@ def test_int8_beside_another_model(client: Client) -> None:
     assert found.to_arrow().column_names[2:6] == ["a_label", "a_score", "a_score_x", "a_score_y"]
 
 
+@pytest.mark.slow
 def test_one_engine_computes_a_chunk_once_for_all_heads(both: Model, client: Client) -> None:
     def keys() -> set[str]:
         return {*import_module("pipeline.labelling.engines").ENGINES.engines}
@@ -156,6 +157,7 @@ def test_heads_survive_the_file_and_damage_is_noticed(both: Model, tmp_path: Pat
             Model.from_bytes(data.replace(before, after))
 
 
+@pytest.mark.slow
 def test_what_takes_one_model_names_the_heads_and_a_remedy(both: Model, tmp_path: Path) -> None:
     both.save(tmp_path / "both.safetensors")
     for refused in (pipeline.load, pipeline.export_onnx, pipeline.torch_module):

@@ -124,6 +124,7 @@ def test_a_model_file_keeps_its_thresholds(several: Model, small_model: Model) -
         replace(several, temperature=2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
 def test_a_job_writes_lists_of_labels_and_scores(
     client: Client, several: Model, scores: np.ndarray, expected: list[list[str]], tmp_path: Path, kind: str

@@ -112,6 +112,7 @@ def test_n_grams_alone_learn_from_a_function_what_nobody_labelled() -> None:
         taught_by("/no/such/folder")
 
 
+@pytest.mark.slow
 def test_a_sentence_encoder_learns_from_the_labels_and_teaches(tmp_path: Path) -> None:
     """Of sentence-transformers, from a folder; what it says of a labelled row, it was not told."""
     transformers = pytest.importorskip("sentence_transformers")

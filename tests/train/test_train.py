@@ -176,6 +176,7 @@ def test_a_checkpoint_is_safetensors_and_of_one_run_only(tmp_path: Path) -> None
             quick_train(rows, recipe, checkpoint=path, resume=True)
 
 
+@pytest.mark.slow
 def test_training_leaves_the_callers_generator_alone() -> None:
     torch.manual_seed(3)
     expected = torch.rand(1)
@@ -184,6 +185,7 @@ def test_training_leaves_the_callers_generator_alone() -> None:
     assert torch.rand(1) == expected
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_stops_with_a_message() -> None:
     with pytest.raises(BroadsheetError, match="lower learning_rate="):
         quick_train(articles(64), replace(QUICK, learning_rate=1e30, warmup=0.0))
