@@ -331,6 +331,7 @@ ALWAYS = (processes.kill_workers, processes.kill_client, files.damage_output, pr
 """One of a kind: a worker, the command, what it wrote, and another job. `make test-all` has the others, too."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=() if kind in ALWAYS else pytest.mark.slow, id=kind.__name__) for kind in SEEDS],

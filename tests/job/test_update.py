@@ -188,6 +188,7 @@ def test_a_job_that_is_another_is_refused_and_one_that_is_not_finished_is_contin
     check_whole(tmp_path / "copy", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_an_update_that_is_killed_is_continued_and_equals_an_undisturbed_one(
     broadsheet: Command, small_model_file: Path, days: Path, tmp_path: Path, client: Client
 ) -> None:

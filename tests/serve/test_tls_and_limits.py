@@ -369,6 +369,7 @@ def test_a_server_is_not_ready_while_an_http_process_has_not_answered(slow_to_re
         assert status_of(lone) == 200
 
 
+@pytest.mark.slow
 def test_a_server_is_ready_once_each_http_process_has_answered_a_text(small_model_file: Path) -> None:
     """And from then on, nobody is refused, whichever process a connection is dealt to."""
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -88,6 +88,7 @@ def test_members_are_found_however_their_paths_are_written(
         assert found.rows_written == rows, wanted
 
 
+@pytest.mark.slow
 def test_members_that_cannot_be_read_are_named_and_the_others_are_read(
     client: Client, small_model: Model, tmp_path: Path
 ) -> None:
