@@ -327,15 +327,8 @@ def jobs(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> li
     return [undisturbed_trial(name, folder, ("--model", str(small_model_file))) for name in ("parquet", "csv.gz")]
 
 
-ALWAYS = (processes.kill_workers, processes.kill_client, files.damage_output, processes.resume_twice_at_once)
-"""One of a kind: a worker, the command, what it wrote, and another job. `make test-all` has the others, too."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=() if kind in ALWAYS else pytest.mark.slow, id=kind.__name__) for kind in SEEDS],
-)
+@pytest.mark.parametrize("kind", SEEDS, ids=lambda kind: kind.__name__)
 def test_a_disturbed_job_is_whole_or_its_user_is_told(kind: Kind, jobs: list[Job], tmp_path: Path) -> None:
     if reason := machine.missing(kind):
         pytest.skip(reason)
