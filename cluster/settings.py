@@ -166,8 +166,8 @@ def forked() -> Iterator[None]:
     """In the block, let Dask's workers be forks of the process of `FORKS`, where that has the environment in which they
     are to begin, and the user has not chosen how they start.
     """
-    wanted = {name: str(value) for name, value in dask.config.get(_ENVIRON[:-1]).items()} | dict(os.environ)
-    if wanted != FORKS.environment or dask.config.get(_METHOD) != "spawn":
+    wanted = {name: os.environ.get(name, str(value)) for name, value in dask.config.get(_ENVIRON[:-1]).items()}
+    if wanted != FORKS.variables or dask.config.get(_METHOD) != "spawn":
         yield
         return
     utils._forkserver_preload_set = True  # Dask would import all that it can use

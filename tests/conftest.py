@@ -23,6 +23,7 @@ from pipeline.cli import main
 from pipeline.model.alphabet import PUBLISHED, Alphabet
 from pipeline.model.charcnn import Model
 from pipeline.model.layers import layer_table
+from pipeline.processes.child import METHOD
 
 ROOT = Path(__file__).resolve().parent.parent
 AG_NEWS = ["--columns", "class,title,description", "--text-column", "title", "--text-column", "description"]
@@ -131,6 +132,7 @@ def broadsheet_in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         capsys.readouterr()
         with monkeypatch.context() as changed:
             changed.setattr(sys, "argv", command)
+            changed.setenv(METHOD, "spawn")  # forks would have the environment of the first test
             for name, value in (env or {}).items():
                 changed.setenv(name, value)
             if cwd is not None:

@@ -59,6 +59,9 @@ the buffers of a chunk for the next chunk. Returned to the system, they would co
 threads share them.
 """
 
+METHOD = "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD"
+"""The variable by which a user chooses how Dask's workers start: then they are no forks of ours."""
+
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
 """As Dask has it in its workers: BLAS counts its threads when it is loaded."""
 
@@ -67,14 +70,14 @@ class Forks:
     """The process of which others are forks that `multiprocessing` starts here, by its method "forkserver"."""
 
     def __init__(self) -> None:
-        self.environment: dict[str, str] = {}
+        self.variables: dict[str, str] = {}
 
     def begin(self, modules: Sequence[str]) -> None:
-        """Start it, unless it cannot be. It imports the modules, nothing of which may use CUDA, while this process goes
-        on, and ends with it. A terminal's Ctrl-C reaches neither it nor the forks. For a process of ours: user code
-        could have other uses for it.
+        """Start it, unless it cannot be or is not wanted. It imports the modules, nothing of which may use CUDA, while
+        this process goes on, and ends with it. A terminal's Ctrl-C reaches neither it nor the forks. For a process of
+        ours: user code could have other uses for it.
         """
-        if self.environment or sys.version_info < (3, 11, 1):  # whose socket others can reach: CVE-2022-42919
+        if METHOD in os.environ or sys.version_info < (3, 11, 1):  # whose socket others can reach: CVE-2022-42919
             return
         protect_multiprocessing()
         forkserver.set_forkserver_preload([*modules])
@@ -86,7 +89,7 @@ class Forks:
         try:
             with suppress(OSError):
                 forkserver.ensure_running()
-                self.environment = dict(os.environ)
+                self.variables = found
                 atexit.register(self._end)
         finally:
             for name in missing:
