@@ -95,7 +95,7 @@ def refuse_files(source: Any, output: Location | None, models: Iterable[str], op
         {"--trace": options.trace, "--report": options.report},
         options.overwrite or options.resume or options.update,
         lambda: [*models, *([] if options.truth is None else [os.fspath(options.truth)]), *local_paths(source)],
-        output if isinstance(output, Path) else None,
+        str(output) if isinstance(output, Path) else None,
     )
 
 

@@ -154,8 +154,8 @@ def prepare(request: Request) -> Prepared:
         endpoint=options.endpoint,
     )
     files = found.found if isinstance(found, Files) else ()
-    if folder:  # what is in buckets, which `refuse_files` does not list
-        refuse_outputs({}, True, lambda: [file.location for file in files if is_url(file.location)], folder.path)
+    remote = [file.location for file in files if is_url(file.location)]  # which `refuse_files` does not list
+    refuse_outputs({}, True, lambda: remote, str(folder.path) if folder else None)
     found = _share_of(found, request)
     if folder and options.resume and folder.is_begun and isinstance(found, RowsInMemory) and found.once:
         raise UsageError(

@@ -100,7 +100,7 @@ def merge(
 
     """
     places, place = [place_of(name, endpoint) for name in shares], OutputFolder(place_of(output, endpoint))
-    refuse_outputs({}, overwrite, lambda: map(str, places), place.path)
+    refuse_outputs({}, overwrite, lambda: map(str, places), str(place.path))
     found = [_opened(OutputFolder(share)) for share in places]
     found.sort(key=lambda share: share.number)
     _refuse_others(found, allow_mixed)

@@ -15,13 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import OutputError, UsageError, cause
 from .names import MANIFEST, as_url, in_archive, is_url
-
-if TYPE_CHECKING:
-    from .buckets import BucketPath
 
 TEMPORARY = ".tmp"
 """The suffix of files that are being written; their names begin with a dot."""
@@ -41,14 +37,14 @@ def refuse_outputs(
     files: Mapping[str, Named | None],
     overwrite: bool,
     read: Callable[[], Iterable[str]],
-    folder: Path | BucketPath | None = None,
+    folder: str | None = None,
 ) -> None:
     """Raise UsageError where a file or a folder cannot be written, or must not be replaced. Every command that writes
     calls this before its work.
 
     files: by the option that names each; None where it is not given. overwrite: whether they may be replaced, unless
     they are what is read. read: gives the paths and URLs of all that is read: input, models, output folders of jobs;
-    called where something that is there could be one of these. folder: what is to be written into or replaced.
+    called where something that is there could be one of these. folder: a path or a URL that is to be written into.
     """
     given = {option: Path(name) for option, name in files.items() if name is not None}
     for option, path in given.items():
@@ -57,13 +53,13 @@ def refuse_outputs(
         others = [one for one, other in given.items() if other.resolve() == path.resolve() and one != option]
         if others:
             raise UsageError(f"{option} and {others[0]} are the same file, {path}: give two")
-    new: dict[str, Path] = {"-o": folder} if isinstance(folder, Path) and not os.path.lexists(folder) else {}
+    new = {"-o": Path(folder)} if folder and not is_url(folder) and not os.path.lexists(folder) else {}
     for option, path in {**given, **new}.items():
         for above in Path(os.path.realpath(path)).parents:
             if os.path.exists(above / MANIFEST):
-                raise UsageError(f"{option} {path} is in {above}, the output folder of a job: give a place elsewhere")
+                raise UsageError(f"{option} {path} is in {above}, the output folder of a job: choose another place")
     there = {option: path for option, path in given.items() if os.path.isfile(path)}
-    target = "" if folder is None or (isinstance(folder, Path) and not os.path.isdir(folder)) else str(folder)
+    target = folder if folder and (is_url(folder) or os.path.isdir(folder)) else ""
     within = cache(partial(_is_within, target))
     for source in read() if there or target else ():
         source = member.archive if (member := in_archive(source)) else source

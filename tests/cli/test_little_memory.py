@@ -22,8 +22,9 @@ TEXTS = ("--text-column", "title")
 LABELLED = (*TEXTS, "--label-column", "category")
 
 
-def slow(*given: object, package: str = "pyarrow") -> Any:
-    absent = pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+def slow(*given: object, needs: str | None = None) -> Any:
+    """A case that `make test` leaves out. needs: a package without which it is skipped."""
+    absent = pytest.mark.skipif(needs is not None and find_spec(needs) is None, reason=f"{needs} is not installed")
     return pytest.param(*given, marks=[absent, pytest.mark.slow])
 
 
@@ -49,12 +50,12 @@ def started(*arguments: object, address_space: int) -> subprocess.Popen[str]:
         slow(("calibrate", MODEL, ROWS, *LABELLED, "-o", "calibrated.safetensors"), 2),
         slow(("quantise", MODEL, ROWS, *TEXTS, "-o", "quantised.safetensors"), 2),
         (("convert", MODEL, "params.bin"), 2),
-        slow(("export", MODEL, "model.onnx"), 2, package="onnx"),
+        slow(("export", MODEL, "model.onnx"), 2, needs="onnx"),
         slow(("profile", "--model", MODEL, "--device", "cpu", "--batch", 16), 2),
         slow(
             ("train", ROWS, *LABELLED, "--init", MODEL, "--epochs", 1, "--device", "cpu", "-o", "new.safetensors"),
             6,
-            package="torch",
+            needs="torch",
         ),
     ],
     ids=lambda value: " ".join(map(str, value))[:60].replace("/", "_") if isinstance(value, tuple) else None,
