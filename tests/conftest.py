@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from commands import start
 from distributed import Client
 from hypothesis import HealthCheck, settings
+from jobs import Processes
 from s3 import KEYS, proxy, s3, s3_server  # noqa: F401 - fixtures
 
 from cluster import connect
@@ -96,6 +98,27 @@ def client() -> Iterator[Client]:
     """An embedded cluster of two worker processes."""
     with connect(workers=2) as found:
         yield found
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    """Processes of a cluster that the test starts."""
+    found = Processes()
+    yield found
+    found.end()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A headless browser, by Playwright."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium on the PATH (on Debian: apt-get install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="session")

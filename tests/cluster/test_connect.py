@@ -11,7 +11,6 @@ import statistics
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,13 +27,6 @@ from pipeline.errors import UsageError
 from pipeline.model.charcnn import Model
 
 TEXTS = [f"{'x' * (i % 37)} {i}" for i in range(90)]
-
-
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    found = Processes()
-    yield found
-    found.end()
 
 
 def test_ucx_with_tls_is_refused_and_says_why(broadsheet_in_process: Command, tmp_path: Path) -> None:

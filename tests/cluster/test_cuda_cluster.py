@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -49,13 +48,6 @@ def by_one(news: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with connect("cuda", workers=1) as client:
         pipeline.classify(str(news), out, client=client, chunk_size=CHUNK_ROWS)
     return out
-
-
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    found = Processes()
-    yield found
-    found.end()
 
 
 def contexts() -> Counter[int]:

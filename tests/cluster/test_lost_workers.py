@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import dask
@@ -35,13 +34,6 @@ from pipeline import classify
 def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
     """Chunks enough that they are not all in flight at once."""
     return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=120, chunk_size=2)
-
-
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    found = Processes()
-    yield found
-    found.end()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ALL, ROOT
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
@@ -78,3 +78,14 @@ def test_what_is_installed_is_what_the_extras_name(project: dict, conda: dict[st
             assert requirement.specifier.contains(version(requirement.name)), requirement
         except PackageNotFoundError:
             assert requirement.name not in PINNED_BY_DASK_CUDA
+
+
+@pytest.mark.skipif(not ALL, reason="only `make test-all` needs every package")
+def test_every_package_of_the_tests_is_installed(project: dict) -> None:
+    """Or tests of what is absent would be skipped in silence."""
+    extras, wanted = project["optional-dependencies"], ["broadsheet[test-all]"]
+    for requirement in map(Requirement, wanted):
+        if requirement.name == "broadsheet":
+            wanted += [line for extra in requirement.extras for line in extras[extra]]
+        else:
+            assert version(requirement.name), requirement

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -117,26 +116,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_each_page_opens_as_a_file_and_asks_no_other_host(site: Path) -> None:
+def test_each_page_opens_as_a_file_and_asks_no_other_host(site: Path, chromium: Any) -> None:
     """From the first page on, by the links that a reader sees; each leads to a file."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("no Chromium on the PATH (on Debian: apt-get install chromium)")
     asked: set[str] = set()
     seen, waiting = set[str](), [(site / "index.html").as_uri()]
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.on("request", lambda request: asked.add(request.url.partition("?")[0]))
-        while waiting:
-            address = waiting.pop()
-            seen.add(address)
-            page.goto(address)
-            links: list[Any] = page.eval_on_selector_all("a[href]", "found => found.map(a => a.href.split('#')[0])")
-            ours = {link for link in links if link.startswith("file:")}
-            waiting += [link for link in ours if link.endswith(".html") and link not in (*seen, *waiting)]
-            assert [link for link in ours if not Path(link.removeprefix("file://")).is_file()] == []
-        browser.close()
+    page = chromium.new_page()
+    page.on("request", lambda request: asked.add(request.url.partition("?")[0]))
+    while waiting:
+        address = waiting.pop()
+        seen.add(address)
+        page.goto(address)
+        links: list[Any] = page.eval_on_selector_all("a[href]", "found => found.map(a => a.href.split('#')[0])")
+        ours = {link for link in links if link.startswith("file:")}
+        waiting += [link for link in ours if link.endswith(".html") and link not in (*seen, *waiting)]
+        assert [link for link in ours if not Path(link.removeprefix("file://")).is_file()] == []
     assert len(seen) == len(list((ROOT / "docs").glob("*.md")))
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []

@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import exact
@@ -15,7 +16,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client
-from gpu import LIMITS, WHOLE_STACKS, random_texts
+from gpu import LIMITS, WHOLE_STACKS, opened_for, random_texts
 from overflowing import enlarged, grown
 
 from pipeline import classify, verify
@@ -42,15 +43,7 @@ def on_cpu(model: Model) -> Engine:
 
 
 def on_gpu(kernels: str, precision: str) -> Opened:
-    def opened(model: Model) -> Engine:
-        try:
-            return open_engine(model, "cuda", precision, kernels=kernels)
-        except UsageError as unavailable:
-            if "do not run on" not in str(unavailable):
-                raise
-            pytest.skip(str(unavailable))
-
-    return opened
+    return partial(opened_for, kernels=kernels, precision=precision)
 
 
 on_each_backend = pytest.mark.parametrize(

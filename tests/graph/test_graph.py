@@ -316,13 +316,6 @@ def test_a_chunk_that_is_done_leaves_little(small_model_file: Path) -> None:
     assert found["client"]["growth_bytes_a_chunk"] < 1500
 
 
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    found = Processes()
-    yield found
-    found.end()
-
-
 @pytest.mark.slow
 def test_a_scheduler_that_runs_and_workers_that_differ(
     broadsheet_in_process: Command, client: Client, small_model_file: Path, processes: Processes, tmp_path: Path

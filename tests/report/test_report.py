@@ -7,10 +7,8 @@ from __future__ import annotations
 import io
 import json
 import logging
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -190,18 +188,6 @@ def page_file(client: Client, small_model: Model, tmp_path_factory: pytest.TempP
     report = classify(inputs, folder / "out", model=small_model_file, client=client, **options)
     assert report.exit_code == 3  # a file was empty
     return folder / "page.html"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("no Chromium on the PATH (on Debian: apt-get install chromium)")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.mark.slow

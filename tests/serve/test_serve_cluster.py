@@ -6,7 +6,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,13 +16,6 @@ from jobs import Processes, start_scheduler, start_worker, wait_until
 from serving import serving
 
 import pipeline
-
-
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    found = Processes()
-    yield found
-    found.end()
 
 
 @pytest.mark.slow

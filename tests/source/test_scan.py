@@ -91,13 +91,6 @@ def file(content: bytes, tmp_path: Path) -> InputFile:
     return found([tmp_path / "f.csv"])[0]
 
 
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    found = Processes()
-    yield found
-    found.end()
-
-
 def begun(client: Client, file: InputFile) -> Iterator[int]:
     """The offsets of all records, scanned by workers."""
     with workers_scanner(client, least=2, segment=SEGMENT) as scanner:
