@@ -161,7 +161,7 @@ def select(
     files = job.plan.files if input and job.plan else ()
     reads = lambda: [str(folder.path), *(located(file.path, root_of(root)) for file in files)]
     place = OutputFolder(place_of(output, endpoint))
-    refuse_outputs({"-o": name} if one_file else {}, overwrite, reads, None if one_file else str(place.path))
+    refuse_outputs({"--output": name} if one_file else {}, overwrite, reads, None if one_file else str(place.path))
     source = input_again(job.plan, job.settings, root, endpoint) if input else None
     schema = _schema(job, source, columns, whole=one_file is None)
     if one_file:

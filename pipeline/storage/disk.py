@@ -53,7 +53,7 @@ def refuse_outputs(
         others = [one for one, other in given.items() if other.resolve() == path.resolve() and one != option]
         if others:
             raise UsageError(f"{option} and {others[0]} are the same file, {path}: give two")
-    new = {"-o": Path(folder)} if folder and not is_url(folder) and not os.path.lexists(folder) else {}
+    new = {"--output": Path(folder)} if folder and not is_url(folder) and not os.path.lexists(folder) else {}
     for option, path in {**given, **new}.items():
         for above in Path(os.path.realpath(path)).parents:
             if os.path.exists(above / MANIFEST):
@@ -65,7 +65,7 @@ def refuse_outputs(
         source = member.archive if (member := in_archive(source)) else source
         name = as_url(source) or os.path.realpath(source)
         if target and _same(name, target):
-            raise UsageError(f"-o {folder} is what the command reads: give another folder")
+            raise UsageError(f"--output {folder} is what the command reads: give another folder")
         if target and within(os.path.dirname(name)) and (is_url(name) or os.path.exists(name)):
             raise UsageError(f"{source} is in {folder}, which the command writes to: give another folder")
         for option, path in there.items():

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -159,6 +160,7 @@ def test_a_model_goes_to_the_hub_and_comes_back(
             capture_output=True,
             text=True,
             check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30)),  # as on a laptop of 8 GB
         )
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
