@@ -156,7 +156,11 @@ def test_files_of_the_users_that_bear_our_folders_names_change_nothing(
             *{"console script": [script, *arguments], "import": [script]}.get(how, ["-m", "broadsheet", *arguments]),
         ],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "tell.py")},
+        env={
+            **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},  # of a shell, not of pytest
+            "PYTHONPATH": str(ROOT),
+            "DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "tell.py"),
+        },
         capture_output=True,
         text=True,
         timeout=240,
