@@ -48,9 +48,9 @@ from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.svm import LinearSVC
 
 from benchmarks.record import about, parser, write
-from pipeline.classifier import load
-from pipeline.train import train
-from pipeline.train.teachers import SoftLabels
+from broadsheet.pipeline.classifier import load
+from broadsheet.pipeline.train import train
+from broadsheet.pipeline.train.teachers import SoftLabels
 
 MOST_TESTED = 6000
 _TAUGHT, _UNLABELLED = "ours, taught", 6000

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.engine.base import Texts
-from pipeline.model.charcnn import Model
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.model.charcnn import Model
 
 
 class Articles(Texts):

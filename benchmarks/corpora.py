@@ -27,13 +27,13 @@ import pyarrow as pa
 from benchmarks.corpora_files import Corpus, table_by_pyarrow, texts_of, write_corpus
 from benchmarks.processes import PRELOAD, STAND_IN, Sampler, family, run_job
 from benchmarks.record import RESULTS, about, parser, seconds_of, write
-from cluster import connect
-from pipeline import classify
-from pipeline.engine.base import Texts
-from pipeline.engine.open import open_engine
-from pipeline.model.charcnn import load_model
-from pipeline.processes.threads import available_cores
-from pipeline.source.limits import CHUNK_ROWS
+from broadsheet.cluster import connect
+from broadsheet.pipeline import classify
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.open import open_engine
+from broadsheet.pipeline.model.charcnn import load_model
+from broadsheet.pipeline.processes.threads import available_cores
+from broadsheet.pipeline.source.limits import CHUNK_ROWS
 
 CORPORA = (
     Corpus("short-parquet", ".parquet", 32, 250_000),

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from backports import zstd
 
 from benchmarks.articles import ag_news_texts
-from pipeline.processes.threads import available_cores
+from broadsheet.pipeline.processes.threads import available_cores
 
 JOINED = 20
 """Articles in a long text: about 5 KB."""

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from benchmarks.articles import encoded, random_ids
 from benchmarks.peers import torch_peer
 from benchmarks.record import about, parser, seconds_of, write
-from pipeline.engine.open import open_engine
-from pipeline.model.charcnn import Model, load_model
-from pipeline.model.layers import FRAMES
-from pipeline.processes.threads import available_cores
+from broadsheet.pipeline.engine.open import open_engine
+from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.layers import FRAMES
+from broadsheet.pipeline.processes.threads import available_cores
 
 
 def measure(model: Model, ids: NDArray[np.uint8], threads: int, repeats: int) -> dict[str, Any]:

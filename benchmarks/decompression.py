@@ -30,10 +30,10 @@ import zlib_ng.zlib_ng
 import zstandard
 
 from benchmarks.record import about, parser, seconds_of, write
-from pipeline.processes.threads import available_cores
-from pipeline.source.open.compression import COMPRESSIONS
-from pipeline.source.open.decompress import Decompressed, Frames
-from pipeline.source.open.rapidgzip_reader import start
+from broadsheet.pipeline.processes.threads import available_cores
+from broadsheet.pipeline.source.open.compression import COMPRESSIONS
+from broadsheet.pipeline.source.open.decompress import Decompressed, Frames
+from broadsheet.pipeline.source.open.rapidgzip_reader import start
 
 ARTICLES_JOINED = {"short": 1, "long": 20}
 BYTES = {"gzip": 24 << 20, "zstd": 24 << 20, "lz4": 24 << 20, "bz2": 3 << 20, "xz": 3 << 20}

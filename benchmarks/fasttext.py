@@ -25,11 +25,11 @@ import numpy as np
 
 from benchmarks.articles import Articles, ag_news, of_length
 from benchmarks.record import about, parser, seconds_of, write
-from pipeline.engine.base import Predictions
-from pipeline.engine.open import open_engine
-from pipeline.model.charcnn import Model, load_model
-from pipeline.model.fasttext import FastText, Reader
-from pipeline.processes.threads import available_cores
+from broadsheet.pipeline.engine.base import Predictions
+from broadsheet.pipeline.engine.open import open_engine
+from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.fasttext import FastText, Reader
+from broadsheet.pipeline.processes.threads import available_cores
 
 CHUNK = {"cuda": 131_072, "cpu": 2048}
 BUCKETS, DIM = 2_000_000, 100

@@ -26,14 +26,14 @@ from benchmarks.articles import Articles, ag_news, of_length
 from benchmarks.peers.ceilings import ceilings
 from benchmarks.peers.measure import KINDS, measure
 from benchmarks.record import about, parser, seconds_of, write
-from pipeline.engine.cuda import CudaEngine
-from pipeline.kernels import memory_plan
-from pipeline.kernels.storage import STORAGE
-from pipeline.kernels.work import computed_rows, kernels_of
-from pipeline.model.alphabet import encode
-from pipeline.model.charcnn import Model, load_model
-from pipeline.model.layers import FRAMES
-from pipeline.telemetry.spans import Span
+from broadsheet.pipeline.engine.cuda import CudaEngine
+from broadsheet.pipeline.kernels import memory_plan
+from broadsheet.pipeline.kernels.storage import STORAGE
+from broadsheet.pipeline.kernels.work import computed_rows, kernels_of
+from broadsheet.pipeline.model.alphabet import encode
+from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.layers import FRAMES
+from broadsheet.pipeline.telemetry.spans import Span
 
 OURS = (
     ("sm90", "fp16"), ("sm90", "bf16"), ("sm90", "int8"), ("sm90", "fp32"),

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pipeline
 from benchmarks.record import about, parser, seconds_of, write
-from pipeline.engine.base import Texts
-from pipeline.engine.open import open_engine
-from pipeline.model.charcnn import load_model
+from broadsheet import pipeline
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.open import open_engine
+from broadsheet.pipeline.model.charcnn import load_model
 
 TEXT = "Stocks fell on Monday as oil rose to its highest price in a year, and airlines warned of losses."
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from benchmarks.articles import Articles, ag_news, of_length
 from benchmarks.record import about, parser, seconds_of, write
-from pipeline.engine.base import Predictions
-from pipeline.engine.open import open_engine
-from pipeline.model.cascade import ASKS
-from pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.engine.base import Predictions
+from broadsheet.pipeline.engine.open import open_engine
+from broadsheet.pipeline.model.cascade import ASKS
+from broadsheet.pipeline.model.charcnn import Model, load_model
 
 CHUNK = {"cuda": 131_072, "cpu": 512}
 LARGEST = 1e30

@@ -20,9 +20,9 @@ from typing import Any
 import obstore
 
 from benchmarks.record import about, parser, seconds_of, write
-from pipeline.source.chunk import Selection
-from pipeline.source.inputs import Paths, chunks_here, identify, open_input
-from pipeline.storage.buckets import bucket_client
+from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.inputs import Paths, chunks_here, identify, open_input
+from broadsheet.pipeline.storage.buckets import bucket_client
 
 _SYMBOLS, _READS = 70, 1014
 _CONNECTIONS, CHUNK_ROWS = 16, 131_072

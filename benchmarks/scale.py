@@ -26,15 +26,15 @@ from benchmarks import scale_stubs
 from benchmarks.articles import ag_news
 from benchmarks.corpora_files import Corpus, write_corpus
 from benchmarks.record import RESULTS, about, parser, seconds_of, write
-from cluster import connect
-from cluster.scanner import workers_scanner
-from pipeline import classify
-from pipeline.model.charcnn import load_model
-from pipeline.processes.threads import available_cores
-from pipeline.report.job import JobReport
-from pipeline.source.chunk import Selection
-from pipeline.source.inputs import Paths, identify, open_input
-from pipeline.source.plan.scan import MOST_THREADS, threads_scanner
+from broadsheet.cluster import connect
+from broadsheet.cluster.scanner import workers_scanner
+from broadsheet.pipeline import classify
+from broadsheet.pipeline.model.charcnn import load_model
+from broadsheet.pipeline.processes.threads import available_cores
+from broadsheet.pipeline.report.job import JobReport
+from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.inputs import Paths, identify, open_input
+from broadsheet.pipeline.source.plan.scan import MOST_THREADS, threads_scanner
 
 Part = dict[str, Any]
 Keep = Callable[[Part], None]

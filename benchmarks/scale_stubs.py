@@ -17,10 +17,10 @@ from distributed import Client
 
 from benchmarks import sleeper
 from benchmarks.processes import Sampler, environment
-from cluster import connect
-from cluster.settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER
-from cluster.settings import environment as cluster_environment
-from pipeline import classify
+from broadsheet.cluster import connect
+from broadsheet.cluster.settings import DASHBOARD_ADDRESS, THREADS_PER_WORKER
+from broadsheet.cluster.settings import environment as cluster_environment
+from broadsheet.pipeline import classify
 
 ARTICLES_PER_SECOND = 1.2e6
 """Of one GPU; a chunk's sleep is its rows over this."""

@@ -17,6 +17,7 @@ import pyarrow as pa
 from distributed import Worker
 
 from benchmarks.stand_in import StandIn
+from broadsheet.cluster.settings import GPU_EXECUTOR
 from broadsheet.pipeline.engine.base import Predictions
 from broadsheet.pipeline.job.worker import STATE
 from broadsheet.pipeline.labelling.engines import ENGINES
@@ -26,7 +27,6 @@ from broadsheet.pipeline.output.record import Entry, FileRecord
 from broadsheet.pipeline.source.chunk import Chunk, Selection, bad_rows_table
 from broadsheet.pipeline.source.plan.plan import Unit
 from broadsheet.pipeline.telemetry.spans import span
-from cluster.settings import GPU_EXECUTOR
 
 SLOTS = "BROADSHEET_STUB_SLOTS"
 

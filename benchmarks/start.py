@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.processes import environment
 from benchmarks.record import about, parser, write
-from cluster.protocol import count_gpus
+from broadsheet.cluster.protocol import count_gpus
 
 _ROWS = 100
 _LOAD = "import broadsheet; broadsheet.load({!r})('the market fell as oil rose')"

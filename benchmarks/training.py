@@ -24,16 +24,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.record import about, parser, write
-from pipeline.model.alphabet import Alphabet, encode
-from pipeline.train.group import ProcessGroup
-from pipeline.train.job import Examples, TrainingJob
-from pipeline.train.loop import DeviceExamples, TrainingRun, run
-from pipeline.train.network import CharCNN
-from pipeline.train.objective import OneLabel
-from pipeline.train.packed import PackedCNN
-from pipeline.train.processes import run_here
-from pipeline.train.progress import Epoch
-from pipeline.train.recipe import WITH_SPACE, Recipe
+from broadsheet.pipeline.model.alphabet import Alphabet, encode
+from broadsheet.pipeline.train.group import ProcessGroup
+from broadsheet.pipeline.train.job import Examples, TrainingJob
+from broadsheet.pipeline.train.loop import DeviceExamples, TrainingRun, run
+from broadsheet.pipeline.train.network import CharCNN
+from broadsheet.pipeline.train.objective import OneLabel
+from broadsheet.pipeline.train.packed import PackedCNN
+from broadsheet.pipeline.train.processes import run_here
+from broadsheet.pipeline.train.progress import Epoch
+from broadsheet.pipeline.train.recipe import WITH_SPACE, Recipe
 
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 BATCHES = (256, 2048)

@@ -18,14 +18,21 @@ from dataclasses import replace
 import cupy as cp
 import numpy as np
 
-from pipeline.errors import BroadsheetError
-from pipeline.kernels import catalog
-from pipeline.kernels.compile import compile_kernel, resources
-from pipeline.kernels.ops import Operations, Packing, operations
-from pipeline.kernels.split import GROUP
-from pipeline.kernels.storage import BFLOAT, HALF, SPLIT, Element
-from pipeline.kernels.tiles import ProductTile, Sm80SplitTile, Sm80Tile, Sm90SplitTile, Sm90Tile, product_tile
-from pipeline.model.layers import Layer, layer_table
+from broadsheet.pipeline.errors import BroadsheetError
+from broadsheet.pipeline.kernels import catalog
+from broadsheet.pipeline.kernels.compile import compile_kernel, resources
+from broadsheet.pipeline.kernels.ops import Operations, Packing, operations
+from broadsheet.pipeline.kernels.split import GROUP
+from broadsheet.pipeline.kernels.storage import BFLOAT, HALF, SPLIT, Element
+from broadsheet.pipeline.kernels.tiles import (
+    ProductTile,
+    Sm80SplitTile,
+    Sm80Tile,
+    Sm90SplitTile,
+    Sm90Tile,
+    product_tile,
+)
+from broadsheet.pipeline.model.layers import Layer, layer_table
 
 LIMIT = {"fp16": 1e-3, "bf16": 8e-3, "fp32": 1e-5}
 

@@ -1,10 +1,5 @@
 """Clusters on this machine, at a scheduler's address or in Slurm jobs; and what a job installs on their workers."""
 
-if __name__ == "cluster":
-    from broadsheet.checkout import alias
-
-    alias(__name__)
-
 from .client import connect, nearest
 from .clock import client_clock
 from .plugin import EnginePlugin, start_engines

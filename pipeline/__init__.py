@@ -5,11 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if __name__ == "pipeline":
-    from broadsheet.checkout import alias
-
-    alias(__name__)
-
 from . import options as _options  # noqa: F401 - with it errors.py knows which flags are keywords
 
 if TYPE_CHECKING:  # what `_NAMES` says, as type checkers and editors read it

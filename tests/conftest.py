@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, settings
 from jobs import Processes
 from s3 import KEYS, proxy, s3, s3_server  # noqa: F401 - fixtures
 
-from cluster import connect
-from pipeline.cli import main
-from pipeline.model.alphabet import PUBLISHED, Alphabet
-from pipeline.model.charcnn import Model
-from pipeline.model.layers import layer_table
-from pipeline.processes.child import METHOD
+from broadsheet.cluster import connect
+from broadsheet.pipeline.cli import main
+from broadsheet.pipeline.model.alphabet import PUBLISHED, Alphabet
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.layers import layer_table
+from broadsheet.pipeline.processes.child import METHOD
 
 ROOT = Path(__file__).resolve().parent.parent
 AG_NEWS = ["--columns", "class,title,description", "--text-column", "title", "--text-column", "description"]

@@ -27,7 +27,7 @@ from benchmarks.chaos import machine, network
 from benchmarks.chaos.jobs import JOBS, run_undisturbed
 from benchmarks.chaos.trial import BAD, Trial, Verdict, run_trial
 from benchmarks.record import about, parser, write
-from cluster.protocol import count_gpus
+from broadsheet.cluster.protocol import count_gpus
 
 CLUSTERS = ("local", "cuda", "slurm")
 

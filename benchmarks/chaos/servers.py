@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from benchmarks.chaos.jobs import texts_of
 from benchmarks.chaos.trial import SECONDS, Hung, Run, Trial, Verdict, Wrong
-from pipeline import Client, ServerError, classify, load_model
+from broadsheet.pipeline import Client, ServerError, classify, load_model
 
 _TEXTS = pa.array(texts_of("server", 60))
 _CLIENTS = 3

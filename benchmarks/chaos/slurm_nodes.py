@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster.protocol import count_gpus
+from broadsheet.cluster.protocol import count_gpus
 
 NODES = ("gpu1", "gpu2", "gpu3", "gpu4")
 BRIDGE = "broadsheet0"

@@ -21,7 +21,7 @@ import psutil
 from benchmarks.chaos.jobs import CHUNKS, Job, contents
 from benchmarks.chaos.slow import slowed
 from benchmarks.processes import environment
-from pipeline import BroadsheetError, verify
+from broadsheet.pipeline import BroadsheetError, verify
 
 SECONDS = 150
 """A command that has not ended so long after it was last disturbed is hung."""

@@ -25,7 +25,7 @@ def measure(options: argparse.Namespace) -> None:
 
     from benchmarks.ladder.measure import Bench, compile_all
     from benchmarks.ladder.switches import steps
-    from pipeline.kernels.catalog import choose_generation
+    from broadsheet.pipeline.kernels.catalog import choose_generation
 
     digits = cp.cuda.Device().compute_capability
     best, _ = choose_generation("auto", "auto", (int(digits[:-1]), int(digits[-1])))

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from benchmarks.articles import Articles
 from benchmarks.ladder.network import LadderNetwork
 from benchmarks.ladder.switches import Setting
-from pipeline.engine.base import Texts
-from pipeline.engine.cuda import Batch, CudaEngine
-from pipeline.kernels.memory_plan import units_by_length
-from pipeline.kernels.slots import Slot
-from pipeline.model import quantised, reference
-from pipeline.model.alphabet import encode
-from pipeline.model.charcnn import Model
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.cuda import Batch, CudaEngine
+from broadsheet.pipeline.kernels.memory_plan import units_by_length
+from broadsheet.pipeline.kernels.slots import Slot
+from broadsheet.pipeline.model import quantised, reference
+from broadsheet.pipeline.model.alphabet import encode
+from broadsheet.pipeline.model.charcnn import Model
 
 _BUILT_AT_ONCE = 256
 

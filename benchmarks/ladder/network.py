@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from benchmarks.ladder.operations import DENSE_CHANNELS, DenseBlock1, SlowOperations, dense, kernels, plain
 from benchmarks.ladder.switches import Setting
-from pipeline.kernels.catalog import Kernel, network_kernels, product_kernel, target
-from pipeline.kernels.memory_plan import most_units
-from pipeline.kernels.network import Network
-from pipeline.kernels.slots import Slot
-from pipeline.kernels.storage import STORAGE
-from pipeline.kernels.tiles import product_tile
-from pipeline.model.alphabet import Alphabet
-from pipeline.model.layers import Frame, Layer
-from pipeline.model.quantised import Integers
-from pipeline.model.reference import Weights
+from broadsheet.pipeline.kernels.catalog import Kernel, network_kernels, product_kernel, target
+from broadsheet.pipeline.kernels.memory_plan import most_units
+from broadsheet.pipeline.kernels.network import Network
+from broadsheet.pipeline.kernels.slots import Slot
+from broadsheet.pipeline.kernels.storage import STORAGE
+from broadsheet.pipeline.kernels.tiles import product_tile
+from broadsheet.pipeline.model.alphabet import Alphabet
+from broadsheet.pipeline.model.layers import Frame, Layer
+from broadsheet.pipeline.model.quantised import Integers
+from broadsheet.pipeline.model.reference import Weights
 
 
 def needed(setting: Setting, layers: tuple[Layer, ...], frame: Frame, architecture: str) -> set[tuple[str, str, str]]:

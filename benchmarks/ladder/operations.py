@@ -11,12 +11,12 @@ import cupy as cp
 import numpy as np
 
 from benchmarks.ladder.switches import Setting
-from pipeline.kernels.catalog import WARP, WARPS, Kernel
-from pipeline.kernels.memory_plan import most_units
-from pipeline.kernels.ops import Operations, Packing
-from pipeline.kernels.storage import Storage
-from pipeline.kernels.weights import DeviceNorm, DeviceTable
-from pipeline.model.layers import NORM_EPSILON, Frame, Layer
+from broadsheet.pipeline.kernels.catalog import WARP, WARPS, Kernel
+from broadsheet.pipeline.kernels.memory_plan import most_units
+from broadsheet.pipeline.kernels.ops import Operations, Packing
+from broadsheet.pipeline.kernels.storage import Storage
+from broadsheet.pipeline.kernels.weights import DeviceNorm, DeviceTable
+from broadsheet.pipeline.model.layers import NORM_EPSILON, Frame, Layer
 
 FOLDER = Path(__file__).resolve().parent
 DENSE_CHANNELS = 128

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from benchmarks.peers import torch_peer, torch_text
 from benchmarks.peers.peer import Peer
-from pipeline.model.charcnn import Model
-from pipeline.model.layers import Frame
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.layers import Frame
 
 
 class Kind(NamedTuple):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.model import reference
-from pipeline.model.charcnn import Model
+from broadsheet.pipeline.model import reference
+from broadsheet.pipeline.model.charcnn import Model
 
 _CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.peers.peer import Peer, channels_last
-from pipeline.model.charcnn import Model
-from pipeline.model.layers import NORM_EPSILON
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.layers import NORM_EPSILON
 
 Network = Callable[[Tensor], Tensor]
 """Encoded articles, uint8 [N, length], to logits [N, classes]."""

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from benchmarks.peers import torch_peer
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.torch_peer import ChannelsLast, Network, TableBlock1, pool
-from pipeline.model.charcnn import Model
-from pipeline.model.layers import NORM_EPSILON
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.layers import NORM_EPSILON
 
 CHARACTERS = (225, 288, 387)
 """Of the frames; longer text takes the whole length. Multiples of nine, so that both pools end where they do, and so

@@ -14,10 +14,10 @@ import pytest
 from conftest import AG_NEWS, Command, CommandHere
 from texts import TEXTS, scores_of
 
-import pipeline
-from pipeline import classify
-from pipeline.cli.models import to_params
-from pipeline.model.charcnn import Model
+from broadsheet import pipeline
+from broadsheet.pipeline import classify
+from broadsheet.pipeline.cli.models import to_params
+from broadsheet.pipeline.model.charcnn import Model
 
 
 @pytest.mark.slow

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, CommandHere
 
-import pipeline
-from cluster import connect
-from pipeline import BroadsheetError, OutputError, UsageError, classify
-from pipeline.errors import FLAGS, in_python
-from pipeline.measures.evaluate import evaluate_labels
-from pipeline.report.job import Progress
+from broadsheet import pipeline
+from broadsheet.cluster import connect
+from broadsheet.pipeline import BroadsheetError, OutputError, UsageError, classify
+from broadsheet.pipeline.errors import FLAGS, in_python
+from broadsheet.pipeline.measures.evaluate import evaluate_labels
+from broadsheet.pipeline.report.job import Progress
 
 ERRORS = {"BroadsheetError", "UsageError", "ModelError", "SourceError", "InputChanged", "InputUnavailable"}
 ERRORS |= {"OutputError", "OutputUnavailable"}

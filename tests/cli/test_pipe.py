@@ -20,10 +20,10 @@ import pytest
 from conftest import CommandHere
 from distributed import Client
 
-from pipeline import Options, Paths, SourceError, UsageError, classify, verify
-from pipeline.job.pipe import pipe
-from pipeline.model.charcnn import Model
-from pipeline.source.memory.stdin import Stdin
+from broadsheet.pipeline import Options, Paths, SourceError, UsageError, classify, verify
+from broadsheet.pipeline.job.pipe import pipe
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.source.memory.stdin import Stdin
 
 TEXTS = ["Stocks fell on Monday", "", "Zürich; a, b", "x" * 5000, 'a "quote"', "the end"]
 CSV = "id,text\n" + "".join(f'{i},"{t.replace(chr(34), chr(34) * 2)}"\n' for i, t in enumerate(TEXTS))

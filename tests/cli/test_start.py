@@ -22,14 +22,14 @@ from threadpoolctl import threadpool_info
 from typer.testing import CliRunner
 
 import broadsheet as face
-import pipeline
-from pipeline.cli.commands import app
-from pipeline.errors import FLAGS, in_python
-from pipeline.labelling.windows import SCORES
-from pipeline.options import PANELS, TABLE, EngineKeywords, LabelKeywords, Options, help_of
-from pipeline.output import sidecars
-from pipeline.output.layout import FORMATS
-from pipeline.output.record import Settings
+from broadsheet import pipeline
+from broadsheet.pipeline.cli.commands import app
+from broadsheet.pipeline.errors import FLAGS, in_python
+from broadsheet.pipeline.labelling.windows import SCORES
+from broadsheet.pipeline.options import PANELS, TABLE, EngineKeywords, LabelKeywords, Options, help_of
+from broadsheet.pipeline.output import sidecars
+from broadsheet.pipeline.output.layout import FORMATS
+from broadsheet.pipeline.output.record import Settings
 
 HEAVY = {
     "bokeh",
@@ -74,11 +74,10 @@ def test_help_version_and_import_load_no_heavy_package(code: str) -> None:
     assert (run.returncode, run.stdout.splitlines()[-1]) == (0, "loaded: []"), run.stdout + run.stderr
 
 
-@pytest.mark.parametrize("command", ["broadsheet", "pipeline"])
-def test_a_worker_of_the_command_looks_seldom_for_garbage_from_the_beginning(command: str) -> None:
+def test_a_worker_of_the_command_looks_seldom_for_garbage_from_the_beginning() -> None:
     """A worker process imports the command's module before all others."""
     loaded = f"sorted({HEAVY | {'typer'}!r} & set(sys.modules))"
-    code = f"import gc, sys, {command}.__main__; print(gc.get_threshold()[0], {loaded})"
+    code = f"import gc, sys, broadsheet.__main__; print(gc.get_threshold()[0], {loaded})"
     run = python(code, cwd=ROOT)
     assert (run.returncode, run.stdout) == (0, "50000 []\n"), run.stderr
 
@@ -116,7 +115,7 @@ def test_the_face_has_the_names_of_the_package() -> None:
     modules = "import sys, pipeline.job.run, cluster.client, broadsheet.pipeline.model.charcnn as second\n"
     same = "names = {n for n in sys.modules if n.partition('.')[0] in ('pipeline', 'cluster')}\n"
     check = "assert names and all(sys.modules[n] is sys.modules['broadsheet.' + n] for n in names)\n"
-    which = "from pipeline.model.charcnn import Model; assert Model is second.Model; print(Model.__module__)"
+    which = "from broadsheet.pipeline.model.charcnn import Model; assert Model is second.Model; print(Model.__module__)"
     run = python(modules + same + check + which, cwd=ROOT)
     assert (run.returncode, run.stdout, run.stderr) == (0, "broadsheet.pipeline.model.charcnn\n", "")
 

@@ -20,11 +20,11 @@ from distributed import Client
 from distributed.core import PooledRPCCall
 from jobs import Processes, wait_until
 
-import pipeline
-from cluster import connect
-from cluster.protocol import choose, count_gpus, has_ucx
-from pipeline.errors import UsageError
-from pipeline.model.charcnn import Model
+from broadsheet import pipeline
+from broadsheet.cluster import connect
+from broadsheet.cluster.protocol import choose, count_gpus, has_ucx
+from broadsheet.pipeline.errors import UsageError
+from broadsheet.pipeline.model.charcnn import Model
 
 TEXTS = [f"{'x' * (i % 37)} {i}" for i in range(90)]
 

@@ -15,12 +15,12 @@ import pytest
 from jobs import Processes, committed, wait_until
 from training import LIKE, QUICK, articles, quick_train
 
-import pipeline
 from benchmarks.chaos.jobs import contents
-from cluster import connect
-from cluster.doctor import FAILURE, OK, examine
-from cluster.protocol import count_gpus, has_ucx
-from pipeline.labelling.engines import MOST_ENGINES
+from broadsheet import pipeline
+from broadsheet.cluster import connect
+from broadsheet.cluster.doctor import FAILURE, OK, examine
+from broadsheet.cluster.protocol import count_gpus, has_ucx
+from broadsheet.pipeline.labelling.engines import MOST_ENGINES
 
 GPUS = count_gpus()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason="no NVIDIA GPU, or no dask-cuda to find it")]

@@ -26,8 +26,8 @@ from jobs import (
 from tornado.ioloop import PeriodicCallback
 
 from benchmarks.chaos.processes import KILL_PRELOAD
-from cluster.heartbeat import QuietEnd
-from pipeline import classify
+from broadsheet.cluster.heartbeat import QuietEnd
+from broadsheet.pipeline import classify
 
 
 @pytest.fixture(scope="module")

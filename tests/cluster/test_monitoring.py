@@ -15,8 +15,8 @@ from conftest import ROOT
 from distributed import Client
 from jobs import Processes, held_after, wait_until
 
-from pipeline import classify
-from pipeline.model.charcnn import Model
+from broadsheet.pipeline import classify
+from broadsheet.pipeline.model.charcnn import Model
 
 TEXTS = [*(f"Article {i} of the day" for i in range(40)), None]
 

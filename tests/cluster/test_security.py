@@ -26,11 +26,11 @@ from distributed import Client
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cluster import connect
-from cluster.slurm.site import Site, load_site
-from cluster.slurm.submit import job_script
-from cluster.tls import make_certificates
-from pipeline.errors import UsageError
+from broadsheet.cluster import connect
+from broadsheet.cluster.slurm.site import Site, load_site
+from broadsheet.cluster.slurm.submit import job_script
+from broadsheet.cluster.tls import make_certificates
+from broadsheet.pipeline.errors import UsageError
 
 NOBODY = 65534
 OTHER_USER = f"""

@@ -22,10 +22,10 @@ import pytest
 from distributed import Client
 from jobs import settings_of, variable, wait_until
 
-from cluster import connect
-from cluster.settings import SETTINGS, THREADS_PER_WORKER
-from cluster.slurm.site import load_site
-from cluster.slurm.submit import job_script
+from broadsheet.cluster import connect
+from broadsheet.cluster.settings import SETTINGS, THREADS_PER_WORKER
+from broadsheet.cluster.slurm.site import load_site
+from broadsheet.cluster.slurm.submit import job_script
 
 # Stand-ins that start what they are given: as nsys does, and Slurm on a node of its own.
 PROGRAMS = {
@@ -122,7 +122,7 @@ def test_what_is_set_in_python_or_in_a_file_wins_too(machine: Path) -> None:
     """Over ours, wherever the workers are; `null` counts as well, but a job never waits for workers without end."""
     (machine / "dask.yaml").write_text("distributed: {scheduler: {worker-ttl: null, no-workers-timeout: null}}\n")
     script = (
-        "import dask, json; from cluster.settings import *\n"
+        "import dask, json; from broadsheet.cluster.settings import *\n"
         "with dask.config.set({'distributed.worker.memory.pause': 0.6}): found = environment()\n"
         "print(json.dumps([found, environment(), no_workers_seconds()]))"
     )

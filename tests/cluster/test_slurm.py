@@ -20,11 +20,11 @@ from jobs import check_whole, committed, run_undisturbed, settings_of, spans_of
 
 from benchmarks.chaos.slow import slowed
 from benchmarks.chaos.slurm_nodes import BRIDGE, NODES, SlurmNodes, missing
-from cluster import connect, probes
-from cluster.protocol import count_gpus
-from cluster.settings import SETTINGS
-from pipeline import classify, merge, verify
-from pipeline.model.charcnn import Model
+from broadsheet.cluster import connect, probes
+from broadsheet.cluster.protocol import count_gpus
+from broadsheet.cluster.settings import SETTINGS
+from broadsheet.pipeline import classify, merge, verify
+from broadsheet.pipeline.model.charcnn import Model
 
 pytestmark = [
     pytest.mark.slurm,

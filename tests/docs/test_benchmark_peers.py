@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.model import reference
-from pipeline.model.charcnn import Model
+from broadsheet.pipeline.model import reference
+from broadsheet.pipeline.model.charcnn import Model
 
 torch = pytest.importorskip("torch")
 

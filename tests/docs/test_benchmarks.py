@@ -14,8 +14,8 @@ from benchmarks import scale, scale_stubs
 from benchmarks.ladder.switches import NOTHING, PRODUCT, SWITCHES, steps
 from benchmarks.pages.__main__ import Record, read_results, refreshed
 from benchmarks.record import RESULTS
-from pipeline.kernels.compile import compile_kernel, resources
-from pipeline.model.layers import layer_table
+from broadsheet.pipeline.kernels.compile import compile_kernel, resources
+from broadsheet.pipeline.model.layers import layer_table
 
 
 def result(broken: str) -> dict[str, Any]:

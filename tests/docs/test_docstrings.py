@@ -18,7 +18,7 @@ import pytest
 from pyarrow import csv
 
 import broadsheet
-from pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.charcnn import Model
 
 torch = pytest.importorskip("torch")
 

@@ -23,12 +23,12 @@ from commands import PROGRAMS
 from conftest import ROOT, Command, CommandHere, random_model
 from s3 import Folder
 
-import pipeline
-from pipeline.ecosystem.onnx import to_onnx
-from pipeline.model.charcnn import Model
-from pipeline.serve.metrics import Metrics
-from pipeline.serve.openapi import describe
-from pipeline.serve.settings import Settings
+from broadsheet import pipeline
+from broadsheet.pipeline.ecosystem.onnx import to_onnx
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.serve.metrics import Metrics
+from broadsheet.pipeline.serve.openapi import describe
+from broadsheet.pipeline.serve.settings import Settings
 
 datasets, kubernetes_validate = map(pytest.importorskip, ("datasets", "kubernetes_validate"))
 

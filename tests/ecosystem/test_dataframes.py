@@ -25,11 +25,11 @@ from distributed import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import pipeline
-from pipeline import SourceError, UsageError, classify, label, verify
-from pipeline.ecosystem.resident import release
-from pipeline.model.charcnn import Model
-from pipeline.processes.threads import available_cores
+from broadsheet import pipeline
+from broadsheet.pipeline import SourceError, UsageError, classify, label, verify
+from broadsheet.pipeline.ecosystem.resident import release
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.processes.threads import available_cores
 
 TEXTS = [f"{'Stocks fell' if i % 3 else 'The striker scored'} on day {i}{'!' * i}" for i in range(12)]
 LINES = "A text of\ntwo lines"
@@ -376,7 +376,7 @@ def test_labels_of_a_dask_frame_are_those_of_classify(
 
 def _engines() -> tuple[int, int, int]:
     """Of a worker: its engines for such labels, all engines, and the threads that compute."""
-    from pipeline.labelling.engines import ENGINES
+    from broadsheet.pipeline.labelling.engines import ENGINES
 
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("broadsheet-compute")]
     engines = ENGINES.engines

@@ -8,11 +8,10 @@ from dataclasses import replace
 import duckdb
 import pytest
 
-import pipeline
-import pipeline.duckdb
+from broadsheet import pipeline
+from broadsheet.pipeline import UsageError
 from broadsheet.pipeline.labelling.engines import ENGINES
-from pipeline import UsageError
-from pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.charcnn import Model
 
 
 @pytest.fixture(scope="module")

@@ -19,19 +19,19 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-import pipeline
-from pipeline.errors import UsageError
-from pipeline.model.charcnn import Model, load_model
-from pipeline.model.model_file import repository_of
-from pipeline.model.several import Models
+from broadsheet import pipeline
+from broadsheet.pipeline.errors import UsageError
+from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.model_file import repository_of
+from broadsheet.pipeline.model.several import Models
 
 datasets = pytest.importorskip("datasets")
 pytest.importorskip("huggingface_hub")
 
 STEPS = """
 import json, sys
-import pipeline
-from pipeline.errors import BroadsheetError
+from broadsheet import pipeline
+from broadsheet.pipeline.errors import BroadsheetError
 for url in sys.argv[2:]:
     try:
         if url.startswith("push "):

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from conftest import CommandHere
 
-import pipeline
-from pipeline.ecosystem.onnx import to_onnx
-from pipeline.errors import BroadsheetError
-from pipeline.model.charcnn import Model
-from pipeline.model.ngrams import Kinds, NGrams
+from broadsheet import pipeline
+from broadsheet.pipeline.ecosystem.onnx import to_onnx
+from broadsheet.pipeline.errors import BroadsheetError
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.ngrams import Kinds, NGrams
 
 onnx, onnxruntime, torch = map(pytest.importorskip, ("onnx", "onnxruntime", "torch"))
 

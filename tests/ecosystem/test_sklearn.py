@@ -16,8 +16,8 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import estimator_checks
 
-import pipeline
-from pipeline.sklearn import TextClassifier
+from broadsheet import pipeline
+from broadsheet.pipeline.sklearn import TextClassifier
 
 torch = pytest.importorskip("torch")
 

@@ -18,19 +18,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ngram_models import branch
 
-from pipeline import classify
-from pipeline.classifier import load
-from pipeline.engine.base import Predictions, Texts
-from pipeline.engine.cpu import CpuEngine
-from pipeline.errors import ModelError, UsageError
-from pipeline.kernels.memory_plan import planned_bytes
-from pipeline.measures.evaluate import evaluate
-from pipeline.measures.fitting import calibrate, fitted_cascade, labels_of
-from pipeline.model.cascade import Cascade, asked, margins
-from pipeline.model.charcnn import Model, load_model
-from pipeline.model.ngrams import Kinds, scores
-from pipeline.model.several import Models, load_models
-from pipeline.source.limits import chunk_rows
+from broadsheet.pipeline import classify
+from broadsheet.pipeline.classifier import load
+from broadsheet.pipeline.engine.base import Predictions, Texts
+from broadsheet.pipeline.engine.cpu import CpuEngine
+from broadsheet.pipeline.errors import ModelError, UsageError
+from broadsheet.pipeline.kernels.memory_plan import planned_bytes
+from broadsheet.pipeline.measures.evaluate import evaluate
+from broadsheet.pipeline.measures.fitting import calibrate, fitted_cascade, labels_of
+from broadsheet.pipeline.model.cascade import Cascade, asked, margins
+from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.ngrams import Kinds, scores
+from broadsheet.pipeline.model.several import Models, load_models
+from broadsheet.pipeline.source.limits import chunk_rows
 
 WORDS = ["stocks", "fell", "monday", "oil", "rose", "home", "team", "won", "comet", "orbit", "12", "ü", "market"]
 

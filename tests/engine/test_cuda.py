@@ -20,16 +20,16 @@ import pytest
 from conftest import ROOT, random_model
 from gpu import LIMITS, STACKS_AND_FRAMES, error, hostile_texts, logits_of, opened_for, poison, random_texts
 
-from pipeline import classify, load_model
-from pipeline.engine.base import Engine, Predictions, Texts
-from pipeline.engine.open import open_engine, why_no_gpu
-from pipeline.errors import BroadsheetError, UsageError
-from pipeline.model import reference
-from pipeline.model.alphabet import encode
-from pipeline.model.charcnn import Model
-from pipeline.model.layers import FRAMES, Frame
-from pipeline.model.ngrams import scores as ngram_scores
-from pipeline.telemetry.spans import Span
+from broadsheet.pipeline import classify, load_model
+from broadsheet.pipeline.engine.base import Engine, Predictions, Texts
+from broadsheet.pipeline.engine.open import open_engine, why_no_gpu
+from broadsheet.pipeline.errors import BroadsheetError, UsageError
+from broadsheet.pipeline.model import reference
+from broadsheet.pipeline.model.alphabet import encode
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.layers import FRAMES, Frame
+from broadsheet.pipeline.model.ngrams import scores as ngram_scores
+from broadsheet.pipeline.telemetry.spans import Span
 
 torch = pytest.importorskip("torch")
 
@@ -169,8 +169,8 @@ def test_the_shipped_model_flips_hardly_a_label(ag_news: Path) -> None:
 def test_memory_is_what_was_planned(model: Model) -> None:
     import cupy
 
-    from pipeline.engine.cuda import CudaEngine
-    from pipeline.kernels.memory_plan import planned_bytes
+    from broadsheet.pipeline.engine.cuda import CudaEngine
+    from broadsheet.pipeline.kernels.memory_plan import planned_bytes
 
     cupy.get_default_memory_pool().free_all_blocks()
     before = cupy.get_default_memory_pool().total_bytes()
@@ -191,7 +191,7 @@ def test_memory_is_what_was_planned(model: Model) -> None:
 def test_a_full_gpu_is_told(model: Model) -> None:
     import cupy
 
-    from pipeline.engine.cuda import CudaEngine
+    from broadsheet.pipeline.engine.cuda import CudaEngine
 
     pool = cupy.get_default_memory_pool()
     pool.free_all_blocks()
@@ -206,7 +206,7 @@ def test_a_full_gpu_is_told(model: Model) -> None:
 def test_too_little_memory_halves_the_batch(model: Model) -> None:
     import cupy
 
-    from pipeline.engine.cuda import CudaEngine
+    from broadsheet.pipeline.engine.cuda import CudaEngine
 
     pool = cupy.get_default_memory_pool()
     pool.free_all_blocks()
@@ -230,7 +230,7 @@ def test_too_little_memory_halves_the_batch(model: Model) -> None:
 def test_a_host_without_page_locked_memory_is_told(model: Model) -> None:
     import cupy
 
-    from pipeline.engine.cuda import CudaEngine
+    from broadsheet.pipeline.engine.cuda import CudaEngine
 
     pool = cupy.cuda.PinnedMemoryPool()
 
@@ -258,7 +258,7 @@ def test_a_host_without_page_locked_memory_is_told(model: Model) -> None:
 
 @pytest.mark.parametrize("kernels", ["simt", "auto"])
 def test_a_batch_beyond_what_the_kernels_count_is_refused(model: Model, kernels: str) -> None:
-    from pipeline.engine.cuda import CudaEngine
+    from broadsheet.pipeline.engine.cuda import CudaEngine
 
     with pytest.raises(UsageError, match=r"batches of at most [\d,]+ articles of this model"):
         CudaEngine(model, kernels=kernels, batch=199_728)
@@ -270,8 +270,8 @@ def test_a_gpu_without_room_for_the_kernels_is_told() -> None:
 import sys; sys.path[:0] = ["tests", "tests/helpers"]
 import cupy
 from conftest import random_model
-from pipeline.engine.cuda import CudaEngine
-from pipeline.errors import BroadsheetError
+from broadsheet.pipeline.engine.cuda import CudaEngine
+from broadsheet.pipeline.errors import BroadsheetError
 taken = []
 for size in (1 << 30, 1 << 25, 1 << 20, 1 << 12):
     try:
@@ -296,10 +296,10 @@ def test_an_error_of_the_gpu_names_kernel_and_batch(count: int, kernel: str, tmp
 import sys; sys.path[:0] = ["tests", "tests/helpers"]
 import cupy
 from conftest import random_model
-from pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.base import Texts
 from gpu import random_texts
-from pipeline.engine.cuda import CudaEngine
-from pipeline.errors import BroadsheetError
+from broadsheet.pipeline.engine.cuda import CudaEngine
+from broadsheet.pipeline.errors import BroadsheetError
 engine = CudaEngine(random_model())
 nowhere = cupy.cuda.UnownedMemory(1 << 45, 1024, None)
 engine.network._weights.bias["conv4"] = cupy.ndarray(256, cupy.float32, cupy.cuda.MemoryPointer(nowhere, 0))
@@ -342,7 +342,7 @@ def test_two_gpus_of_a_process_score_alike(kernels: str, model: Model) -> None:
     """Each has its own kernels, which may use more than 48 KB of shared memory on both."""
     import cupy
 
-    from pipeline.engine.cuda import CudaEngine
+    from broadsheet.pipeline.engine.cuda import CudaEngine
 
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("one GPU")
@@ -374,7 +374,7 @@ def chunks(count: int, articles: int) -> list[Texts]:
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_chunks_of_several_threads_keep_their_bits_and_leave_no_gap(precision: str) -> None:
-    from pipeline.engine.cuda import CudaEngine
+    from broadsheet.pipeline.engine.cuda import CudaEngine
 
     engine, turn = CudaEngine(load_model(), precision, batch=2048), Lock()
     texts = chunks(24, 9000)

@@ -12,12 +12,12 @@ import pytest
 from conftest import random_model
 from gpu import STACKS, STACKS_AND_FRAMES, logits_of, opened_for, poison, random_texts, texts_of_every_kind
 
-from pipeline.engine.base import Engine, Predictions, Texts
-from pipeline.engine.open import why_no_gpu
-from pipeline.model import reference
-from pipeline.model.alphabet import head_bytes
-from pipeline.model.charcnn import Model
-from pipeline.telemetry.spans import Span
+from broadsheet.pipeline.engine.base import Engine, Predictions, Texts
+from broadsheet.pipeline.engine.open import why_no_gpu
+from broadsheet.pipeline.model import reference
+from broadsheet.pipeline.model.alphabet import head_bytes
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.telemetry.spans import Span
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 

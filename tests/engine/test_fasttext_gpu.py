@@ -10,12 +10,12 @@ import pytest
 from fasttext_models import LOSSES, branch, hostile, model_of
 from numpy.typing import NDArray
 
-from pipeline.engine.base import Engine, Texts
-from pipeline.engine.cpu import CpuEngine
-from pipeline.engine.open import open_engine, why_no_gpu
-from pipeline.kernels.memory_plan import planned_bytes
-from pipeline.kernels.tables import fasttext_shape
-from pipeline.model.fasttext import FastText, Reader
+from broadsheet.pipeline.engine.base import Engine, Texts
+from broadsheet.pipeline.engine.cpu import CpuEngine
+from broadsheet.pipeline.engine.open import open_engine, why_no_gpu
+from broadsheet.pipeline.kernels.memory_plan import planned_bytes
+from broadsheet.pipeline.kernels.tables import fasttext_shape
+from broadsheet.pipeline.model.fasttext import FastText, Reader
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 
@@ -50,8 +50,8 @@ READ = {
 def by_kernel(texts: Texts, of: FastText, exact: bool) -> NDArray[np.float32]:
     import cupy as cp
 
-    from pipeline.kernels.ops import operations
-    from pipeline.kernels.weights import upload_fasttext
+    from broadsheet.pipeline.kernels.ops import operations
+    from broadsheet.pipeline.kernels.weights import upload_fasttext
 
     ops = operations("simt", "fp32", cp.cuda.Device())
     out = cp.full((len(texts), of.table.shape[1]), cp.nan, cp.float32)
@@ -130,7 +130,7 @@ def test_a_text_depends_on_itself_alone(engines: tuple[Engine, CpuEngine]) -> No
 
 @pytest.mark.parametrize("folded", [True, False])
 def test_a_text_that_no_batch_has_room_for_has_the_same_bits(folded: bool) -> None:
-    from pipeline.engine.cuda import CudaEngine
+    from broadsheet.pipeline.engine.cuda import CudaEngine
 
     model = model_of(branch(24, 2, (2, 4), 3000, loss="hierarchical softmax", folded=folded))
     articles = [b"one", "ein längerer Text ".encode() * 20_000, b"two", b"long " * 100_000]
@@ -146,7 +146,7 @@ def test_a_text_that_no_batch_has_room_for_has_the_same_bits(folded: bool) -> No
 def test_what_is_planned_is_what_is_taken() -> None:
     import cupy as cp
 
-    from pipeline.engine.cuda import CudaEngine
+    from broadsheet.pipeline.engine.cuda import CudaEngine
 
     model = model_of(branch(200, 2, (2, 4), 100_000, folded=False, loss="hierarchical softmax", classes=900))
     cp.get_default_memory_pool().free_all_blocks()

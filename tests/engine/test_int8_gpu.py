@@ -13,15 +13,15 @@ import pytest
 from gpu import INT8_STACKS, blocks_of, opened_for, poison, texts_of_every_kind
 from numpy.typing import NDArray
 
-from pipeline import load_model
-from pipeline.engine.base import Engine, Texts
-from pipeline.engine.open import open_engine, why_no_gpu
-from pipeline.kernels.memory_plan import CLOSING
-from pipeline.model import quantised, reference
-from pipeline.model.alphabet import encode
-from pipeline.model.charcnn import Model
-from pipeline.model.layers import FRAMES
-from pipeline.model.model_file import ActivationScales
+from broadsheet.pipeline import load_model
+from broadsheet.pipeline.engine.base import Engine, Texts
+from broadsheet.pipeline.engine.open import open_engine, why_no_gpu
+from broadsheet.pipeline.kernels.memory_plan import CLOSING
+from broadsheet.pipeline.model import quantised, reference
+from broadsheet.pipeline.model.alphabet import encode
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.layers import FRAMES
+from broadsheet.pipeline.model.model_file import ActivationScales
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 

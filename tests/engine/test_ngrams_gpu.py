@@ -11,12 +11,12 @@ from gpu import LIMITS, STACKS, hostile_texts, opened_for, poison, random_texts
 from ngram_models import HOSTILE, KINDS, PIECES, branch, scored
 from numpy.typing import NDArray
 
-from pipeline.engine.base import Engine, Texts
-from pipeline.engine.cpu import CpuEngine
-from pipeline.engine.open import why_no_gpu
-from pipeline.model.alphabet import encode
-from pipeline.model.charcnn import Model
-from pipeline.model.ngrams import Kinds, NGrams
+from broadsheet.pipeline.engine.base import Engine, Texts
+from broadsheet.pipeline.engine.cpu import CpuEngine
+from broadsheet.pipeline.engine.open import why_no_gpu
+from broadsheet.pipeline.model.alphabet import encode
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.ngrams import Kinds, NGrams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 
@@ -33,8 +33,8 @@ def articles_of_every_kind(seed: int) -> list[bytes]:
 def by_kernel(articles: list[bytes], at: NGrams) -> NDArray[np.float32]:
     import cupy as cp
 
-    from pipeline.kernels.ops import operations
-    from pipeline.kernels.weights import upload_ngrams
+    from broadsheet.pipeline.kernels.ops import operations
+    from broadsheet.pipeline.kernels.weights import upload_ngrams
 
     texts, ops = Texts.of(articles), operations("simt", "fp32", cp.cuda.Device())
     out = cp.full((len(articles), at.table.shape[1] - 1), cp.nan, cp.float32)
@@ -125,7 +125,7 @@ def test_a_graph_of_a_few_texts_gives_the_bits_of_single_launches(engines: tuple
 
 
 def test_the_kernel_has_a_row_in_the_profile(engines: tuple[Engine, Engine]) -> None:
-    from pipeline.engine import profile_cuda
+    from broadsheet.pipeline.engine import profile_cuda
 
     _, engine = engines
     found = profile_cuda.kernels(engine, Texts.of([b"The home team won, and stocks fell on Monday. " * 5] * 256))

@@ -19,15 +19,15 @@ from distributed import Client
 from gpu import LIMITS, WHOLE_STACKS, opened_for, random_texts
 from overflowing import enlarged, grown
 
-from pipeline import classify, verify
-from pipeline.cli.evaluate import command
-from pipeline.engine.base import Engine, Texts
-from pipeline.engine.open import open_engine, why_no_gpu
-from pipeline.errors import SourceError, UsageError
-from pipeline.measures.evaluate import evaluate
-from pipeline.model import reference
-from pipeline.model.alphabet import encode
-from pipeline.model.charcnn import Model
+from broadsheet.pipeline import classify, verify
+from broadsheet.pipeline.cli.evaluate import command
+from broadsheet.pipeline.engine.base import Engine, Texts
+from broadsheet.pipeline.engine.open import open_engine, why_no_gpu
+from broadsheet.pipeline.errors import SourceError, UsageError
+from broadsheet.pipeline.measures.evaluate import evaluate
+from broadsheet.pipeline.model import reference
+from broadsheet.pipeline.model.alphabet import encode
+from broadsheet.pipeline.model.charcnn import Model
 
 torch = pytest.importorskip("torch")
 

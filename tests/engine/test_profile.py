@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Command
 
-from pipeline.engine.base import Texts
-from pipeline.kernels.storage import STORAGE
-from pipeline.kernels.work import kernels_of
-from pipeline.model.charcnn import Model
-from pipeline.report.breakdown import judge
-from pipeline.telemetry.profile import Ceilings, KernelProfile
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.kernels.storage import STORAGE
+from broadsheet.pipeline.kernels.work import kernels_of
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.report.breakdown import judge
+from broadsheet.pipeline.telemetry.profile import Ceilings, KernelProfile
 
 NAMES = ["encode", "conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "fc1", "fc2", "fc3", "head"]
 

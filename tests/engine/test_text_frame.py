@@ -27,14 +27,14 @@ from gpu import (
 )
 from numpy.typing import NDArray
 
-from pipeline.cli.models import to_params
-from pipeline.engine.base import Engine, Texts
-from pipeline.engine.open import open_engine
-from pipeline.errors import ModelError
-from pipeline.kernels.memory_plan import most_units, units_by_length
-from pipeline.model import reference
-from pipeline.model.alphabet import PUBLISHED, encode
-from pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.cli.models import to_params
+from broadsheet.pipeline.engine.base import Engine, Texts
+from broadsheet.pipeline.engine.open import open_engine
+from broadsheet.pipeline.errors import ModelError
+from broadsheet.pipeline.kernels.memory_plan import most_units, units_by_length
+from broadsheet.pipeline.model import reference
+from broadsheet.pipeline.model.alphabet import PUBLISHED, encode
+from broadsheet.pipeline.model.charcnn import Model, load_model
 
 LENGTHS = [*range(21), *range(1000, 1031), 235, 77, 500, 3, 1014]
 

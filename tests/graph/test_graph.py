@@ -29,11 +29,11 @@ from jobs import Link, Processes, children_of, spans_of, start_scheduler, start_
 
 from benchmarks.chaos.jobs import contents
 from benchmarks.processes import PRELOAD, STAND_IN, run_job
-from cluster import connect
-from pipeline import classify, verify
-from pipeline.ecosystem.resident import release
-from pipeline.model.charcnn import Model
-from pipeline.report.job import Progress
+from broadsheet.cluster import connect
+from broadsheet.pipeline import classify, verify
+from broadsheet.pipeline.ecosystem.resident import release
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.report.job import Progress
 
 
 def write_csv(path: Path, rows: int, width: int = 100) -> Path:
@@ -280,7 +280,7 @@ def test_nothing_listens_beyond_loopback_and_cores_are_not_oversubscribed(client
 
 def _threads() -> tuple[str | None, int, int]:
     """Of a worker: what BLAS was told, the threads that compute, and the engines."""
-    from pipeline.labelling.engines import ENGINES
+    from broadsheet.pipeline.labelling.engines import ENGINES
 
     computing = sum(thread.name.startswith("broadsheet-compute") for thread in threading.enumerate())
     return os.environ.get("OPENBLAS_NUM_THREADS"), computing, len(ENGINES.engines)

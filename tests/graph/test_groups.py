@@ -21,16 +21,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jobs import check_whole, committed, spans_of, wait_until, workers_that_run
 
-from cluster import connect
-from pipeline import SourceError, classify
-from pipeline.job.worker import STATE
-from pipeline.model.charcnn import Model
-from pipeline.report.job import JobReport, Progress
-from pipeline.source.chunk import Selection
-from pipeline.source.find.files import find_files
-from pipeline.source.plan.plan import Group, GroupChunk, GroupEnd, Plan, group_sizes, part_name, plan_files
-from pipeline.source.read.read import read_group
-from pipeline.source.read.readers import Room
+from broadsheet.cluster import connect
+from broadsheet.pipeline import SourceError, classify
+from broadsheet.pipeline.job.worker import STATE
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.report.job import JobReport, Progress
+from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.find.files import find_files
+from broadsheet.pipeline.source.plan.plan import Group, GroupChunk, GroupEnd, Plan, group_sizes, part_name, plan_files
+from broadsheet.pipeline.source.read.read import read_group
+from broadsheet.pipeline.source.read.readers import Room
 
 # Each commit is noted. A worker dies, once, as it reads the fourth chunk of "b.jsonl.gz": no other chunk is begun then,
 # and the client has heard of all that were. Chunks of "slow" take longer, and the fifth until the job is stopped, or

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.model.charcnn import Model
-from pipeline.model.layers import NORM_EPSILON
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.layers import NORM_EPSILON
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional

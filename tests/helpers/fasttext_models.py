@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.model.charcnn import Model
-from pipeline.model.fasttext import ALPHABET, FastText, Settings
-from pipeline.model.layers import BIAS, WHOLE
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.fasttext import ALPHABET, FastText, Settings
+from broadsheet.pipeline.model.layers import BIAS, WHOLE
 
 LOSSES = ("softmax", "one-vs-all", "negative sampling", "hierarchical softmax")
 

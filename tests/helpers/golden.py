@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from pipeline import classify
+from broadsheet.pipeline import classify
 
 PLACE = Path(__file__).parent.with_name("data") / "output-v4"
 INPUT = """id,kind,text

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.engine.base import Engine, Texts
-from pipeline.engine.open import open_engine, why_no_gpu
-from pipeline.errors import UsageError
-from pipeline.kernels import memory_plan
-from pipeline.model.alphabet import encode
-from pipeline.model.charcnn import Model
-from pipeline.model.layers import FRAMES
-from pipeline.model.quantised import with_scales
+from broadsheet.pipeline.engine.base import Engine, Texts
+from broadsheet.pipeline.engine.open import open_engine, why_no_gpu
+from broadsheet.pipeline.errors import UsageError
+from broadsheet.pipeline.kernels import memory_plan
+from broadsheet.pipeline.model.alphabet import encode
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.layers import FRAMES
+from broadsheet.pipeline.model.quantised import with_scales
 
 _NO_GPU = pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")
 

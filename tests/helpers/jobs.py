@@ -20,10 +20,10 @@ from distributed import Client
 
 from benchmarks.chaos.jobs import contents
 from benchmarks.chaos.slow import slowed
-from cluster import connect
-from cluster.settings import SETTINGS
-from pipeline import classify, verify
-from pipeline.report.job import JobReport, Progress
+from broadsheet.cluster import connect
+from broadsheet.cluster.settings import SETTINGS
+from broadsheet.pipeline import classify, verify
+from broadsheet.pipeline.report.job import JobReport, Progress
 
 SLOW = slowed("read")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.engine.base import Texts
-from pipeline.model import ngrams
-from pipeline.model.ngrams import Kinds, NGrams, scores
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.model import ngrams
+from broadsheet.pipeline.model.ngrams import Kinds, NGrams, scores
 
 BITS = 10
 KINDS = [Kinds(2, (3, 5), 1014), Kinds(1, (0, 0), 64), Kinds(0, (1, 4), 9), Kinds(2, (5, 8), 200)]

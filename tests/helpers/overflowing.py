@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.charcnn import Model
 
 
 def grown(model: Model, tensor: str, largest: float, signs: str) -> Model:

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.source.chunk import Chunk, Selection
-from pipeline.source.find.files import find_files
-from pipeline.source.formats.base import InputFile
-from pipeline.source.formats.jsonl import Jsonl
-from pipeline.source.formats.records import Records, read_records
-from pipeline.source.limits import LIMITS, Limits
-from pipeline.source.plan.plan import Group, GroupChunk, GroupEnd, Plan, RowGroups, Unit, plan_files, split
-from pipeline.source.plan.scan import SEGMENT_BYTES, Scanner, threads_scanner
-from pipeline.source.read.read import read_group, read_run, read_unit
+from broadsheet.pipeline.source.chunk import Chunk, Selection
+from broadsheet.pipeline.source.find.files import find_files
+from broadsheet.pipeline.source.formats.base import InputFile
+from broadsheet.pipeline.source.formats.jsonl import Jsonl
+from broadsheet.pipeline.source.formats.records import Records, read_records
+from broadsheet.pipeline.source.limits import LIMITS, Limits
+from broadsheet.pipeline.source.plan.plan import Group, GroupChunk, GroupEnd, Plan, RowGroups, Unit, plan_files, split
+from broadsheet.pipeline.source.plan.scan import SEGMENT_BYTES, Scanner, threads_scanner
+from broadsheet.pipeline.source.read.read import read_group, read_run, read_unit
 
 
 @dataclass

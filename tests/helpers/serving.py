@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from commands import start
 
-from pipeline import Client
+from broadsheet.pipeline import Client
 
 ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
 JSON = {"content-type": "application/json"}

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.kernels.split import GROUP, SplitWeights, joined, split
-from pipeline.model import reference
-from pipeline.model.reference import Floats, Offsets, Rows, Weights
+from broadsheet.pipeline.kernels.split import GROUP, SplitWeights, joined, split
+from broadsheet.pipeline.model import reference
+from broadsheet.pipeline.model.reference import Floats, Offsets, Rows, Weights
 
 DEPTH = 16
 """Products of one instruction."""

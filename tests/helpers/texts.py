@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pipeline
+from broadsheet import pipeline
 
 TEXTS = [f"Article number {i} of the day, about {'sport' if i % 2 else 'money'}" for i in range(90)]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from pipeline.train import Recipe, train
+from broadsheet.pipeline.train import Recipe, train
 
 torch = pytest.importorskip("torch")
 

@@ -20,9 +20,9 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from pipeline.processes.child import Child
-from pipeline.processes.messages import Closed, packed, pieces, receive, send, taken, unpacked
-from pipeline.processes.threads import in_background
+from broadsheet.pipeline.processes.child import Child
+from broadsheet.pipeline.processes.messages import Closed, packed, pieces, receive, send, taken, unpacked
+from broadsheet.pipeline.processes.threads import in_background
 
 
 class Cluster:
@@ -98,8 +98,8 @@ def child_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / f"{CHILD}.py").write_text(
         "import sys, time\n"
-        "from pipeline.processes.child import parent_of\n"
-        "from pipeline.processes.messages import packed, receive, send, unpacked\n"
+        "from broadsheet.pipeline.processes.child import parent_of\n"
+        "from broadsheet.pipeline.processes.messages import packed, receive, send, unpacked\n"
         "connection = parent_of(sys.argv[1])\n"
         "asked = unpacked(receive(connection))\n"
         "if asked == 'fail':\n"
@@ -134,7 +134,8 @@ def test_the_last_line_that_a_child_wrote_is_told(child_module: str, capfd: pyte
 
 def test_a_child_ends_with_its_parent_however_that_ends(child_module: str) -> None:
     """Also one that is not reading, but computes."""
-    parent = "import sys; from pipeline.processes.child import Child; from pipeline.processes.messages import *\n"
+    parent = "import sys; from broadsheet.pipeline.processes.child import Child\n"
+    parent += "from broadsheet.pipeline.processes.messages import *\n"
     parent += f"child = Child({child_module!r}); send(child.connection, packed('wait')); receive(child.connection)\n"
     parent += "print(child.process.pid, flush=True); sys.stdin.read()"
     path = os.pathsep.join(path or os.getcwd() for path in sys.path)

@@ -17,10 +17,10 @@ import pytest
 from distributed import Client
 from texts import TEXTS, scores_of
 
-import pipeline
-from pipeline import Paths, UsageError, classify, verify
-from pipeline.model.charcnn import Model
-from pipeline.report.job import Progress
+from broadsheet import pipeline
+from broadsheet.pipeline import Paths, UsageError, classify, verify
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.report.job import Progress
 
 
 def test_every_source_in_memory_gives_the_same_rows(client: Client, small_model: Model) -> None:

@@ -16,11 +16,11 @@ from conftest import CommandHere
 from distributed import Client
 from texts import TEXTS
 
-from pipeline import Paths, UsageError, classify, dry_run
-from pipeline.model.charcnn import Model
-from pipeline.source.chunk import Selection
-from pipeline.source.inputs import identify
-from pipeline.source.plan.sample import sample_input
+from broadsheet.pipeline import Paths, UsageError, classify, dry_run
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.inputs import identify
+from broadsheet.pipeline.source.plan.sample import sample_input
 
 SELECTION = Selection(("title", "description"), truth="class", header=("class", "title", "description"))
 

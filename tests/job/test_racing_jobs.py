@@ -17,16 +17,16 @@ import pytest
 from distributed import Client
 from jobs import Once, contents
 
-from pipeline import BroadsheetError, OutputError, UsageError, classify, verify
-from pipeline.model.charcnn import Model
-from pipeline.output.commit import commit_chunk
-from pipeline.output.folder import OutputFolder
-from pipeline.output.layout import PartNames
-from pipeline.output.local_store import LocalStore
-from pipeline.output.record import Entry
-from pipeline.output.store import check_claim, take_over
-from pipeline.report.job import JobReport
-from pipeline.source.chunk import QUARANTINE_SCHEMA
+from broadsheet.pipeline import BroadsheetError, OutputError, UsageError, classify, verify
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.output.commit import commit_chunk
+from broadsheet.pipeline.output.folder import OutputFolder
+from broadsheet.pipeline.output.layout import PartNames
+from broadsheet.pipeline.output.local_store import LocalStore
+from broadsheet.pipeline.output.record import Entry
+from broadsheet.pipeline.output.store import check_claim, take_over
+from broadsheet.pipeline.report.job import JobReport
+from broadsheet.pipeline.source.chunk import QUARANTINE_SCHEMA
 
 TEXTS = [f"article {i}" for i in range(24)]
 

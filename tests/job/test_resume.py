@@ -28,9 +28,9 @@ from benchmarks.chaos.jobs import run_undisturbed as undisturbed_trial
 from benchmarks.chaos.processes import KILL_PRELOAD
 from benchmarks.chaos.slow import slowed
 from benchmarks.chaos.trial import BAD, Kind, run_trial
-from pipeline import JobReport, OutputError, UsageError, classify, verify
-from pipeline.model.charcnn import Model
-from pipeline.output.layout import FOLDERS, MANIFEST
+from broadsheet.pipeline import JobReport, OutputError, UsageError, classify, verify
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.output.layout import FOLDERS, MANIFEST
 
 Resume = Callable[[Path], JobReport]
 

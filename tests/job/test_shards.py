@@ -22,11 +22,11 @@ from jobs import check_whole, committed, wait_until
 
 from benchmarks.chaos.jobs import contents
 from benchmarks.chaos.slow import slowed
-from pipeline import OutputError, UsageError, classify, merge, select, verify
-from pipeline.model.charcnn import Model
-from pipeline.source.find.files import Files, divided
-from pipeline.source.formats.base import InputFile
-from pipeline.source.formats.csv import Csv
+from broadsheet.pipeline import OutputError, UsageError, classify, merge, select, verify
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.source.find.files import Files, divided
+from broadsheet.pipeline.source.formats.base import InputFile
+from broadsheet.pipeline.source.formats.csv import Csv
 
 COUNT = 4
 

@@ -22,9 +22,9 @@ from s3 import Folder, Proxy
 
 from benchmarks.chaos.jobs import contents
 from benchmarks.chaos.processes import KILL_PRELOAD
-from pipeline import BroadsheetError, OutputError, SourceError, UsageError, classify, verify
-from pipeline.model.charcnn import Model
-from pipeline.report.job import JobReport
+from broadsheet.pipeline import BroadsheetError, OutputError, SourceError, UsageError, classify, verify
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.report.job import JobReport
 
 KEPT = {"id_column": "id", "chunk_size": 5, "truth_column": "kind"}
 Run = Callable[..., JobReport]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import BroadsheetError, UsageError
-from pipeline.kernels.catalog import (
+from broadsheet.pipeline.errors import BroadsheetError, UsageError
+from broadsheet.pipeline.kernels.catalog import (
     NUMBERS,
     Kernel,
     branch_kernels,
@@ -25,13 +25,13 @@ from pipeline.kernels.catalog import (
     network_kernels,
     target,
 )
-from pipeline.kernels.compile import Cubin, cache_folder, compile_kernel, compiler_name, resources
-from pipeline.kernels.storage import STORAGE
-from pipeline.kernels.tables import fasttext_shape
-from pipeline.kernels.tiles import SHARED_LIMIT
-from pipeline.model.fasttext import MOST_CLASSES
-from pipeline.model.layers import layer_table
-from pipeline.model.ngrams import Kinds
+from broadsheet.pipeline.kernels.compile import Cubin, cache_folder, compile_kernel, compiler_name, resources
+from broadsheet.pipeline.kernels.storage import STORAGE
+from broadsheet.pipeline.kernels.tables import fasttext_shape
+from broadsheet.pipeline.kernels.tiles import SHARED_LIMIT
+from broadsheet.pipeline.model.fasttext import MOST_CLASSES
+from broadsheet.pipeline.model.layers import layer_table
+from broadsheet.pipeline.model.ngrams import Kinds
 
 pytest.importorskip("cuda.core")
 
@@ -217,8 +217,8 @@ def test_the_compiler_is_named_with_its_patch() -> None:
 
 def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
     script = (
-        "from pipeline.kernels.catalog import closing_units_kernel, count_kernel, gather_kernel\n"
-        "from pipeline.kernels.compile import cache_folder, compile_all\n"
+        "from broadsheet.pipeline.kernels.catalog import closing_units_kernel, count_kernel, gather_kernel\n"
+        "from broadsheet.pipeline.kernels.compile import cache_folder, compile_all\n"
         "kernels = [closing_units_kernel(), count_kernel(), gather_kernel()]\n"
         "compile_all([(kernel.file, kernel.expression) for kernel in kernels], 'sm_80')\n"
         "print(sorted(file.stat().st_ino for file in cache_folder().glob('*.kernel')))"

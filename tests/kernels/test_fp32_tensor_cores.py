@@ -14,13 +14,13 @@ from conftest import random_model
 from gpu import LIMITS, SPLIT_STACKS, error, logits_of, needs_gpu, opened_for, poison, random_texts
 from overflowing import enlarged, grown
 
-from pipeline import load_model
-from pipeline.engine.base import Texts
-from pipeline.kernels import split
-from pipeline.model import reference
-from pipeline.model.alphabet import encode
-from pipeline.model.charcnn import Model
-from pipeline.model.layers import Frame
+from broadsheet.pipeline import load_model
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.kernels import split
+from broadsheet.pipeline.model import reference
+from broadsheet.pipeline.model.alphabet import encode
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.layers import Frame
 
 NEWS = b"Wall St. Bears Claw Back Into the Black. Short-sellers, Wall Street's dwindling band, are seeing green again."
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.kernels.catalog import largest_batch
-from pipeline.kernels.memory_plan import (
+from broadsheet.pipeline.kernels.catalog import largest_batch
+from broadsheet.pipeline.kernels.memory_plan import (
     CLOSING,
     activation_bytes,
     capacity,
@@ -29,12 +29,12 @@ from pipeline.kernels.memory_plan import (
     small_input,
     units_by_length,
 )
-from pipeline.kernels.storage import STORAGE
-from pipeline.kernels.tables import eight_bit_order, fixed_point, statistics_tables
-from pipeline.kernels.tiles import SimtTile
-from pipeline.model import reference
-from pipeline.model.layers import layer_table
-from pipeline.telemetry.profile import read_report
+from broadsheet.pipeline.kernels.storage import STORAGE
+from broadsheet.pipeline.kernels.tables import eight_bit_order, fixed_point, statistics_tables
+from broadsheet.pipeline.kernels.tiles import SimtTile
+from broadsheet.pipeline.model import reference
+from broadsheet.pipeline.model.layers import layer_table
+from broadsheet.pipeline.telemetry.profile import read_report
 
 LENGTH = 123
 

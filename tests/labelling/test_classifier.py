@@ -27,16 +27,16 @@ from conftest import ROOT
 from distributed import Client, default_client
 from jobs import Link
 
-import pipeline
-from pipeline import SourceError, UsageError
-from pipeline.ecosystem.rows import labels_of
-from pipeline.engine import on_gpu
-from pipeline.engine.base import Texts
-from pipeline.engine.on_gpu import OnGpu, column_of, texts_on_gpu
-from pipeline.engine.open import why_no_gpu
-from pipeline.errors import ModelError
-from pipeline.model.charcnn import Model
-from pipeline.options import Options
+from broadsheet import pipeline
+from broadsheet.pipeline import SourceError, UsageError
+from broadsheet.pipeline.ecosystem.rows import labels_of
+from broadsheet.pipeline.engine import on_gpu
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.on_gpu import OnGpu, column_of, texts_on_gpu
+from broadsheet.pipeline.engine.open import why_no_gpu
+from broadsheet.pipeline.errors import ModelError
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.options import Options
 
 LONG = "x" * ((16 << 20) + 1)
 TEXTS = [
@@ -185,7 +185,7 @@ def test_classify_keeps_its_worker_and_leaves_dask_alone(small_model: Model, mod
 
 ENDS = """
 import faulthandler, gc, os, signal, sys, threading, time
-import pipeline
+from broadsheet import pipeline
 
 def main():
     assert pipeline.classify(["a"], model=sys.argv[1], device="cpu").rows_written == 1

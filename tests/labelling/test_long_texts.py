@@ -21,15 +21,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reading import found, read_files, read_split
 
-import pipeline
-from pipeline import UsageError, classify, label, verify
-from pipeline.model.charcnn import Model
-from pipeline.source.chunk import Chunk, Selection, concat
-from pipeline.source.formats.jsonl import Jsonl
-from pipeline.source.formats.records import read_records
-from pipeline.source.limits import Limits
-from pipeline.source.memory.items import as_items
-from pipeline.source.memory.tables import as_tables
+from broadsheet import pipeline
+from broadsheet.pipeline import UsageError, classify, label, verify
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.source.chunk import Chunk, Selection, concat
+from broadsheet.pipeline.source.formats.jsonl import Jsonl
+from broadsheet.pipeline.source.formats.records import read_records
+from broadsheet.pipeline.source.limits import Limits
+from broadsheet.pipeline.source.memory.items import as_items
+from broadsheet.pipeline.source.memory.tables import as_tables
 
 READS = 40
 TEXT = Selection(reads=READS)

@@ -18,16 +18,16 @@ from conftest import Command, CommandHere, random_model
 from distributed import Client
 from gpu import hostile_texts, needs_gpu, random_texts
 
-import pipeline
-from pipeline import UsageError, classify, label, verify
-from pipeline.engine.base import Engine, Texts
-from pipeline.engine.cpu import CpuEngine
-from pipeline.engine.open import opened
-from pipeline.errors import NoRoom
-from pipeline.labelling.engines import EngineCache
-from pipeline.labelling.scored import Scoring, score
-from pipeline.model.charcnn import Model
-from pipeline.model.several import heads_of
+from broadsheet import pipeline
+from broadsheet.pipeline import UsageError, classify, label, verify
+from broadsheet.pipeline.engine.base import Engine, Texts
+from broadsheet.pipeline.engine.cpu import CpuEngine
+from broadsheet.pipeline.engine.open import opened
+from broadsheet.pipeline.errors import NoRoom
+from broadsheet.pipeline.labelling.engines import EngineCache
+from broadsheet.pipeline.labelling.scored import Scoring, score
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.several import heads_of
 
 TEXTS = [f"Article {i} of the day, on {'sport' if i % 3 else 'a café, and money'} " * (1 + i % 4) for i in range(60)]
 KINDS = [f"class {i % 3}" for i in range(58)] + ["wind", "class 4"]
@@ -155,7 +155,7 @@ def test_two_jobs_at_once_with_two_models_share_a_cluster(models: dict[str, Path
     alone = {name: classify(TEXTS, model=models[name]).to_arrow() for name in "ab"}
 
     def held() -> set[int]:
-        found = import_module("pipeline.labelling.engines").ENGINES.engines
+        found = import_module("broadsheet.pipeline.labelling.engines").ENGINES.engines
         return {id(engine) for engine in found.values()}
 
     def run(name: str) -> list[pa.Table]:

@@ -21,15 +21,15 @@ from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pipeline
-from pipeline.engine.base import Texts
-from pipeline.engine.cpu import CpuEngine
-from pipeline.errors import ModelError, UsageError
-from pipeline.measures.evaluate import evaluate
-from pipeline.measures.reliability import reliability, threshold
-from pipeline.measures.rows import hold_out
-from pipeline.model.charcnn import Model
-from pipeline.model.scores import fitted, log_loss, log_scores, probabilities
+from broadsheet import pipeline
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.cpu import CpuEngine
+from broadsheet.pipeline.errors import ModelError, UsageError
+from broadsheet.pipeline.measures.evaluate import evaluate
+from broadsheet.pipeline.measures.reliability import reliability, threshold
+from broadsheet.pipeline.measures.rows import hold_out
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.scores import fitted, log_loss, log_scores, probabilities
 
 TRUE_TEMPERATURE = 2.5
 TEXTS = [f"{i} word{i % 7} " * (1 + i % 4) for i in range(240)]

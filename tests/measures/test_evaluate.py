@@ -19,13 +19,13 @@ from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.api import classify
-from pipeline.errors import UsageError
-from pipeline.labelling.counts import count_pairs
-from pipeline.measures.accuracy import confusion_of
-from pipeline.measures.evaluate import evaluate
-from pipeline.model.charcnn import Model
-from pipeline.source.columns import NO_TRUTH
+from broadsheet.pipeline.api import classify
+from broadsheet.pipeline.errors import UsageError
+from broadsheet.pipeline.labelling.counts import count_pairs
+from broadsheet.pipeline.measures.accuracy import confusion_of
+from broadsheet.pipeline.measures.evaluate import evaluate
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.source.columns import NO_TRUTH
 
 ROWS = pa.table(
     {

@@ -19,21 +19,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import serving
 
-import pipeline
-import pipeline.duckdb
-from pipeline import classify, export_onnx, load, load_model
-from pipeline.engine.base import Texts
-from pipeline.engine.cpu import CpuEngine
-from pipeline.engine.profile import profile
-from pipeline.errors import ModelError, UsageError
-from pipeline.labelling.scored import Scoring, score
-from pipeline.measures.evaluate import evaluate
-from pipeline.measures.fitting import calibrate, quantise
-from pipeline.model.alphabet import encode, unread
-from pipeline.model.charcnn import Model
-from pipeline.model.fasttext import FastText, Reader
-from pipeline.model.layers import WHOLE
-from pipeline.model.model_file import decode
+from broadsheet import pipeline
+from broadsheet.pipeline import classify, export_onnx, load, load_model
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.cpu import CpuEngine
+from broadsheet.pipeline.engine.profile import profile
+from broadsheet.pipeline.errors import ModelError, UsageError
+from broadsheet.pipeline.labelling.scored import Scoring, score
+from broadsheet.pipeline.measures.evaluate import evaluate
+from broadsheet.pipeline.measures.fitting import calibrate, quantise
+from broadsheet.pipeline.model.alphabet import encode, unread
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.fasttext import FastText, Reader
+from broadsheet.pipeline.model.layers import WHOLE
+from broadsheet.pipeline.model.model_file import decode
 
 fasttext = pytest.importorskip("fasttext")
 

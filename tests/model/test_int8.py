@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from conftest import Command
 
-import pipeline
-from pipeline import ModelError, UsageError, load_model, quantise
-from pipeline.engine.base import Texts
-from pipeline.engine.open import open_engine
-from pipeline.model import quantised, reference
-from pipeline.model.alphabet import encode
-from pipeline.model.charcnn import Model
-from pipeline.model.model_file import ActivationScales
-from pipeline.model.quantised import with_scales
+from broadsheet import pipeline
+from broadsheet.pipeline import ModelError, UsageError, load_model, quantise
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.open import open_engine
+from broadsheet.pipeline.model import quantised, reference
+from broadsheet.pipeline.model.alphabet import encode
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.model_file import ActivationScales
+from broadsheet.pipeline.model.quantised import with_scales
 
 WORDS = ["stocks fell on monday", "the home team won", "a new chip", "peace talks began", "", "x" * 500]
 

@@ -19,15 +19,15 @@ from conftest import ROOT, Command, CommandHere, examples, random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.cli.inspect import about_model, print_model
-from pipeline.cli.models import to_params
-from pipeline.errors import ModelError
-from pipeline.model import reference
-from pipeline.model.alphabet import Alphabet, encode
-from pipeline.model.charcnn import Model, from_params, load_model
-from pipeline.model.layers import layer_table
-from pipeline.report.console import PlainConsole, print_json, say
-from pipeline.train.recipe import WITH_SPACE, Recipe
+from broadsheet.pipeline.cli.inspect import about_model, print_model
+from broadsheet.pipeline.cli.models import to_params
+from broadsheet.pipeline.errors import ModelError
+from broadsheet.pipeline.model import reference
+from broadsheet.pipeline.model.alphabet import Alphabet, encode
+from broadsheet.pipeline.model.charcnn import Model, from_params, load_model
+from broadsheet.pipeline.model.layers import layer_table
+from broadsheet.pipeline.report.console import PlainConsole, print_json, say
+from broadsheet.pipeline.train.recipe import WITH_SPACE, Recipe
 
 
 def test_the_layer_table_is_the_published_frame() -> None:
@@ -305,7 +305,7 @@ def test_frame_and_card() -> None:
 
 def test_pytorch_and_the_reference_agree() -> None:
     torch = pytest.importorskip("torch")
-    from pipeline.train.network import CharCNN, predict
+    from broadsheet.pipeline.train.network import CharCNN, predict
 
     model = load_model("ag-news")
     texts = [

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from ngram_models import BITS, HOSTILE, KINDS, PIECES, branch, scored
 from numpy.typing import NDArray
 
-from pipeline.cli.inspect import about_model, print_model
-from pipeline.engine.base import Texts
-from pipeline.engine.cpu import CpuEngine
-from pipeline.errors import ModelError
-from pipeline.model import model_file, ngrams
-from pipeline.model.alphabet import Alphabet, encode, texts_of_ids
-from pipeline.model.charcnn import Model, load_model
-from pipeline.model.ngrams import Kinds, NGrams, scores
-from pipeline.report.console import PlainConsole
+from broadsheet.pipeline.cli.inspect import about_model, print_model
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.cpu import CpuEngine
+from broadsheet.pipeline.errors import ModelError
+from broadsheet.pipeline.model import model_file, ngrams
+from broadsheet.pipeline.model.alphabet import Alphabet, encode, texts_of_ids
+from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.ngrams import Kinds, NGrams, scores
+from broadsheet.pipeline.report.console import PlainConsole
 
 MASK = (1 << 32) - 1
 

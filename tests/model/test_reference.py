@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from pipeline.engine.base import Texts
-from pipeline.engine.open import open_engine
-from pipeline.model import reference
-from pipeline.model.alphabet import PUBLISHED, Alphabet, encode
-from pipeline.model.charcnn import Model
-from pipeline.model.layers import Frame
-from pipeline.model.reference import Rows
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.open import open_engine
+from broadsheet.pipeline.model import reference
+from broadsheet.pipeline.model.alphabet import PUBLISHED, Alphabet, encode
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.layers import Frame
+from broadsheet.pipeline.model.reference import Rows
 
 
 def one_hot(ids: NDArray[np.uint8], symbols: int) -> NDArray[np.float64]:

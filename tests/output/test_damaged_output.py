@@ -26,12 +26,12 @@ from hypothesis import strategies as st
 from jobs import Once, contents
 from typer.testing import CliRunner
 
-from pipeline import BroadsheetError, OutputError, Paths, SourceError, UsageError, classify, verify
-from pipeline.cli.commands import app
-from pipeline.model.charcnn import Model
-from pipeline.output.folder import OutputFolder
-from pipeline.output.object_store import place_of
-from pipeline.report.job import JobReport
+from broadsheet.pipeline import BroadsheetError, OutputError, Paths, SourceError, UsageError, classify, verify
+from broadsheet.pipeline.cli.commands import app
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.output.folder import OutputFolder
+from broadsheet.pipeline.output.object_store import place_of
+from broadsheet.pipeline.report.job import JobReport
 
 ROWS = 68
 

@@ -14,14 +14,14 @@ import pyarrow as pa
 import pytest
 from conftest import CommandHere
 
-import pipeline
-from pipeline.errors import OutputError, UsageError
-from pipeline.model.charcnn import Model
-from pipeline.report.plots import save_png
-from pipeline.report.timeline import Timeline, save_trace
-from pipeline.storage.disk import refuse_outputs, write_file
-from pipeline.telemetry.spans import Clock
-from pipeline.train.progress import Epoch, plot_curve
+from broadsheet import pipeline
+from broadsheet.pipeline.errors import OutputError, UsageError
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.report.plots import save_png
+from broadsheet.pipeline.report.timeline import Timeline, save_trace
+from broadsheet.pipeline.storage.disk import refuse_outputs, write_file
+from broadsheet.pipeline.telemetry.spans import Clock
+from broadsheet.pipeline.train.progress import Epoch, plot_curve
 
 OLD = b"what took a week to make"
 
@@ -40,7 +40,7 @@ def no_room() -> Iterator[None]:
 def test_an_old_file_outlives_a_new_one_that_does_not_fit(small_model: Model, tmp_path: Path) -> None:
     """Whoever writes it; and nothing is left beside it."""
     torch, figure = map(pytest.importorskip, ("torch", "matplotlib.figure"))
-    from pipeline.train.checkpoint import Checkpoint
+    from broadsheet.pipeline.train.checkpoint import Checkpoint
 
     checkpoint = Checkpoint({}, 1, (), 0.0, {"weights": {"w": torch.zeros(9)}})
     path = tmp_path / "file.png"

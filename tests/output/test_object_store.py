@@ -25,18 +25,18 @@ from jobs import Once, resumed
 from s3 import BUCKET, KEYS, READER, Decide, Fault, Folder, Proxy, make_bucket
 
 from benchmarks.chaos.jobs import contents
-from pipeline import BroadsheetError, OutputError, UsageError, classify, verify
-from pipeline.errors import OutputUnavailable
-from pipeline.model.charcnn import Model
-from pipeline.output.commit import commit_chunk
-from pipeline.output.folder import OutputFolder
-from pipeline.output.layout import PartNames
-from pipeline.output.object_store import ObjectStore, open_store, place_of
-from pipeline.output.record import Entry
-from pipeline.output.store import claim, claimed_by
-from pipeline.report.job import JobReport
-from pipeline.source.chunk import QUARANTINE_SCHEMA
-from pipeline.storage.buckets import bucket_client, patiently
+from broadsheet.pipeline import BroadsheetError, OutputError, UsageError, classify, verify
+from broadsheet.pipeline.errors import OutputUnavailable
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.output.commit import commit_chunk
+from broadsheet.pipeline.output.folder import OutputFolder
+from broadsheet.pipeline.output.layout import PartNames
+from broadsheet.pipeline.output.object_store import ObjectStore, open_store, place_of
+from broadsheet.pipeline.output.record import Entry
+from broadsheet.pipeline.output.store import claim, claimed_by
+from broadsheet.pipeline.report.job import JobReport
+from broadsheet.pipeline.source.chunk import QUARANTINE_SCHEMA
+from broadsheet.pipeline.storage.buckets import bucket_client, patiently
 
 ROWS = 60
 

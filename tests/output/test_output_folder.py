@@ -21,15 +21,15 @@ from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pipeline
-from pipeline import OutputError, UsageError, classify, verify
-from pipeline.errors import SourceError
-from pipeline.model.charcnn import Model
-from pipeline.output.commit import escape, unescape
-from pipeline.output.record import Claim, ClosingEntry, Entry, Manifest, SavedPlan, to_json
-from pipeline.report.job import JobReport, Progress
-from pipeline.source.find.files import find_files
-from pipeline.storage.names import located, named, without_secrets
+from broadsheet import pipeline
+from broadsheet.pipeline import OutputError, UsageError, classify, verify
+from broadsheet.pipeline.errors import SourceError
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.output.commit import escape, unescape
+from broadsheet.pipeline.output.record import Claim, ClosingEntry, Entry, Manifest, SavedPlan, to_json
+from broadsheet.pipeline.report.job import JobReport, Progress
+from broadsheet.pipeline.source.find.files import find_files
+from broadsheet.pipeline.storage.names import located, named, without_secrets
 
 GOLDEN = ROOT / "tests" / "data"
 
@@ -158,7 +158,7 @@ READ_AT_ONCE = """
 import sys, threading
 from pathlib import Path
 sys.setswitchinterval(1e-6)
-from pipeline.output.record import Entry, from_json
+from broadsheet.pipeline.output.record import Entry, from_json
 data = [file.read_bytes() for file in Path(sys.argv[1]).glob("_entries/part-*.json")]
 start = threading.Barrier(8)
 def read():

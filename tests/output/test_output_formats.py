@@ -23,11 +23,11 @@ import pytest
 from distributed import Client
 
 from benchmarks.chaos.jobs import contents
-from pipeline import OutputError, UsageError, classify, verify
-from pipeline.model.charcnn import Model
-from pipeline.output.formats import PART_FORMATS, part_files
-from pipeline.output.layout import PartNames
-from pipeline.report.job import JobReport
+from broadsheet.pipeline import OutputError, UsageError, classify, verify
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.output.formats import PART_FORMATS, part_files
+from broadsheet.pipeline.output.layout import PartNames
+from broadsheet.pipeline.report.job import JobReport
 
 LABELS = ("never", "a.b=c%20", "Zürich ñ +&#?[x]*{y}", "Sci/Tech")
 ODD = [

@@ -24,10 +24,10 @@ from hypothesis import strategies as st
 from jobs import committed
 
 from benchmarks.chaos.jobs import contents
-from pipeline import OutputError, SourceError, UsageError, classify, select, verify
-from pipeline.model.charcnn import Model
-from pipeline.output.cut import Amount, chosen, find_cuts, ranked, ties_before
-from pipeline.output.where import Where
+from broadsheet.pipeline import OutputError, SourceError, UsageError, classify, select, verify
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.output.cut import Amount, chosen, find_cuts, ranked, ties_before
+from broadsheet.pipeline.output.where import Where
 
 GROUPS = (pa.array(["a", "b", None, "c"]), pa.array([0.0, np.nan, 1.5, -0.0]))
 SCORES = st.floats(width=32, allow_nan=False) | st.sampled_from([0.25, 0.5, 1.0])

@@ -18,8 +18,8 @@ from jobs import wait_until
 from s3 import Folder
 
 from benchmarks.chaos.jobs import contents
-from pipeline import OutputError, UsageError, classify, merge, verify
-from pipeline.model.charcnn import Model
+from broadsheet.pipeline import OutputError, UsageError, classify, merge, verify
+from broadsheet.pipeline.model.charcnn import Model
 
 FORMATS = ("jsonl", "parquet", "npy")
 FILES = ("a/0.jsonl.gz", "a/b/1.jsonl", "2.jsonl.gz", "a/3.jsonl.gz")

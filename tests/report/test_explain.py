@@ -19,13 +19,13 @@ from jobs import spans_of
 
 from benchmarks.chaos.processes import KILL_PRELOAD
 from benchmarks.chaos.slow import slowed
-from pipeline.engine.open import open_engine
-from pipeline.engine.profile import sample
-from pipeline.model.charcnn import Model
-from pipeline.report.breakdown import MOMENTS, break_down
-from pipeline.report.timeline import Timeline
-from pipeline.telemetry.activity import WAITING, ActivityLog
-from pipeline.telemetry.spans import Clock, Place, Span, device_spans
+from broadsheet.pipeline.engine.open import open_engine
+from broadsheet.pipeline.engine.profile import sample
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.report.breakdown import MOMENTS, break_down
+from broadsheet.pipeline.report.timeline import Timeline
+from broadsheet.pipeline.telemetry.activity import WAITING, ActivityLog
+from broadsheet.pipeline.telemetry.spans import Clock, Place, Span, device_spans
 
 BLOCKS = {"conv1", "conv2", "conv3", "conv4", "conv5", "conv6", "fc1", "fc2", "fc3"}
 
@@ -163,7 +163,7 @@ def test_device_events_become_spans_of_the_epoch() -> None:
 
 AHEAD = """
 import os, time
-import cluster.clock  # which asks the scheduler for its time.time
+import broadsheet.cluster.clock  # which asks the scheduler for its time.time
 own = vars(time).setdefault("own", time.time)  # Dask runs a preload more than once
 try:
     os.close(os.open({flag!r}, os.O_CREAT | os.O_EXCL))

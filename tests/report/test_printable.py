@@ -14,8 +14,8 @@ from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import printable, printable_lines
-from pipeline.model.charcnn import Model
+from broadsheet.pipeline.errors import printable, printable_lines
+from broadsheet.pipeline.model.charcnn import Model
 
 PURPLE, CLIPBOARD, LINK = "\x1b[35m", "\x1b]52;c;aGk=\x07", "\x1b]8;;http://x\x1b\\"
 NOT_UTF8 = "\udcff"  # a byte of a path

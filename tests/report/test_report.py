@@ -22,19 +22,19 @@ from conftest import ROOT
 from distributed import Client
 from msgspec import UNSET
 
-import pipeline
-from pipeline import classify, verify
-from pipeline.labelling.counts import THRESHOLDS
-from pipeline.labelling.scored import OUTSIDE_SHARE
-from pipeline.model.alphabet import PUBLISHED, Alphabet, encode
-from pipeline.model.charcnn import Model
-from pipeline.report.console import PlainConsole
-from pipeline.report.facts import JobFacts, RunFacts
-from pipeline.report.job import JobReport
-from pipeline.report.results import Results, origin_of
-from pipeline.report.tally import Reach, Tally
-from pipeline.report.terminal import TerminalProgress, print_report
-from pipeline.source.chunk import Selection
+from broadsheet import pipeline
+from broadsheet.pipeline import classify, verify
+from broadsheet.pipeline.labelling.counts import THRESHOLDS
+from broadsheet.pipeline.labelling.scored import OUTSIDE_SHARE
+from broadsheet.pipeline.model.alphabet import PUBLISHED, Alphabet, encode
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.report.console import PlainConsole
+from broadsheet.pipeline.report.facts import JobFacts, RunFacts
+from broadsheet.pipeline.report.job import JobReport
+from broadsheet.pipeline.report.results import Results, origin_of
+from broadsheet.pipeline.report.tally import Reach, Tally
+from broadsheet.pipeline.report.terminal import TerminalProgress, print_report
+from broadsheet.pipeline.source.chunk import Selection
 
 OTHER_SCRIPTS = [
     "Сборная России победила в финале чемпионата мира по хоккею",
@@ -108,7 +108,7 @@ def test_english_news_is_not_doubted(ag_news: Path) -> None:
 @pytest.mark.slow
 def test_a_script_without_the_main_guard_is_told_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text("import pipeline\npipeline.classify(['a'], workers=2)\n")
+    script.write_text("from broadsheet import pipeline\npipeline.classify(['a'], workers=2)\n")
     env = {"PYTHONPATH": str(ROOT)}
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, check=False, env=env)
     assert run.returncode == 1

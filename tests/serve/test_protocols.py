@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from jobs import wait_until
 from serving import Server, serving
 
-from pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.charcnn import Model
 
 trace_service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 

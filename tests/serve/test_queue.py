@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.engine.base import Backend, Predictions, Texts
-from pipeline.model.charcnn import Model
-from pipeline.serve.dispatcher import Dispatcher
-from pipeline.serve.engines import BatchTime, EngineLost, LoadedModel, Point, Ready
-from pipeline.serve.metrics import Metrics
-from pipeline.serve.requests import Refused, from_rows, to_rows
+from broadsheet.pipeline.engine.base import Backend, Predictions, Texts
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.serve.dispatcher import Dispatcher
+from broadsheet.pipeline.serve.engines import BatchTime, EngineLost, LoadedModel, Point, Ready
+from broadsheet.pipeline.serve.metrics import Metrics
+from broadsheet.pipeline.serve.requests import Refused, from_rows, to_rows
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):

@@ -30,8 +30,8 @@ from jobs import children_of
 from serving import ARROW, JSON, Server, serving, stream
 
 import broadsheet
-from pipeline import AsyncClient, ServerError
-from pipeline.model.charcnn import Model
+from broadsheet.pipeline import AsyncClient, ServerError
+from broadsheet.pipeline.model.charcnn import Model
 
 NAMES = ("small", "other", "several")
 MANY, TOO_MANY = 1500, 1501

@@ -15,7 +15,7 @@ import pytest
 from jobs import Processes, start_scheduler, start_worker, wait_until
 from serving import serving
 
-import pipeline
+from broadsheet import pipeline
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from cryptography.x509.oid import NameOID
 from jobs import children_of, wait_until
 from serving import Server, serving, starting
 
-from pipeline import ServerError
+from broadsheet.pipeline import ServerError
 
 TOKEN = "a-token-that-is-only-for-tests"
 MOST_CONNECTIONS = 60

@@ -14,10 +14,10 @@ import pytest
 from conftest import ROOT, CommandHere
 from distributed import Client
 
-import pipeline
-from pipeline.errors import SourceError, UsageError
-from pipeline.model.charcnn import Model
-from pipeline.source.find.files import find_files
+from broadsheet import pipeline
+from broadsheet.pipeline.errors import SourceError, UsageError
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.source.find.files import find_files
 
 ROWS = [f"article {i}" for i in range(60)]
 CSV = "id,text\n" + "".join(f"{i},{text}\n" for i, text in enumerate(ROWS))
@@ -114,9 +114,9 @@ def test_members_that_cannot_be_read_are_named_and_the_others_are_read(
 BOMB = """
 import sys
 from pathlib import Path
-from pipeline.source.inputs import identify, open_input
-from pipeline.source.inputs import chunks_here
-from pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.inputs import identify, open_input
+from broadsheet.pipeline.source.inputs import chunks_here
+from broadsheet.pipeline.source.chunk import Selection
 given = identify(sys.argv[1], 70, 1014, whole_hash=False, by_content=False)
 rows = sum(chunk.rows_read for chunk in chunks_here(open_input(given, Selection(), 131_072)))
 print(rows, int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) >> 10)

@@ -17,14 +17,14 @@ from distributed import Client
 from pyarrow import feather
 from reading import found, read_files, read_split
 
-import pipeline
-from pipeline.errors import BroadsheetError
-from pipeline.model.charcnn import Model
-from pipeline.source.chunk import Chunk, Selection, concat
-from pipeline.source.find.files import find_files
-from pipeline.source.inputs import chunks_here, identify, open_input
-from pipeline.source.limits import LIMITS, Limits
-from pipeline.source.plan.plan import Plan
+from broadsheet import pipeline
+from broadsheet.pipeline.errors import BroadsheetError
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.source.chunk import Chunk, Selection, concat
+from broadsheet.pipeline.source.find.files import find_files
+from broadsheet.pipeline.source.inputs import chunks_here, identify, open_input
+from broadsheet.pipeline.source.limits import LIMITS, Limits
+from broadsheet.pipeline.source.plan.plan import Plan
 
 TEXTS = [f"article {i} é" if i % 7 else None for i in range(1000)]
 TABLE = pa.table({"id": pa.array(range(1000), pa.int32()), "text": TEXTS, "kind": ["a", "bb"] * 500})
@@ -151,7 +151,7 @@ def bombs(folder: Path) -> None:
 BOMB = """
 import sys
 from pathlib import Path
-from pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.chunk import Selection
 sys.path.insert(0, "tests/helpers")
 from reading import found, read_files
 result = read_files(found([sys.argv[1]]), Selection(reads=123), 20_000)

@@ -23,16 +23,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading import block_of, found, read_files, same
 
-import pipeline
-from pipeline import UsageError, classify, label, verify
-from pipeline.errors import OutputError
-from pipeline.model.charcnn import Model
-from pipeline.output.saved_plan import plan_bytes, plan_from
-from pipeline.report.job import Progress
-from pipeline.source.chunk import Selection
-from pipeline.source.columns import copied, is_held_by
-from pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
-from pipeline.source.plan.plan import plan_files
+from broadsheet import pipeline
+from broadsheet.pipeline import UsageError, classify, label, verify
+from broadsheet.pipeline.errors import OutputError
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.output.saved_plan import plan_bytes, plan_from
+from broadsheet.pipeline.report.job import Progress
+from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.columns import copied, is_held_by
+from broadsheet.pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
+from broadsheet.pipeline.source.plan.plan import plan_files
 
 COLUMNS = {
     "id": pa.array([7, None], pa.int32()),

@@ -26,16 +26,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading import found, read_files
 
-from pipeline.errors import InputChanged, SourceError
-from pipeline.processes.threads import available_cores, available_memory
-from pipeline.source.chunk import Selection
-from pipeline.source.find.files import FORMATS, find_files
-from pipeline.source.formats.base import InputFile
-from pipeline.source.open.compression import COMPRESSIONS, Compression
-from pipeline.source.open.decompress import Damaged, Decompressed
-from pipeline.source.open.opening import open_at
-from pipeline.source.open.rapidgzip_reader import start
-from pipeline.source.plan.sample import how_it_is_read
+from broadsheet.pipeline.errors import InputChanged, SourceError
+from broadsheet.pipeline.processes.threads import available_cores, available_memory
+from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.find.files import FORMATS, find_files
+from broadsheet.pipeline.source.formats.base import InputFile
+from broadsheet.pipeline.source.open.compression import COMPRESSIONS, Compression
+from broadsheet.pipeline.source.open.decompress import Damaged, Decompressed
+from broadsheet.pipeline.source.open.opening import open_at
+from broadsheet.pipeline.source.open.rapidgzip_reader import start
+from broadsheet.pipeline.source.plan.sample import how_it_is_read
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
@@ -352,7 +352,7 @@ def test_a_longer_window_is_refused_in_words(tmp_path: Path, window: int, gibiby
     path = tmp_path / "f.txt.zst"
     frame, memory = streamed(b"an article\n", 20, window), available_memory()
     path.write_bytes(zstandard.compress(b"before\n") + frame)
-    code = "from pipeline.source.open.compression import COMPRESSIONS, refusal; "
+    code = "from broadsheet.pipeline.source.open.compression import COMPRESSIONS, refusal; "
     code += f"print(refusal(COMPRESSIONS['zstd'], {frame[:18]!r}))"
     if gibibytes:
         memory = gibibytes << 30

@@ -15,12 +15,12 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from reading import found, read_files, read_split
 
-from pipeline.source.chunk import Chunk, Selection, concat, empty_chunk
-from pipeline.source.formats.csv import Csv, Dialect
-from pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
-from pipeline.source.formats.records import Cutting, read_records, split_lines
-from pipeline.source.limits import LIMITS, Limits
-from pipeline.source.plan.scan import SEGMENT_BYTES
+from broadsheet.pipeline.source.chunk import Chunk, Selection, concat, empty_chunk
+from broadsheet.pipeline.source.formats.csv import Csv, Dialect
+from broadsheet.pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
+from broadsheet.pipeline.source.formats.records import Cutting, read_records, split_lines
+from broadsheet.pipeline.source.limits import LIMITS, Limits
+from broadsheet.pipeline.source.plan.scan import SEGMENT_BYTES
 
 TWO = Selection(text=("text",), kept=("id",))
 

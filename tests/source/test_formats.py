@@ -16,17 +16,17 @@ import pytest
 import zstandard
 from reading import Read, found, read_files, read_split, units_of
 
-from pipeline.errors import OutputError, SourceError, UsageError
-from pipeline.output.saved_plan import plan_bytes, plan_from
-from pipeline.source.chunk import Chunk, Selection, concat
-from pipeline.source.columns import truth_indices
-from pipeline.source.find.files import find_files
-from pipeline.source.inputs import identify, open_input
-from pipeline.source.limits import LIMITS, Limits
-from pipeline.source.memory.tables import of_table
-from pipeline.source.plan.plan import Group, GroupEnd, RowGroups, Unit, plan_files
-from pipeline.source.plan.scan import threads_scanner
-from pipeline.source.read.read import read_unit
+from broadsheet.pipeline.errors import OutputError, SourceError, UsageError
+from broadsheet.pipeline.output.saved_plan import plan_bytes, plan_from
+from broadsheet.pipeline.source.chunk import Chunk, Selection, concat
+from broadsheet.pipeline.source.columns import truth_indices
+from broadsheet.pipeline.source.find.files import find_files
+from broadsheet.pipeline.source.inputs import identify, open_input
+from broadsheet.pipeline.source.limits import LIMITS, Limits
+from broadsheet.pipeline.source.memory.tables import of_table
+from broadsheet.pipeline.source.plan.plan import Group, GroupEnd, RowGroups, Unit, plan_files
+from broadsheet.pipeline.source.plan.scan import threads_scanner
+from broadsheet.pipeline.source.read.read import read_unit
 
 TEXTS = [f'article {i}, "quoted"\nsecond line é' if i % 7 == 0 else f"article {i}" for i in range(300)]
 TEXT_AND_ID = Selection(text=("text",), kept=("id",))

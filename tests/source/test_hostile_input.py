@@ -17,17 +17,17 @@ import pytest
 from distributed import Client
 from reading import found, read_files, units_of
 
-import pipeline
-from pipeline import UsageError, classify
-from pipeline.errors import SourceError
-from pipeline.model.charcnn import Model
-from pipeline.report.job import Progress
-from pipeline.source.chunk import Selection
-from pipeline.source.find.files import find_files
-from pipeline.source.limits import Limits
-from pipeline.source.plan.plan import RowGroups, plan_files
-from pipeline.source.plan.scan import threads_scanner
-from pipeline.source.read.read import read_unit
+from broadsheet import pipeline
+from broadsheet.pipeline import UsageError, classify
+from broadsheet.pipeline.errors import SourceError
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.report.job import Progress
+from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.find.files import find_files
+from broadsheet.pipeline.source.limits import Limits
+from broadsheet.pipeline.source.plan.plan import RowGroups, plan_files
+from broadsheet.pipeline.source.plan.scan import threads_scanner
+from broadsheet.pipeline.source.read.read import read_unit
 
 ROWS = 400
 MANY_ROWS = 1_200  # in chunks of ten more than two workers are given at once
@@ -220,10 +220,10 @@ BOMB_ROWS, BOMB_BYTES = 200_000, 1 << 20
 READ_BOMB = """
 import resource, sys
 from pathlib import Path
-from pipeline.source.chunk import Selection
-from pipeline.source.find.files import find_files
-from pipeline.source.plan.plan import plan_files
-from pipeline.source.read.read import read_group
+from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.find.files import find_files
+from broadsheet.pipeline.source.plan.plan import plan_files
+from broadsheet.pipeline.source.read.read import read_group
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 found = find_files([sys.argv[1]], 70, 1014).found
 before, rows = peak(), 0

@@ -19,15 +19,15 @@ import pyarrow as pa
 import pytest
 from distributed import Client
 
-import pipeline
-from pipeline import BroadsheetError, JobReport, UsageError, classify
-from pipeline.model.charcnn import Model
-from pipeline.report.job import Progress
-from pipeline.source.chunk import Selection
-from pipeline.source.inputs import identify, open_input
-from pipeline.source.limits import Limits
-from pipeline.source.memory.items import as_items
-from pipeline.source.memory.tables import as_tables
+from broadsheet import pipeline
+from broadsheet.pipeline import BroadsheetError, JobReport, UsageError, classify
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.report.job import Progress
+from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.inputs import identify, open_input
+from broadsheet.pipeline.source.limits import Limits
+from broadsheet.pipeline.source.memory.items import as_items
+from broadsheet.pipeline.source.memory.tables import as_tables
 
 datasets = pytest.importorskip("datasets")
 

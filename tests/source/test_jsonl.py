@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from reading import block_of, same
 
-from pipeline.source.chunk import Selection
-from pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
-from pipeline.source.formats.records import Records
+from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
+from broadsheet.pipeline.source.formats.records import Records
 
 ODD = {
     "null": b'{"id": 1, "text": null}',

@@ -23,18 +23,18 @@ from jobs import check_whole, children_of, committed, wait_until, workers_that_r
 from reading import found, units_of
 from s3 import KEYS, Folder, Proxy, proxy, s3, s3_server  # noqa: F401
 
-from pipeline import classify, close
-from pipeline.errors import BroadsheetError, InputChanged
-from pipeline.model.charcnn import Model
-from pipeline.report.job import Progress
-from pipeline.report.tally import Reach
-from pipeline.source.chunk import Selection
-from pipeline.source.find.files import find_files
-from pipeline.source.inputs import Paths, identify, open_input, read_here
-from pipeline.source.plan.plan import Group, GroupChunk, GroupEnd, Plan, Unit, is_split, plan_files
-from pipeline.source.plan.scan import threads_scanner
-from pipeline.source.read.read import read_group, read_unit
-from pipeline.source.read.readers import ReaderLost, Readers
+from broadsheet.pipeline import classify, close
+from broadsheet.pipeline.errors import BroadsheetError, InputChanged
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.report.job import Progress
+from broadsheet.pipeline.report.tally import Reach
+from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.find.files import find_files
+from broadsheet.pipeline.source.inputs import Paths, identify, open_input, read_here
+from broadsheet.pipeline.source.plan.plan import Group, GroupChunk, GroupEnd, Plan, Unit, is_split, plan_files
+from broadsheet.pipeline.source.plan.scan import threads_scanner
+from broadsheet.pipeline.source.read.read import read_group, read_unit
+from broadsheet.pipeline.source.read.readers import ReaderLost, Readers
 
 PRELOAD = """
 from broadsheet.pipeline.job.worker import STATE

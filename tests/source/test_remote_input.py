@@ -26,15 +26,15 @@ from conftest import ROOT, CommandHere
 from distributed import Client
 from s3 import BUCKET, Folder, Proxy
 
-import pipeline
-from pipeline.errors import InputChanged, SourceError, UsageError
-from pipeline.model.charcnn import Model
-from pipeline.source.chunk import Selection
-from pipeline.source.find.files import Files, find_files, is_known
-from pipeline.source.find.search import search
-from pipeline.source.inputs import chunks_here, identify, open_input
-from pipeline.source.open.opening import expect, open_at, open_location
-from pipeline.source.plan.plan import changed_chunks, plan_files
+from broadsheet import pipeline
+from broadsheet.pipeline.errors import InputChanged, SourceError, UsageError
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.find.files import Files, find_files, is_known
+from broadsheet.pipeline.source.find.search import search
+from broadsheet.pipeline.source.inputs import chunks_here, identify, open_input
+from broadsheet.pipeline.source.open.opening import expect, open_at, open_location
+from broadsheet.pipeline.source.plan.plan import changed_chunks, plan_files
 
 TEXTS = [f"article {i}, in a bucket" for i in range(300)]
 LINES = b"".join(b'{"text": "%s"}\n' % text.encode() for text in TEXTS)
@@ -355,7 +355,7 @@ def test_what_is_said_of_an_address_has_no_secret(web: str, broadsheet_here: Com
 def test_a_missing_driver_is_named_with_how_to_install_it() -> None:
     with pytest.raises(UsageError, match=r"smb://host/a\.csv: smb:// needs smbclient: pip install"):
         find_files(["smb://host/a.csv"], 70, 1014)
-    code = "import sys; sys.modules['aiohttp'] = None; from pipeline.cli import main; main()"
+    code = "import sys; sys.modules['aiohttp'] = None; from broadsheet.pipeline.cli import main; main()"
     run = subprocess.run(
         [sys.executable, "-c", code, "classify", "https://host/folder/*.csv", "-o", "/nowhere/out"],
         capture_output=True,

@@ -17,16 +17,16 @@ from distributed import Client, get_task_stream
 from jobs import Processes, start_scheduler, start_worker
 from reading import found, units_of
 
-from cluster import connect
-from cluster.scanner import _Workers, workers_scanner
-from pipeline.errors import BroadsheetError, SourceError
-from pipeline.source.chunk import Selection
-from pipeline.source.formats.base import InputFile
-from pipeline.source.formats.csv import Csv
-from pipeline.source.formats.records import Split
-from pipeline.source.inputs import identify, open_input
-from pipeline.source.plan.plan import GroupEnd, RowGroups, Unit, plan_files
-from pipeline.source.plan.scan import Scanner, threads_scanner
+from broadsheet.cluster import connect
+from broadsheet.cluster.scanner import _Workers, workers_scanner
+from broadsheet.pipeline.errors import BroadsheetError, SourceError
+from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.formats.base import InputFile
+from broadsheet.pipeline.source.formats.csv import Csv
+from broadsheet.pipeline.source.formats.records import Split
+from broadsheet.pipeline.source.inputs import identify, open_input
+from broadsheet.pipeline.source.plan.plan import GroupEnd, RowGroups, Unit, plan_files
+from broadsheet.pipeline.source.plan.scan import Scanner, threads_scanner
 
 COLUMNS = Selection(text=("text",), kept=("id",))
 ROWS = 40_000

@@ -20,12 +20,12 @@ from reading import Read, found, read_files, read_split
 from warcio.archiveiterator import ArchiveIterator
 from warcio.warcwriter import WARCWriter
 
-from pipeline import classify, verify
-from pipeline.model.charcnn import Model
-from pipeline.source.chunk import Selection
-from pipeline.source.formats.records import read_records
-from pipeline.source.formats.wet import Wet
-from pipeline.source.limits import Limits
+from broadsheet.pipeline import classify, verify
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.formats.records import read_records
+from broadsheet.pipeline.source.formats.wet import Wet
+from broadsheet.pipeline.source.limits import Limits
 
 KEPT = ("url", "date", "language", "id", "digest", "refers_to")
 ASKED = Selection(("text",), KEPT)

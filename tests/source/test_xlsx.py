@@ -16,11 +16,11 @@ from conftest import ROOT
 from distributed import Client
 from reading import found, read_files
 
-import pipeline
-from pipeline.errors import UsageError
-from pipeline.model.charcnn import Model
-from pipeline.source.chunk import Selection
-from pipeline.source.find.files import find_files
+from broadsheet import pipeline
+from broadsheet.pipeline.errors import UsageError
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.find.files import find_files
 
 ROWS = [
     ("an article", 1, datetime.datetime(2024, 1, 31), True, 0.1),
@@ -74,7 +74,7 @@ def test_other_sheets_are_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_openpyxl_and_for_an_old_workbook_there_is_a_remedy(tmp_path: Path) -> None:
     path = workbook(tmp_path / "b.xlsx", [("text",), ("one",)])
-    code = "import sys; sys.modules['openpyxl'] = None; from pipeline.cli import main; main()"
+    code = "import sys; sys.modules['openpyxl'] = None; from broadsheet.pipeline.cli import main; main()"
     run = subprocess.run(
         [sys.executable, "-c", code, "classify", path, "-o", tmp_path / "out"], capture_output=True, text=True, cwd=ROOT
     )

@@ -17,17 +17,17 @@ from jobs import children_of
 from scipy.optimize import minimize
 from training import LENGTH, QUICK, articles
 
-from pipeline.classifier import load
-from pipeline.engine.base import Texts
-from pipeline.engine.cpu import CpuEngine
-from pipeline.engine.profile import _cpu_kernels, sample
-from pipeline.errors import BroadsheetError, UsageError
-from pipeline.model.charcnn import Model, load_model
-from pipeline.model.ngrams import scores
-from pipeline.train import Epoch, Fit, Note, Recipe, Trained, train
-from pipeline.train.after import factors
-from pipeline.train.linear import Fitter, NewtonFitter, Problem, Processes, ProductFitter
-from pipeline.train.progress import Stuck
+from broadsheet.pipeline.classifier import load
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.cpu import CpuEngine
+from broadsheet.pipeline.engine.profile import _cpu_kernels, sample
+from broadsheet.pipeline.errors import BroadsheetError, UsageError
+from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.ngrams import scores
+from broadsheet.pipeline.train import Epoch, Fit, Note, Recipe, Trained, train
+from broadsheet.pipeline.train.after import factors
+from broadsheet.pipeline.train.linear import Fitter, NewtonFitter, Problem, Processes, ProductFitter
+from broadsheet.pipeline.train.progress import Stuck
 
 
 def few(table: pa.Table, **options: object) -> Trained:

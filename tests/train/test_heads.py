@@ -20,17 +20,17 @@ from distributed import Client
 from numpy.typing import NDArray
 from training import one_thread
 
-import pipeline
-from pipeline import ModelError, UsageError, classify, heads_of, load_model
-from pipeline.engine.base import Texts
-from pipeline.measures.evaluate import evaluate
-from pipeline.model import reference
-from pipeline.model.alphabet import encode
-from pipeline.model.charcnn import Model
-from pipeline.model.ngrams import Kinds, NGrams, scores
-from pipeline.train import Recipe, Trained, train
-from pipeline.train.linear import Fitter, ProductFitter
-from pipeline.train.objective import OneLabel, SeveralColumns
+from broadsheet import pipeline
+from broadsheet.pipeline import ModelError, UsageError, classify, heads_of, load_model
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.measures.evaluate import evaluate
+from broadsheet.pipeline.model import reference
+from broadsheet.pipeline.model.alphabet import encode
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.ngrams import Kinds, NGrams, scores
+from broadsheet.pipeline.train import Recipe, Trained, train
+from broadsheet.pipeline.train.linear import Fitter, ProductFitter
+from broadsheet.pipeline.train.objective import OneLabel, SeveralColumns
 
 torch = pytest.importorskip("torch")
 
@@ -129,7 +129,7 @@ def test_int8_beside_another_model(client: Client) -> None:
 @pytest.mark.slow
 def test_one_engine_computes_a_chunk_once_for_all_heads(both: Model, client: Client) -> None:
     def keys() -> set[str]:
-        return {*import_module("pipeline.labelling.engines").ENGINES.engines}
+        return {*import_module("broadsheet.pipeline.labelling.engines").ENGINES.engines}
 
     bias = {"fc3.bias": both.tensors["fc3.bias"] + np.float32(0.5)}  # no other test has loaded its heads
     model, before = replace(both, tensors={**both.tensors, **bias}), client.run(keys)

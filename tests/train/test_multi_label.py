@@ -23,18 +23,18 @@ from sklearn.metrics import f1_score, precision_recall_fscore_support
 from sklearn.multiclass import OneVsRestClassifier
 from training import one_thread
 
-import pipeline
-from pipeline.engine.base import Texts
-from pipeline.engine.cpu import CpuEngine
-from pipeline.errors import ModelError, UsageError
-from pipeline.measures.accuracy import LabelCounts
-from pipeline.measures.evaluate import evaluate_labels
-from pipeline.measures.rows import hold_out, rarest
-from pipeline.model import reference
-from pipeline.model.alphabet import encode
-from pipeline.model.charcnn import Model
-from pipeline.model.scores import assigned, best_thresholds
-from pipeline.train import Recipe, train
+from broadsheet import pipeline
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.cpu import CpuEngine
+from broadsheet.pipeline.errors import ModelError, UsageError
+from broadsheet.pipeline.measures.accuracy import LabelCounts
+from broadsheet.pipeline.measures.evaluate import evaluate_labels
+from broadsheet.pipeline.measures.rows import hold_out, rarest
+from broadsheet.pipeline.model import reference
+from broadsheet.pipeline.model.alphabet import encode
+from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.scores import assigned, best_thresholds
+from broadsheet.pipeline.train import Recipe, train
 
 __all__ = ["one_thread"]  # a fixture of every test here too
 

@@ -20,19 +20,19 @@ from distributed import Client
 from jobs import children_of
 from training import LENGTH, LIKE, QUICK, TOPICS, articles, one_thread, quick_train
 
-from pipeline import load_model
-from pipeline.engine.base import Texts
-from pipeline.errors import BroadsheetError
-from pipeline.model.alphabet import PUBLISHED, Alphabet, encode
-from pipeline.model.layers import FRAMES, Frame, layer_table
-from pipeline.train import Epoch
-from pipeline.train.graphs import EAGER_CALLS
-from pipeline.train.group import ProcessGroup
-from pipeline.train.linear import Fitter, GpuFitter
-from pipeline.train.loop import DeviceExamples, TrainingRun
-from pipeline.train.network import CharCNN
-from pipeline.train.objective import OneLabel
-from pipeline.train.packed import PackedCNN, can_compute
+from broadsheet.pipeline import load_model
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.errors import BroadsheetError
+from broadsheet.pipeline.model.alphabet import PUBLISHED, Alphabet, encode
+from broadsheet.pipeline.model.layers import FRAMES, Frame, layer_table
+from broadsheet.pipeline.train import Epoch
+from broadsheet.pipeline.train.graphs import EAGER_CALLS
+from broadsheet.pipeline.train.group import ProcessGroup
+from broadsheet.pipeline.train.linear import Fitter, GpuFitter
+from broadsheet.pipeline.train.loop import DeviceExamples, TrainingRun
+from broadsheet.pipeline.train.network import CharCNN
+from broadsheet.pipeline.train.objective import OneLabel
+from broadsheet.pipeline.train.packed import PackedCNN, can_compute
 
 torch = pytest.importorskip("torch")
 

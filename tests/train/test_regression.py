@@ -15,16 +15,16 @@ from conftest import CommandHere
 from scipy.stats import spearmanr
 from serving import serving
 
-import pipeline
-from pipeline.client import ServerError
-from pipeline.engine.base import Texts
-from pipeline.engine.open import open_engine, why_no_gpu
-from pipeline.errors import ModelError, UsageError
-from pipeline.measures.evaluate import evaluate
-from pipeline.measures.numbers import NumberFigures, evaluate_numbers
-from pipeline.model.charcnn import Model, load_model
-from pipeline.model.scores import Levels
-from pipeline.train import Trained, train
+from broadsheet import pipeline
+from broadsheet.pipeline.client import ServerError
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.open import open_engine, why_no_gpu
+from broadsheet.pipeline.errors import ModelError, UsageError
+from broadsheet.pipeline.measures.evaluate import evaluate
+from broadsheet.pipeline.measures.numbers import NumberFigures, evaluate_numbers
+from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.scores import Levels
+from broadsheet.pipeline.train import Trained, train
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "nu", "pe") for b in ("ra", "so", "ti", "va", "xu", "zen")]
 NAMES = ("poor", "fair", "good", "fine", "best")

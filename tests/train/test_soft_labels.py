@@ -11,13 +11,13 @@ import pytest
 from conftest import random_model
 from training import LENGTH, QUICK, TOPICS, articles, one_thread, quick_train
 
-from pipeline.errors import UsageError
-from pipeline.model import reference
-from pipeline.model.alphabet import Alphabet
-from pipeline.train import SoftLabels, Trained, train
-from pipeline.train.data import ArticleReader
-from pipeline.train.recipe import WITH_SPACE
-from pipeline.train.teachers import read_taught
+from broadsheet.pipeline.errors import UsageError
+from broadsheet.pipeline.model import reference
+from broadsheet.pipeline.model.alphabet import Alphabet
+from broadsheet.pipeline.train import SoftLabels, Trained, train
+from broadsheet.pipeline.train.data import ArticleReader
+from broadsheet.pipeline.train.recipe import WITH_SPACE
+from broadsheet.pipeline.train.teachers import read_taught
 
 tokenizers = pytest.importorskip("tokenizers")
 

@@ -19,21 +19,21 @@ import safetensors.numpy
 from conftest import Command, random_model
 from training import LENGTH, QUICK, STILL, TOPICS, articles, one_thread, quick_train  # noqa: F401 - a fixture
 
-from pipeline import calibrate
-from pipeline.errors import BroadsheetError, UsageError
-from pipeline.measures.rows import hold_out
-from pipeline.model.alphabet import Alphabet
-from pipeline.model.charcnn import Model, load_model
-from pipeline.model.layers import Frame, layer_table
-from pipeline.train import Epoch, Recipe, Step, Trained
-from pipeline.train.branch import folds_of
-from pipeline.train.data import ArticleReader, read_labelled
-from pipeline.train.loop import augment
-from pipeline.train.network import CharCNN, predict
-from pipeline.train.objective import OneLabel
-from pipeline.train.packed import PackedCNN
-from pipeline.train.recipe import WITH_SPACE, recipe_for
-from pipeline.train.teachers import hold_out_labelled
+from broadsheet.pipeline import calibrate
+from broadsheet.pipeline.errors import BroadsheetError, UsageError
+from broadsheet.pipeline.measures.rows import hold_out
+from broadsheet.pipeline.model.alphabet import Alphabet
+from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.layers import Frame, layer_table
+from broadsheet.pipeline.train import Epoch, Recipe, Step, Trained
+from broadsheet.pipeline.train.branch import folds_of
+from broadsheet.pipeline.train.data import ArticleReader, read_labelled
+from broadsheet.pipeline.train.loop import augment
+from broadsheet.pipeline.train.network import CharCNN, predict
+from broadsheet.pipeline.train.objective import OneLabel
+from broadsheet.pipeline.train.packed import PackedCNN
+from broadsheet.pipeline.train.recipe import WITH_SPACE, recipe_for
+from broadsheet.pipeline.train.teachers import hold_out_labelled
 
 torch = pytest.importorskip("torch")
 
@@ -312,7 +312,7 @@ def test_augmentation_moves_and_changes_within_its_bounds() -> None:
 
 
 def test_the_network_is_the_reference(small_model: Model) -> None:
-    from pipeline.model import reference
+    from broadsheet.pipeline.model import reference
 
     rng = np.random.default_rng(0)
     model = random_model(seed=2, length=200, classes=7, symbols=WITH_SPACE[:64])
@@ -405,7 +405,7 @@ def test_n_grams_need_no_pytorch_and_the_command_says_that_the_network_does(
 @pytest.mark.slow
 def test_the_training_curve(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from pipeline.train.progress import draw_curve, plot_curve
+    from broadsheet.pipeline.train.progress import draw_curve, plot_curve
 
     figure = draw_curve([Epoch(n, 1 / n, 0.9 - 0.5 / n) for n in range(1, 40)])
     figure.draw_without_rendering()

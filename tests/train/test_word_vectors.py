@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import save_file
 
-from pipeline.classifier import load
-from pipeline.errors import UsageError
-from pipeline.model.fasttext_file import MAGIC
-from pipeline.model.ngrams import Kinds
-from pipeline.train import Note, Trained, train
-from pipeline.train.branch import Answers, BranchSettings, _Fold, bags, fit_branch
-from pipeline.train.data import TextBuffers
-from pipeline.train.vectors import AUTO, chosen_vectors, read_vectors
+from broadsheet.pipeline.classifier import load
+from broadsheet.pipeline.errors import UsageError
+from broadsheet.pipeline.model.fasttext_file import MAGIC
+from broadsheet.pipeline.model.ngrams import Kinds
+from broadsheet.pipeline.train import Note, Trained, train
+from broadsheet.pipeline.train.branch import Answers, BranchSettings, _Fold, bags, fit_branch
+from broadsheet.pipeline.train.data import TextBuffers
+from broadsheet.pipeline.train.vectors import AUTO, chosen_vectors, read_vectors
 
 tokenizers = pytest.importorskip("tokenizers")
 
