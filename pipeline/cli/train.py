@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from ..model.layers import Frame
 
-_AXIS = re.compile(r"\w+=[^=/]+")  # of --sweep, after the first
 _DATA = "Files, folders, globs or URLs, read as `classify` reads them."
 _data, _network, _recipe, _soft, _computing, _cluster, _report = (
     partial(in_panel, panel)
@@ -96,10 +94,6 @@ def command(
     ] = None,
     soft_share: Annotated[float, _soft("SHARE", "How much its soft label counts, where a row has a label too.")] = 0.5,
     unlabelled: Annotated[list[str] | None, _soft("DATA", "More text, for a --teacher to label.")] = None,
-    sweep: Annotated[
-        list[str] | None,
-        _recipe("NAME=A,B …", "Run a grid of settings and seeds on the cluster; keep the best by held-out rows."),
-    ] = None,
     gpus: Annotated[
         int | None, _computing("N", "GPUs that share each batch.  [default: 1; all of a cluster]", min=1)
     ] = None,
@@ -127,8 +121,6 @@ def command(
 
     if plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[train]'")
-    more_axes = [one for one in data if sweep and _AXIS.fullmatch(one) and not Path(one).exists()]
-    data = [one for one in data if one not in more_axes]
     read = [*data, *(test or ()), *(unlabelled or ())]
     models = [one for one in (init, alphabet, vectors, *(teacher or ())) if one is not None]
     refuse_outputs({"-o": output, "--plot": plot}, overwrite, lambda: [*models, *local_paths(Paths(read))])
@@ -143,7 +135,7 @@ def command(
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
     settings = [f"{name}={value}" for name, value in given.items() if value is not None] + (set_ or [])
     epochs = Recipe().with_settings(settings).epochs
-    watch = TrainingProgress(PlainConsole(stderr=True, quiet=quiet), epochs, bar=not sweep)
+    watch = TrainingProgress(PlainConsole(stderr=True, quiet=quiet), epochs)
     about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
     if note:
         about["note"] = note
@@ -154,16 +146,7 @@ def command(
         soft = SoftLabels(tuple(soft_labels or ()), tuple(teacher or ()), more, soft_share, device)
     elif unlabelled:
         raise UsageError("--unlabelled text needs a --teacher")
-    if sweep:
-        sweep = [axis for one in (*sweep, *more_axes) for axis in one.split()]
-        if gpus or resume:
-            raise UsageError("a run of a sweep has one GPU, and no checkpoint: leave out --gpus and --resume")
-        if cluster is None and scheduler_file is None:
-            from ...cluster import nearest
-
-            cluster = nearest(device)
     options: dict[str, Any] = {
-        "sweep": sweep or (),
         "soft_labels": soft,
         "text_column": text_column or (),
         "label_column": label_column or (),

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich import box
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 
 from ..errors import counted
 from ..measures.numbers import NumberFigures
 from ..report.console import PlainConsole
 from ..train import Cost, Epoch, Fit, Note, Step, Trained
 from ..train.data import LabelledArticles
-
-if TYPE_CHECKING:
-    from ..train.on_cluster import Trial
 
 _SECONDS_BETWEEN_LINES = 60.0
 _LONG = 600.0  # seconds for which a GPU is worth a line
@@ -29,8 +24,8 @@ _LONG = 600.0  # seconds for which a GPU is worth a line
 class TrainingProgress:
     """Told of a run as it goes on: what it costs, how far it is, and how good."""
 
-    def __init__(self, console: PlainConsole, epochs: int, bar: bool = True) -> None:
-        self._console, self._epochs, self._with_bar = console, epochs, bar
+    def __init__(self, console: PlainConsole, epochs: int) -> None:
+        self._console, self._epochs = console, epochs
         self._began = self._last = self._spoke = time.monotonic()
         self._first: tuple[float, float] | None = None
         self._bar: Progress | None = None
@@ -68,8 +63,6 @@ class TrainingProgress:
     def finish(self, trained: Trained, output: Path) -> None:
         """Tell how good the model is, and where."""
         card = trained.model.card
-        if trained.trials:
-            self._console.print(_table(trained.trials))
         if "held_out_accuracy" in card:
             self._console.print(f"{self._held_out}: {card['held_out_accuracy']:.2%} right")
         for name, told in trained.compared_columns.items():
@@ -107,7 +100,7 @@ class TrainingProgress:
         self._start_bar()
 
     def _start_bar(self) -> None:
-        if self._bar is None and self._with_bar and self._console.is_terminal and not self._console.quiet:
+        if self._bar is None and self._console.is_terminal and not self._console.quiet:
             columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=None))
             left = TextColumn("{task.fields[left]}", markup=False)
             self._bar = Progress(*columns, left, console=self._console, transient=True)
@@ -154,17 +147,6 @@ def _f1(figures: Mapping[str, Any], prefix: str) -> str:
     shown = (figures[f"{prefix}{kind}_f1"] for kind in ("micro", "macro"))
     micro, macro = ("–" if value is None else f"{value:.3f}" for value in shown)
     return f"micro F1 {micro}, macro F1 {macro}"
-
-
-def _table(trials: Sequence[Trial]) -> Table:
-    """The runs of a sweep, the best first."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in (*trials[0].settings, "held out", "loss", "time"):
-        table.add_column(name, justify="right", overflow="fold")
-    for trial in sorted(trials, key=lambda t: (bool(t.error), -t.accuracy, t.loss)):
-        found = (trial.error, "") if trial.error else (f"{trial.accuracy:.2%}", f"{trial.loss:.4f}")
-        table.add_row(*trial.settings.values(), *found, about(trial.seconds))
-    return table
 
 
 def about(seconds: float) -> str:

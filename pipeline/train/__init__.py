@@ -34,8 +34,6 @@ from .vectors import AUTO, chosen_vectors, read_vectors
 if TYPE_CHECKING:
     from distributed import Client
 
-    from .on_cluster import Trial
-
 __all__ = ["Cost", "Epoch", "Fit", "Note", "Recipe", "SoftLabels", "Step", "Trained", "train"]
 
 CHECKPOINT = ".checkpoint"
@@ -57,8 +55,6 @@ class Trained:
         Number, training loss and held-out accuracy of each epoch; none where only the n-grams were fitted.
     compared : Compared, optional
         The accuracy on held-out rows beside that of two simple models, where there are such rows.
-    trials : tuple of Trial
-        Of a sweep: each of its runs, of which the best gave the model.
     compared_columns : dict of str to Compared
         Of several label columns, by the name of each, in place of `compared`.
 
@@ -67,7 +63,6 @@ class Trained:
     model: Model
     history: tuple[Epoch, ...]
     compared: Compared | None = None
-    trials: tuple[Trial, ...] = ()
     compared_columns: Mapping[str, Compared] = field(default_factory=dict)
 
 
@@ -103,7 +98,6 @@ def train(
     resume: bool = False,
     gpus: int | None = None,
     client: Client | None = None,
-    sweep: Sequence[str] = (),
     soft_labels: SoftLabels | None = None,
     about: dict[str, Any] | None = None,
     on_start: Callable[[LabelledArticles, int], None] = lambda data, held: None,
@@ -197,9 +191,6 @@ def train(
     client : distributed.Client, optional
         Of a Dask cluster, on whose workers to train, a process on each (`cluster.connect`). They need PyTorch, and the
         folder of `checkpoint` has to be one that they share.
-    sweep : sequence of str
-        Settings of the recipe, or "seed", with several values each, such as "learning_rate=0.001,0.0003". Every
-        combination is run on a worker of `client`, and the best by held-out rows becomes the model.
     soft_labels : SoftLabels, optional
         Probabilities of the classes, by teachers or in columns, to learn beside labels or in their place.
     about : dict, optional
@@ -243,7 +234,7 @@ def train(
     label_columns = (label_column,) if isinstance(label_column, str) else tuple(label_column or ())
     others = {
         "numbers": target_column, "classes by name": classes, "several labels a text": multi_label,
-        "teachers or soft labels": soft_labels, "a sweep": sweep,
+        "teachers or soft labels": soft_labels,
     }  # fmt: skip
     if len(label_columns) > 1 and (found := [what for what, given in others.items() if given]):
         raise UsageError(
@@ -256,9 +247,7 @@ def train(
             "with several labels a text there are no balanced classes, teachers or soft labels: leave them out"
         )
     if target_column is not None:
-        network = (
-            keep_network or init or recipe or settings or gpus or client or sweep or ngrams == 0 or device == "cuda"
-        )
+        network = keep_network or init or recipe or settings or gpus or client or ngrams == 0 or device == "cuda"
         if network or label_columns or multi_label or soft_labels or balanced:
             raise UsageError(
                 "a target column is learned by n-grams alone, on a CPU: leave out label column, soft labels, balanced "
@@ -271,7 +260,7 @@ def train(
         raise UsageError("give a recipe, or settings that differ from the default's")
     begin = beginning(init, alphabet, length, frame)
     alone = target_column is not None or (
-        not (client or gpus or sweep or settings) and init is None and is_alone(recipe, ngrams, device)
+        not (client or gpus or settings) and init is None and is_alone(recipe, ngrams, device)
     )
     if not alone:
         need_pytorch()
@@ -343,17 +332,10 @@ def train(
             tell(Note(f"n-grams get {of_rows}, each row by a model that has not seen it"))
     targets = data.labels if prepared.targets is None else prepared.targets
     examples = Examples(data.ids, targets, prepared.fit, prepared.held)
-    trials: list[Trial] = []
     if targets.ndim == 1 and soft_labels is None:
         tell = Stuck(tell, data.labels[prepared.fit], len(data.classes), job.recipe)
     with interrupts_noted() as stop:
-        if sweep:
-            from .on_cluster import jobs_of, run_sweep
-
-            if client is None:
-                raise UsageError("a sweep runs on a cluster: give client=")
-            trials, job, outcome = run_sweep(client, jobs_of(job, sweep), examples, tell, stop)
-        elif alone:
+        if alone:
             if target_column is None:
                 tell(Note("the model has n-grams only: without a GPU, the network is trained where epochs are given"))
             outcome = without_network(job)
@@ -377,7 +359,7 @@ def train(
     if outcome.is_trained and not model.has_network:
         told = "the held-out rows are not clearly likelier with the network, which --keep-network would keep"
         tell(Note(f"the model has n-grams only: {told}"))
-    return Trained(model, outcome.history, compared.get(""), tuple(trials), compared if data.heads else {})
+    return Trained(model, outcome.history, compared.get(""), compared if data.heads else {})
 
 
 def rare(data: LabelledArticles, rows: NDArray[np.int64]) -> Iterator[str]:

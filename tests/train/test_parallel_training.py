@@ -5,22 +5,18 @@ and of the plain network; one that is lost ends the run clearly.
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import psutil
-import pyarrow.csv as pa_csv
 import pytest
 import scipy.sparse as sp
-from conftest import Command
 from distributed import Client
 from jobs import children_of
 from training import LENGTH, LIKE, QUICK, TOPICS, articles, one_thread, quick_train
 
-from broadsheet.pipeline import load_model
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.errors import BroadsheetError
 from broadsheet.pipeline.model.alphabet import PUBLISHED, Alphabet, encode
@@ -79,19 +75,6 @@ def test_the_workers_of_a_cluster_share_each_batch(client: Client, alone: list[f
     assert [what for what in told if isinstance(what, Epoch)] == list(trained.history)
     assert len(trained.history) == RECIPE.epochs
     assert [epoch.loss for epoch in trained.history] == pytest.approx(alone, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_a_sweep_keeps_the_best_and_tells_of_the_others(broadsheet_in_process: Command, tmp_path: Path) -> None:
-    pa_csv.write_csv(articles(40), tmp_path / "rows.csv")
-    arguments = ["train", "rows.csv", "--label-column", "kind", "-o", "topics.safetensors", "--epochs", "2"]
-    arguments += ["--batch-size", "16", "--length", LENGTH, "--hold-out", "0.2", "--device", "cpu", "--ngrams", "0"]
-    run = broadsheet_in_process(*arguments, "--sweep", "rate=0.001,1e30", "seed=7", cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
-    assert re.search(r"^ *0.001 +7 +\d+\.\d\d% +\d\.\d{4}", run.stderr, re.MULTILINE)
-    assert re.search(r"^ *1e30 +7 +the loss is", run.stderr, re.MULTILINE)
-    card = load_model(tmp_path / "topics.safetensors").card
-    assert (card["seed"], card["recipe"]["learning_rate"]) == (7, 0.001)
 
 
 # Training on GPUs: gradients are those of the plain network, steps that are replayed as CUDA graphs have the losses
