@@ -299,7 +299,7 @@ def _sample(estimate: Estimate) -> str:
     counts = [f"{rows:,} {label}" for label, rows in [*estimate.labels.items()][:_SHOWN]]
     bad = sum(estimate.reasons.values())
     counts += [f"{bad:,} without a label"] if bad else []
-    return f"{estimate.sample_rows:,} rows from all over the input: {', '.join(counts)}"
+    return f"{estimate.sample_rows:,} rows from several places: {', '.join(counts)}"
 
 
 def _duration(seconds: float) -> str:

@@ -8,20 +8,19 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 
-from ..engine.base import Engine, Predictions, Texts
+from ..engine.base import Engine, Texts
 from ..engine.open import opened, why_no_gpu
 from ..errors import UsageError
 from ..labelling.scored import ScoredChunk, Scoring, score, score_chunk, texts_of
 from ..model.charcnn import Model
 from ..model.several import Models, load_models
 from ..options import OptionKeywords, Options, takes
-from ..output.columns import columns_of
+from ..output.columns import Columns, columns_of
 from ..output.folder import OutputFolder
 from ..output.formats import check_writable, part_files
 from ..output.object_store import place_of
@@ -59,7 +58,7 @@ class Estimate:
     counted : bool
         Whether `rows` is exact, rather than estimated.
     sample_rows : int
-        Rows that were read for it, from up to 20 places at even distances.
+        Rows that were read for it, from up to 8 files, or places of a table, at even distances.
     labels, reasons : dict of str to int
         Of the sample: rows by label, of several models the first one's, and rows without a label by reason.
     model, backend : str
@@ -125,22 +124,6 @@ class Estimate:
         return asdict(self)
 
 
-@dataclass
-class _SampleFigures:
-    """A sample with its labels. bytes: of its parts, for each row read. rate: rows a second, 0 where there are none."""
-
-    labels: Counter[str]
-    reasons: Counter[str]
-    rows: int = 0
-    truths: int = 0
-    empty: int = 0
-    cut: int = 0
-    chars: int = 0
-    unknown: int = 0
-    bytes: float = 0.0
-    rate: float = 0.0
-
-
 @takes(OptionKeywords)
 def dry_run(
     source: Any,
@@ -152,8 +135,8 @@ def dry_run(
 ) -> Estimate:
     """Find out what a job would take, without running it: nothing is written.
 
-    About 1,000 rows are read, from up to 20 places at even distances in the input, and labelled in this process. Rows
-    of Parquet files and of up to 64 MiB of other files are counted; those of others are estimated by their size.
+    About 1,000 rows are read, the first of up to 8 files at even distances in the listing, and labelled here. Rows of
+    up to 64 MiB of files are counted; those of more are estimated by the files' sizes.
 
     Parameters
     ----------
@@ -184,14 +167,17 @@ def dry_run(
     ((), 50)
 
     """
-    settings, path, models, found, sample = sampled(source, output, model, options)
-    files = found if isinstance(found, Files) else Files((), (), ())
+    settings, path, models, given, sample = sampled(source, output, model, options)
+    files = given if isinstance(given, Files) else Files((), (), ())
+    columns = columns_of(sample.selection, settings.model_columns(models), settings.where)
     with opened(models.loaded, settings.device, settings.precision, settings.kernels) as engines:
-        labelled = _label(sample, models, engines, settings)
-        engine = engines[0]
-    on_gpu = engine.backend.device == "cuda"
+        judged, rate = _label(sample.chunk, engines, columns.scoring)
+        backend = engines[0].backend
+    on_gpu = backend.device == "cuda"
     units = machines * (settings.workers or 1 if on_gpu else 1)
-    rows, rate = sample.rows, labelled.rate
+    bins = columns.models[0].counts(judged.predictions[0])
+    row_bytes = _output_bytes(judged, columns, settings, models, usual_chunk_rows(backend.device, models.cost))
+    rows = sample.rows
     computing = None if rows is None or not (rate or not rows) else rows / max(rate, 1e-9)
     estimate = Estimate(
         files=len(files.found),
@@ -200,120 +186,132 @@ def dry_run(
         problems=tuple(sample.problems),
         rows=rows,
         counted=sample.counted,
-        sample_rows=labelled.rows,
-        labels=dict(labelled.labels.most_common()),
-        reasons=dict(labelled.reasons.most_common()),
+        sample_rows=judged.chunk.rows_read,
+        labels=dict(Counter({name: sum(counts) for name, counts in bins.items()}).most_common()),
+        reasons=dict(Counter(judged.chunk.quarantine.column("reason").to_pylist()).most_common()),
         model=models.name,
-        backend=str(engine.backend),
-        device=engine.backend.device,
+        backend=str(backend),
+        device=backend.device,
         no_gpu=why_no_gpu() if settings.device == "auto" and not on_gpu else None,
         rate=rate,
         workers=units,
         seconds=None if computing is None else max(computing / units, sample.reading_seconds),
         seconds_of_one=None if computing is None else max(computing, sample.reading_seconds),
         device_hours=None if computing is None else computing * (1 if on_gpu else available_cores()) / 3600,
-        output_bytes=None if rows is None else round(rows * labelled.bytes),
-        free_bytes=shutil.disk_usage(_existing(path)).free if isinstance(path, Path) else None,
+        output_bytes=None if rows is None else round(rows * row_bytes),
+        free_bytes=_free_bytes(path),
         warnings=(),
     )
-    reads = settings.model_columns(models)[0].scoring.reads(models.first.length)
-    warnings = [*_warnings(estimate, sample, labelled, settings, path, reads)]
-    if slow := slow_to_read(files.found):
-        warnings.append(slow)
-    return replace(estimate, warnings=tuple(warnings))
+    warnings = _warnings(estimate, judged, settings, path, columns.scoring[0].reads(models.first.length))
+    slow = slow_to_read(files.found)
+    return replace(estimate, warnings=(*warnings, *([slow] if slow else [])))
 
 
 def sampled(
     source: Any, output: str | os.PathLike[str] | None, model: Any, options: OptionKeywords, rows: int = SAMPLE_ROWS
 ) -> tuple[Options, Location | None, Models, Given, Sample]:
-    """What a job is asked to do, and about so many rows of its input. Arguments and errors are those of `dry_run`."""
+    """What a job is asked to do, and about so many rows of its input.
+
+    Parameters
+    ----------
+    source, output, model, options
+        As of `dry_run`.
+    rows : int
+        To read at most, about.
+
+    Raises
+    ------
+    UsageError, SourceError
+        As of `dry_run`.
+
+    """
     settings = Options(**options)
     path = None if output is None else place_of(output, settings.endpoint)
     models = load_models(model, settings.network)
-    refuse_files(source, path, [each.name for each in models.loaded], settings)
-    found = identify(
+    refuse_files(source, path, [loaded.name for loaded in models.loaded], settings)
+    given = identify(
         source, len(models.first.alphabet), models.first.length, root=settings.root, endpoint=settings.endpoint
     )
-    if settings.shard is not None and isinstance(found, Files):
-        found = divided(found, settings.shard, None)
-    return settings, path, models, found, sample_input(found, settings.selection(models), rows, settings.limit)
+    if settings.shard is not None and isinstance(given, Files):
+        given = divided(given, settings.shard, None)
+    return settings, path, models, given, sample_input(given, settings.selection(models), rows, settings.limit)
 
 
-def _label(sample: Sample, models: Models, engines: list[Engine], options: Options) -> _SampleFigures:
-    """Label the sample, and measure how long that takes and how large its parts are."""
-    found = _SampleFigures(Counter(), Counter())
-    columns = columns_of(sample.selection, options.model_columns(models), options.where)
-    usual = usual_chunk_rows(engines[0].backend.device, models.cost)
+def _label(chunk: Chunk, engines: list[Engine], scoring: Sequence[Scoring]) -> tuple[ScoredChunk, float]:
+    """The chunk with its labels, and rows a second of a call that is large enough to be typical of the engines."""
+    score(_WARM_UP, engines, scoring)
+    began = time.perf_counter()
+    judged = score_chunk(chunk, engines, scoring)
+    if engines[0].batch is not None and len(chunk):
+        chunk = concat([chunk] * -(-_BATCHES * engines[0].batch // len(chunk)))
+        texts = texts_of(chunk)
+        began = time.perf_counter()
+        score(texts, engines, scoring)
+    return judged, len(chunk) / (time.perf_counter() - began)
+
+
+def _output_bytes(judged: ScoredChunk, columns: Columns, options: Options, models: Models, usual: int) -> float:
+    """Bytes of the output for each row that is read, by one part.
+
+    Parameters
+    ----------
+    judged : ScoredChunk
+        The sample, with its labels.
+    columns : Columns
+        Of the output.
+    options : Options
+        Of the job.
+    models : Models
+        Of the job.
+    usual : int
+        Rows of a chunk where the options do not say it.
+
+    """
     chunk_rows = options.chunk_size or usual
     names = options.settings(chunk_rows, models).names
     check_writable(columns.written, names, columns.models[0].labels)
-    seconds, timed, size = 0.0, 0, 0
-    for readable in _joined(sample.chunks):
-        judged, typical, taken = _timed(readable, engines, columns.scoring)
-        seconds, timed = seconds + taken, timed + typical
-        chunk, predictions = judged.chunk, judged.predictions[0]
-        table = columns.table(chunk, judged.predictions)
-        found.rows += chunk.rows_read
-        found.labels.update({name: sum(bins) for name, bins in columns.models[0].counts(predictions).items()})
-        found.reasons.update(chunk.quarantine.column("reason").to_pylist())
-        found.empty += int((predictions.n_chars == 0).sum())
-        found.cut += int(predictions.truncated.sum())
-        found.chars += int(np.minimum(predictions.n_chars, columns.scoring[0].reads(models.first.length)).sum())
-        found.truths += 0 if chunk.truth is None else int((chunk.truth != NO_TRUTH).sum())
-        found.unknown += int(predictions.unknown_chars.sum())
-        for at in range(0, len(table), chunk_rows):
-            part = table.slice(at, chunk_rows)
-            files = part_files(columns.of_written(part, columns.chosen(part)), names, _CHUNK, _JOB)
-            entry = _ENTRY_BYTES + _LABEL_BYTES * len(found.labels)
-            size += sum(len(data) for *_, data in files) + entry * len(part) // chunk_rows
-    found.bytes = size / max(found.rows, 1)
-    found.rate = timed / seconds if seconds else 0.0
-    return found
-
-
-def _joined(chunks: Sequence[Chunk]) -> Iterator[Chunk]:
-    """As few chunks as their columns allow."""
-    for _, same in groupby(chunks, key=lambda chunk: (chunk.rows.schema, chunk.ids is None)):
-        yield concat(list(same))
-
-
-def _timed(chunk: Chunk, engines: list[Engine], scoring: Sequence[Scoring]) -> tuple[ScoredChunk, int, float]:
-    """A scored chunk; and rows and seconds of a call that is large enough to be typical of the engines."""
-    seconds = 0.0
-
-    def timed(texts: Texts) -> tuple[Predictions, ...]:
-        nonlocal seconds
-        began = time.perf_counter()
-        found = score(texts, engines, scoring)
-        seconds = time.perf_counter() - began
-        return found
-
-    score(_WARM_UP, engines, scoring)
-    scored = score_chunk(chunk, engines, scoring, compute=timed)
-    if engines[0].batch is None:
-        return scored, len(chunk), seconds
-    typical = concat([chunk] * -(-_BATCHES * engines[0].batch // max(len(chunk), 1)))
-    timed(texts_of(typical))
-    return scored, len(typical), seconds
+    table = columns.table(judged.chunk, judged.predictions)
+    part = table.slice(0, chunk_rows)
+    if not len(part):
+        return 0.0
+    files = part_files(columns.of_written(part, columns.chosen(part)), names, _CHUNK, _JOB)
+    entry = (_ENTRY_BYTES + _LABEL_BYTES * len(columns.models[0].labels)) / chunk_rows
+    return (sum(len(data) for *_, data in files) / len(part) + entry) * len(table) / judged.chunk.rows_read
 
 
 def _warnings(
-    estimate: Estimate, sample: Sample, labelled: _SampleFigures, options: Options, path: Location | None, length: int
+    estimate: Estimate, judged: ScoredChunk, options: Options, path: Location | None, reads: int
 ) -> Iterator[str]:
-    """What to look at before the job."""
-    bad = sum(labelled.reasons.values())
-    rows = max(labelled.rows - bad, 1)
-    unknown = labelled.unknown / max(labelled.chars, 1)
+    """What to look at before the job.
+
+    Parameters
+    ----------
+    estimate : Estimate
+        Of the job, without warnings.
+    judged : ScoredChunk
+        The sample, with its labels.
+    options : Options
+        Of the job.
+    path : Location, optional
+        The output folder.
+    reads : int
+        Characters of a text on which its label depends.
+
+    """
+    texts, chunk, rows = judged.predictions[0], judged.chunk, max(len(judged.chunk), 1)
+    unknown = texts.unknown_chars.sum() / max(np.minimum(texts.n_chars, reads).sum(), 1)
+    empty, cut = (texts.n_chars == 0).sum() / rows, texts.truncated.sum() / rows
+    bad = len(chunk.quarantine)
     if unknown > _MUCH_UNKNOWN:
         yield f"{unknown:.0%} of the characters are outside the model's alphabet: it cannot judge such text"
-    if labelled.empty > _MANY_BAD * rows:
-        yield f"{labelled.empty / rows:.0%} of the texts are empty: their labels mean nothing"
-    if labelled.cut > _MANY_CUT * rows:
-        yield f"{labelled.cut / rows:.0%} of the texts are longer than the {length:,} characters that the model reads"
-    if bad > _MANY_BAD * labelled.rows:
-        reason, count = labelled.reasons.most_common(1)[0]
-        yield f"{bad / labelled.rows:.0%} of the rows cannot be labelled, {count:,} of {bad:,} for: {reason}"
-    if options.truth_column is not None and not labelled.truths:
+    if empty > _MANY_BAD:
+        yield f"{empty:.0%} of the texts are empty: their labels mean nothing"
+    if cut > _MANY_CUT:
+        yield f"{cut:.0%} of the texts are longer than the {reads:,} characters that the model reads"
+    if bad > _MANY_BAD * estimate.sample_rows:
+        reason, count = next(iter(estimate.reasons.items()))
+        yield f"{bad / estimate.sample_rows:.0%} of the rows cannot be labelled, {count:,} of {bad:,} for: {reason}"
+    if options.truth_column is not None and (chunk.truth is None or (chunk.truth == NO_TRUTH).all()):
         yield f"column {options.truth_column!r} holds no class of the model in any row of the sample"
     if path is not None:
         try:
@@ -324,6 +322,8 @@ def _warnings(
         yield f"the output needs more space than is free in {path}"
 
 
-def _existing(path: Path) -> Path:
-    """The folder itself, or the nearest one above it that exists."""
-    return path if path.is_dir() else _existing(path.parent)
+def _free_bytes(path: Location | None) -> int | None:
+    """In the folder, or the nearest one above it that exists."""
+    if not isinstance(path, Path):
+        return None
+    return shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.is_dir())).free

@@ -35,7 +35,7 @@ from broadsheet.pipeline.source.open.compression import COMPRESSIONS, Compressio
 from broadsheet.pipeline.source.open.decompress import Damaged, Decompressed
 from broadsheet.pipeline.source.open.opening import open_at
 from broadsheet.pipeline.source.open.rapidgzip_reader import start
-from broadsheet.pipeline.source.plan.sample import how_it_is_read
+from broadsheet.pipeline.source.plan.sample import slow_to_read
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
@@ -375,13 +375,12 @@ def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:
             all(iter(lambda: stream.read(1 << 20), b""))
 
 
-def test_only_what_one_core_must_read_is_remarked_on(tmp_path: Path) -> None:
-    data = noise(24 << 20)
-    frames = b"".join(zstandard.compress(data[at : at + (1 << 20)]) for at in range(0, len(data), 1 << 20))
-    files = {"one.txt.zst": zstandard.compress(data), "many.txt.zst": frames, "f.txt": data[:1000]}
-    for name, packed in files.items():
-        (tmp_path / name).write_bytes(packed)
-    found = {Path(f.path).name: how_it_is_read(f) for f in find_files([str(tmp_path)], 70, 1014).found}
-    assert found["many.txt.zst"] is None
-    assert found["f.txt"] is None
-    assert re.search(r"/one\.txt\.zst: one zstd frame, .* read by one core \([\d,]+ MB/s\)", found["one.txt.zst"] or "")
+def test_a_large_compressed_file_is_remarked_on(tmp_path: Path) -> None:
+    for name, size in {"a.txt.zst": 1 << 30, "b.txt.gz": 2 << 30, "c.txt": 2 << 30, "d.txt.gz": 1 << 20}.items():
+        with open(tmp_path / name, "wb") as file:
+            file.truncate(size)
+    files = find_files([str(tmp_path)], 70, 1014).found
+    one = f"{tmp_path}/b.txt.gz: gzip, read by one core; several smaller files are read by all"
+    assert slow_to_read(files) == f"{one} (the largest of 2 compressed files of 1 GiB and more)"
+    assert slow_to_read(files[1:]) == one
+    assert slow_to_read(files[2:]) is None
