@@ -6,20 +6,13 @@ It imports nothing that takes time to load: the command reads it for its help.
 
 from __future__ import annotations
 
-import ast
-import inspect
 import os
-import re
-import sys
-import textwrap
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, make_dataclass
-from functools import cache
+from collections.abc import Iterable
 from importlib.util import find_spec
-from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, Unpack, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 from .errors import FLAGS, UsageError
+from .option_table import Option, Table
 from .source.limits import CHUNK_ROWS, MOST_CHUNK_ROWS
 
 if TYPE_CHECKING:
@@ -29,31 +22,11 @@ if TYPE_CHECKING:
     from .output.record import Settings
     from .source.chunk import Selection
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
 _CHUNK_ROWS = "{cpu} to {:,} on a CPU, {cuda:,} or {:,} on a GPU".format(*MOST_CHUNK_ROWS.values(), **CHUNK_ROWS)
 _FORMAT, _FORMATS = "parquet; jsonl to stdout", ("parquet", "jsonl", "csv", "npy")
 
 PANELS = ("Input", "Labels", "Output", "Computing", "Cluster", "Job", "Report")
 """Of the command's help, in this order."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """An entry of the table, between the option's name and type and what is said of it.
-
-    panel: of the command's help, one of PANELS. metavar: what stands for the value there; a switch has none. shown: the
-    default as it stands there. choices: the words that may be given. least: of an integer. recorded: whether it changes
-    a byte of the output, so that the record of a job holds it.
-    """
-
-    panel: str
-    default: Any
-    metavar: str = ""
-    shown: str = ""
-    choices: tuple[str, ...] = ()
-    least: int | None = None
-    recorded: bool = False
 
 
 class EngineKeywords(TypedDict, total=False):
@@ -241,70 +214,13 @@ class OptionKeywords(LabelKeywords, total=False):
     """
 
 
-def _entries() -> dict[str, tuple[Any, Option]]:
-    """Type and entry of each option, in the order of the panels."""
-    hints = get_type_hints(OptionKeywords, include_extras=True)
-    found = {name: (hint.__origin__, hint.__metadata__[0]) for name, hint in hints.items()}
-    return dict(sorted(found.items(), key=lambda entry: PANELS.index(entry[1][1].panel)))
-
-
-TYPES = {name: kind for name, (kind, _) in _entries().items()}
-TABLE: dict[str, Option] = {name: option for name, (_, option) in _entries().items()}
+TABLE = Table(OptionKeywords, PANELS)
+TYPES, takes = TABLE.types, TABLE.takes
 
 NAMES, HEADER, FILE = str | Iterable[str], Iterable[str] | None, str | os.PathLike[str] | None
 """The types of options that name columns, the columns of a file without a header, and a file."""
 
 FLAGS.update({name.replace("_", "-"): option.default is False for name, option in TABLE.items()})
-
-
-@cache
-def _texts() -> dict[str, tuple[str, str]]:
-    """Of each option its type and what is said of it below its entry: read from this file, since Python drops it."""
-    tree = ast.parse(inspect.getsource(sys.modules[__name__]))
-    found = {}
-    for body in (node.body for node in tree.body if isinstance(node, ast.ClassDef)):
-        for pair in pairwise(body):
-            match pair:
-                case ast.AnnAssign(ast.Name(name), ast.Subscript(slice=ast.Tuple([kind, *_]))), ast.Expr(said):
-                    found[name] = (ast.unparse(kind), inspect.cleandoc(ast.literal_eval(said)))
-    return found
-
-
-def help_of(name: str) -> str:
-    """A line for the command's help, which ends with the default."""
-    option = TABLE[name]
-    default = option.shown or ("" if option.default in (None, False, ()) else str(option.default))
-    return _texts()[name][1].partition("\n\n")[0] + (f"  [default: {default}]" if default else "")
-
-
-def _numpydoc(name: str) -> str:
-    """An option as a docstring has it."""
-    kind, said = _texts()[name]
-    shown = "" if "Default: " in said or not TABLE[name].shown else f" Default: {TABLE[name].shown}."
-    kind = kind.replace(" | None", ", optional").replace(" | ", " or ")
-    lines = textwrap.wrap(" ".join(said.split()) + shown, 116)
-    return "\n    ".join([f"{name} : {kind}", *lines])
-
-
-def takes(keywords: type) -> Callable[[_Function], _Function]:
-    """Show each option by its name in signature and docstring of a function that ends in `**options: Unpack[keywords]`.
-
-    So `help`, IPython and the documentation have them; editors and type checkers follow `keywords` by themselves.
-    """
-
-    def show(function: _Function) -> _Function:
-        signature = inspect.signature(function)
-        own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
-        names = [name for name in TABLE if name in get_type_hints(keywords)]
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        more = [inspect.Parameter(name, keyword, default=TABLE[name].default, annotation=TYPES[name]) for name in names]
-        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
-        about = "\n".join(map(_numpydoc, names))
-        said = re.sub(r"\*\*options\n(    .*\n)+", lambda _: f"{about}\n", inspect.getdoc(function) or "")
-        function.__doc__ = said
-        return function
-
-    return show
 
 
 if TYPE_CHECKING:
@@ -314,13 +230,7 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 
 else:
-    _Values = make_dataclass(
-        "_Values",
-        [(name, kind, TABLE[name].default) for name, kind in TYPES.items()],
-        namespace={"__post_init__": lambda options: options._check()},
-        frozen=True,
-        kw_only=True,
-    )
+    _Values = TABLE.values()
 
 
 class Options(_Values):
@@ -354,12 +264,9 @@ class Options(_Values):
         self._set("partition_by", self.partition_by or ())
         for name, option in TABLE.items():
             value = getattr(self, name)
+            TABLE.check(name, value)
             if value is None and option.default is None:
                 continue
-            if option.least is not None and not (isinstance(value, int) and value >= option.least):
-                raise UsageError(f"{name} is {value!r}, it must be an integer of at least {option.least}")
-            if option.choices and value not in option.choices:
-                raise UsageError(f"{name} {value!r}: choose {', '.join(option.choices)}")
             if TYPES[name] in (NAMES, HEADER):
                 self._set(name, distinct(name, value))
             elif name == "truth_column":

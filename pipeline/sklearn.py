@@ -140,7 +140,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             classes=names,
             alphabet=self.alphabet,
             length=self.length,
-            frame=self.frame,  # type: ignore[arg-type]  # checked there
+            frame=self.frame,
             settings=[f"{name}={value}" for name, value in chosen.items()],
             ngrams=self.ngrams,
             vectors=self.vectors,

@@ -63,7 +63,7 @@ _GPUS = "/proc/driver/nvidia/gpus/*"
 _SHOWN = 10
 
 
-@with_options
+@with_options(TABLE)
 def command(
     inputs: Annotated[list[str] | None, typer.Argument(metavar="INPUT", help=_INPUT, show_default=False)] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="OUT/", help=_OUTPUT)] = None,

@@ -9,58 +9,61 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from ..options import FILE, HEADER, NAMES, PANELS, TABLE, TYPES, help_of
+from ..option_table import Table
+from ..options import FILE, HEADER, NAMES, TABLE
+from ..train_options import MODEL, SOURCE
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def flag(name: str) -> Any:
+def flag(name: str, table: Table = TABLE) -> Any:
     """The flag of an option; it is None, or False, where it is not given."""
-    option = TABLE[name]
+    option = table[name]
     return typer.Option(
-        f"--{name.replace('_', '-')}",
+        f"--{option.flag or name.replace('_', '-')}",
         metavar=option.metavar or "|".join(option.choices),
         min=option.least,
-        help=help_of(name),
+        help=table.help_of(name),
         show_default=False,
         rich_help_panel=option.panel,
     )
 
 
-def _kind(name: str) -> Any:
-    """Of the value of a flag: columns of a header are one word, names of columns may be repeated."""
-    kind: Any = TYPES[name]
-    if kind == NAMES:
+def _kind(kind: Any) -> Any:
+    """Of the value of a flag: columns of a header are one word, names of columns and sources may be repeated."""
+    if kind in (NAMES, SOURCE):
         return list[str] | None
-    if kind == HEADER:
-        return str | None
-    if kind == str | int:
+    if kind in (HEADER, MODEL, str | int):
         return str | None
     return Path | None if kind == FILE else kind if kind is bool else kind | None
 
 
-def with_options(command: _Command) -> _Command:
-    """The command with a flag for each option of a job in place of its `**options`, all in the order of the panels."""
-    signature = inspect.signature(command, eval_str=True)
-    found = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    for name, option in TABLE.items():
-        default = False if option.default is False else None
-        kind = Annotated[_kind(name), flag(name)]  # type: ignore[valid-type]
-        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
-    found = sorted((one.replace(kind=one.KEYWORD_ONLY) for one in found), key=_place)
-    command.__signature__ = signature.replace(parameters=found)  # type: ignore[attr-defined]
-    return command
+def with_options(table: Table) -> Callable[[_Command], _Command]:
+    """The command with a flag for each option of a table in place of its `**flags`, all in the order of the panels."""
+
+    def place(parameter: inspect.Parameter) -> int:
+        panel = parameter.annotation.__metadata__[0].rich_help_panel
+        return table.panels.index(panel) if isinstance(panel, str) else -1
+
+    def show(command: _Command) -> _Command:
+        signature = inspect.signature(command, eval_str=True)
+        flags = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        for name, option in table.items():
+            default = False if option.default is False else None
+            kind = Annotated[_kind(table.types[name]), flag(name, table)]  # type: ignore[valid-type]
+            if option.panel:
+                flags.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+        flags = sorted((one.replace(kind=one.KEYWORD_ONLY) for one in flags), key=place)
+        command.__signature__ = signature.replace(parameters=flags)  # type: ignore[attr-defined]
+        return command
+
+    return show
 
 
-def _place(parameter: inspect.Parameter) -> int:
-    panel = parameter.annotation.__metadata__[0].rich_help_panel
-    return PANELS.index(panel) if isinstance(panel, str) else -1
-
-
-def keywords(flags: dict[str, Any]) -> dict[str, Any]:
+def keywords(flags: dict[str, Any], table: Table = TABLE) -> dict[str, Any]:
     """The options that were given, as Python's keywords."""
     given = {name: value for name, value in flags.items() if not (value is None or value is False or value == [])}
-    return given | {"columns": names_of(given.get("columns"))} if "columns" in given else given
+    return {name: names_of(value) if table.types[name] == HEADER else value for name, value in given.items()}
 
 
 def names_of(columns: str | None) -> list[str] | None:

@@ -9,81 +9,33 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import UsageError
 from ..report.console import PlainConsole, say
 from ..storage.disk import refuse_outputs
-from .flags import Columns, Device, Quiet, SchedulerFile, Texts, in_panel, names_of
+from ..train_options import TRAIN
+from .flags import Quiet, SchedulerFile, in_panel, keywords, with_options
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from ..model.layers import Frame
-
 _DATA = "Files, folders, globs or URLs, read as `classify` reads them."
-_data, _network, _recipe, _soft, _computing, _cluster, _report = (
-    partial(in_panel, panel)
-    for panel in ("Input", "Network", "Recipe", "Scores of other models", "Computing", "Cluster", "Report")
+_recipe, _soft, _cluster, _report = (
+    partial(in_panel, panel) for panel in ("Recipe", "Scores of other models", "Cluster", "Report")
 )
 
 
+@with_options(TRAIN)
 def command(
     data: Annotated[list[str], typer.Argument(metavar="DATA", help=_DATA, show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="MODEL", help="The model file to write.")],
-    label_column: Annotated[
-        list[str] | None,
-        _data("NAME", "Column with the class; needed without soft labels. Of several, the model learns each."),
-    ] = None,
-    target_column: Annotated[
-        str | None, _data("NAME", "In its place: a column of numbers to learn, or with --classes of levels in order.")
-    ] = None,
-    text_column: Texts = None,
-    columns: Columns = None,
-    classes: Annotated[
-        str | None, _data("A,B,C", "Class names in order; labels are then names or numbers from 1.")
-    ] = None,
-    multi_label: Annotated[
-        bool, _data("", "A text may have several labels: the label column holds lists.", "--multi-label")
-    ] = False,
-    label_separator: Annotated[
-        str | None, _data("TEXT", "The label column holds texts with this between two labels.")
-    ] = None,
-    init: Annotated[str | None, _network("MODEL", "Model whose network to begin with, all but its last layer.")] = None,
-    alphabet: Annotated[
-        str | None, _network("NAME|FILE", "published, or a UTF-8 file with the symbols.  [default: with-space]")
-    ] = None,
-    length: Annotated[int | None, _network("CHARACTERS", "Characters read of an article.  [default: 1014]")] = None,
-    frame: Annotated[
-        str | None, _network("text|dense", "Compute the text only, or the whole length.  [default: text]")
-    ] = None,
-    hold_out: Annotated[float | None, _data("SHARE", "Share of each class not trained on.  [default: 0.05]")] = None,
-    test: Annotated[list[str] | None, _data("DATA", "Rows to evaluate the finished model on, once.")] = None,
     epochs: Annotated[int | None, _recipe("N", "Passes over the data.  [default: 80]")] = None,
     batch_size: Annotated[int | None, _recipe("N", "Articles per step.  [default: by the rows]")] = None,
     learning_rate: Annotated[float | None, _recipe("RATE", "Highest rate of the run.  [default: by the rows]")] = None,
     set_: Annotated[list[str] | None, _recipe("NAME=VALUE", "Any other setting of the recipe.", "--set")] = None,
-    ngrams: Annotated[
-        int | None, _network("N", "Buckets for n-grams, a power of two; 0: none.  [default: by the classes]")
-    ] = None,
-    vectors: Annotated[
-        str, _network("WHAT", "Pretrained word vectors for the n-grams: wordllama, a file, a folder, or none.")
-    ] = "auto",
-    loss: Annotated[str, _recipe("squared|absolute", "What is least, of a --target-column.")] = "squared",
-    balanced: Annotated[bool, _recipe("", "Every class weighs the same.", "--balanced")] = False,
-    keep_network: Annotated[
-        bool, _network("", "Keep it also where held-out rows are not likelier with it.", "--keep-network")
-    ] = False,
-    seed: Annotated[int, _recipe("N", "Seed of every random choice.")] = 0,
-    device: Device = "auto",
-    precision: Annotated[str, _computing("auto|fp32|bf16", "Format of products; auto: bf16 on a GPU.")] = "auto",
-    dtype: Annotated[str, _network("float16|float32", "Number format of the stored weights.")] = "float16",
-    checkpoint_every: Annotated[
-        int, _computing("EPOCHS", "How often to write MODEL.checkpoint; 0: never.", min=0)
-    ] = 10,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from MODEL.checkpoint.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace model, checkpoint and plot.")] = False,
     teacher: Annotated[
         list[str] | None,
@@ -94,9 +46,6 @@ def command(
     ] = None,
     soft_share: Annotated[float, _soft("SHARE", "How much its soft label counts, where a row has a label too.")] = 0.5,
     unlabelled: Annotated[list[str] | None, _soft("DATA", "More text, for a --teacher to label.")] = None,
-    gpus: Annotated[
-        int | None, _computing("N", "GPUs that share each batch.  [default: 1; all of a cluster]", min=1)
-    ] = None,
     cluster: Annotated[
         str | None, _cluster("WHERE", "Train on workers: local, cuda, slurm, or a scheduler's address.")
     ] = None,
@@ -104,6 +53,7 @@ def command(
     note: Annotated[str | None, _report("TEXT", "A line for the model card.")] = None,
     plot: Annotated[Path | None, _report("FILE.png", "Draw the training curve.")] = None,
     quiet: Quiet = False,
+    **flags: Any,
 ) -> None:
     """Train a model on labelled texts: n-grams, and with a GPU the network too.
 
@@ -121,8 +71,10 @@ def command(
 
     if plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[train]'")
-    read = [*data, *(test or ()), *(unlabelled or ())]
-    models = [one for one in (init, alphabet, vectors, *(teacher or ())) if one is not None]
+    options = keywords(flags, TRAIN)
+    resume, device = options.get("resume", False), options.get("device", "auto")
+    read = [*data, *options.get("test", ()), *(unlabelled or ())]
+    models = [*(teacher or ()), *(options[name] for name in ("init", "alphabet", "vectors") if name in options)]
     refuse_outputs({"-o": output, "--plot": plot}, overwrite, lambda: [*models, *local_paths(Paths(read))])
     checkpoint = (output.parent.absolute() / output.name).with_name(output.name + CHECKPOINT)
     if checkpoint.exists() and not resume:
@@ -139,48 +91,23 @@ def command(
     about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
     if note:
         about["note"] = note
-    soft = None
     if teacher or soft_labels:
         sys.path.append("")  # where MODULE:FUNCTION may be
         more = Paths(unlabelled) if unlabelled else None
-        soft = SoftLabels(tuple(soft_labels or ()), tuple(teacher or ()), more, soft_share, device)
+        columns, teachers = tuple(soft_labels or ()), tuple(teacher or ())
+        options["soft_labels"] = SoftLabels(columns, teachers, more, soft_share, device)
     elif unlabelled:
         raise UsageError("--unlabelled text needs a --teacher")
-    options: dict[str, Any] = {
-        "soft_labels": soft,
-        "text_column": text_column or (),
-        "label_column": label_column or (),
-        "target_column": target_column,
-        "loss": loss,
-        "columns": names_of(columns),
-        "classes": names_of(classes),
-        "multi_label": multi_label,
-        "label_separator": label_separator,
-        "alphabet": None if alphabet is None else ALPHABETS.get(alphabet) or _symbols(alphabet),
-        "length": length,
-        "frame": cast("Frame | None", frame),
-        "init": init,
-        "settings": settings,
-        "ngrams": ngrams,
-        "vectors": None if vectors == "none" else vectors,
-        "balanced": balanced,
-        "keep_network": keep_network,
-        "hold_out_share": hold_out,
-        "test": Paths(test) if test else None,
-        "seed": seed,
-        "device": device,
-        "precision": precision,
-        "dtype": dtype,
-        "checkpoint": checkpoint,
-        "checkpoint_every": checkpoint_every,
-        "resume": resume,
-        "about": about,
-        "on_start": watch.start,
-        "tell": watch,
-    }
+    if "test" in options:
+        options["test"] = Paths(options["test"])
+    if (alphabet := options.get("alphabet")) is not None:
+        options["alphabet"] = ALPHABETS.get(alphabet) or _symbols(alphabet)
+    if str(options.get("vectors")) == "none":
+        options["vectors"] = None
+    options |= {"settings": settings, "checkpoint": checkpoint, "about": about, "on_start": watch.start, "tell": watch}
     try:
-        with _workers(cluster, scheduler_file, gpus) as client:
-            trained = train(Paths(data), gpus=gpus, client=client, **options)
+        with _workers(cluster, scheduler_file, options.get("gpus")) as client:
+            trained = train(Paths(data), client=client, **options)
     except KeyboardInterrupt:
         watch.stop()
         if checkpoint.exists():

@@ -10,18 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError
 from ..model.alphabet import Alphabet
-from ..model.layers import BIAS, FRAMES, Frame, Layer, layer_table
+from ..model.layers import BIAS, Frame, Layer, layer_table
 from .objective import Objective
 from .progress import Epoch
 from .recipe import Recipe
 
 if TYPE_CHECKING:
     import torch
-
-DEVICES = ("auto", "cpu", "cuda")
-PRECISIONS = ("auto", "fp32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -42,8 +38,6 @@ class TrainingJob:
 
     classes: their names. start: tensors of another model to begin with, by name; none for random ones. checkpoint: its
     file, or None; every: epochs between two writes, 0 for none. resume: continue from it.
-
-    Raises UsageError for a device, precision or frame that there is not.
     """
 
     classes: tuple[str, ...]
@@ -59,17 +53,6 @@ class TrainingJob:
     checkpoint: Path | None = None
     every: int = 0
     resume: bool = False
-
-    def __post_init__(self) -> None:
-        for name, value, known in (
-            ("frame", self.frame, FRAMES),
-            ("device", self.device, DEVICES),
-            ("precision", self.precision, PRECISIONS),
-        ):
-            if value not in known:
-                raise UsageError(f"{name} {value!r}: choose one of {', '.join(known)}")
-        if self.resume and self.checkpoint is None:
-            raise UsageError("resume needs the checkpoint to continue from")
 
     @property
     def layers(self) -> tuple[Layer, ...]:

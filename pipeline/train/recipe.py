@@ -154,12 +154,12 @@ _FEW = Recipe(
 _MANY_ROWS = 20_000  # with which 4 and 5 characters say as much as 2 to 5, in half the time (docs/kernels.md)
 
 
-def is_alone(recipe: Recipe | None, ngrams: int | None, device: str) -> bool:
-    """Whether n-grams are fitted alone: where PyTorch finds no GPU or is missing, and nobody asked for the network."""
-    return recipe is None and ngrams != 0 and not (device == "cuda" or (device == "auto" and _sees_gpu()))
+def sees_gpu(device: str) -> bool:
+    """Whether PyTorch is to train on a GPU: where that is asked for, or where it finds one."""
+    return device == "cuda" or (device == "auto" and _finds_gpu())
 
 
-def _sees_gpu() -> bool:
+def _finds_gpu() -> bool:
     try:
         import torch
     except ImportError:
@@ -169,7 +169,7 @@ def _sees_gpu() -> bool:
 
 def fits_on_gpu(device: str) -> bool:
     """Whether n-grams of many rows are fitted on a GPU."""
-    return device != "cpu" and find_spec("cupy") is not None and _sees_gpu()
+    return device != "cpu" and find_spec("cupy") is not None and _finds_gpu()
 
 
 def need_pytorch() -> None:

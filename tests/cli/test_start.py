@@ -26,7 +26,7 @@ from broadsheet import pipeline
 from broadsheet.pipeline.cli.commands import app
 from broadsheet.pipeline.errors import FLAGS, in_python
 from broadsheet.pipeline.labelling.windows import SCORES
-from broadsheet.pipeline.options import PANELS, TABLE, EngineKeywords, LabelKeywords, Options, help_of
+from broadsheet.pipeline.options import PANELS, TABLE, EngineKeywords, LabelKeywords, Options
 from broadsheet.pipeline.output import sidecars
 from broadsheet.pipeline.output.layout import FORMATS
 from broadsheet.pipeline.output.record import Settings
@@ -196,7 +196,7 @@ def test_an_option_is_one_entry_of_the_table() -> None:
             assert inspect.signature(function).parameters[name].default == option.default
             assert re.search(rf"^{name} : \w", inspect.getdoc(function) or "", re.MULTILINE)
         (param,) = (one for one in commands()["classify"].params if flag in one.opts)
-        assert param.help == help_of(name) != ""
+        assert param.help == TABLE.help_of(name) != ""
         assert param.is_flag == FLAGS[flag[2:]] == (option.default is False)
         expected = f"{name}=True" if param.is_flag else f"{name}="
         assert in_python(f"see {flag}") == f"see {expected}"

@@ -1,0 +1,138 @@
+"""What follows from a table of options: help of flags, documentation of keywords, values and their checks.
+
+It imports nothing that takes time to load: the command reads it for its help.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, make_dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeVar, get_type_hints
+
+from .errors import UsageError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Option:
+    """An entry of a table, between the option's name and type and its text.
+
+    Attributes
+    ----------
+    panel : str
+        Of the command's help; "" for an option that Python alone has.
+    default : Any
+        Its value where it is not given.
+    metavar, shown : str
+        What stands for the value and for the default in the help; a switch has no metavar.
+    choices : tuple of str
+        The words that may be given.
+    least : int, optional
+        Of an integer.
+    recorded : bool
+        Whether it changes a byte of the output, so that the record of a job holds it.
+    flag : str
+        Of the command, where that is not the name.
+
+    """
+
+    panel: str
+    default: Any
+    metavar: str = ""
+    shown: str = ""
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+    recorded: bool = False
+    flag: str = ""
+
+
+class Table(dict[str, Option]):
+    """The options of a function by name, as the class of its keywords declares them, in the order of the panels.
+
+    Attributes
+    ----------
+    panels : tuple of str
+        Of the command's help.
+    types : dict of str to type
+        Of each option.
+
+    """
+
+    def __init__(self, keywords: type, panels: tuple[str, ...]) -> None:
+        hints = get_type_hints(keywords, include_extras=True)
+        options = {name: hint.__metadata__[0] for name, hint in hints.items()}
+        super().__init__(sorted(options.items(), key=lambda entry: panels.index(entry[1].panel)))
+        self.panels, self._module = panels, sys.modules[keywords.__module__]
+        self.types: dict[str, Any] = {name: hints[name].__origin__ for name in self}
+
+    @cached_property
+    def _texts(self) -> dict[str, tuple[str, str]]:
+        """Type and text of each option, which stands below its entry: read from its file, since Python drops it."""
+        texts = {}
+        for body in (
+            node.body for node in ast.parse(inspect.getsource(self._module)).body if isinstance(node, ast.ClassDef)
+        ):
+            for pair in pairwise(body):
+                match pair:
+                    case ast.AnnAssign(ast.Name(name), ast.Subscript(slice=ast.Tuple([kind, *_]))), ast.Expr(said):
+                        texts[name] = (ast.unparse(kind), inspect.cleandoc(ast.literal_eval(said)))
+        return texts
+
+    def help_of(self, name: str) -> str:
+        """A line for the command's help, which ends with the default."""
+        option = self[name]
+        default = option.shown or ("" if option.default in (None, False, ()) else str(option.default))
+        return self._texts[name][1].partition("\n\n")[0] + (f"  [default: {default}]" if default else "")
+
+    def numpydoc(self, name: str) -> str:
+        """An option as a docstring has it."""
+        kind, said = self._texts[name]
+        shown = "" if "Default: " in said or not self[name].shown else f" Default: {self[name].shown}."
+        kind = kind.replace(" | None", ", optional").replace(" | ", " or ")
+        return "\n    ".join([f"{name} : {kind}", *textwrap.wrap(" ".join(said.split()) + shown, 116)])
+
+    def values(self) -> Any:
+        """A frozen class of values of all options, with their defaults, which calls its `_check` once it is made."""
+        values = [(name, kind, self[name].default) for name, kind in self.types.items()]
+        checked = {"__post_init__": lambda options: options._check()}
+        return make_dataclass("_Values", values, namespace=checked, frozen=True, kw_only=True)
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise UsageError for a number that is too small, or a word that is not among the choices."""
+        option = self[name]
+        if value is None and option.default is None:
+            return
+        if option.least is not None and not (isinstance(value, int) and value >= option.least):
+            raise UsageError(f"{name} is {value!r}, it must be an integer of at least {option.least}")
+        if option.choices and value not in option.choices:
+            raise UsageError(f"{name} {value!r}: choose {', '.join(option.choices)}")
+
+    def takes(self, keywords: type) -> Callable[[_Function], _Function]:
+        """Show each option by its name in signature and docstring of a function that ends in
+        `**options: Unpack[keywords]`.
+
+        So `help`, IPython and the documentation have them; editors and type checkers follow `keywords` by themselves.
+        """
+
+        def show(function: _Function) -> _Function:
+            signature = inspect.signature(function)
+            parameters = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+            names = [name for name in self if name in get_type_hints(keywords)]
+            for name in names:
+                about = {"default": self[name].default, "annotation": self.types[name]}
+                parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **about))
+            function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+            about_all = "\n".join(map(self.numpydoc, names))
+            text = re.sub(r"\*\*options\n(    .*\n)+", lambda _: f"{about_all}\n", inspect.getdoc(function) or "")
+            function.__doc__ = text
+            return function
+
+        return show

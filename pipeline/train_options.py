@@ -1,0 +1,233 @@
+"""The options of training, in one table, of which the rest is made: the flags of `broadsheet train` and their help, the
+keywords of `train` and their documentation, and the request that its stages read.
+
+It imports nothing that takes time to load: the command reads it for its help.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
+
+from .errors import UsageError
+from .option_table import Option, Table
+
+SOURCE, MODEL = Any, str | Any | None
+"""The types of options that are input, as `classify` takes it, and a model: a name, a file, or a loaded `Model`."""
+
+PANELS = ("", "Options", "Input", "Network", "Recipe", "Computing", "Scores of other models", "Cluster", "Report")
+
+
+def _nothing(*_: object) -> None:
+    """What is called where nobody wants to hear of a run."""
+
+
+class TrainKeywords(TypedDict, total=False):
+    """Options of `train`."""
+
+    recipe: Annotated[Any, Option("", None)]
+    """A `Recipe`: epochs, learning rate, augmentation and so on.
+
+    Default: the recipe of the shipped model, or of fewer than 5,000 rows one with smaller batches, a lower rate and
+    less noise.
+    """
+    settings: Annotated[Iterable[str], Option("", ())]
+    """In place of `recipe`: settings of the default, such as "epochs=10"."""
+    soft_labels: Annotated[Any, Option("", None)]
+    """`SoftLabels`: probabilities of the classes, by teachers or in columns, to learn beside or in place of labels."""
+    client: Annotated[Any, Option("", None)]
+    """Of a Dask cluster (`cluster.connect`), on whose workers to train, a process on each.
+
+    They need PyTorch, and the folder of `checkpoint` has to be one that they share.
+    """
+    checkpoint: Annotated[os.PathLike[str] | None, Option("", None)]
+    """File for the state of the run.
+
+    It is also written where the run is interrupted, and never overwrites that of another run.
+    """
+    about: Annotated[Mapping[str, Any] | None, Option("", None)]
+    """JSON values to add to the card of the model."""
+    on_start: Annotated[Callable[..., None], Option("", _nothing)]
+    """Called once with the training data, `LabelledArticles`, and the number of held-out rows."""
+    tell: Annotated[Callable[..., None], Option("", _nothing)]
+    """Called with what the run reports.
+
+    That is a `Fit` after each fit of n-grams, a `Cost` before the first step of the network, a `Step` after each, an
+    `Epoch` at the end of each, and a `Note` where there is something else to say.
+    """
+    resume: Annotated[bool, Option("Options", False)]
+    """Continue from MODEL.checkpoint.
+
+    In Python, from `checkpoint`; on a CPU the result has the same bits as an undisturbed run.
+    """
+    label_column: Annotated[str | Iterable[str], Option("Input", (), "NAME")]
+    """Column with the class; needed without soft labels. Of several, the model learns each.
+
+    It then has a head for each, over the same n-grams and the same network. A row may lack some of these labels.
+    """
+    target_column: Annotated[str | None, Option("Input", None, "NAME")]
+    """In its place: a column of numbers to learn, or with --classes of levels in order.
+
+    These are the names of levels, from the lowest, which stand for 1, 2 and so on. n-grams learn them, without a
+    network.
+    """
+    text_column: Annotated[str | Iterable[str], Option("Input", (), "NAME", "text")]
+    """Column with the text; several are joined by a space."""
+    columns: Annotated[Iterable[str] | None, Option("Input", None, "A,B,C")]
+    """Column names of a headerless CSV or TSV."""
+    classes: Annotated[Iterable[str] | None, Option("Input", None, "A,B,C")]
+    """Class names in order; labels are then names or numbers from 1.
+
+    Default: the labels that occur, sorted.
+    """
+    multi_label: Annotated[bool, Option("Input", False)]
+    """A text may have several labels: the label column holds lists.
+
+    Each class has a score of its own, and a threshold, at which F1 is best on the held-out rows.
+    """
+    label_separator: Annotated[str | None, Option("Input", None, "TEXT")]
+    """The label column holds texts with this between two labels."""
+    hold_out_share: Annotated[float | None, Option("Input", None, "SHARE", "0.05", flag="hold-out")]
+    """Share of each class not trained on.
+
+    It is up to 0.5; rows with the same text are held out together, and the accuracy on them is computed after each
+    epoch. Default: 0.05; where only n-grams are fitted none, since cross-validation gives their accuracy, or with
+    `soft_labels` 0.2.
+    """
+    test: Annotated[Any, Option("Input", None, "DATA")]
+    """Rows to evaluate the finished model on, once."""
+    init: Annotated[str | Any | None, Option("Network", None, "MODEL")]
+    """Model whose network to begin with, all but its last layer.
+
+    A shipped model's name, a model file, or a loaded `Model`. These weights are learned at a lower rate, the recipe's
+    `init_rate`.
+    """
+    alphabet: Annotated[str | None, Option("Network", None, "NAME|FILE", "with-space")]
+    """published, or a UTF-8 file with the symbols.
+
+    In Python the symbols themselves. Default: those of `init`, or the published alphabet with a space.
+    """
+    length: Annotated[int | None, Option("Network", None, "CHARACTERS", "1014")]
+    """Characters read of an article.
+
+    From 64 to 4,096. Default: as many as `init`, or 1,014.
+    """
+    frame: Annotated[str | None, Option("Network", None, "", "text", choices=("text", "dense"))]
+    """Compute the text only, or the whole length.
+
+    "text": block 1's output is zero after the end of an article's text, so that only the text is computed. "dense": it
+    is not, as in the published network. Default: that of `init`, or "text".
+    """
+    ngrams: Annotated[int | None, Option("Network", None, "N", "by the classes")]
+    """Buckets for n-grams, a power of two; 0: none.
+
+    They are of words and characters. Default: about a million for few classes, fewer for many.
+    """
+    vectors: Annotated[str | os.PathLike[str] | None, Option("Network", "auto", "WHAT")]
+    """Pretrained word vectors for the n-grams: wordllama, a file, a folder, or none.
+
+    In Python None for none (docs/train_options.md lists the formats). How much they count is chosen by
+    cross-validation, and may be nothing. Default: "auto", those of wordllama where that package is installed and there
+    are at most 10,000 labelled rows.
+    """
+    keep_network: Annotated[bool, Option("Network", False)]
+    """Keep it also where held-out rows are not likelier with it."""
+    dtype: Annotated[str, Option("Network", "float16", choices=("float16", "float32"))]
+    """Number format of the stored weights."""
+    loss: Annotated[str, Option("Recipe", "squared", choices=("squared", "absolute"))]
+    """What is least, of a --target-column."""
+    balanced: Annotated[bool, Option("Recipe", False)]
+    """Every class weighs the same.
+
+    Otherwise every row does.
+    """
+    seed: Annotated[int, Option("Recipe", 0, "N")]
+    """Seed of every random choice.
+
+    The held-out rows do not depend on it.
+    """
+    device: Annotated[str, Option("Computing", "auto", choices=("auto", "cpu", "cuda"))]
+    """auto: the GPU, if there is one that works."""
+    precision: Annotated[str, Option("Computing", "auto", choices=("auto", "fp32", "bf16"))]
+    """Format of products; auto: bf16 on a GPU."""
+    checkpoint_every: Annotated[int, Option("Computing", 10, "EPOCHS", least=0)]
+    """How often to write MODEL.checkpoint; 0: never."""
+    gpus: Annotated[int | None, Option("Computing", None, "N", "1; all of a cluster", least=1)]
+    """GPUs that share each batch.
+
+    Of this machine, a process each (with `device` "cpu": processes on its cores); with `client`, workers.
+    """
+
+
+TRAIN = Table(TrainKeywords, PANELS)
+
+if TYPE_CHECKING:
+
+    class _Values:
+        def __init__(self, **options: Unpack[TrainKeywords]) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _Values = TRAIN.values()
+
+
+class TrainRequest(_Values):
+    """What is to be trained, and how: the keyword arguments of `train`, which documents them, checked.
+
+    Raises UsageError for a value out of range, and for options that exclude each other.
+    """
+
+    def _check(self) -> None:
+        for name in TRAIN:
+            TRAIN.check(name, getattr(self, name))
+        for name in ("text_column", "label_column"):
+            self._set(name, (getattr(self, name),) if isinstance(getattr(self, name), str) else getattr(self, name))
+        for name in ("text_column", "label_column", "columns", "classes", "settings"):
+            self._set(name, None if getattr(self, name) is None else tuple(getattr(self, name)))
+        labels = ", ".join(self.label_column)
+        others = {
+            "numbers": self.target_column, "classes by name": self.classes, "several labels a text": self.multi_label,
+            "teachers or soft labels": self.soft_labels,
+        }  # fmt: skip
+        others = {what: given for what, given in others.items() if given}
+        if self.label_separator is not None and not self.multi_label:
+            raise UsageError("a label separator is for several labels a text: --multi-label")
+        if self.label_separator == "":
+            raise UsageError("the label separator is empty")
+        if len(self.label_column) > 1 and others:
+            what = next(iter(others))
+            raise UsageError(f"with several label columns ({labels}) there are no {what}: leave these out")
+        if len({*self.label_column}) < len(self.label_column):
+            raise UsageError(f"a label column is named twice: {labels}")
+        if self.multi_label and (self.balanced or self.soft_labels is not None):
+            raise UsageError(
+                "with several labels a text there are no balanced classes, teachers or soft labels: leave them out"
+            )
+        if self.target_column is not None:
+            for_network = self.keep_network or self.device == "cuda" or self.needs_network
+            if for_network or self.label_column or self.multi_label or self.soft_labels or self.balanced:
+                raise UsageError(
+                    "a target column is learned by n-grams alone, on a CPU: leave out label column, soft labels, "
+                    "balanced classes, and what is for the network"
+                )
+            self._set("dtype", "float32")
+        elif not self.label_column and self.soft_labels is None:
+            raise UsageError("there is nothing to learn: name a column with labels, or where soft labels come from")
+        elif self.test is not None and not self.label_column:
+            raise UsageError("the rows to test on need labels: name their column")
+        if self.recipe is not None and self.settings:
+            raise UsageError("give a recipe, or settings that differ from the default's")
+        if self.resume and self.checkpoint is None:
+            raise UsageError("resume needs the checkpoint to continue from")
+        if self.hold_out_share is not None and not 0 <= self.hold_out_share <= 0.5:
+            raise UsageError(f"{self.hold_out_share} of the rows cannot be held out: at most half of them")
+
+    @property
+    def needs_network(self) -> bool:
+        """Whether something is asked for that only a network has."""
+        asked = self.init is not None or self.recipe is not None or self.ngrams == 0
+        return asked or bool(self.client or self.gpus or self.settings)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
