@@ -86,9 +86,9 @@ class Confusion:
         """(true class, predicted class, rows), as `confusion_of` takes them; of rows without a truth the predicted
         class is not known any more, and 0.
         """
-        found = [(int(a), int(b), int(self.counts[a, b])) for a, b in np.argwhere(self.counts)]
-        found += [(a, NO_LABEL, n) for a, n in enumerate(self.unlabelled.tolist()) if n]
-        return (*([(NO_TRUTH, 0, self.without_truth)] if self.without_truth else []), *sorted(found))
+        cells = [(int(a), int(b), int(self.counts[a, b])) for a, b in np.argwhere(self.counts)]
+        cells += [(a, NO_LABEL, n) for a, n in enumerate(self.unlabelled.tolist()) if n]
+        return (*([(NO_TRUTH, 0, self.without_truth)] if self.without_truth else []), *sorted(cells))
 
     @property
     def correct(self) -> int:

@@ -128,9 +128,9 @@ class Evaluation:
             "calibration_error_before": (
                 None if self.uncalibrated is None else _defined(self.uncalibrated.expected_error)
             ),
-            "reliability": [_values(found) for found in self.reliability.bins],
-            "thresholds": [_values(found) for found in self.thresholds],
-            "networks": {name: _values(found) for name, found in self.networks.items()},
+            "reliability": [_values(figures) for figures in self.reliability.bins],
+            "thresholds": [_values(figures) for figures in self.thresholds],
+            "networks": {name: _values(figures) for name, figures in self.networks.items()},
         }
 
 
@@ -283,18 +283,18 @@ def evaluate(
     worst: list[Mistake] = []
     without_truth = quarantined = overflowed = 0
     with scored_rows([*ways.values()], given, selection, device, precision, kernels) as (backend, chunks):
-        for each in chunks:
-            chunk, truth, found = each.chunk, each.chunk.truth, each.predictions[0]
-            quarantined += len(chunk.quarantine) - each.overflowed
-            overflowed += each.overflowed
+        for scored in chunks:
+            chunk, truth, predicted = scored.chunk, scored.chunk.truth, scored.predictions[0]
+            quarantined += len(chunk.quarantine) - scored.overflowed
+            overflowed += scored.overflowed
             if truth is None:
                 continue
-            labels, scores, before = found.labels[:, 0], found.scores[:, 0], found.scores[:, 0]
-            if loaded.temperature != 1 and found.all_scores is not None and len(chunk):
-                before = probabilities(log_scores(found.all_scores, loaded.temperature), 1.0).max(axis=1)
+            labels, scores, before = predicted.labels[:, 0], predicted.scores[:, 0], predicted.scores[:, 0]
+            if loaded.temperature != 1 and predicted.all_scores is not None and len(chunk):
+                before = probabilities(log_scores(predicted.all_scores, loaded.temperature), 1.0).max(axis=1)
             known = truth != NO_TRUTH
             rows_read += len(chunk)
-            for name, one in zip(ways, each.predictions, strict=True):
+            for name, one in zip(ways, scored.predictions, strict=True):
                 by_way[name].append((one.labels[known, 0], one.scores[known, 0], one.asked))
             without_truth += int((~known).sum())
             parts.append((labels[known], scores[known], before[known].astype(np.float32), truth[known]))
@@ -409,10 +409,10 @@ def evaluate_labels(
     counts = LabelCounts.of(loaded.classes, nothing, nothing)
     unknown = quarantined = overflowed = 0
     with scored_rows([loaded], given, selection, device, precision, kernels) as (backend, chunks):
-        for each in chunks:
-            chunk, all_scores = each.chunk, each.predictions[0].all_scores
-            quarantined += len(chunk.quarantine) - each.overflowed
-            overflowed += each.overflowed
+        for scored in chunks:
+            chunk, all_scores = scored.chunk, scored.predictions[0].all_scores
+            quarantined += len(chunk.quarantine) - scored.overflowed
+            overflowed += scored.overflowed
             if not len(chunk):
                 continue
             true, others = label_sets(label_lists(chunk.rows, label_column, label_separator), loaded.classes)

@@ -122,11 +122,11 @@ def calibrate(
     scores, beside, true = [nothing], [nothing], [np.empty(0, np.int64)]
     chosen = partial(_with_truth, share=held_out)
     with scored_rows([plain], given, selection, device, precision, kernels, chosen) as (_, chunks):
-        for each in chunks:
-            assert each.predictions[0].all_scores is not None
-            scores.append(each.predictions[0].all_scores)
-            true.append(_truth(each.chunk))
-            beside.append(_beside(plain, each.chunk))
+        for scored in chunks:
+            assert scored.predictions[0].all_scores is not None
+            scores.append(scored.predictions[0].all_scores)
+            true.append(_truth(scored.chunk))
+            beside.append(_beside(plain, scored.chunk))
     truth, logits = np.concatenate(true), log_scores(np.concatenate(scores))
     if len(truth) < LEAST_ROWS:
         raise UsageError(
@@ -140,13 +140,13 @@ def calibrate(
             "more rows, which the model was not trained on"
         )
     about = {"rows": len(truth), **improvement(logits, truth, temperature), **files_of(given)}
-    found = replace(plain, temperature=temperature, card={**plain.card, CARD: about})
+    calibrated = replace(plain, temperature=temperature, card={**plain.card, CARD: about})
     if plain.ngrams is None or not plain.has_network:
-        return found
+        return calibrated
     branch = np.concatenate(beside)
     cascade = fitted_cascade(logits, branch, truth, agreement)
     figures = figures_on_card(compare(logits, branch, truth, cascade, temperature), len(truth))
-    return replace(found, cascade=cascade, card={**found.card, cascades.CARD: {**figures, **files_of(given)}})
+    return replace(calibrated, cascade=cascade, card={**calibrated.card, cascades.CARD: {**figures, **files_of(given)}})
 
 
 def _beside(model: Model, chunk: Chunk) -> NDArray[np.float32]:
@@ -315,8 +315,8 @@ def fitted_cascade(
 
 def labels_of(logits: NDArray[Any], thresholds: tuple[float, ...] | None) -> NDArray[Any]:
     """The label of each row, [N], or which classes it is given, [N, classes]."""
-    found: NDArray[Any] = logits.argmax(axis=1) if thresholds is None else logits >= cuts(thresholds)
-    return found
+    labels: NDArray[Any] = logits.argmax(axis=1) if thresholds is None else logits >= cuts(thresholds)
+    return labels
 
 
 def compare(
@@ -330,13 +330,13 @@ def compare(
     alone = branch + np.array(cascade.bias, np.float32)
     rows = asked(alone, cascade.margin, None)
     of_whole, of_alone = probabilities(whole, temperature), probabilities(alone.astype(np.float64), cascade.temperature)
-    each = {"all": np.ones(len(rows), np.bool_), "uncertain": rows, "none": np.zeros(len(rows), np.bool_)}
-    found = {}
+    asked_rows = {"all": np.ones(len(rows), np.bool_), "uncertain": rows, "none": np.zeros(len(rows), np.bool_)}
+    figures = {}
     for name in ASKS:
-        scores = np.where(each[name][:, None], of_whole, of_alone)
+        scores = np.where(asked_rows[name][:, None], of_whole, of_alone)
         labels, best = scores.argmax(axis=1), scores.max(axis=1).astype(np.float32)
-        found[name] = figures_of(labels, best, truth, whole.argmax(axis=1), float(each[name].mean()))
-    return found
+        figures[name] = figures_of(labels, best, truth, whole.argmax(axis=1), float(asked_rows[name].mean()))
+    return figures
 
 
 def figures_of(

@@ -172,14 +172,14 @@ def evaluate_numbers(
     given, true, quarantined = [np.empty(0)], [np.empty(0)], 0
     with scored_rows([loaded], identify(source, len(loaded.alphabet), loaded.length), selection, device, precision,
                      kernels) as (backend, chunks):  # fmt: skip
-        for each in chunks:
-            quarantined += len(each.chunk.quarantine)
-            given.append(each.predictions[0].scores[:, 0].astype(np.float64))
-            true.append(numbers_in(each.chunk.rows, label_column, names))
+        for scored in chunks:
+            quarantined += len(scored.chunk.quarantine)
+            given.append(scored.predictions[0].scores[:, 0].astype(np.float64))
+            true.append(numbers_in(scored.chunk.rows, label_column, names))
     ours, theirs = np.concatenate(given), np.concatenate(true)
     known = np.isfinite(theirs)
     ours, theirs = ours[known], theirs[known]
-    nearest = [np.rint(np.clip(levels.steps(each), 1, len(loaded.classes))) for each in (ours, theirs)]
+    nearest = [np.rint(np.clip(levels.steps(scored), 1, len(loaded.classes))) for scored in (ours, theirs)]
     share = float((nearest[0] == nearest[1]).mean()) if len(ours) else np.nan
     figures = NumberFigures.of(ours, theirs)
     return NumberEvaluation(loaded.name, str(backend), figures, share, int((~known).sum()), quarantined)

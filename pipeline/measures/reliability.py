@@ -61,8 +61,8 @@ class Reliability:
         """Expected calibration error: the mean over rows of the distance between the score and the accuracy of a bin;
         nan where there are no rows.
         """
-        rows = sum(found.rows for found in self.bins)
-        distances = [found.rows * abs(found.accuracy - found.score) for found in self.bins if found.rows]
+        rows = sum(one_bin.rows for one_bin in self.bins)
+        distances = [one_bin.rows * abs(one_bin.accuracy - one_bin.score) for one_bin in self.bins if one_bin.rows]
         return sum(distances) / rows if rows else float("nan")
 
 

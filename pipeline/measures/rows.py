@@ -71,8 +71,8 @@ def hold_out(
     _, first, of_row = np.unique(texts, return_index=True, return_inverse=True)
     held = np.zeros(len(first), np.bool_)
     for label in np.unique(labels[first]):
-        found = np.flatnonzero(labels[first] == label)
-        held[rng.permutation(found)[: round(share * len(found))]] = True
+        of_label = np.flatnonzero(labels[first] == label)
+        held[rng.permutation(of_label)[: round(share * len(of_label))]] = True
     return np.flatnonzero(~held[of_row]), np.flatnonzero(held[of_row])
 
 
@@ -88,5 +88,5 @@ def rarest(labels: NDArray[np.bool_]) -> NDArray[np.int64]:
     every class. The number of classes for a row without labels.
     """
     counts = np.where(labels, labels.sum(axis=0), len(labels) + 1)
-    found: NDArray[np.int64] = np.where(labels.any(axis=1), counts.argmin(axis=1), labels.shape[1])
-    return found
+    rarest_of_row: NDArray[np.int64] = np.where(labels.any(axis=1), counts.argmin(axis=1), labels.shape[1])
+    return rarest_of_row

@@ -145,7 +145,7 @@ def _number_model(parts: _Parts, card: dict[str, Any], levels: Levels) -> Model:
     assert branch is not None
     assert data.numbers is not None
     count, true = len(data.classes), data.numbers[rows]
-    given, plain_ = (levels.numbers(each[:, 0], count) for each in (branch.logits, branch.plain))
+    given, plain_ = (levels.numbers(steps_of[:, 0], count) for steps_of in (branch.logits, branch.plain))
     figures = NumberFigures.of(given, true)
     always = NumberFigures.of(np.full(len(rows), np.median(data.numbers[parts.prepared.fit])), true)
     card["held_out"] = figures.about()
@@ -238,11 +238,11 @@ class _Parts:
 
     def logits_of(self, data: LabelledArticles) -> NDArray[np.float64]:
         """The logits of other articles, [N, classes]."""
-        found = np.tile(self._tensors[BIAS].astype(np.float64), (len(data), 1))
+        logits = np.tile(self._tensors[BIAS].astype(np.float64), (len(data), 1))
         if self._has_network and self._network is not None:
             self._network.load_tensors(self._tensors)
-            found = _logits(self._network, data, np.arange(len(data)))
-        return found if self.branch is None else found + scores(*data.text, self.branch.ngrams)
+            logits = _logits(self._network, data, np.arange(len(data)))
+        return logits if self.branch is None else logits + scores(*data.text, self.branch.ngrams)
 
     def model(
         self,
@@ -277,8 +277,8 @@ def _factors_of(
     both = np.empty((2, len(data.classes)))
     for _, part, labels in data.columns:
         known = labels[rows] != NO_TRUTH
-        found = factors(network[known, part], branch[known, part], labels[rows][known], always)
-        both[:, part] = np.reshape(found, (2, 1))
+        pair = factors(network[known, part], branch[known, part], labels[rows][known], always)
+        both[:, part] = np.reshape(pair, (2, 1))
     return both[0], both[1]
 
 
@@ -287,9 +287,9 @@ def _sigmoids(logits: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def _f1(
-    classes: tuple[str, ...], found: NDArray[np.float32], truth: NDArray[np.bool_], thresholds: tuple[float, ...]
+    classes: tuple[str, ...], given: NDArray[np.float32], truth: NDArray[np.bool_], thresholds: tuple[float, ...]
 ) -> dict[str, float | None]:
-    counts = LabelCounts.of(classes, assigned(found, thresholds), truth)
+    counts = LabelCounts.of(classes, assigned(given, thresholds), truth)
     figures = {"micro_f1": counts.micro_f1, "macro_f1": counts.macro_f1}
     return {name: round(value, 6) if value == value else None for name, value in figures.items()}
 
@@ -377,8 +377,8 @@ class _BothLogits:
             weight = _HOLD / len(off)
             return self.loss(both) + weight * float(away @ away), slopes + 2 * weight * away
 
-        found: Doubles = minimize(held, [min(_BEFORE, most), _BEFORE], jac=True, bounds=[(0, most), (0, _MOST)]).x
-        return found
+        best: Doubles = minimize(held, [min(_BEFORE, most), _BEFORE], jac=True, bounds=[(0, most), (0, _MOST)]).x
+        return best
 
 
 Labels = NDArray[np.int64]
@@ -422,10 +422,10 @@ class Compared:
 def plain(data: LabelledArticles, fit: Labels, held: Labels) -> NDArray[np.float64]:
     """The logits of a plain linear model on words, fitted to the rows `fit`, for the rows `held`."""
     rows = np.concatenate([fit, held])
-    found = bags(*data.text.rows(rows), Kinds(2, (0, 0), 1014), _BITS)
+    grams = bags(*data.text.rows(rows), Kinds(2, (0, 0), 1014), _BITS)
     ours = np.arange(len(fit), len(rows))
     answers = Answers.of(data.labels[rows], len(data.classes), heads=data.heads)
-    return plain_logits(found, answers, [ours])[ours]
+    return plain_logits(grams, answers, [ours])[ours]
 
 
 def compared(right: NDArray[np.bool_], linear: NDArray[np.float64], truth: Labels, labels: Labels) -> Compared:

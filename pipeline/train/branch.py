@@ -78,8 +78,8 @@ class Answers(NamedTuple):
         """Labels alone. balanced: the rows of every class together weigh the same, 1 on average."""
         if heads is None:
             return cls(labels, classes, _weights(labels, classes, balanced))
-        each = [_weights(own, count, balanced) for own, (_, count) in zip(labels.T, heads, strict=True)]
-        weights = np.repeat(np.column_stack(each), [count for _, count in heads], axis=1)
+        of_heads = [_weights(own, count, balanced) for own, (_, count) in zip(labels.T, heads, strict=True)]
+        weights = np.repeat(np.column_stack(of_heads), [count for _, count in heads], axis=1)
         return cls(labels, classes, weights, heads=heads)
 
     def rows(self, rows: RowNumbers) -> Answers:
@@ -188,8 +188,8 @@ def bags(
     of_kinds: list[list[sp.csr_array]] = [[], []]
     for first in range(0, len(offsets) - 1, _BLOCK):
         bounds = offsets[first : first + _BLOCK + 1]
-        found = find(data[bounds[0] : bounds[-1]], bounds - bounds[0], kinds, bits)
-        for grams, blocks in zip(found, of_kinds, strict=True):
+        both_kinds = find(data[bounds[0] : bounds[-1]], bounds - bounds[0], kinds, bits)
+        for grams, blocks in zip(both_kinds, of_kinds, strict=True):
             blocks.append(_counts(grams, len(bounds) - 1, bits))
     words, letters = (sp.vstack(blocks, format="csr") for blocks in of_kinds)
     at, of_words = vectors.buckets(bits) if vectors else (np.empty(0, np.uint32), None)
@@ -234,29 +234,29 @@ def fit_branch(
     (In the fit alone it was 3.2 points of macro-F1 worse on average over eight sets with 500 rows, every other class a
     tenth of its rows.) on_gpu: as of `Bags`.
     """
-    found = bags(*text.rows(np.concatenate([fit, held])), kinds, bits, vectors)._replace(on_gpu=on_gpu)
+    grams = bags(*text.rows(np.concatenate([fit, held])), kinds, bits, vectors)._replace(on_gpu=on_gpu)
     ours, others = np.arange(len(fit)), np.arange(len(fit), len(fit) + len(held))
     learned = answers.rows(fit)
     folds = folds_of(learned.labels, text.numbered()[fit])
     known = np.sort(np.concatenate(folds))
     strengths = _BALANCED_STRENGTHS if balanced else _STRENGTHS
-    _, settings, logits = _chosen(found.rows(ours), learned, folds, strengths, tell)
+    _, settings, logits = _chosen(grams.rows(ours), learned, folds, strengths, tell)
     sharpness = learned.rows(known).log_loss(logits[known])[1]
-    rows = _Fold(found, learned, ours, others, settings.salience)
+    rows = _Fold(grams, learned, ours, others, settings.salience)
     rows.weigh(settings)
     given = sharpness * rows.fit(settings.strength)
-    of_used, bias = (sharpness * each for each in rows.weights())
+    of_used, bias = (sharpness * part for part in rows.weights())
     weights, all_importance = np.zeros((1 << bits, answers.classes)), np.zeros(1 << bits)
     if answers.steps is not None:
         of_used, bias = of_levels(of_used, answers.classes, True), of_levels(bias, answers.classes, False)
-    weights[found.buckets], all_importance[found.buckets] = of_used, rows.importance
+    weights[grams.buckets], all_importance[grams.buckets] = of_used, rows.importance
     ngrams = NGrams.of_weights(kinds, weights, all_importance)
     shares = np.sqrt([[settings.words], [1 - settings.words]]).astype(np.float32)
     ngrams = replace(ngrams, scale=ngrams.scale * shares)
     if len(held):
-        plain = plain_logits(found, answers.rows(np.concatenate([fit, held])), [others])[others]
+        plain = plain_logits(grams, answers.rows(np.concatenate([fit, held])), [others])[others]
         return Branch(ngrams, bias, settings, held, given, plain, vectors and vectors.about)
-    plain = plain_logits(found.rows(ours), learned, folds)[known]
+    plain = plain_logits(grams.rows(ours), learned, folds)[known]
     return Branch(ngrams, bias, settings, fit[known], sharpness * logits[known], plain, vectors and vectors.about)
 
 
@@ -268,22 +268,22 @@ class _Tried(NamedTuple):
     logits: Floats
 
 
-def _chosen(found: Bags, answers: Answers, folds: list[RowNumbers], strengths: Sequence[float], tell: Tell) -> _Tried:
+def _chosen(grams: Bags, answers: Answers, folds: list[RowNumbers], strengths: Sequence[float], tell: Tell) -> _Tried:
     """The settings with the least loss."""
     weighing = BranchSettings(0.0)
-    tries = len(strengths) + len(_SHARES) + (len(_VECTORS) * len(_AROUND) if found.pretrained else 0)
+    tries = len(strengths) + len(_SHARES) + (len(_VECTORS) * len(_AROUND) if grams.pretrained else 0)
     done = count(1)
 
     def fitted() -> None:
         tell(Fit(next(done), tries * len(folds)))
 
-    rows = _folds(found, answers, folds, weighing.salience)
+    rows = _folds(grams, answers, folds, weighing.salience)
     best = _best_strength(rows, answers, folds, weighing, strengths, fitted)
     for share in _SHARES:
         weighing = replace(weighing, words=share)
         tried = _best_strength(rows, answers, folds, weighing, [best.settings.strength], fitted)
         best = min(best, tried, key=attrgetter("loss"))
-    for length in _VECTORS if found.pretrained else ():
+    for length in _VECTORS if grams.pretrained else ():
         weighing = replace(best.settings, vectors=length)
         # None larger than without vectors: where labels are noise, that alone would be better.
         around = [min(best.settings.strength * factor, strengths[0]) for factor in _AROUND]
@@ -294,9 +294,9 @@ def _chosen(found: Bags, answers: Answers, folds: list[RowNumbers], strengths: S
     return best
 
 
-def _folds(found: Bags, answers: Answers, folds: list[RowNumbers], salience: float) -> list[_Fold]:
+def _folds(grams: Bags, answers: Answers, folds: list[RowNumbers], salience: float) -> list[_Fold]:
     inner = (np.setdiff1d(np.arange(len(answers.labels)), held) for held in folds)
-    return [_Fold(found, answers.rows(rows), rows, held, salience) for rows, held in zip(inner, folds, strict=True)]
+    return [_Fold(grams, answers.rows(rows), rows, held, salience) for rows, held in zip(inner, folds, strict=True)]
 
 
 def _best_strength(
@@ -308,15 +308,15 @@ def _best_strength(
     fitted: Callable[[], None] = lambda: None,
 ) -> _Tried:
     """The best of descending strengths, given up where the loss is larger twice. fitted: called after each fit."""
-    for each in rows:
-        each.weigh(weighing)
+    for fold in rows:
+        fold.weigh(weighing)
     known = np.concatenate(folds)
     told = answers.rows(known)
     tried: list[_Tried] = []
     for strength in strengths:
         logits = np.zeros((len(answers.labels), answers.columns))
-        for held, each in zip(folds, rows, strict=True):
-            logits[held] = each.fit(strength)
+        for held, fold in zip(folds, rows, strict=True):
+            logits[held] = fold.fit(strength)
             fitted()
         tried.append(_Tried(told.log_loss(logits[known])[0], replace(weighing, strength=strength), logits))
         best = min(tried, key=attrgetter("loss"))
@@ -325,12 +325,12 @@ def _best_strength(
     return best
 
 
-def plain_logits(found: Bags, answers: Answers, folds: list[RowNumbers]) -> Floats:
+def plain_logits(grams: Bags, answers: Answers, folds: list[RowNumbers]) -> Floats:
     """Of the rows of `folds`, by a plain linear model on words, fitted to the other rows."""
     plain = BranchSettings(0.0, salience=0.0, words=1.0)
     alike = Answers.of(answers.labels, answers.classes, heads=answers.heads)
     alike = alike._replace(steps=answers.steps, absolute=answers.absolute)
-    rows = _folds(found, alike, folds, plain.salience)
+    rows = _folds(grams, alike, folds, plain.salience)
     return _best_strength(rows, alike, folds, plain, [_PLAIN_STRENGTH / len(alike.labels)]).logits
 
 
@@ -351,32 +351,32 @@ def folds_of(labels: Labels, texts: NDArray[np.int64]) -> list[RowNumbers]:
 class _Fold:
     """Rows to fit to, and others, whose logits are wanted; `weigh` says by which settings, but for their strength."""
 
-    def __init__(self, found: Bags, answers: Answers, rows: RowNumbers, others: RowNumbers, salience: float) -> None:
-        self._found, self._count, self._answers = found.rows(np.concatenate([rows, others])), len(rows), answers
+    def __init__(self, grams: Bags, answers: Answers, rows: RowNumbers, others: RowNumbers, salience: float) -> None:
+        self._grams, self._count, self._answers = grams.rows(np.concatenate([rows, others])), len(rows), answers
         self._truth = answers.shares()
-        self._known_importance = importances(self._found.rows(np.arange(self._count)), self._truth, salience)
+        self._known_importance = importances(self._grams.rows(np.arange(self._count)), self._truth, salience)
         self._letters: Singles | None = None
 
     def weigh(self, settings: BranchSettings) -> None:
         """Weigh the rows."""
-        found, self.importance, ours = self._found, self._known_importance, slice(self._count)
-        self._known, dense = found.pretrained if settings.vectors else None, None
+        grams, self.importance, ours = self._grams, self._known_importance, slice(self._count)
+        self._known, dense = grams.pretrained if settings.vectors else None, None
         if (known := self._known) is not None:
             self.importance = self.importance.copy()  # words that no row has weigh as the median n-gram
             new = known.columns[self.importance[known.columns] == 0]
             self.importance[new] = np.median(self.importance[self.importance > 0])
-            means = known.sums / (_lengths(found.words, self.importance) / np.sqrt(settings.words))[:, None]
+            means = known.sums / (_lengths(grams.words, self.importance) / np.sqrt(settings.words))[:, None]
             self._scale = settings.vectors / max(float(np.sqrt(np.square(means[ours]).sum(axis=1).mean())), 1e-12)
             dense = self._scale * means
-        words = _of_kind(found.words, self.importance, settings.words)
-        letters = _of_kind(found.letters, self.importance, 1 - settings.words)
+        words = _of_kind(grams.words, self.importance, settings.words)
+        letters = _of_kind(grams.letters, self.importance, 1 - settings.words)
         self._features, self._dense = sp.csr_array(words + letters), dense
         answers, of_ours = self._answers, dense if dense is None else dense[ours]
         self._fitter: ProductFitter | Fitter | GpuFitter | NumberFitter
         if answers.steps is not None:
             self._fitter = NumberFitter(self._features[ours], answers.steps, of_ours, answers.absolute)
         elif self._count > MOST_ROWS:
-            kind = GpuFitter if found.on_gpu else Fitter
+            kind = GpuFitter if grams.on_gpu else Fitter
             self._fitter = kind(self._features[ours], self._truth, answers.weights, of_ours)
         else:
             self._products = 1 + products(words, self._features[ours]) + products(letters, words[ours])
@@ -388,7 +388,7 @@ class _Fold:
 
     def _of_letters(self) -> Singles:
         """The products of n-grams of characters; those that the rows have weigh the same whatever the settings."""
-        letters = self._found.letters
+        letters = self._grams.letters
         if self._letters is None:
             ours = _of_kind(letters[: self._count], self._known_importance, 1.0)
             self._letters = products(letters.multiply(self._known_importance).tocsr(), ours)
@@ -417,9 +417,9 @@ class _Fold:
         return weights, bias
 
 
-def importances(found: Bags, truth: Floats, salience: float) -> Floats:
+def importances(grams: Bags, truth: Floats, salience: float) -> Floats:
     """Of each used bucket; 0 of those that no row has. truth: [N, classes], by how much each is right."""
-    present = ((found.words + found.letters) > 0).astype(np.float64)
+    present = ((grams.words + grams.letters) > 0).astype(np.float64)
     of_classes = np.asarray(present.T @ truth)
     rows = np.asarray(present.sum(axis=0)).ravel()
     idf = _idf(rows, len(truth))

@@ -153,9 +153,9 @@ class ArticleReader:
         kept: columns beside the text. wanted: what a one-hot file lacks.
         """
         selection = Selection(self.text_columns, kept, header=self.header, reads=MOST_READ)
-        found = identify(source, len(self.alphabet), self.length, whole_hash=True, by_content=True)
+        given = identify(source, len(self.alphabet), self.length, whole_hash=True, by_content=True)
         ids, texts, others, skipped = [], [], [], 0
-        for chunk in chunks_here(open_input(found, selection, _CHUNK_ROWS)):
+        for chunk in chunks_here(open_input(given, selection, _CHUNK_ROWS)):
             if chunk.ids is not None:
                 raise UsageError(f"a one-hot file holds no {wanted} to train on")
             others.append(of_chunk(chunk))
@@ -164,7 +164,7 @@ class ArticleReader:
                 TextBuffers(chunk.data[chunk.offsets[0] : chunk.offsets[-1]], chunk.offsets - chunk.offsets[0])
             )
             skipped += len(chunk.quarantine)
-        files = tuple({"path": f["path"], "digest": f["digest"]} for f in found.identity)
+        files = tuple({"path": f["path"], "digest": f["digest"]} for f in given.identity)
         return _Articles(ids, texts, files, skipped), others
 
 
@@ -267,11 +267,11 @@ def read_numbers(
         raise UsageError(f"column {column!r} is the target, it cannot be the text too")
 
     def numbers_of(chunk: Chunk) -> NDArray[np.float64]:
-        found = numbers_in(chunk.rows, column, names or ())
-        if np.isnan(found).any():
-            where = chunk.rows.slice(int(np.argmax(np.isnan(found))), 1).to_pylist()[0]
+        numbers_here = numbers_in(chunk.rows, column, names or ())
+        if np.isnan(numbers_here).any():
+            where = chunk.rows.slice(int(np.argmax(np.isnan(numbers_here))), 1).to_pylist()[0]
             raise UsageError(f"{where['file']}: row {where['row']} has no number in column {column!r}")
-        return found
+        return numbers_here
 
     articles, parts = reading.articles(source, (column,), "numbers", numbers_of)
     numbers = np.concatenate([np.empty(0), *parts])
@@ -416,12 +416,12 @@ def _partners(keys: NDArray[Any], known: int) -> Rows:
 def _hashes(text: TextBuffers) -> NDArray[np.uint32]:
     """The least hashes of each text's words, [N, _BANDS * _HASHES]."""
     factors = np.random.default_rng(0).integers(0, 1 << 32, (_BANDS * _HASHES, 1), np.uint32) | np.uint32(1)
-    found = np.full((len(factors), len(text.offsets) - 1), _NO_WORDS)
-    for first in range(0, found.shape[1], _BLOCK):
+    hashes = np.full((len(factors), len(text.offsets) - 1), _NO_WORDS)
+    for first in range(0, hashes.shape[1], _BLOCK):
         bounds = text.offsets[first : first + _BLOCK + 1]
         for grams in find(text.data[bounds[0] : bounds[-1]], bounds - bounds[0], _KINDS, 32).words:
             some = np.flatnonzero(np.diff(grams.offsets))
             if len(some):
                 least = np.minimum.reduceat(grams.buckets * factors, grams.offsets[some], axis=1)
-                found[:, first + some] = np.minimum(found[:, first + some], least)
-    return np.ascontiguousarray(found.T)
+                hashes[:, first + some] = np.minimum(hashes[:, first + some], least)
+    return np.ascontiguousarray(hashes.T)

@@ -64,15 +64,15 @@ class Fitted(NamedTuple):
 
 def products(left: sp.csr_array, right: sp.csr_array) -> Singles:
     """Of N rows with M others, [N, M]."""
-    rows = np.minimum(*(np.bincount(each.indices, minlength=right.shape[1]) for each in (left, right)))
+    rows = np.minimum(*(np.bincount(side.indices, minlength=right.shape[1]) for side in (left, right)))
     common, others = np.flatnonzero(rows > _COMMON * right.shape[0]), np.flatnonzero(rows)
     others = np.setdiff1d(others, common, assume_unique=True)
-    dense, of = (each[:, common].astype(np.float32).toarray() for each in (left, right))
-    found: Singles = dense @ of.T
+    dense, of = (side[:, common].astype(np.float32).toarray() for side in (left, right))
+    sums: Singles = dense @ of.T
     few, of_few = left[:, others].astype(np.float32), right[:, others].astype(np.float32).T.tocsr()
-    for first in range(0, len(found), _BLOCK):
-        found[first : first + _BLOCK] += (few[first : first + _BLOCK] @ of_few).toarray()
-    return found
+    for first in range(0, len(sums), _BLOCK):
+        sums[first : first + _BLOCK] += (few[first : first + _BLOCK] @ of_few).toarray()
+    return sums
 
 
 class ProductFitter:
@@ -97,7 +97,7 @@ class ProductFitter:
             left = left[off > _SETTLED * np.linalg.norm(wanted, axis=0)]
             if not len(left):
                 break
-            truth, at, its, pulls = (each[:, left] for each in (self._truth, given, of_rows, pull))
+            truth, at, its, pulls = (values[:, left] for values in (self._truth, given, of_rows, pull))
             ahead = self._step(truth, at, its, pulls) - its
             gained = self._products @ ahead
             least, factor = _loss(truth, at, its, pulls), np.ones(len(left), np.float32)
@@ -115,7 +115,7 @@ class ProductFitter:
         slope: Singles = pull * (truth * (given < 1) + (1 - truth) * (given > -1))
         counts = slope > 0
         inverse: Singles = np.where(counts, 1 / np.where(counts, slope, 1), 1).astype(np.float32)
-        found: Singles = np.where(counts, of_rows, 0)
+        counted: Singles = np.where(counts, of_rows, 0)
 
         def product(direction: Singles) -> Singles:
             multiplied: Singles = np.where(counts, self._products @ direction, 0) + inverse * direction
@@ -123,12 +123,12 @@ class ProductFitter:
 
         aim: Singles = np.where(counts, _pulled(truth, given, pull) * inverse + given, 0)
         scale: Singles = (1 / (inverse + self._products.diagonal()[:, None])).astype(np.float32)
-        return _solved(product, found, aim - product(found), scale)
+        return _solved(product, counted, aim - product(counted), scale)
 
 
-def _solved(product: Callable[[Singles], Singles], found: Singles, off: Singles, scale: Singles | float) -> Singles:
-    """Each column of `found` nearer to what `product` makes of it, by conjugate gradients. off: how much it lacks now.
-    scale: about the inverse of the product's diagonal. All are NumPy's arrays, or all CuPy's.
+def _solved(product: Callable[[Singles], Singles], solution: Singles, off: Singles, scale: Singles | float) -> Singles:
+    """Each column of `solution` nearer to what `product` makes of it, by conjugate gradients. off: how much it lacks
+    now. scale: about the inverse of the product's diagonal. All are NumPy's arrays, or all CuPy's.
     """
     goal = _NEARER * np.linalg.norm(off, axis=0)
     direction: Singles = scale * off
@@ -136,13 +136,13 @@ def _solved(product: Callable[[Singles], Singles], found: Singles, off: Singles,
     for _ in range(_MOST_DIRECTIONS):
         ahead = product(direction)
         factor = size / np.maximum((direction * ahead).sum(axis=0), _LEAST)
-        found += factor * direction
+        solution += factor * direction
         off -= factor * ahead
         if (np.linalg.norm(off, axis=0) <= goal).all():
             break
         before, size = size, (scale * off**2).sum(axis=0)
         direction = scale * off + size / np.maximum(before, _LEAST) * direction
-    return found
+    return solution
 
 
 class NewtonFitter:
@@ -157,14 +157,14 @@ class NewtonFitter:
     def __init__(self, rows: Any, turned: Any, truth: Singles, weights: Singles) -> None:
         self._rows, self._turned, self._truth, self._pull = rows, turned, truth, 2 * weights / len(truth)
         self._first = np.linalg.norm(turned @ (self._pull * (1 - 2 * truth)), axis=0)
-        self._found = 0 * (turned @ truth)
+        self._solution = 0 * (turned @ truth)
 
     def fit(self, strength: float) -> Any:
         """The weights [features, classes] with the least loss, the last ones of the bias."""
-        found, given = self._found, self._rows @ self._found
-        loss, slopes = self._loss(found, given, strength)
+        solution, given = self._solution, self._rows @ self._solution
+        loss, slopes = self._loss(solution, given, strength)
         for _ in range(_MOST_STEPS):
-            gradient = strength * found + self._turned @ slopes
+            gradient = strength * solution + self._turned @ slopes
             steep = np.linalg.norm(gradient, axis=0) > _LEVEL * self._first
             if not steep.any():
                 break
@@ -177,22 +177,22 @@ class NewtonFitter:
             ahead = _solved(product, 0 * gradient, -(gradient * steep), 1.0)
             gained, factor = self._rows @ ahead, steep.astype(np.float32)
             for _ in range(_MOST_HALVINGS):
-                tried, slopes = self._loss(found + factor * ahead, given + factor * gained, strength)
+                tried, slopes = self._loss(solution + factor * ahead, given + factor * gained, strength)
                 worse = tried > loss * (1 + _ROUNDED)
                 if not worse.any():
                     break
                 factor = np.where(worse, factor / 2, factor)
             else:
                 break  # no step of some class makes its loss less
-            found, given, loss = found + factor * ahead, given + factor * gained, tried
-        self._found = found
-        return found
+            solution, given, loss = solution + factor * ahead, given + factor * gained, tried
+        self._solution = solution
+        return solution
 
-    def _loss(self, found: Singles, given: Singles, strength: float) -> tuple[Singles, Singles]:
+    def _loss(self, solution: Singles, given: Singles, strength: float) -> tuple[Singles, Singles]:
         """Of each class; and how it changes with what each row is given."""
         short, over = np.maximum(1 - given, 0), np.maximum(1 + given, 0)
         of_rows = self._pull * (self._truth * short**2 + (1 - self._truth) * over**2)
-        loss = (of_rows.sum(axis=0) + strength * (found**2).sum(axis=0)) / 2
+        loss = (of_rows.sum(axis=0) + strength * (solution**2).sum(axis=0)) / 2
         return loss, self._pull * ((1 - self._truth) * over - self._truth * short)
 
 
@@ -235,21 +235,21 @@ class Problem(NamedTuple):
             labels = np.where(np.isin(of_rows, part), of_rows, -1)
             there = np.unique(labels)
             if len(there) > 1:
-                found, of = self._fitted(self.features, labels, self.weights, strength)
+                planes, of = self._fitted(self.features, labels, self.weights, strength)
                 if len(there) == 2:
-                    found, of = np.vstack([-found, found]), np.concatenate([-of, of])
+                    planes, of = np.vstack([-planes, planes]), np.concatenate([-of, of])
                 ours = there >= 0
-                weights[there[ours] - part[0]], bias[there[ours] - part[0]] = found[ours], of[ours]
+                weights[there[ours] - part[0]], bias[there[ours] - part[0]] = planes[ours], of[ours]
             return weights, bias
-        for at, each in enumerate(part):
-            weighs = self.weights if self.weights.ndim == 1 else self.weights[:, each]
-            both = self.truth[:, each], 1 - self.truth[:, each]
+        for at, number in enumerate(part):
+            weighs = self.weights if self.weights.ndim == 1 else self.weights[:, number]
+            both = self.truth[:, number], 1 - self.truth[:, number]
             right, wrong = (np.flatnonzero(share * (weighs > 0)) for share in both)
             if len(right) and len(wrong):
                 rows, sides = np.concatenate([right, wrong]), np.repeat([1, -1], [len(right), len(wrong)])
-                shares = np.where(sides > 0, self.truth[rows, each], 1 - self.truth[rows, each])
-                found, of = self._fitted(self.features[rows], sides, weighs[rows] * shares, strength)
-                weights[at], bias[at] = found[0], of[0]
+                shares = np.where(sides > 0, self.truth[rows, number], 1 - self.truth[rows, number])
+                planes, of = self._fitted(self.features[rows], sides, weighs[rows] * shares, strength)
+                weights[at], bias[at] = planes[0], of[0]
         return weights, bias
 
     def _fitted(
@@ -290,11 +290,11 @@ class Processes:
         """As `Problem.fit`, of each part."""
         count = len(self._children)
         self._ask([(parts[first::count], strength) for first in range(count)])
-        found: list[Any] = [None] * len(parts)
+        answers: list[Any] = [None] * len(parts)
         for first, child in enumerate(self._children):
             with self._told(child):
-                found[first::count] = unpacked(receive(child.connection))
-        return found
+                answers[first::count] = unpacked(receive(child.connection))
+        return answers
 
     def _ask(self, messages: list[Any]) -> None:
         for child, message in zip(self._children, messages, strict=True):
@@ -344,11 +344,11 @@ class Fitter:
         parts = self._problem.parts
         if self._count > 1:
             self._processes = self._processes or Processes(self._problem, self._count)
-            found = self._processes.fit(parts, strength)
+            fits = self._processes.fit(parts, strength)
         else:
-            found = [self._problem.fit(part, strength) for part in parts]
-        weights = np.concatenate([of_part for of_part, _ in found]).T
-        return Fitted(weights[: self._sparse], weights[self._sparse :], np.concatenate([bias for _, bias in found]))
+            fits = [self._problem.fit(part, strength) for part in parts]
+        weights = np.concatenate([of_part for of_part, _ in fits]).T
+        return Fitted(weights[: self._sparse], weights[self._sparse :], np.concatenate([bias for _, bias in fits]))
 
 
 class GpuFitter:
@@ -362,7 +362,7 @@ class GpuFitter:
         rows = sp.hstack([features, sp.csr_array(others)], format="csr")
         of_classes = weights if weights.ndim > 1 else weights[:, None]
         with _enough_memory():
-            arrays = (cp.asarray(each, np.float32) for each in (truth, of_classes))
+            arrays = (cp.asarray(values, np.float32) for values in (truth, of_classes))
             self._newton = NewtonFitter(_OnGpu(rows), _OnGpu(rows.T.tocsr()), *arrays)
 
     def fit(self, strength: float) -> Fitted:

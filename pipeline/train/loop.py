@@ -83,10 +83,10 @@ class TrainingRun:
         self._model = group.wrap(network)
         self._at_once = self._batch if self._cuda else ARTICLES_IN_CACHE
         self._optimizer = _optimizer(network, recipe, begun)
-        self._shares = torch.tensor([each["share"] for each in self._optimizer.param_groups], device=self._device)
+        self._shares = torch.tensor([own["share"] for own in self._optimizer.param_groups], device=self._device)
         self._rates = torch.zeros_like(self._shares)  # on the device, where a graph that is replayed reads them
-        for each, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-            each["lr"] = rate
+        for own, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            own["lr"] = rate
         self._replayed = Replayed(self._train_on, eager) if self._cuda else None
         self._steps = 0
         self._losses = torch.zeros((), device=self._device)
@@ -169,8 +169,8 @@ class TrainingRun:
         if len(self._train.ids) < FEW_ROWS:
             centre_gradients(self.network)
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.recipe.clip)
-        for each in self._optimizer.param_groups:  # PyTorch warns where it is set and nothing is captured
-            each["capturable"] = self._cuda and torch.cuda.is_current_stream_capturing()
+        for settings in self._optimizer.param_groups:  # PyTorch warns where it is set and nothing is captured
+            settings["capturable"] = self._cuda and torch.cuda.is_current_stream_capturing()
         self._optimizer.step()
         self._average(averaging)
 
@@ -264,8 +264,8 @@ class TrainingRun:
 
     def go_on_from(self, checkpoint: Checkpoint | None) -> None:
         """Restore the state of a checkpoint, which the first process has; `finish` then trains what comes after it."""
-        found = None if checkpoint is None else (checkpoint.steps, checkpoint.history, checkpoint.losses)
-        self._steps, self.history, losses = self._group.of_first(found)
+        state = None if checkpoint is None else (checkpoint.steps, checkpoint.history, checkpoint.losses)
+        self._steps, self.history, losses = self._group.of_first(state)
         if checkpoint is not None:
             self._losses.fill_(losses)
             self.network.load_state_dict(checkpoint.tensors["weights"])
@@ -304,9 +304,8 @@ def _optimizer(network: PackedCNN, recipe: Recipe, begun: bool) -> torch.optim.A
         decay = recipe.weight_decay / slower if parameter.ndim > 1 else 0.0
         share = slower * (recipe.init_rate if begun and not name.startswith("fc3.") else 1.0)
         groups.setdefault((decay, share), []).append(parameter)
-    return torch.optim.AdamW(
-        [{"params": each, "weight_decay": decay, "share": share} for (decay, share), each in groups.items()], fused=True
-    )
+    settings = [{"params": own, "weight_decay": decay, "share": share} for (decay, share), own in groups.items()]
+    return torch.optim.AdamW(settings, fused=True)
 
 
 def augment(ids: Tensor, alphabet: Alphabet, recipe: Recipe) -> Tensor:

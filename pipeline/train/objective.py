@@ -135,11 +135,11 @@ def _on(device: torch.device, weights: tuple[float, ...]) -> Tensor:
 
 def objective_of(columns: Sequence[tuple[NDArray[np.int64], int]], smoothing: float, balanced: bool) -> Objective:
     """Of one label an article, in one column or in each of several. columns: labels, and how many classes there are."""
-    each = tuple(
+    objectives = tuple(
         OneLabel(smoothing, class_weights(labels[labels != NO_TRUTH], count) if balanced else ())
         for labels, count in columns
     )
-    return each[0] if len(each) == 1 else SeveralColumns(each, tuple(count for _, count in columns))
+    return objectives[0] if len(objectives) == 1 else SeveralColumns(objectives, tuple(count for _, count in columns))
 
 
 def class_weights(labels: NDArray[np.int64], classes: int) -> tuple[float, ...]:
@@ -167,6 +167,6 @@ def sharpened(logits: Doubles, truth: NDArray[Any], weights: Doubles | None = No
     def loss(power: float) -> float:
         return float(np.logaddexp(0, np.exp(power) * away).sum(axis=1).mean())
 
-    found = minimize_scalar(loss, bounds=_BOUNDS, method="bounded").x
-    power = float(found) if _BOUNDS[0] + 0.1 < found < _BOUNDS[1] - 0.1 else 0.0
+    minimum = minimize_scalar(loss, bounds=_BOUNDS, method="bounded").x
+    power = float(minimum) if _BOUNDS[0] + 0.1 < minimum < _BOUNDS[1] - 0.1 else 0.0
     return loss(power), float(np.exp(power))

@@ -112,8 +112,8 @@ def first_block_pooled(
 
     windows: table rows of each row's characters, int64 [9 G, 7]. Gradients are those of the parameters.
     """
-    found: Tensor = _FirstBlock.apply(*given, windows, layout, layer, compute)  # type: ignore[no-untyped-call]
-    return found
+    pooled_rows: Tensor = _FirstBlock.apply(*given, windows, layout, layer, compute)  # type: ignore[no-untyped-call]
+    return pooled_rows
 
 
 class _FirstBlock(torch.autograd.Function):
@@ -153,13 +153,13 @@ class _FirstBlock(torch.autograd.Function):
 
         number = layout.number.int()
         of_text = (layout.reached[layout.article] - layout.number * GROUP).clamp(0, GROUP).int()
-        found = table.new_empty(groups * GROUP // layer.pool, channels, dtype=compute)
-        chosen = table.new_empty(found.shape, dtype=torch.uint8)
+        pooled_rows = table.new_empty(groups * GROUP // layer.pool, channels, dtype=compute)
+        chosen = table.new_empty(pooled_rows.shape, dtype=torch.uint8)
         of_groups = norms[layout.article]
-        launch(kernels.normalise_and_pool, sums, of_groups, number, of_text, gamma, beta, found, chosen)
+        launch(kernels.normalise_and_pool, sums, of_groups, number, of_text, gamma, beta, pooled_rows, chosen)
         ctx.save_for_backward(table, bias, gamma, windows, sums, norms, number, chosen, others)
         ctx.layout, ctx.kernels, ctx.size = layout, kernels, size  # type: ignore[attr-defined]
-        return found
+        return pooled_rows
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:

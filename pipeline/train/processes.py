@@ -187,12 +187,12 @@ def outcome(
             where = f"the run has ended after epoch {last} of {job.recipe.epochs}"
             raise Lost(f"{cause.message}; {where}{_remedy(job.checkpoint)}")
         raise cause
-    found = futures[0].result()
-    assert found is not None
+    of_first = futures[0].result()
+    assert of_first is not None
     waited = time.monotonic() + _OTHERS_SECONDS
-    while last < len(found.history) and time.monotonic() < waited:  # what was told last may still be on its way
+    while last < len(of_first.history) and time.monotonic() < waited:  # what was told last may still be on its way
         hear()
-    return found
+    return of_first
 
 
 def error_of(future: Future) -> BaseException | None:

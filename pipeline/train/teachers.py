@@ -82,10 +82,10 @@ class SoftLabels:
             names = names or model.classes
             if set(model.classes) != set(names):
                 raise UsageError(f"a teacher's classes are {', '.join(model.classes)}, not {', '.join(names)}")
-        found = read_taught(source, reading, label_column, self.columns, names, bool(self.models))
+        taught = read_taught(source, reading, label_column, self.columns, names, bool(self.models))
         if self.unlabelled is not None:
-            found = found.and_(read_taught(self.unlabelled, reading, None, (), found.data.classes, True))
-        return found
+            taught = taught.and_(read_taught(self.unlabelled, reading, None, (), taught.data.classes, True))
+        return taught
 
     def taught(self, taught: Taught, held: Rows) -> Taught:
         """With the mean of what the teachers say; those that learn do so from labelled rows that are not `held`."""
@@ -95,10 +95,10 @@ class SoftLabels:
         known = taught.labelled.copy()
         known[held] = False
         parts = [self._answers(one, data, np.flatnonzero(known)) for one in self.models]
-        found = np.mean(parts, axis=0)
-        best = np.where(np.isnan(found), 0, found).argmax(1)
+        average = np.mean(parts, axis=0)
+        best = np.where(np.isnan(average), 0, average).argmax(1)
         labels = np.where(taught.labelled, data.labels, best)
-        return Taught(replace(data, labels=labels), found, taught.labelled)
+        return Taught(replace(data, labels=labels), average, taught.labelled)
 
     def _answers(self, what: str | Path | Model, data: LabelledArticles, known: Rows) -> Doubles:
         if _is_ours(what):
@@ -152,8 +152,8 @@ def _encoded(name: str, texts: list[str], device: str) -> NDArray[np.float32]:
         encoder = SentenceTransformer(name, device=None if device == "auto" else device)
     except Exception as error:  # of many libraries, which have many
         raise UsageError(f"{name} is no model of sentence-transformers that can be loaded ({error})") from error
-    found: NDArray[np.float32] = encoder.encode(texts, normalize_embeddings=True, show_progress_bar=False)
-    return found
+    vectors: NDArray[np.float32] = encoder.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+    return vectors
 
 
 def _learned(vectors: NDArray[np.float32], data: LabelledArticles, known: Rows) -> Doubles:
@@ -179,9 +179,9 @@ def _learned(vectors: NDArray[np.float32], data: LabelledArticles, known: Rows) 
         tried.append((*sharpened(logits[told], labels[told]), strength, logits))
     _, sharpness, strength, logits = min(tried, key=lambda one: one[0])
     weights, bias = fitted(np.arange(len(known)), strength)
-    found = vectors @ weights + bias
-    found[known[told]] = logits[told]
-    return np.asarray(softmax(sharpness * found, axis=1))
+    logits_of_all = vectors @ weights + bias
+    logits_of_all[known[told]] = logits[told]
+    return np.asarray(softmax(sharpness * logits_of_all, axis=1))
 
 
 class Taught(NamedTuple):
@@ -256,8 +256,8 @@ def read_taught(
         labels = labels_in(chunk.rows, label_column) if label_column else nothing
         return labels, chunk.rows.select(list(soft_columns))
 
-    articles, found = reading.articles(source, kept, "text", labels_of)
-    labels, soft = zip(*found, strict=True)
+    articles, of_chunks = reading.articles(source, kept, "text", labels_of)
+    labels, soft = zip(*of_chunks, strict=True)
     label = pa.chunked_array(labels, pa.large_string()).combine_chunks()
     names = classes or _named(label, soft_columns)
     probabilities = np.full((len(label), len(names)), np.nan)
@@ -289,10 +289,10 @@ def _named(label: pa.Array, columns: Sequence[str]) -> tuple[str, ...]:
     """The classes that occur as labels, sorted, or else those that the columns are called after."""
     if len(columns) > 1:
         return tuple(name.removeprefix(_PREFIX) for name in columns)
-    found = sorted_names(label.unique().drop_null().to_pylist())
-    if len(found) < 2:
+    names = sorted_names(label.unique().drop_null().to_pylist())
+    if len(names) < 2:
         raise UsageError("the classes are not known: name them with --classes A,B,C")
-    return found
+    return names
 
 
 def _in_columns(table: pa.Table, columns: tuple[str, ...], classes: tuple[str, ...]) -> Doubles:
@@ -301,23 +301,23 @@ def _in_columns(table: pa.Table, columns: tuple[str, ...], classes: tuple[str, .
     try:
         if len(columns) == 1:
             rows = [[np.nan] * len(classes) if row is None else row for row in table.column(0).to_pylist()]
-            found = np.array(rows, np.float64).reshape(len(rows), -1)
+            given = np.array(rows, np.float64).reshape(len(rows), -1)
         else:
             by_name = {name.removeprefix(_PREFIX): name for name in columns}
             order = [by_name[name] for name in classes] if set(by_name) == set(classes) else list(columns)
             values = (table.column(name).cast(pa.float64()).combine_chunks() for name in order)
-            found = np.stack([column.to_numpy(zero_copy_only=False) for column in values], axis=1)
+            given = np.stack([column.to_numpy(zero_copy_only=False) for column in values], axis=1)
     except (ValueError, TypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise UsageError(f"{told}: not a probability for each class ({error})") from error
-    if found.shape[1] != len(classes):
-        raise UsageError(f"{told}: {found.shape[1]} probabilities a row, for {len(classes)} classes")
-    return shares(found, told)
+    if given.shape[1] != len(classes):
+        raise UsageError(f"{told}: {given.shape[1]} probabilities a row, for {len(classes)} classes")
+    return shares(given, told)
 
 
-def shares(found: Doubles, told: str) -> Doubles:
+def shares(given: Doubles, told: str) -> Doubles:
     """Of each row, [N, classes], what sums to one. told: where they come from, for a UsageError where it cannot."""
-    sums: Doubles = found.sum(1, keepdims=True)
-    if (found < 0).any() or (sums <= 0).any() or np.isinf(sums).any():
+    sums: Doubles = given.sum(1, keepdims=True)
+    if (given < 0).any() or (sums <= 0).any() or np.isinf(sums).any():
         raise UsageError(f"{told}: a row has negative, infinite or no probabilities")
-    scaled: Doubles = found / sums
+    scaled: Doubles = given / sums
     return scaled

@@ -81,26 +81,26 @@ def read_vectors(what: str | Path, text: TextBuffers) -> WordVectors:
             raise UsageError("the vectors of wordllama need its package: pip install 'broadsheet[vectors]'")
         folder = Path(spec.submodule_search_locations[0])
         weights, tokenizer = folder / "weights/l2_supercat_256.safetensors", folder / "tokenizers"
-        found = _of_tokens(weights, tokenizer / "l2_supercat_tokenizer_config.json", wanted)
+        by_word = _of_tokens(weights, tokenizer / "l2_supercat_tokenizer_config.json", wanted)
         about = {"name": f"{WORDLLAMA} {version(WORDLLAMA)}"}
     else:
         path = Path(what)
         with _readable(path):
             if path.is_dir():
-                found = _of_tokens(path / "model.safetensors", path / "tokenizer.json", wanted)
+                by_word = _of_tokens(path / "model.safetensors", path / "tokenizer.json", wanted)
             elif path.suffix == ".safetensors":
-                found = _of_vocabulary(path, wanted)
+                by_word = _of_vocabulary(path, wanted)
             elif is_fasttext(path):
-                found = _of_fasttext(path, wanted)
+                by_word = _of_fasttext(path, wanted)
             else:
-                found = _of_text(path, wanted)
+                by_word = _of_text(path, wanted)
         about = {"name": path.name}
-    if not found:
+    if not by_word:
         raise UsageError(f"{what} has a vector of no word of the texts")
-    vectors = np.stack(list(found.values())).astype(np.float32)
+    vectors = np.stack(list(by_word.values())).astype(np.float32)
     if not np.isfinite(vectors).all():
         raise UsageError(f"{what} holds a value that is not finite")
-    return WordVectors(list(found), vectors, {**about, "words": len(found), "dimensions": vectors.shape[1]})
+    return WordVectors(list(by_word), vectors, {**about, "words": len(by_word), "dimensions": vectors.shape[1]})
 
 
 @contextmanager
@@ -142,13 +142,13 @@ def _of_tokens(weights: Path, tokenizer: Path, wanted: Sequence[str]) -> dict[st
     spelled = [[space + form for form in (word, word.capitalize(), word.upper())] for word in words]
     split = splitter.encode_batch([form for forms in spelled for form in forms], add_special_tokens=False)
     unknown = splitter.token_to_id(getattr(splitter.model, "unk_token", None) or "")
-    found: dict[str, Vectors] = {}
+    by_word: dict[str, Vectors] = {}
     for at, word in enumerate(words):
         whole = (ids for form in split[3 * at : 3 * at + 3] if (ids := form.ids) and unknown not in ids)
         fewest = min(whole, key=len, default=[])
         if fewest and max(fewest) < len(table):
-            found[word] = table[fewest].mean(axis=0)
-    return found
+            by_word[word] = table[fewest].mean(axis=0)
+    return by_word
 
 
 def _table(path: Path) -> Vectors:
@@ -193,7 +193,7 @@ def _of_fasttext(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
 
 def _of_text(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
     """Of lines with a word and its numbers, after one with how many there are, or without."""
-    needed, found = set(wanted), dict[str, Vectors]()
+    needed, by_word = set(wanted), dict[str, Vectors]()
     width, own = 0, 0
     with open(path, encoding="utf-8", newline="\n") as file:
         for number, line in enumerate(file):
@@ -202,14 +202,14 @@ def _of_text(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
                 continue
             key, is_own = word.lower(), own < _MOST_OWN and _WORD.fullmatch(word) is not None
             own += is_own
-            if key in found or not (is_own or key in needed):
+            if key in by_word or not (is_own or key in needed):
                 continue
             vector = np.array(numbers.split(" "), np.float32)
             width = width or len(vector)
             if len(vector) != width:
                 raise ValueError(f"line {number + 1} has {len(vector)} numbers, not {width}")
-            found[key] = vector
-    return found
+            by_word[key] = vector
+    return by_word
 
 
 def _with_own(wanted: Sequence[str], own: Iterable[str]) -> list[str]:
