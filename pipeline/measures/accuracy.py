@@ -19,7 +19,20 @@ SHOWN_BYTES = 400
 
 
 class Example(NamedTuple):
-    """A row between two classes. margin: the difference of their probabilities. text: the first 400 bytes."""
+    """A row between two classes.
+
+    Attributes
+    ----------
+    margin : float
+        The difference of their probabilities.
+    file, row : str, int
+        Where it is.
+    label, second : str
+        The two classes, the more probable one first.
+    text : str
+        The first 400 bytes.
+
+    """
 
     margin: float
     file: str

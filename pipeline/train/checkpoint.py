@@ -34,9 +34,19 @@ class _About(Struct):
 class Checkpoint:
     """The state of a run between two steps.
 
-    job: data, recipe and settings; a run with another job cannot resume from it. steps: of the optimiser. losses: the
-    sum over those of an epoch that is not over. tensors: by part ("weights", "average", and "first" and "second", the
-    moments of the gradient) and tensor name.
+    Attributes
+    ----------
+    job : dict
+        Data, recipe and settings; a run with another job cannot resume from it.
+    steps : int
+        Of the optimiser.
+    history : tuple of Epoch
+        The epochs that are over.
+    losses : float
+        The sum over the steps of an epoch that is not over.
+    tensors : dict
+        By part ("weights", "average", and "first" and "second", the moments of the gradient) and tensor name.
+
     """
 
     job: dict[str, Any]

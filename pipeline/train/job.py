@@ -22,8 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Examples:
-    """Articles to train on. ids: uint8 [N, length]. targets: [N] or [N, …], as the objective takes them. fit, held: row
-    numbers of those that are trained on and those that are held out, int64.
+    """Articles to train on.
+
+    Attributes
+    ----------
+    ids : ndarray
+        uint8 [N, length].
+    targets : ndarray
+        [N] or [N, …], as the objective takes them.
+    fit, held : ndarray
+        Row numbers of those that are trained on and those that are held out, int64.
+
     """
 
     ids: NDArray[np.uint8]
@@ -34,10 +43,29 @@ class Examples:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """How a run goes: `recipe` from `seed`. It is small, and can be sent to another process.
+    """How a run goes. It is small, and can be sent to another process.
 
-    classes: their names. start: tensors of another model to begin with, by name; none for random ones. checkpoint: its
-    file, or None; every: epochs between two writes, 0 for none. resume: continue from it.
+    Attributes
+    ----------
+    classes : tuple of str
+        Their names.
+    symbols, length, frame : Alphabet, int, str
+        What the network reads of a text.
+    recipe, objective : Recipe, Objective
+        Its settings, and what is least.
+    seed : int
+        Of every random choice.
+    device, precision : str
+        Of the products.
+    start : dict of str to ndarray
+        Tensors of another model to begin with, by name; none for random ones.
+    checkpoint : Path, optional
+        Its file.
+    every : int
+        Epochs between two writes, 0 for none.
+    resume : bool
+        Whether to continue from the checkpoint.
+
     """
 
     classes: tuple[str, ...]
@@ -77,7 +105,18 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run leaves. weights: the averaged ones, float32, by the model file's names. on: what it ran on."""
+    """What a run leaves.
+
+    Attributes
+    ----------
+    weights : dict of str to ndarray
+        The averaged ones, float32, by the model file's names.
+    history : tuple of Epoch
+        The figures of each epoch; none where there was no run.
+    on : str
+        What it ran on.
+
+    """
 
     weights: dict[str, NDArray[np.float32]]
     history: tuple[Epoch, ...]

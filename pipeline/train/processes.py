@@ -30,10 +30,23 @@ _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 @dataclass(frozen=True)
 class Part:
-    """What a process does: number `rank` of the `size` processes of a job.
+    """What a process of a job does.
 
-    meeting: a URL where they find each other. number: of its GPU. here: whether `number` counts the GPUs that this
-    process sees, or a worker may have made a selection already. threads: for what it computes on a CPU.
+    Attributes
+    ----------
+    job : TrainingJob
+        The job.
+    rank, size : int
+        Its number among the processes of the job, and how many there are.
+    meeting : str
+        A URL where they find each other.
+    number : int
+        Of its GPU.
+    here : bool
+        Whether `number` counts the GPUs that this process sees, or a worker may have made a selection already.
+    threads : int
+        For what it computes on a CPU.
+
     """
 
     job: TrainingJob

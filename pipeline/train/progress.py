@@ -27,10 +27,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the rest of a run takes, told before it begins, from a trial step.
+    """What the rest of a run takes, reported before it begins, from a trial step.
 
-    device: its name, with the precision. rows: trained on in an epoch. epochs: that are left, the first maybe in part.
-    seconds: of an epoch. seconds_on_gpu: of an epoch on one NVIDIA H200, where this is no GPU; else None.
+    Attributes
+    ----------
+    device : str
+        Its name, with the precision.
+    rows : int
+        Trained on in an epoch.
+    epochs : int
+        That are left, the first maybe in part.
+    seconds : float
+        Of an epoch.
+    seconds_on_gpu : float, optional
+        Of an epoch on one NVIDIA H200, where this is no GPU.
+
     """
 
     device: str
@@ -48,7 +59,16 @@ class Fit(NamedTuple):
 
 
 class Step(NamedTuple):
-    """So many of an epoch's steps are done."""
+    """How far an epoch is.
+
+    Attributes
+    ----------
+    epoch : int
+        Its number, from 1.
+    done, steps : int
+        Steps that are done, and how many there are.
+
+    """
 
     epoch: int
     done: int

@@ -226,7 +226,16 @@ _LENGTH = 1014
 
 
 class Beginning(NamedTuple):
-    """alphabet, length, frame: of the network. tensors: those that it begins with, by name; none for random ones."""
+    """What the network begins with.
+
+    Attributes
+    ----------
+    alphabet, length, frame : str, int, str
+        What it reads of a text.
+    tensors : dict of str to ndarray
+        Those that it begins with, by name; none for random ones.
+
+    """
 
     alphabet: str
     length: int

@@ -40,14 +40,27 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SoftLabels:
-    """Where soft labels come from: `columns`, or `models` as teachers, of several the mean, which compute on a device.
+    """Where soft labels come from: columns, or teachers, of several the mean.
 
-    models: ours (a `Model`, a file, a shipped name), "module:function" from a list of texts to an array [N, classes] of
-    probabilities, or a model of sentence-transformers: a folder, or the name of one on the Hub.
-    unlabelled: more text, as `classify` takes it, for the teachers. share: of what is learned of an article that has a
-    label too.
+    Attributes
+    ----------
+    columns : tuple of str
+        One of lists, or one for each class.
+    models : tuple of str, Path or Model
+        Teachers: ours (a `Model`, a file, a shipped name), "module:function" from a list of texts to an array [N,
+        classes] of probabilities, or a model of sentence-transformers: a folder, or the name of one on the Hub.
+    unlabelled : as `classify` takes it, optional
+        More text for the teachers.
+    share : float
+        Of what is learned of an article that has a label too.
+    device : str
+        On which teachers compute.
 
-    Raises UsageError for both or neither, text without a teacher, and a share that is none.
+    Raises
+    ------
+    UsageError
+        For both or neither, text without a teacher, and a share that is none.
+
     """
 
     columns: tuple[str, ...] = ()
@@ -185,8 +198,17 @@ def _learned(vectors: NDArray[np.float32], data: LabelledArticles, known: Rows) 
 
 
 class Taught(NamedTuple):
-    """N articles with soft labels. data: where there is no label, the most probable class is. probabilities: float64
-    [N, classes], NaN where there are none. labelled: bool [N].
+    """N articles with soft labels.
+
+    Attributes
+    ----------
+    data : LabelledArticles
+        Where there is no label, the most probable class is.
+    probabilities : ndarray
+        float64 [N, classes], NaN where there are none.
+    labelled : ndarray
+        bool [N].
+
     """
 
     data: LabelledArticles

@@ -44,7 +44,18 @@ _FORMS = "safetensors with a vocabulary, text of word2vec, GloVe or fastText (.v
 
 
 class WordVectors(NamedTuple):
-    """words: W of them, as they are hashed. vectors: float32 [W, dimensions]. about: what they are, for a card."""
+    """Vectors of words.
+
+    Attributes
+    ----------
+    words : list of str
+        W of them, as they are hashed.
+    vectors : ndarray
+        float32 [W, dimensions].
+    about : dict
+        What they are, for a card.
+
+    """
 
     words: list[str]
     vectors: Vectors
