@@ -252,7 +252,7 @@ class Options(_Values):
         """Raise UsageError for a value that cannot be; columns, encoding and delimiter get the form that is used."""
         from .output.account import most_quarantined
         from .output.sidecars import refuse_unfit
-        from .output.where import parse
+        from .output.where import Where
         from .source.columns import distinct
         from .source.find.files import refuse_unfit_share
         from .source.find.search import refuse_not_utf8
@@ -286,7 +286,7 @@ class Options(_Values):
         if self.abstain is not None and not 0 < self.abstain <= 1:
             raise UsageError(f"abstain is {self.abstain!r}, it must be a score above 0, up to 1")
         if self.where is not None:
-            parse(self.where)
+            Where(self.where)
         refuse_unfit(self, self._kept)
         refuse_unfit_share(self.shard, self.update, self.limit)
         most_quarantined(self.max_quarantined, 0)
