@@ -50,7 +50,6 @@ def command(
     partition_by: Annotated[
         list[str] | None, in_panel(_OUTPUT, "NAME", "A folder for each value of this column; may be repeated.")
     ] = None,
-    resume: Annotated[bool, in_panel(_OUTPUT, "", "Go on with what was begun in OUT.", "--resume")] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -76,7 +75,6 @@ def command(
         endpoint=endpoint,
         format=format_,
         partition_by=partition_by,
-        resume=resume,
         overwrite=overwrite,
     )
     if as_json:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,8 +21,12 @@ from ..source.formats.base import InputFile
 from ..source.formats.onehot import OneHot
 from ..source.plan.plan import Group, GroupChunk, Plan, plan_files
 from ..source.read.read import read_group
-from .record import Entry, ListedFile, SavedPlan, Settings
+from .layout import group_of
+from .record import Entry, SavedPlan, Settings
 from .saved_plan import listed
+
+_MOST_ROWS = 1 << 44
+"""Of a file."""
 
 
 def unchanged_input(
@@ -33,21 +38,15 @@ def unchanged_input(
         raise SourceError(found.problems[0][1])
     now = {file.path: file for file in listed(found.found)}
     for before in plan.files:
-        _refuse_difference(before, now.get(before.path))
+        if before.path not in now:
+            raise SourceError(f"{before.path} is not there any more")
+        after = msgspec.structs.asdict(now[before.path])
+        for name, was in msgspec.structs.asdict(before).items():
+            if was != after[name]:
+                what = {"modified": "time of modification", "digest": "hash"}.get(name, name)
+                changed = f"its {what} was {was}, now {after[name]}"
+                raise SourceError(f"{before.path} has changed since it was labelled: {changed}")
     return list(found.found)
-
-
-def _refuse_difference(before: ListedFile, file: ListedFile | None) -> None:
-    """Raise SourceError where the file is another now."""
-    if file is None:
-        raise SourceError(f"{before.path} is not there any more")
-    for what, was, now in (
-        ("size", before.size, file.size),
-        ("time of modification", before.modified, file.modified),
-        ("hash", before.digest, file.digest),
-    ):
-        if was != now:
-            raise SourceError(f"{before.path} has changed since it was labelled: its {what} was {was}, now {now}")
 
 
 def selection_of(plan: SavedPlan, settings: Settings) -> Selection:
@@ -64,27 +63,12 @@ def selection_of(plan: SavedPlan, settings: Settings) -> Selection:
     )
 
 
-@dataclass(frozen=True)
-class InputAgain:
-    """The files of a job, which are read again with all of their columns."""
-
-    plan: Plan
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self.plan.selection.row_schema
-
-    def chunks(self, group: Group) -> Iterator[pa.Table]:
-        with closing(read_group(group, self.plan.selection, self.plan.chunk_rows, lambda _: False)) as found:
-            for each in found:
-                if isinstance(each, GroupChunk) and each.chunk is not None:
-                    yield pa.table(each.chunk.rows.columns, self.schema)
-
-
 def input_again(
     plan: SavedPlan | None, settings: Settings, root: str | os.PathLike[str] | None, endpoint: str | None
-) -> InputAgain:
-    """Raises SourceError where a file has changed, UsageError where there is none."""
+) -> Plan:
+    """The plan of a job over its files, which keeps all of their columns. Raises SourceError where a file has changed,
+    UsageError where there is none.
+    """
     if plan is None:
         raise UsageError("the rows of this job were in memory: there is no input to read again. Leave out --input")
     files = unchanged_input(plan, settings, root, endpoint)
@@ -98,41 +82,45 @@ def input_again(
         windows=settings.windows is not UNSET,
     )
     again = plan_files(files, every, plan.chunk_rows, settings.limit)
-    return InputAgain(replace(again, sizes=plan.groups, first_group=plan.first_group))
+    return replace(again, sizes=plan.groups, first_group=plan.first_group)
 
 
-def with_input(found: Iterable[tuple[Entry, pa.Table]], source: InputAgain) -> Iterator[tuple[Entry, pa.Table]]:
-    """The same with the columns of the input, which is read beside it. Raises SourceError where that is not there."""
-    groups = {group.number: group for group in source.plan.groups}
-    number, here, chunks = -1, source.schema.empty_table(), iter(())
+def with_input(found: Iterable[tuple[Entry, pa.Table]], plan: Plan) -> Iterator[tuple[Entry, pa.Table]]:
+    """The same with the columns of the input, read beside them. Raises SourceError where a row is not there."""
+    groups, schema, number = {group.number: group for group in plan.groups}, plan.selection.row_schema, -1
     for entry, rows in found:
-        if number != (number := int(entry.chunk.split("-")[1])):
-            here, chunks = source.schema.empty_table(), source.chunks(groups[number])
-        pieces, left = [], rows
-        while len(left):
-            places = _places(left, here)
-            pieces.append(here.take(pa.array(places[places >= 0])))
-            left = left.filter(pa.array(places < 0))
-            if len(left):
-                following = next(chunks, None)
-                if following is None:
-                    row = left.select(["file", "row"]).slice(0, 1).to_pylist()[0]
-                    raise SourceError(f"{row['file']} has no row {row['row']:,} that can be read any more")
-                here = following
-        added = pa.concat_tables([source.schema.empty_table(), *pieces])
+        if number != group_of(entry.chunk):
+            number = group_of(entry.chunk)
+            here, there = schema.empty_table(), np.empty(0, np.int64)
+            chunks = _chunks(groups[number], plan)
+        pieces, wanted = [here.slice(0, 0)], _order(rows, groups[number])
+        while len(wanted):
+            count = np.searchsorted(wanted, there[-1], "right") if len(there) else 0
+            places = np.searchsorted(there, wanted[:count])
+            lost = [*np.flatnonzero(there[places] != wanted[:count]), count]
+            following = next(chunks, None) if count < len(wanted) else here
+            if following is None or len(lost) > 1:
+                row = rows.select(["file", "row"]).slice(len(rows) - len(wanted) + lost[0], 1).to_pylist()[0]
+                raise SourceError(f"{row['file']} has no row {row['row']:,} that can be read any more")
+            pieces.append(here.take(places))
+            wanted = wanted[count:]
+            if following is not here:
+                here, there = following, _order(following, groups[number])
+        added = pa.concat_tables(pieces)
         for name in rows.column_names:
             if name not in added.column_names:
                 added = added.append_column(rows.schema.field(name), rows.column(name))
         yield entry, added
 
 
-def _places(wanted: pa.Table, here: pa.Table) -> NDArray[np.int64]:
-    """Where each wanted row, by file and number, is among those that are here; -1 where it is not."""
-    found = np.full(len(wanted), -1, np.int64)
-    for file in pc.unique(wanted.column("file")):
-        asked, there = (np.flatnonzero(pc.equal(table.column("file"), file).to_numpy()) for table in (wanted, here))
-        rows, numbers = here.column("row").to_numpy()[there], wanted.column("row").to_numpy()[asked]
-        at = np.searchsorted(rows, numbers)
-        is_here = np.append(rows, -1)[at] == numbers
-        found[asked[is_here]] = there[at[is_here]]
-    return found
+def _chunks(group: Group, plan: Plan) -> Iterator[pa.Table]:
+    with closing(read_group(group, plan.selection, plan.chunk_rows, lambda _: False)) as chunks:
+        for chunk in chunks:
+            if isinstance(chunk, GroupChunk) and chunk.chunk is not None:
+                yield pa.table(chunk.chunk.rows.columns, plan.selection.row_schema)
+
+
+def _order(rows: pa.Table, group: Group) -> NDArray[np.int64]:
+    """A number of each row, by which the rows of a group are in order."""
+    files = pc.index_in(rows.column("file"), pa.array([file.path for file in group.files], pa.string()))
+    return np.asarray(files.to_numpy() * np.int64(_MOST_ROWS) + rows.column("row").to_numpy())

@@ -1,44 +1,48 @@
 """Choosing rows of a finished job by their scores: the labels are there, so no model runs. What is chosen is a folder
-like any other, which can be resumed and verified and from which rows can be chosen again; or one file.
+like any other, which can be verified and from which rows can be chosen again; or one file.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import UNSET
+from numpy.typing import NDArray
 
-from ..errors import UsageError, did_you_mean
+from ..errors import BroadsheetError, OutputError, UsageError, did_you_mean
 from ..labelling.counts import count_lengths
 from ..processes.threads import available_cores, threads
 from ..source.chunk import QUARANTINE_SCHEMA
 from ..source.columns import distinct
 from ..source.open.ahead import in_order
-from ..source.plan.plan import part_name
+from ..source.plan.plan import Plan, part_name
 from ..storage.disk import refuse_outputs, write_file
 from ..storage.names import located, root_of
-from .account import Committed, Sums
+from .account import Sums
 from .commit import commit_chunk, committed_rows, scores_of
-from .cut import Amount, Chosen, Cut, Ranked, chosen, find_cuts, ranked, ties_before
+from .cut import Amount, Chosen, Cut, ranking
 from .finish import finish
 from .folder import OutputFolder
 from .formats import PART_FORMATS, check_writable
-from .layout import FORMATS, MANIFEST, QUARANTINE
+from .layout import CLAIM, EVERY_FOLDER, FORMATS, MANIFEST, PLAN, QUARANTINE, SUCCESS
 from .merge import begin
 from .model_columns import N_CHARS, Names
 from .object_store import place_of
-from .read_again import InputAgain, input_again, with_input
-from .record import WRITER, Entry, Fingerprint, Judged, Manifest, Totals, to_json
+from .read_again import input_again, with_input
+from .record import WRITER, Entry, Fingerprint, Judged, Totals, to_json
 from .saved_plan import listing_digest
 from .store import check_claim
 from .verify import finished
@@ -46,8 +50,8 @@ from .where import Where, written
 
 _ROWS = ("file", "row")
 _FILE = pa.field("file", pa.dictionary(pa.int32(), pa.string()))
-_MOST_HELD = 20_000_000
-"""Rows whose scores are kept from pass to pass, of 12 bytes each; the others are read again."""
+_NAN = float("nan")  # the group of all, which are equal to nothing but this very object
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,6 @@ def select(
     endpoint: str | None = None,
     format: str | None = None,  # noqa: A002 - as in `classify`
     partition_by: str | Iterable[str] | None = None,
-    resume: bool = False,
     overwrite: bool = False,
 ) -> Selected:
     """Choose rows of a finished job by their scores, without a model: the best share, or those above a threshold. Or
@@ -125,8 +128,8 @@ def select(
         Of the parts, as `classify` takes it. Default: as those of the job.
     partition_by : str or sequence of str, optional
         Columns, ``file`` too, each of whose values has a folder, as `classify` has it. Default: as those of the job.
-    resume, overwrite : bool
-        As of `classify`.
+    overwrite : bool
+        As of `classify`. A choice that is interrupted is made again with it; one that fails leaves nothing behind.
 
     Returns
     -------
@@ -151,181 +154,175 @@ def select(
     """
     name = os.fspath(output)
     one_file = Path(name).suffix[1:] if Path(name).suffix[1:] in FORMATS else None
-    if one_file and (resume or partition_by or format not in (None, one_file)):
-        flag = "--resume" if resume else "--partition-by" if partition_by else "--format"
+    if one_file and (partition_by or format not in (None, one_file)):
+        flag = "--partition-by" if partition_by else "--format"
         raise UsageError(f"{name} is one file, written at once: leave out {flag}")
-    folder = OutputFolder(place_of(labels, endpoint))
-    manifest, totals = finished(folder)
-    job = _Labels(folder, manifest)
-    chooser = _Chooser.of(job, Amount.of(top, count), _and(by, score, where), by, per)
+    job = _Labels(OutputFolder(place_of(labels, endpoint)))
+    choice = _Choice(job, Amount.of(top, count), _and(by, score, where), by or Names().score, per)
+    choice.check()
     files = job.plan.files if input and job.plan else ()
-    reads = lambda: [str(folder.path), *(located(file.path, root_of(root)) for file in files)]
+    reads = lambda: [str(job.folder.path), *(located(file.path, root_of(root)) for file in files)]
     place = OutputFolder(place_of(output, endpoint))
     refuse_outputs({"--output": name} if one_file else {}, overwrite, reads, None if one_file else str(place.path))
     source = input_again(job.plan, job.settings, root, endpoint) if input else None
     schema = _schema(job, source, columns, whole=one_file is None)
     if one_file:
-        found = (rows.select(schema.names) for _, rows in _rows(job, chooser, source, [*schema.names, *_ROWS]))
-        rows = pa.concat_tables([schema.empty_table(), *found])
+        with choice.made([*schema.names, *_ROWS], source) as (cuts, chosen):
+            rows = pa.concat_tables([schema.empty_table(), *(rows.select(schema.names) for _, rows in chosen)])
         write_file(name, PART_FORMATS[one_file].write(rows))
-        return Selected(totals.rows_written, len(rows), chooser.cuts)
+        return Selected(job.totals.rows_written, len(rows), cuts)
     about = Chosen(
-        rows=hashlib.sha256(folder.store.read(MANIFEST)).hexdigest(),
-        by=chooser.by if not chooser.amount.is_all else None,
-        top=None if chooser.amount.share is None else str(chooser.amount.share),
-        count=chooser.amount.count,
+        rows=hashlib.sha256(job.folder.store.read(MANIFEST)).hexdigest(),
+        by=None if choice.amount.is_all else choice.by,
+        top=None if choice.amount.share is None else str(choice.amount.share),
+        count=count,
         per=per,
-        where=None if chooser.where is None else chooser.where.text,
+        where=None if choice.where is None else choice.where.text,
         columns=None if columns is None else tuple(columns),
         with_input=input,
     )
     fingerprint = _fingerprint(job, about, schema, format, partition_by)
-    kept = _write(job, chooser, schema, source, place, fingerprint, resume, overwrite)
-    return Selected(totals.rows_written, kept.rows_written, chooser.cuts)
+    place.refuse_unless(False, overwrite, False)
+    with choice.made(job.schema.names, source) as (cuts, chosen):
+        totals = _write(job, chosen, schema, place, fingerprint, overwrite)
+    return Selected(job.totals.rows_written, totals.rows_written, cuts)
 
 
 def _and(by: str | None, score: str | None, where: str | None) -> Where | None:
     """Both conditions as one. Raises UsageError where one is none."""
-    told = [] if score is None else [f"{written(by or Names().score)} {score}"]
-    told += [] if where is None else [where]
-    for each in told:
-        _ = Where(each).columns
-    return Where(" and ".join(f"({each})" for each in told)) if told else None
+    tests = [] if score is None else [Where(f"{written(by or Names().score)} {score}")]
+    tests += [] if where is None else [Where(where)]
+    return Where(" and ".join(f"({test.text})" for test in tests)) if tests else None
 
 
 class _Labels:
     """A finished job, whose rows are read again."""
 
-    def __init__(self, folder: OutputFolder, manifest: Manifest) -> None:
-        self.folder, self.manifest = folder, manifest
-        self.settings = manifest.fingerprint.settings
-        self.schema: pa.Schema = folder.schema(manifest)
-        self.plan = folder.checked_plan(manifest)
+    def __init__(self, folder: OutputFolder) -> None:
+        self.folder = folder
+        self.manifest, self.totals = finished(folder)
+        self.settings = self.manifest.fingerprint.settings
+        self.schema: pa.Schema = folder.schema(self.manifest)
+        self.plan = folder.checked_plan(self.manifest)
+        committed = folder.entries(self.manifest.fingerprint.id)
+        self.closed = committed.closed
+        names = (part_name(group, chunk) for group, end in sorted(self.closed.items()) for chunk in range(end.chunks))
+        entries = [committed.chunks[name] for name in names if name in committed.chunks]
+        starts = accumulate((entry.rows_written for entry in entries), initial=0)
+        self.chunks = list(zip(starts, entries, strict=False))
+        """In input order, each with the number of its first written row."""
 
-    @cached_property
-    def committed(self) -> Committed:
-        return self.folder.entries(self.manifest.fingerprint.id)
-
-    @cached_property
-    def chunks(self) -> list[Entry]:
-        """In the order of the input."""
-        closed = sorted(self.committed.closed.items())
-        names = (part_name(number, chunk) for number, end in closed for chunk in range(end.chunks))
-        return [self.committed.chunks[name] for name in names if name in self.committed.chunks]
-
-    def rows(self, entry: Entry, columns: Sequence[str]) -> pa.Table:
+    def rows(self, entry: Entry, columns: Iterable[str]) -> pa.Table:
         """Some columns, with those that say which row it is where several parts are put together by them. The names of
         files are a dictionary.
         """
         several = sum(not file.name.startswith(QUARANTINE) for file in entry.files) > 1
         names = {*columns, *(_ROWS if several else ())}
         coded = pa.schema([_FILE if field.name == _FILE.name else field for field in self.schema])
-        return committed_rows(
-            self.folder.store, entry, self.schema, pa.schema([field for field in coded if field.name in names])
-        )
+        chosen = pa.schema([field for field in coded if field.name in names])
+        rows = committed_rows(self.folder.store, entry, self.schema, chosen)
+        if len(rows) != entry.rows_written:
+            raise OutputError(f"{entry.chunk} holds {len(rows):,} rows, its entry has {entry.rows_written:,}")
+        return rows
 
 
 @dataclass(frozen=True)
-class _Chooser:
-    """Which rows are chosen. Files are read for the cuts once they are asked for."""
+class _Choice:
+    """Which rows of a job are chosen. by: the column of scores. per: the column by which they are grouped."""
 
     job: _Labels
     amount: Amount
     where: Where | None
     by: str
     per: str | None
-    _held: dict[int, Ranked] = field(default_factory=dict)
-    _room: list[int] = field(default_factory=lambda: [_MOST_HELD])
 
-    @classmethod
-    def of(cls, job: _Labels, amount: Amount, where: Where | None, by: str | None, per: str | None) -> _Chooser:
-        """Raises UsageError for what does not fit the columns of the job."""
-        schema, column = job.schema, by or Names().score
-        if not {N_CHARS.name, *(names.label for names in job.settings.labelled)} <= {*schema.names}:
-            raise UsageError(f"columns were left out of {job.folder.path}: choose from the labels that it comes from")
-        if amount.is_all and per is not None:
+    def check(self) -> None:
+        """Raise UsageError for what does not fit the columns of the job."""
+        schema, path = self.job.schema, self.job.folder.path
+        if not {N_CHARS.name, *(names.label for names in self.job.settings.labelled)} <= {*schema.names}:
+            raise UsageError(f"columns were left out of {path}: choose from the labels that it comes from")
+        if self.amount.is_all and self.per is not None:
             raise UsageError("--per goes with --top or --count")
-        if where is not None:
-            where.check(schema)
+        if self.where is not None:
+            self.where.check(schema)
         scores = [field.name for field in schema if field.type == pa.float32()]
-        if column not in scores:
-            meant = did_you_mean(column, scores)
+        if self.by not in scores:
+            meant = did_you_mean(self.by, scores)
             there = f"it has {', '.join(scores)}" if scores else "it has none"
-            raise UsageError(f"{column!r} is no column of scores of {job.folder.path}: --by names one ({there}){meant}")
-        if per is not None and per not in schema.names:
+            raise UsageError(f"{self.by!r} is no column of scores of {path}: --by names one ({there}){meant}")
+        if self.per is not None and self.per not in schema.names:
             raise UsageError(
-                f"{job.folder.path} has no column {per!r} (it has {', '.join(schema.names)})"
-                f"{did_you_mean(per, schema.names)}: --per takes one of them, which --id-column copies into the labels"
+                f"{path} has no column {self.per!r} (it has {', '.join(schema.names)})"
+                f"{did_you_mean(self.per, schema.names)}: --per takes one of them, which --id-column copies into the "
+                "labels"
             )
-        if per is not None and pa.types.is_nested(schema.field(per).type):
-            raise UsageError(f"the column {per!r} holds lists or structs: --per takes one with a value for each row")
-        return cls(job, amount, where, column, per)
+        if self.per is not None and pa.types.is_nested(schema.field(self.per).type):
+            raise UsageError(
+                f"the column {self.per!r} holds lists or structs: --per takes one with a value for each row"
+            )
 
-    @cached_property
-    def cuts(self) -> dict[Any, Cut]:
+    @contextmanager
+    def made(
+        self, columns: Iterable[str], source: Plan | None
+    ) -> Iterator[tuple[dict[Any, Cut], Iterator[tuple[Entry, pa.Table]]]]:
+        """The cuts; and each chunk's entry with its chosen rows, with these columns and those of `source`."""
         if self.amount.is_all:
-            return {}
-        found = find_cuts(self._ranked, self.amount)
-        return {name: found[name] for name in sorted(found, key=lambda name: (name is None, str(name)))}
+            yield {}, self._chosen(columns, source, lambda first, end: None)
+            return
+        groups: dict[Any, int] = {} if self.per else {"": 0}
+        with ranking(self._ranked(groups), self.amount) as best:
+            names = sorted(groups, key=lambda name: (name is None, str(name)))
+            cuts = {name: best.cuts.get(groups[name], Cut(0, 0, None)) for name in names}
+            yield cuts, self._chosen(columns, source, best.between)
 
-    @cached_property
-    def _ties(self) -> list[dict[Any, int]]:
-        """Of each chunk, as `ties_before` has it."""
-        partial_ties = any(cut.chosen_ties < cut.ties for cut in self.cuts.values())
-        return list(ties_before(self._ranked(), self.cuts)) if partial_ties else []
+    def _ranked(self, groups: dict[Any, int]) -> Iterator[pa.Table]:
+        """What is ranked of each chunk. groups: gets the number of each."""
+        for rows in _side_by_side(partial(self._scores, *numbered) for numbered in self.job.chunks):
+            coded = rows.column("part").combine_chunks().dictionary_encode("encode")
+            names = (_NAN if name != name else name for name in coded.dictionary.to_pylist())
+            numbers = np.array([groups.setdefault(name, len(groups)) for name in names], np.int32)
+            yield rows.set_column(2, "part", pa.array(numbers[coded.indices]))
 
-    def prepare(self) -> None:
-        """Find the cuts, and where rows have the same score how many of these are before each chunk."""
-        self._ties  # noqa: B018 - computed once, by the first who asks
+    def _scores(self, first: int, entry: Entry) -> pa.Table:
+        """The rows of a chunk that may be chosen, with their group."""
+        rows = self.job.rows(entry, {self.by, self.per or self.by, *(self.where.columns if self.where else ())})
+        group = rows.column(self.per) if self.per else pa.chunked_array([pa.repeat("", len(rows))])
+        if pa.types.is_dictionary(group.type):
+            group = group.cast(group.type.value_type)
+        ranked = pa.table(
+            [np.arange(first, first + len(rows)), rows.column(self.by), group], ["place", "score", "part"]
+        )
+        may = ranked.column("score").is_valid()
+        return ranked.filter(may if self.where is None else pc.and_(may, pa.array(self.where.mask(rows))))
 
-    def rows(self, number: int, columns: Sequence[str]) -> pa.Table:
-        """The chosen rows of a chunk, with these columns at least. Without cuts its parts are read once."""
-        needed = [*columns, *(self.where.columns if self.where and self.amount.is_all else ())]
-        rows = self.job.rows(self.job.chunks[number], needed)
-        if not self.amount.is_all:
-            places = chosen(self._ranked_of(number), self.cuts, self._ties[number] if self._ties else {})
-            rows = rows.take(pa.array(places))
-        elif self.where is not None:
-            rows = rows.take(pa.array(np.flatnonzero(self.where.mask(rows))))
-        return rows.cast(pa.schema([self.job.schema.field(name) for name in rows.column_names]))
+    def _chosen(
+        self, columns: Iterable[str], source: Plan | None, places: Callable[[int, int], NDArray[np.int64] | None]
+    ) -> Iterator[tuple[Entry, pa.Table]]:
+        """places: of the chosen rows among those from one to another; None where `where` alone decides."""
 
-    def _ranked(self) -> Iterator[Ranked]:
-        with threads(available_cores()) as pool:
-            calls = (partial(self._ranked_of, number) for number in range(len(self.job.chunks)))
-            yield from in_order(pool, calls, lambda: 2 * available_cores())
+        def choose(entry: Entry, places: NDArray[np.int64] | None) -> tuple[Entry, pa.Table]:
+            decides = self.where if places is None else None
+            rows = self.job.rows(entry, {*columns, *(decides.columns if decides else ())})
+            if places is not None:
+                rows = rows.take(pa.array(places))
+            elif decides is not None:
+                rows = rows.filter(pa.array(decides.mask(rows)))
+            return entry, rows.cast(pa.schema([self.job.schema.field(name) for name in rows.column_names]))
 
-    def _ranked_of(self, number: int) -> Ranked:
-        """Of a chunk; read once, as long as there is room."""
-        if number not in self._held:
-            rows, places = self._may(self.job.chunks[number])
-            scores = rows.column(self.by).combine_chunks().to_numpy(zero_copy_only=False)
-            groups = None
-            if self.per is not None:
-                groups = rows.column(self.per).cast(self.job.schema.field(self.per).type).combine_chunks()
-            if len(places) < len(rows):
-                scores, groups = scores[places], None if groups is None else groups.take(pa.array(places))
-            found = ranked(places, scores, groups)
-            if self._room[0] < len(places):
-                return found
-            self._room[0] -= len(places)
-            self._held[number] = found
-        return self._held[number]
-
-    def _may(self, entry: Entry) -> tuple[pa.Table, np.ndarray]:
-        """The rows of a chunk with their scores, and the places of those that may be ranked."""
-        needed = [self.by, self.per or self.by, *(self.where.columns if self.where else ())]
-        rows = self.job.rows(entry, needed)
-        may = None if self.where is None else self.where.mask(rows)
-        if rows.column(self.by).null_count:
-            valid = rows.column(self.by).is_valid().to_numpy()
-            may = valid if may is None else may & valid
-        every = np.arange(len(rows), dtype=np.int32)
-        return rows, every if may is None else every[may]
+        calls = (partial(choose, entry, places(at, at + entry.rows_written)) for at, entry in self.job.chunks)
+        chosen = _side_by_side(calls)
+        return chosen if source is None else with_input(chosen, source)
 
 
-def _schema(job: _Labels, source: InputAgain | None, columns: Sequence[str] | None, whole: bool) -> pa.Schema:
+def _side_by_side(calls: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
+    """The results in order."""
+    with threads(available_cores()) as pool:
+        yield from in_order(pool, calls, lambda: 2 * available_cores())
+
+
+def _schema(job: _Labels, source: Plan | None, columns: Sequence[str] | None, whole: bool) -> pa.Schema:
     """Of what is written. whole: `file` and `row` are always there. Raises UsageError."""
-    fields = list(source.schema if source else ())
+    fields = list(source.selection.row_schema if source else ())
     fields += [field for field in job.schema if field.name not in {each.name for each in fields}]
     if columns is None:
         return pa.schema(fields)
@@ -335,25 +332,6 @@ def _schema(job: _Labels, source: InputAgain | None, columns: Sequence[str] | No
             raise UsageError(f"there is no column {name!r} (there are {', '.join(names)}){did_you_mean(name, names)}")
     wanted = dict.fromkeys((*_ROWS, *columns) if whole else columns)
     return pa.schema([fields[names.index(name)] for name in wanted])
-
-
-def _rows(
-    job: _Labels, chooser: _Chooser, source: InputAgain | None, columns: Sequence[str], done: Iterable[str] = ()
-) -> Iterator[tuple[Entry, pa.Table]]:
-    """Of each chunk that is not done, its entry and its chosen rows with these columns of the labels."""
-    chooser.prepare()
-    skipped = {*done}
-
-    def choose(number: int) -> tuple[Entry, pa.Table]:
-        entry = job.chunks[number]
-        return entry, job.schema.empty_table() if entry.chunk in skipped else chooser.rows(number, columns)
-
-    with threads(available_cores()) as pool:
-        calls = (partial(choose, number) for number in range(len(job.chunks)))
-        found = in_order(pool, calls, lambda: 2 * available_cores())
-        for entry, rows in found if source is None else with_input(found, source):
-            if entry.chunk not in skipped:
-                yield entry, rows
 
 
 def _fingerprint(
@@ -375,36 +353,42 @@ def _fingerprint(
 
 def _write(
     job: _Labels,
-    chooser: _Chooser,
+    chosen: Iterable[tuple[Entry, pa.Table]],
     schema: pa.Schema,
-    source: InputAgain | None,
     place: OutputFolder,
     fingerprint: Fingerprint,
-    resume: bool,
     overwrite: bool,
 ) -> Totals:
-    """The chosen rows as the output of a job of its own, whose chunks are those of the labels."""
+    """The chosen rows as the output of a job of its own, whose chunks are those of the labels; or nothing."""
     plan = None if job.plan is None else msgspec.json.encode(job.plan) + b"\n"
     store, id_, names = place.store, fingerprint.id, fingerprint.settings.names
-    done = begin(place, fingerprint, schema, plan, resume, overwrite)
-    counted = {name: entry.digest for name, entry in done.chunks.items()}
+    check = partial(check_claim, store, id_)
     nothing = QUARANTINE_SCHEMA.empty_table()
-    with threads(available_cores()) as pool:
 
-        def commit(entry: Entry, rows: pa.Table) -> tuple[str, bytes]:
-            about = _entry(entry, rows, job.settings.labelled, id_)
-            return entry.chunk, commit_chunk(store, rows.select(schema.names), nothing, about, names).digest
+    def commit(entry: Entry, rows: pa.Table) -> Entry:
+        about = _entry(entry, rows, job.settings.labelled, id_)
+        return commit_chunk(store, rows.select(schema.names), nothing, about, names)
 
-        calls = (partial(commit, *found) for found in _rows(job, chooser, source, job.schema.names, counted))
-        counted |= dict(in_order(pool, calls, lambda: 2 * available_cores()))
-    for end in job.committed.closed.values():
-        closed = msgspec.structs.replace(end, job=id_)
-        store.add(closed.file_name, to_json(closed), partial(check_claim, store, id_))
-    sums = Sums(job.plan)
-    for found, _ in place.each_entry(id_, None, lambda _: None):
-        sums.add(found)
-    finish(place, sums.totals, schema, id_, counted, 0, 0)
-    return sums.totals
+    begin(place, fingerprint, schema, plan, False, overwrite)
+    try:
+        sums, counted = Sums(job.plan), {}
+        for entry in _side_by_side(partial(commit, *rows) for rows in chosen):
+            sums.add(entry)
+            counted[entry.chunk] = entry.digest
+        for end in job.closed.values():
+            closed = msgspec.structs.replace(end, job=id_)
+            store.add(closed.file_name, to_json(closed), check)
+            sums.add(closed)
+        finish(place, sums.totals, schema, id_, counted, 0, 0)
+        return sums.totals
+    except BaseException as error:
+        with suppress(BroadsheetError):
+            for name in (SUCCESS, *EVERY_FOLDER, PLAN, MANIFEST, CLAIM):
+                check()
+                store.remove(name)
+        if isinstance(error, OutputError):
+            raise OutputError(re.sub("continue with --resume.*", "choose again", error.message)) from error
+        raise
 
 
 def _entry(labelled: Entry, rows: pa.Table, models: Sequence[Names], job: str) -> Entry:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from msgspec import UNSET
+
 from ..errors import OutputError, SourceError, UsageError
 from ..processes.threads import available_cores, threads
 from ..source.formats.onehot import OneHot
@@ -114,7 +116,9 @@ def finished(folder: OutputFolder) -> tuple[Manifest, Totals]:
     if CLAIM in folder.store.names():
         check_claim(folder.store, manifest.fingerprint.id)
     if totals is None or not folder.store.has(SUCCESS) or folder.under_way(manifest):
-        raise OutputError(f"{folder.path} is not finished: continue with --resume")
+        chosen = manifest.fingerprint.settings.chosen is not UNSET
+        remedy = "choose again with --overwrite" if chosen else "continue with --resume"
+        raise OutputError(f"{folder.path} is not finished: {remedy}")
     return manifest, totals
 
 

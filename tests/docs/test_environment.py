@@ -14,6 +14,7 @@ from packaging.specifiers import SpecifierSet
 
 CONDA_NAMES = {
     "isal": "python-isal",
+    "duckdb": "python-duckdb",
     "cupy-cuda13x": "cupy",
     "nvidia-cuda-nvrtc": "cuda-nvrtc",
     "distributed-ucxx-cu13": "distributed-ucxx",

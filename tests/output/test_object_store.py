@@ -25,7 +25,7 @@ from jobs import Once, resumed
 from s3 import BUCKET, KEYS, READER, Decide, Fault, Folder, Proxy, make_bucket
 
 from benchmarks.chaos.jobs import contents
-from broadsheet.pipeline import BroadsheetError, OutputError, UsageError, classify, verify
+from broadsheet.pipeline import BroadsheetError, OutputError, UsageError, classify, select, verify
 from broadsheet.pipeline.errors import OutputUnavailable
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.output.commit import commit_chunk
@@ -85,6 +85,19 @@ def test_what_is_read_is_never_written_to(run: Run, s3: Folder, broadsheet_in_pr
         assert done.returncode == 2, command
         assert "is what the command reads" in message or "which the command writes to" in message, (command, message)
         assert s3.contents() == before, command
+
+
+def test_rows_of_a_job_in_a_bucket_are_chosen_into_a_bucket_or_nothing_is(run: Run, s3: Folder) -> None:
+    labels, best = f"{s3.url}/labels", f"{s3.url}/best"
+    run(labels, endpoint=s3.endpoint)
+    chosen = select(labels, best, top="20%", input=True, endpoint=s3.endpoint).chosen
+    assert chosen == verify(best, input=True, endpoint=s3.endpoint).rows_written == -(-(ROWS - 7) // 5)
+    labels_alone = {name for name in s3.names() if not name.startswith("best/")}
+    part = next(name for name in s3.names() if name.startswith("labels/parts/"))
+    s3.write(part, b"damaged")
+    with pytest.raises(OutputError, match="is damaged"):
+        select(labels, best, where="n_chars >= 0", overwrite=True, endpoint=s3.endpoint)
+    assert {*s3.names()} == labels_alone
 
 
 @pytest.mark.slow

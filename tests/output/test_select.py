@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -26,36 +28,34 @@ from jobs import committed
 from benchmarks.chaos.jobs import contents
 from broadsheet.pipeline import OutputError, SourceError, UsageError, classify, select, verify
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.output.cut import Amount, chosen, find_cuts, ranked, ties_before
+from broadsheet.pipeline.output.cut import Amount, ranking
 from broadsheet.pipeline.output.where import Where
 
-GROUPS = (pa.array(["a", "b", None, "c"]), pa.array([0.0, np.nan, 1.5, -0.0]))
-SCORES = st.floats(width=32, allow_nan=False) | st.sampled_from([0.25, 0.5, 1.0])
+SCORES = st.floats(width=32, allow_nan=False) | st.sampled_from([0.25, 0.5, 1.0, 0.0, -0.0])
 ROWS = st.lists(st.tuples(SCORES, st.integers(0, 3)))
 
 
-@given(ROWS, st.sampled_from(GROUPS), st.lists(st.integers(0, 50)), st.integers(0, 100), st.none() | st.integers(0, 20))
+@given(ROWS, st.lists(st.integers(0, 50)), st.integers(0, 100), st.none() | st.integers(0, 20))
 def test_a_cut_chooses_what_sorting_does(
-    rows: list[tuple[float, int]], names: pa.Array, ends: list[int], percent: int, count: int | None
+    rows: list[tuple[float, int]], ends: list[int], percent: int, count: int | None
 ) -> None:
     """Of any floats, in chunks of any sizes; rows with the same score in the order of the input."""
     amount = Amount.of(None, count) if count is not None else Amount.of(f"{percent}%", None)
-    scores, groups = (np.array(column) for column in zip(*rows, strict=True)) if rows else (np.empty(0), np.empty(0))
-    scores, groups = scores.astype(np.float32), names.take(pa.array(groups, pa.int8()))
-    pieces = np.split(np.arange(len(rows)), sorted(min(end, len(rows)) for end in ends))
-    chunks = [ranked(piece, scores[piece], groups.take(pa.array(piece))) for piece in pieces]
-    cuts = find_cuts(lambda: chunks, amount)
-    before = ties_before(chunks, cuts)
-    found = np.concatenate([chosen(chunk, cuts, ties) for chunk, ties in zip(chunks, before, strict=True)])
-    frame = pd.DataFrame({"score": scores, "group": groups.to_pandas()})
-    expected, cut_of = [], {name if name == name else None: cut for name, cut in cuts.items()}
-    for group, of_group in frame.groupby("group", dropna=False):
-        name = None if pd.isna(group) else group
-        best = of_group.sort_values("score", ascending=False, kind="stable")[: amount.rows(len(of_group))]
-        expected += list(best.index)
-        assert (cut_of[name].rows, cut_of[name].chosen) == (len(of_group), len(best))
-        assert not len(best) or cut_of[name].score == scores[best.index].min()
-    assert sorted(found) == sorted(expected)
+    scores = np.array([score for score, _ in rows], np.float32)
+    frame = pd.DataFrame({"place": range(len(rows)), "score": scores, "part": [group for _, group in rows]})
+    edges = [0, *sorted(min(end, len(rows)) for end in ends), len(rows)]
+    chunks = (pa.Table.from_pandas(frame[first:end]) for first, end in itertools.pairwise(edges))
+    with ranking(chunks, amount) as best:
+        found = [first + place for first, end in itertools.pairwise(edges) for place in best.between(first, end)]
+        cuts = best.cuts
+    expected = []
+    for group, of_group in frame.groupby("part"):
+        chosen = of_group.sort_values("score", ascending=False, kind="stable")[: amount.rows(len(of_group))]
+        expected += list(chosen.index)
+        cut = cuts.pop(group)
+        assert (cut.rows, cut.chosen) == (len(of_group), len(chosen))
+        assert cut.score == (chosen["score"].min() if len(chosen) else None)
+    assert (found, cuts) == (sorted(expected), {})
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +64,14 @@ def labels(client: Client, small_model: Model, tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp("select")
     for number, name in enumerate(("b", "a", "c")):
         texts = [None if i % 17 == 3 else f"text {(i * 7 + number) % 40}" for i in range(150)]
-        table = pa.table({"text": texts, "id": range(number * 1000, number * 1000 + 150), "lang": [*"xyz"] * 50})
+        ids, levels, marks = range(number * 1000, number * 1000 + 150), [np.nan, 0.0, -0.0] * 50, ["a", None, "b"] * 50
+        table = pa.table({"text": texts, "id": ids, "lang": [*"xyz"] * 50, "level": levels, "mark": marks})
         pq.write_table(table, folder / f"{name}.parquet", row_group_size=40)
     files = [folder / "b.parquet", folder / "a.parquet", folder / "c.parquet"]
     options = {"model": small_model, "client": client, "chunk_size": 24, "scores": True}
-    classify(files, folder / "labels", id_column=["id", "lang"], **options)
-    classify(files, folder / "by_label", id_column=["id", "lang"], partition_by="label", format="jsonl", **options)
+    kept = ["id", "lang", "level", "mark"]
+    classify(files, folder / "labels", id_column=kept, **options)
+    classify(files, folder / "by_label", id_column=kept, partition_by="label", format="jsonl", **options)
     return folder / "labels"
 
 
@@ -78,7 +80,16 @@ def frame_of(folder: Path) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("source", ["labels", "by_label"])
-@pytest.mark.parametrize(("options", "per"), [({"top": "30%"}, None), ({"count": 7}, "lang"), ({"top": 0.1}, "file")])
+@pytest.mark.parametrize(
+    ("options", "per"),
+    [
+        ({"top": "30%"}, None),
+        ({"count": 7}, "lang"),
+        ({"top": 0.1}, "file"),
+        ({"count": 5}, "level"),
+        ({"top": "20%"}, "mark"),
+    ],
+)
 def test_the_best_rows_are_those_that_sorting_finds(
     labels: Path, tmp_path: Path, source: str, options: dict, per: str | None
 ) -> None:
@@ -90,7 +101,7 @@ def test_the_best_rows_are_those_that_sorting_finds(
     may = rows[rows["n_chars"] > 6]
     ranks = may.sort_values(by, ascending=False, kind="stable")
     amount = Amount.of(options.get("top"), options.get("count"))
-    groups = [ranks] if per is None else [of_group for _, of_group in ranks.groupby(per)]
+    groups = [ranks] if per is None else [of_group for _, of_group in ranks.groupby(per, dropna=False)]
     expected = pd.concat([each[: amount.rows(len(each))] for each in groups])
     assert sorted(frame_of(out)["id"]) == sorted(expected["id"])
     assert report.chosen == len(expected) == verify(out, input=True).rows_written
@@ -101,27 +112,54 @@ def test_the_best_rows_are_those_that_sorting_finds(
     assert again.rows == report.chosen
 
 
-def test_a_choice_that_was_interrupted_is_finished_as_if_it_had_not_been(labels: Path, tmp_path: Path) -> None:
-    options = {"top": "40%", "per": "lang", "input": True}
-    select(labels, tmp_path / "whole", **options)
-    out = tmp_path / "out"
-    select(labels, out, **options)
-    entries, parts = (sorted((out / name).rglob("part-*")) for name in ("_entries", "parts"))
-    for path in (*entries[::3], *parts[1::3]):  # an entry without its part, a part without its entry, neither
-        path.unlink()
-    (out / "_SUCCESS").unlink()
-    with pytest.raises(OutputError, match="not finished"):
-        verify(out)
-    with pytest.raises(UsageError, match="it was to hold something else"):
-        select(labels, out, top="41%", per="lang", input=True, resume=True)
-    select(labels, out, resume=True, **options)
-    assert contents(out) == contents(tmp_path / "whole")
+def test_what_does_not_fit_into_memory_is_ranked_on_disk_and_a_full_disk_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    scores = np.random.default_rng(0).random(2_000_000, np.float32)
+    places, part = np.arange(len(scores)), np.zeros(len(scores), np.int32)
+    table = pa.table({"place": places, "score": scores, "part": part})
+    chunks = [table.slice(first, 100_000) for first in range(0, len(table), 100_000)]
+    with ranking(chunks, Amount.of("10%", None), memory=40_000_000) as best:
+        found = best.between(0, len(scores))
+    assert list(found) == sorted(np.argsort(-scores, kind="stable")[:200_000])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with (
+            pytest.raises(OutputError, match=rf"in {tmp_path}/.+ Free some space there, or set TMPDIR to a folder"),
+            ranking(chunks, Amount.of("10%", None), memory=40_000_000) as best,
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_choice_that_fails_leaves_nothing_behind(labels: Path, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))  # parts are larger than the manifest
+    try:
+        with pytest.raises(OutputError, match=r"parts/.* cannot be written: File too large.*, then choose again$"):
+            select(labels, tmp_path / "out", top="90%", format="jsonl")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    damaged = Path(shutil.copytree(labels, tmp_path / "damaged"))
+    part = sorted((damaged / "parts").iterdir())[-1]
+    part.write_bytes(part.read_bytes()[:-1] + b" ")
+    for options, out in itertools.product(({"top": "40%"}, {"score": ">= 0"}), ("out", "one.csv")):
+        with pytest.raises(OutputError, match=f"{part.name} is damaged"):
+            select(damaged, tmp_path / out, **options)
+    assert not (tmp_path / "one.csv").exists()
+    assert not any((tmp_path / "out").iterdir())
+    assert select(labels, tmp_path / "out", count=3).chosen == verify(tmp_path / "out").rows_written == 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_folders_for_the_values_of_any_columns(labels: Path, tmp_path: Path, kind: str) -> None:
-    """Of a kept column, and within these of each label; of files; resumed, verified, chosen from again, and read."""
+    """Of a kept column, and within these of each label; of files; verified, chosen from again, and read."""
     out, rows = tmp_path / "out", frame_of(labels)
     select(labels, out, top="50%", by="score", partition_by=["lang", "label"], format=kind)
     best = rows.sort_values("score", ascending=False, kind="stable")[: -(-len(rows) // 2)]
@@ -133,12 +171,6 @@ def test_folders_for_the_values_of_any_columns(labels: Path, tmp_path: Path, kin
         assert dict(pd.read_parquet(out).groupby("lang", observed=True)["id"].count()) == dict(
             best["lang"].value_counts()
         )
-    whole = contents(out)
-    for path in sorted((out / "parts").rglob("part-*"))[::3]:
-        path.unlink()
-    (out / "_SUCCESS").unlink()
-    select(labels, out, top="50%", by="score", partition_by=["lang", "label"], format=kind, resume=True)
-    assert contents(out) == whole
     select(out, tmp_path / "by_file", partition_by="file", format="parquet")
     assert len(list((tmp_path / "by_file" / "parts").iterdir())) == best["file"].nunique()
     assert verify(tmp_path / "by_file").rows_written == len(best)
@@ -151,7 +183,7 @@ def test_folders_for_the_values_of_any_columns(labels: Path, tmp_path: Path, kin
 
 
 @pytest.mark.slow
-def test_a_choice_that_is_killed_is_finished_as_if_it_had_not_been(labels: Path, tmp_path: Path) -> None:
+def test_a_choice_that_is_killed_is_no_output_and_is_made_again(labels: Path, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     select(labels, whole, top="60%", partition_by="lang")
     command = ["select", labels, "-o", out, "--top", "60%", "--partition-by", "lang"]
@@ -160,7 +192,9 @@ def test_a_choice_that_is_killed_is_finished_as_if_it_had_not_been(labels: Path,
     done = subprocess.run([sys.executable, "-c", killed, *map(str, command)], env=environment)
     assert done.returncode == -signal.SIGKILL
     assert committed(out) == 1
-    select(labels, out, top="60%", partition_by="lang", resume=True)
+    with pytest.raises(OutputError, match="is not finished: choose again with overwrite=True"):
+        verify(out)
+    select(labels, out, top="60%", partition_by="lang", overwrite=True)
     assert contents(out) == contents(whole)
     assert verify(out).rows_written == verify(whole).rows_written
 
