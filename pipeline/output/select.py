@@ -28,7 +28,7 @@ from ..processes.threads import available_cores, threads
 from ..source.chunk import QUARANTINE_SCHEMA
 from ..source.columns import distinct
 from ..source.open.ahead import in_order
-from ..source.plan.plan import Plan, part_name
+from ..source.plan.plan import Plan
 from ..storage.disk import refuse_outputs, write_file
 from ..storage.names import located, root_of
 from .account import Sums
@@ -49,7 +49,6 @@ from .verify import finished
 from .where import Where, written
 
 _ROWS = ("file", "row")
-_FILE = pa.field("file", pa.dictionary(pa.int32(), pa.string()))
 _NAN = float("nan")  # the group of all, which are equal to nothing but this very object
 _Result = TypeVar("_Result")
 
@@ -206,20 +205,16 @@ class _Labels:
         self.plan = folder.checked_plan(self.manifest)
         committed = folder.entries(self.manifest.fingerprint.id)
         self.closed = committed.closed
-        names = (part_name(group, chunk) for group, end in sorted(self.closed.items()) for chunk in range(end.chunks))
-        entries = [committed.chunks[name] for name in names if name in committed.chunks]
+        entries = sorted(committed.chunks.values(), key=lambda entry: [*map(int, entry.chunk.split("-")[1:])])
         starts = accumulate((entry.rows_written for entry in entries), initial=0)
         self.chunks = list(zip(starts, entries, strict=False))
         """In input order, each with the number of its first written row."""
 
     def rows(self, entry: Entry, columns: Iterable[str]) -> pa.Table:
-        """Some columns, with those that say which row it is where several parts are put together by them. The names of
-        files are a dictionary.
-        """
+        """Some columns, with those that say which row it is where several parts are put together by them."""
         several = sum(not file.name.startswith(QUARANTINE) for file in entry.files) > 1
         names = {*columns, *(_ROWS if several else ())}
-        coded = pa.schema([_FILE if field.name == _FILE.name else field for field in self.schema])
-        chosen = pa.schema([field for field in coded if field.name in names])
+        chosen = pa.schema([field for field in self.schema if field.name in names])
         rows = committed_rows(self.folder.store, entry, self.schema, chosen)
         if len(rows) != entry.rows_written:
             raise OutputError(f"{entry.chunk} holds {len(rows):,} rows, its entry has {entry.rows_written:,}")
@@ -301,13 +296,11 @@ class _Choice:
         """places: of the chosen rows among those from one to another; None where `where` alone decides."""
 
         def choose(entry: Entry, places: NDArray[np.int64] | None) -> tuple[Entry, pa.Table]:
-            decides = self.where if places is None else None
-            rows = self.job.rows(entry, {*columns, *(decides.columns if decides else ())})
-            if places is not None:
-                rows = rows.take(pa.array(places))
-            elif decides is not None:
-                rows = rows.filter(pa.array(decides.mask(rows)))
-            return entry, rows.cast(pa.schema([self.job.schema.field(name) for name in rows.column_names]))
+            where = self.where if places is None else None
+            rows = self.job.rows(entry, {*columns, *(where.columns if where else ())})
+            if where is not None:
+                rows = rows.filter(pa.array(where.mask(rows)))
+            return entry, rows if places is None else rows.take(pa.array(places))
 
         calls = (partial(choose, entry, places(at, at + entry.rows_written)) for at, entry in self.job.chunks)
         chosen = _side_by_side(calls)

@@ -230,18 +230,14 @@ class _Parser:
 
     def _is_in(self, at: int, left: _Value) -> pc.Expression:
         self._expect("(")
-        values = [self._literal()]
-        while self._accept(","):
-            values.append(self._literal())
+        values = [self._value()]
+        while not values[-1].is_column and self._accept(","):
+            values.append(self._value())
+        if values[-1].is_column:
+            refuse(self._text, values[-1].at, f"expected {_LITERAL}")
         self._expect(")")
         self.tests.append((left, *values))
         return _joined(or_, [self._compared(at, left, "==", value) for value in values])
-
-    def _literal(self) -> _Value:
-        value = self._value()
-        if value.is_column:
-            refuse(self._text, value.at, f"expected {_LITERAL}")
-        return value
 
     def _value(self) -> _Value:
         at, group, word = self._at, self._token.lastgroup, self._token[self._token.lastindex or 0]
