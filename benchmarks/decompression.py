@@ -1,4 +1,4 @@
-"""How fast each library decompresses, by one thread and by one on each core; and one large file, by all cores.
+"""How fast each library decompresses, by one thread and by one on each core.
 
     python -m benchmarks.decompression --articles-csv ag_news/train.csv --output benchmarks/results/decompression.json
 
@@ -17,7 +17,7 @@ import lzma
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,21 +25,17 @@ from typing import Any
 import isal.isal_zlib
 import lz4.frame
 import pyarrow as pa
-import rapidgzip
 import zlib_ng.zlib_ng
 import zstandard
 
 from benchmarks.record import about, parser, seconds_of, write
 from broadsheet.pipeline.processes.threads import available_cores
 from broadsheet.pipeline.source.open.compression import COMPRESSIONS
-from broadsheet.pipeline.source.open.decompress import Decompressed, Frames
-from broadsheet.pipeline.source.open.rapidgzip_reader import start
+from broadsheet.pipeline.source.open.decompress import PIECE_BYTES, content_of
 
 ARTICLES_JOINED = {"short": 1, "long": 20}
 BYTES = {"gzip": 24 << 20, "zstd": 24 << 20, "lz4": 24 << 20, "bz2": 3 << 20, "xz": 3 << 20}
 BLOCK, ROUNDS = 4 << 20, 2
-LARGE = 8
-"""Times the text, in the one large file that all cores read."""
 
 Read = Callable[[Path], int]
 
@@ -95,16 +91,13 @@ def by_zstandard(path: Path) -> int:
         return drained(stream)
 
 
-def by_rapidgzip(opened: Any) -> Read:
+def by_ours(name: str) -> Read:
     def read(path: Path) -> int:
-        with opened(str(path), parallelization=1) as stream:
-            return drained(stream)
+        with path.open("rb") as file:
+            content = content_of(file, COMPRESSIONS[name])
+            return sum(iter(lambda: len(content.read1(PIECE_BYTES)), 0))
 
     return read
-
-
-def by_ours(name: str) -> Read:
-    return lambda path: drained(Decompressed(lambda: path.open("rb"), COMPRESSIONS[name]))
 
 
 LIBRARIES: dict[str, dict[str, Read]] = {
@@ -113,7 +106,6 @@ LIBRARIES: dict[str, dict[str, Read]] = {
         "zlib-ng": by_zlib(zlib_ng.zlib_ng),
         "zlib": by_zlib(zlib),
         "pyarrow": by_arrow("gzip"),
-        "rapidgzip": by_rapidgzip(rapidgzip.RapidgzipFile),
         "Broadsheet (isal)": by_ours("gzip"),
     },
     "zstd": {
@@ -122,11 +114,7 @@ LIBRARIES: dict[str, dict[str, Read]] = {
         "Broadsheet (backports.zstd)": by_ours("zstd"),
     },
     "lz4": {"pyarrow": by_arrow("lz4"), "Broadsheet (lz4)": by_ours("lz4")},
-    "bz2": {
-        "pyarrow": by_arrow("bz2"),
-        "rapidgzip": by_rapidgzip(rapidgzip.IndexedBzip2File),
-        "Broadsheet (bz2)": by_ours("bz2"),
-    },
+    "bz2": {"pyarrow": by_arrow("bz2"), "Broadsheet (bz2)": by_ours("bz2")},
     "xz": {"Broadsheet (lzma)": by_ours("xz")},
 }
 """Those in the interpreter, those of packages, and what Broadsheet reads with, checks included."""
@@ -153,38 +141,6 @@ def rates(read: Read, path: Path, content: int, threads: int) -> float:
     return threads * content / min(seconds_of(all_of_them, ROUNDS)) / 1e6
 
 
-def one_large(folder: Path, articles: Path) -> Iterator[dict[str, Any]]:
-    """One file that all cores read, and one core."""
-    for name in ("gzip", "bz2", "zstd"):
-        data = texts(articles, 1, BYTES[name])
-        unit = packed(name, data)
-        if name == "zstd":
-            unit = b"".join(packed(name, data[at : at + (4 << 20)]) for at in range(0, len(data), 4 << 20))
-        path = folder / f"large.{name}"
-        path.write_bytes(unit * LARGE)
-        content = len(data) * LARGE
-
-        def by_all_cores(path: Path, name: str = name) -> int:
-            if name == "zstd":
-                return drained(Frames(lambda: path.open("rb"), path.stat().st_size))
-            with path.open("rb") as file:
-                reader = start(lambda: path.open("rb"), COMPRESSIONS[name], file.fileno(), lambda: None)
-            assert reader is not None
-            try:
-                return drained(reader)
-            finally:
-                assert reader.is_by_all_cores
-                reader.close()
-
-        yield {
-            "compression": name,
-            "megabytes": content / 1e6,
-            "one_core": rates(by_ours(name), path, content, 1),
-            "all_cores": rates(by_all_cores, path, content, 1),
-        }
-        path.unlink()
-
-
 def measured(articles: Path) -> dict[str, Any]:
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -196,8 +152,7 @@ def measured(articles: Path) -> dict[str, Any]:
                 for library, read in libraries.items():
                     one, all_cores = of_one_core(read, path, len(data)), rates(read, path, len(data), available_cores())
                     found.append({"compression": name, "text": text, "library": library, "one": one, "all": all_cores})
-        large = list(one_large(Path(folder), articles))
-    return {"libraries": found, "large": large}
+    return {"libraries": found}
 
 
 def main() -> None:

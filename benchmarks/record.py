@@ -24,7 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 _PACKAGES = (
     "numpy", "pyarrow", "dask", "distributed", "dask-cuda", "cupy-cuda13x", "cupy-cuda12x", "torch", "triton", "isal",
     "duckdb", "scipy", "scikit-learn", "fasttext-community", "zlib-ng", "zstandard", "backports.zstd", "lz4",
-    "rapidgzip", "nvidia-cudnn-cu13",
+    "nvidia-cudnn-cu13",
 )  # fmt: skip
 
 

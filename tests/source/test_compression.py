@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import lzma
 import os
 import random
@@ -13,12 +12,9 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import lz4.frame
-import numpy as np
 import pytest
 import zstandard
 from conftest import ROOT, examples
@@ -31,8 +27,6 @@ from broadsheet.pipeline.processes.threads import available_cores, available_mem
 from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.find.files import FORMATS, find_files
 from broadsheet.pipeline.source.formats.base import InputFile
-from broadsheet.pipeline.source.open.compression import COMPRESSIONS, Compression
-from broadsheet.pipeline.source.open.decompress import Damaged, Decompressed
 from broadsheet.pipeline.source.open.opening import open_at
 from broadsheet.pipeline.source.open.rapidgzip_reader import start
 from broadsheet.pipeline.source.plan.sample import slow_to_read
@@ -68,19 +62,6 @@ def content(path: Path, compression: str | None, size: int = 1 << 20) -> tuple[b
                 found.append(block)
     except SourceError as error:
         return b"".join(found), error.message
-    return b"".join(found), ""
-
-
-def by_one_core(
-    path: Path, compression: Compression, open_raw: Callable[[], BinaryIO] | None = None
-) -> tuple[bytes, str]:
-    """What a file holds, and why it ends."""
-    stream, found = Decompressed(open_raw or (lambda: path.open("rb")), compression), []
-    try:
-        while block := stream.read(1 << 20):
-            found.append(block)
-    except (Damaged, OSError) as error:
-        return b"".join(found), str(error)
     return b"".join(found), ""
 
 
@@ -146,51 +127,19 @@ def test_what_is_read_is_what_the_reference_reads(
     path.write_bytes(data)
     expected, good = reference(data, compression)
     found, error = content(path, compression, size)
-    without = replace(COMPRESSIONS[compression], decoder=COMPRESSIONS[compression].exact)  # as where isal is not there
-    exact, why = by_one_core(path, without)
-    assert (exact, why == "") == (expected, good)
     assert (error == "") == good
-    if compression == "gzip" and flip is not None:  # isal takes some tables of codes that zlib refuses
-        assert found.startswith(expected)
-    else:
+    if flip is None:
         assert found == expected
+    else:  # more may be read of a damaged unit before its checksum, of which a wrong one may cost the byte before it
+        assert found.startswith(expected[:-1])
     if not good:
-        assert error == (
-            f"{path}: cut off or damaged after {len(found):,} decompressed bytes; all before is read ({why})"
-        )
+        told = f"{path}: cut off or damaged after {len(found):,} decompressed bytes; all before is read ("
+        assert error.startswith(told)
 
 
 def noise(count: int) -> bytes:
     """Bytes that compress by about a half."""
     return random.Random(count).randbytes(count // 2).hex().encode()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("change", ["whole", "cut off", "damaged", "a large frame", "garbage"])
-def test_zstd_frames_are_decompressed_by_all_cores_in_order(tmp_path: Path, change: str) -> None:
-    size = 600 << 10
-    data = noise(16 * size)
-    frames = [zstandard.compress(data[at : at + size]) for at in range(0, len(data), size)]
-    table = b"\x5e\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"index"  # as the seekable format has it at the end
-    packed, readable = b"".join([*frames[:3], table, *frames[3:], table]), data
-    if change == "cut off":
-        packed = packed[: -len(frames[-1])]
-        readable = reference(packed[len(b"".join(frames[:14])) + len(table) :], "zstd")[0]
-        readable = data[: 14 * size] + readable
-    elif change == "damaged":
-        place = len(b"".join(frames[:9])) + len(table)
-        packed = packed[: place + 150_000] + b"\0" * 50_000 + packed[place + 200_000 :]
-        readable = data[: 9 * size] + reference(packed[place:], "zstd")[0]
-    elif change == "a large frame":
-        large = zstandard.compress(data * 4)
-        packed, readable = b"".join([*frames, large, *frames]), data * 6
-    elif change == "garbage":
-        packed += b"something else"
-    path = tmp_path / "f.txt.zst"
-    path.write_bytes(packed)
-    found, error = content(path, "zstd")
-    assert found == readable
-    assert ("cut off or damaged" in error) == (change in ("cut off", "damaged", "garbage"))
 
 
 @pytest.mark.parametrize("compression", NAMES)
@@ -217,87 +166,6 @@ def test_what_is_neither_text_nor_compressed_is_damage(tmp_path: Path) -> None:
     found, error = content(path, "gzip")
     assert not found
     assert f"{path}: cut off or damaged after 0 decompressed bytes" in error
-
-
-def by_rapidgzip(path: Path, compression: str, most_memory: int = 1 << 30) -> tuple[bytes, str, bool]:
-    """What a file holds, the error after it, and whether rapidgzip read all of it."""
-    with path.open("rb") as file:
-        reader = start(lambda: path.open("rb"), COMPRESSIONS[compression], file.fileno(), lambda: None, most_memory)
-    assert reader is not None
-    found, positions = [], [0]
-    try:
-        while block := reader.read(1 << 20):
-            found.append(block)
-            positions.append(reader.position())
-    except Damaged as error:
-        return b"".join(found), str(error), False
-    finally:
-        reader.close()
-    assert positions == sorted(positions)
-    if reader.is_by_all_cores:  # pages of the pipe may be read before their position is told
-        assert path.stat().st_size // 2 < positions[-1] <= path.stat().st_size
-    return b"".join(found), "", reader.is_by_all_cores
-
-
-GZIP = gzip.compress(noise(4 << 20), 1)
-SPOILED: dict[str, bytes] = {
-    "padding": GZIP + b"\0" * 1000,
-    "a member after padding": GZIP + b"\0" * 1000 + GZIP,
-    "garbage": GZIP + b"something else",
-    "cut off": GZIP[:-100_000],
-    "a wrong checksum": GZIP[:-8] + b"abcd" + GZIP[-4:],
-    "damage": GZIP[: len(GZIP) // 2] + b"\xa5" * 100 + GZIP[len(GZIP) // 2 + 100 :],
-    "damage in the second member": GZIP + GZIP[: len(GZIP) // 2] + b"\xa5" * 100 + GZIP[len(GZIP) // 2 + 100 :],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("change", SPOILED)
-def test_trouble_in_a_file_that_all_cores_read_is_what_one_core_finds(tmp_path: Path, change: str) -> None:
-    path = tmp_path / "f.txt.gz"
-    path.write_bytes(SPOILED[change])
-    expected, error = content(path, "gzip")
-    found, why, _ = by_rapidgzip(path, "gzip")
-    assert found == expected
-    assert bool(why) == bool(error)
-    assert why in error
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("repeated", [False, True])
-def test_of_a_gzip_file_that_is_cut_off_only_the_end_is_read_twice(tmp_path: Path, repeated: bool) -> None:
-    """What is read is what zlib reads, also where another decoder has found less; of what repeats itself, from all."""
-    rng = np.random.default_rng(5)
-    words = [rng.bytes(rng.integers(1, 9)).hex().encode() for _ in range(3000)]
-    text = b" ".join([words[i] for i in rng.integers(0, 3000, 1_200_000)])
-    data = gzip.compress(text if not repeated else noise(5 << 20) + b"all the same " * 100_000, 1)
-    path, read = tmp_path / "f.gz", []
-
-    class Counted(io.FileIO):
-        def readinto(self, buffer: Any) -> int | None:
-            read.append(super().readinto(buffer) or 0)
-            return read[-1]
-
-    for cut in (3, 8, 9, *rng.integers(10, 4000, 5).tolist()):
-        path.write_bytes(data[:-cut])
-        read.clear()
-        expected = zlib.decompressobj(31).decompress(data[:-cut]), "it ends within a gzip member"
-        assert by_one_core(path, COMPRESSIONS["gzip"], lambda: io.BufferedReader(Counted(path, "rb"))) == expected
-        assert (sum(read) > 1.5 * len(data)) == repeated
-
-
-@pytest.mark.parametrize("compression", ["gzip", "bz2"])
-def test_rapidgzip_reads_a_sound_file_to_its_end(tmp_path: Path, compression: str) -> None:
-    data, path = noise(3 << 20), tmp_path / "f.txt"
-    path.write_bytes(COMPRESS[compression](data[: 1 << 20]) + COMPRESS[compression](data[1 << 20 :]))
-    assert by_rapidgzip(path, compression) == (data, "", True)
-
-
-def test_a_process_that_takes_too_much_memory_is_ended_and_one_core_reads_on(tmp_path: Path) -> None:
-    path = tmp_path / "f.txt.gz"
-    path.write_bytes(GZIP * 4)
-    found, error, by_all = by_rapidgzip(path, "gzip", most_memory=20 << 20)
-    assert (found, error, by_all) == (noise(4 << 20) * 4, "", False)
 
 
 def resident(what: str) -> int:
@@ -339,30 +207,36 @@ def test_zstd_frames_with_long_windows_are_read_where_memory_is_enough(tmp_path:
     assert (found == far + b"an article\nend", error) == (True, "")
 
 
-@pytest.mark.parametrize(
-    ("window", "gibibytes", "why"),
-    [
-        (32, 0, "of 4,096 MiB, more than {most}: compress it without --long"),
-        (31, 2, "of 2,048 MiB, more than {most}: compress it with --long={log}, or use fewer cores (taskset): all of "
-         "them may take half of the memory"),
-    ],
-)  # fmt: skip
-def test_a_longer_window_is_refused_in_words(tmp_path: Path, window: int, gibibytes: int, why: str) -> None:
+READ = """
+import resource, sys
+from broadsheet.pipeline.errors import SourceError
+from broadsheet.pipeline.source.find.files import find_files
+from broadsheet.pipeline.source.open.opening import open_at
+if int(sys.argv[2]):
+    resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), -1))
+(file,) = find_files([sys.argv[1]], 70, 1014).found
+with open_at(file) as stream:
+    try:
+        while block := stream.read(1000):
+            print(block.decode(), end="")
+    except SourceError as error:
+        print(error.message)
+"""
+
+
+@pytest.mark.parametrize("gibibytes", [0, 2])
+def test_a_longer_window_is_refused_in_words(tmp_path: Path, gibibytes: int) -> None:
     """And as a process with little memory sees it."""
     path = tmp_path / "f.txt.zst"
-    frame, memory = streamed(b"an article\n", 20, window), available_memory()
-    path.write_bytes(zstandard.compress(b"before\n") + frame)
-    code = "from broadsheet.pipeline.source.open.compression import COMPRESSIONS, refusal; "
-    code += f"print(refusal(COMPRESSIONS['zstd'], {frame[:18]!r}))"
-    if gibibytes:
-        memory = gibibytes << 30
-        code = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({memory}, -1)); {code}"
-    log = min(31, (memory // (2 * available_cores())).bit_length() - 1)
-    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert told.strip() == "its zstd frame asks for a window " + why.format(most=f"{1 << (log - 20):,}", log=log)
-    if not gibibytes:
-        cut = f"{path}: cut off or damaged after 7 decompressed bytes; all before is read ({told.strip()})"
-        assert content(path, "zstd") == (b"before\n", cut)
+    path.write_bytes(zstandard.compress(b"before\n") + streamed(b"an article\n", 20, 31 if gibibytes else 32))
+    log = min(31, ((gibibytes << 30 or available_memory()) // (2 * available_cores())).bit_length() - 1)
+    command = [sys.executable, "-c", READ, path, str(gibibytes << 30)]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert told == (
+        f"before\n{path}: cut off or damaged after 7 decompressed bytes; all before is read (its zstd frame asks for a "
+        f"window of more than {1 << (log - 20):,} MiB: compress it with --long={log} or less, or use fewer cores "
+        "(taskset): all of them may take half of the memory)\n"
+    )
 
 
 def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 Records are found here, and not by a library such as fastwarc or warcio: these pass over what is damaged without a word,
 and tell the place of a record in the compressed file. Here each byte belongs to a record with a number, or to a row of
 the quarantine. A record ends where its Content-Length says, if a blank line or the next record follows; else it is
-damaged, and ends where the next one begins. So damage costs the records in which it is, also in a gzip file with a
-member for each record: a zero byte comes in place of a damaged member (`Format.unit_begins`).
+damaged, and ends where the next one begins. So damage costs the records in which it is; a compressed file ends at its
+damage, as any other.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class Wet(RecordFormat):
     name = "wet"
     suffixes = (".wet", ".warc")
     magic = b"WARC/1."
-    unit_begins = b"WARC/"
     boundary: ClassVar[re.Pattern[bytes]] = re.compile(rb"\r\n\r\n(?=WARC/[01]\.[01]\r\n)")
 
     def for_options(self, encoding: str, delimiter: str | None) -> Wet:

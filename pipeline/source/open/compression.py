@@ -1,9 +1,5 @@
 """What a file is by its first bytes, its compression and its encoding, and what turns it into UTF-8.
 
-A decompressor is an object like those of `bz2` and `lzma`: it takes the bytes of one gzip member, zstd or lz4 frame, or
-bz2 or xz stream, returns no more than it is asked for, and knows where that ends. So memory is bounded whatever a file
-holds, and all compressions are read in one way.
-
 Text in another encoding becomes a stream of UTF-8, in which bad bytes stay recognisable: a byte that is not valid in
 the encoding becomes the code point U+DC00 plus the byte, written in three bytes. Those are not UTF-8, so the row that
 holds them, and no other, is quarantined as a row of a UTF-8 file would be.
@@ -11,30 +7,13 @@ holds them, and no other, is quarantined as a row of a UTF-8 file would be.
 
 from __future__ import annotations
 
-import bz2
 import codecs
-import lzma
 import re
-import sys
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
-from typing import Any, BinaryIO, Protocol, cast
-
-import lz4.frame
-import numpy as np
-from numpy.typing import NDArray
+from typing import BinaryIO
 
 from ...errors import UsageError
-from ...processes.threads import available_cores, available_memory
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
-
 
 UTF8 = "utf-8"
 _ESCAPE = "broadsheet-escape"
@@ -63,15 +42,15 @@ codecs.register_error(_ESCAPE, _escape)
 def encoding_named(name: str) -> str:
     """Python's name of an encoding. Raises UsageError for one that is not known, or that files do not have."""
     try:
-        found = codecs.lookup(name).name
-        "".encode(found)  # not every codec is one of text
+        encoding = codecs.lookup(name).name
+        "".encode(encoding)  # not every codec is one of text
     except (LookupError, ValueError, TypeError, UnicodeError):
-        found = "undefined"
-    if found in _NOT_OF_FILES:
+        encoding = "undefined"
+    if encoding in _NOT_OF_FILES:
         raise UsageError(
             f"encoding {name!r} is not known: give one that Python has, e.g. utf-8, latin-1, cp1252, utf-16, gb18030"
         )
-    return _SAME.get(found, found)
+    return _SAME.get(encoding, encoding)
 
 
 def looks_like(head: bytes) -> str | None:
@@ -100,13 +79,13 @@ def why_not_decoded(value: bytes, encoding: str) -> str | None:
 
 def not_decoded(reason: str) -> str | None:
     """The encoding that a row does not have, where this reason for its quarantine says so."""
-    found = _REASON.search(reason)
-    return found and found[1]
+    match = _REASON.search(reason)
+    return match and match[1]
 
 
 def unescaped(head: bytes) -> bytes:
     """The first bytes of a row with its bad bytes as they are in the file."""
-    return _ESCAPED.sub(lambda found: bytes([(found[1][0] & 0x03) << 6 | (found[2][0] & 0x3F)]), head)
+    return _ESCAPED.sub(lambda match: bytes([(match[1][0] & 0x03) << 6 | (match[2][0] & 0x3F)]), head)
 
 
 class Transcoded:
@@ -124,8 +103,8 @@ class Transcoded:
             block = self._stream.read(size)
             self._ended = not block
             self._left = self._decoder.decode(block, self._ended).encode(UTF8, "surrogatepass")
-        found, self._left = self._left[:size], self._left[size:]
-        return found
+        text, self._left = self._left[:size], self._left[size:]
+        return text
 
     def close(self) -> None:
         self._stream.close()
@@ -137,11 +116,6 @@ class Transcoded:
         self.close()
 
 
-_HAS_ISAL = find_spec("isal") is not None  # it has no wheel for some machines
-_WINDOWS = (27, 31)
-"""Of a zstd frame, as powers of two: 128 MiB, what zstd itself always allows, and 2 GiB, the longest that it has."""
-_MOST_XZ = 256 << 20
-"""Bytes of memory for xz; `xz -9` takes 65 MiB."""
 HEAD_BYTES = 1000
 """So many first bytes of a file tell its compression."""
 _SURE_BYTES = 8
@@ -150,167 +124,27 @@ _NOT_TEXT = frozenset(range(32)) - frozenset(b"\t\n\v\f\r\x1a\x1b")
 """Bytes that are in no text of an encoding that is compatible with ASCII."""
 
 
-class Decoder(Protocol):
-    """Decompresses one member, frame or stream."""
-
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def needs_input(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes | None: ...
-
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
-
-
 @dataclass(frozen=True)
 class Compression:
-    """One of them. unit: what a file is a sequence of. decoder: the fastest. exact: the one that decides which bytes of
-    damaged data can be read, the same on every machine. padding: zeros between units and at the end are allowed in
-    multiples of so many; 0 for none. mark: what units begin with, where reading goes on after a damaged one. rest: what
-    `exact` reads of a unit that is cut off, after what `decoder` has read, as `gzip_rest` finds it; None where that
-    takes reading it again.
+    """One of them.
+
+    Attributes
+    ----------
+    name : str
+        Arrow's.
+    suffix : str
+        The end of a file's name that promises it.
+    unit : str
+        What a file is a sequence of.
+    begins : callable
+        Whether a unit has this beginning, also if it is cut off within it.
+
     """
 
     name: str
     suffix: str
     unit: str
     begins: Callable[[bytes], bool]
-    decoder: Callable[[], Decoder]
-    exact: Callable[[], Decoder]
-    padding: int = 0
-    mark: bytes = b""
-    rest: Callable[[bytes, bytes], bytes | None] | None = None
-
-
-class _Zlib:
-    """The interpreter's own, as a `Decoder`: it is fed in small pieces, since it copies what it does not use."""
-
-    _PIECE = 16 << 10
-
-    def __init__(self) -> None:
-        self._decoder = zlib.decompressobj(wbits=31)
-        self._pending = b""
-        self._at = 0
-        self._full = False  # the last call returned as much as it might: there may be more
-
-    @property
-    def eof(self) -> bool:
-        return self._decoder.eof
-
-    @property
-    def needs_input(self) -> bool:
-        return not (self.eof or self._full) and self._at == len(self._pending)
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._decoder.unused_data + self._pending[self._at :] if self.eof else b""
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        if data:
-            self._pending, self._at = self._pending[self._at :] + data, 0
-        found: list[bytes] = []
-        room = max_length
-        while room and not self.eof:
-            piece = self._pending[self._at : self._at + self._PIECE]
-            block = self._decoder.decompress(piece, room)
-            self._at += len(piece) - len(self._decoder.unconsumed_tail)
-            found.append(block)
-            room -= len(block)
-            if not piece:
-                break
-        self._full = not room
-        return b"".join(found)
-
-
-_WINDOW = 32 << 10
-_MOST_MORE = 16
-"""Bytes of a cut member that zlib may read, and another decoder, which looks up several at once, may not."""
-_SURE_CONTENT, _MOST_KNOWN = 4 << 10, 4 << 20
-"""Bytes of content that zlib is to read from a block on."""
-_FIELDS = 80
-"""Bits at the beginning of a block: its last code length ends before."""
-_SHARES = np.array([0, 64, 32, 16, 8, 4, 2, 1], np.int32)
-"""Of all codes, in parts of 128, what one takes by its length; those of a block take all."""
-
-
-def gzip_rest(tail: bytes, known: bytes) -> bytes | None:
-    """What zlib reads of a gzip member that is cut off, after all that another decoder has read; None where it is not
-    told without reading all again.
-
-    tail, known: its last bytes as they are stored, and the last that were read. zlib begins at a block of the deflate
-    format (RFC 1951) in the tail. It reads what is known from there, or it was no block.
-    """
-    for bit in _block_starts(tail)[::-1].tolist():
-        word = np.frombuffer(tail, np.uint8)[bit >> 3 :].astype(np.uint16)
-        block = (word >> (bit & 7) | np.append(word[1:], 0) << (8 - (bit & 7))).astype(np.uint8).tobytes()
-        try:
-            size = len(_inflated(block, bytes(_WINDOW)))
-            if not _SURE_CONTENT <= size < _MOST_KNOWN:
-                continue
-            found = []
-            for more in range(_MOST_MORE):
-                begin = len(known) + more - size
-                if begin < _WINDOW:
-                    return None
-                content = _inflated(block, known[begin - _WINDOW : begin])
-                if content[: size - more] == known[begin:]:
-                    found.append(content[size - more :])
-        except zlib.error:
-            continue
-        if len(found) == 1:  # of what repeats itself there may be several
-            return found[0]
-    return None
-
-
-def _inflated(block: bytes, window: bytes) -> bytes:
-    return zlib.decompressobj(-15, zdict=window).decompress(block, _MOST_KNOWN)
-
-
-def _block_starts(data: bytes) -> NDArray[np.int64]:
-    """The bits of `data` at which a block with Huffman codes of its own may begin, by what it would say of them."""
-    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
-    count = max(len(bits) - _FIELDS, 0)
-    kind = [bits[place : place + count] for place in range(13)]
-    good = (kind[1] == 0) & (kind[2] == 1)
-    for lengths in (kind[4:8], kind[9:13]):  # no 30 or 31
-        good &= ~np.logical_and.reduce(lengths)
-    starts = np.flatnonzero(good)
-    codes = 4 + bits[starts[:, None] + np.arange(13, 17)] @ np.array([1, 2, 4, 8])
-    shares = _SHARES[bits[:-2] + 2 * bits[1:-1] + 4 * bits[2:]]
-    taken = np.zeros(len(starts), np.int32)
-    for code in range(19):
-        taken += np.where(code < codes, shares[starts + 17 + 3 * code], 0)
-    found: NDArray[np.int64] = starts[taken == 128]
-    return found
-
-
-def _igzip() -> Decoder:
-    from isal import igzip_lib
-
-    return cast(Decoder, igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP))
-
-
-@cache
-def _most_window() -> int:
-    """Of a zstd frame here, as a power of two: where every core reads such a file, they take half of the memory."""
-    least, most = _WINDOWS
-    return max(least, min(most, (available_memory() // (2 * available_cores())).bit_length() - 1))
-
-
-def _zstd() -> Decoder:
-    limit = {int(zstd.DecompressionParameter.window_log_max): _most_window()}
-    return cast(Decoder, zstd.ZstdDecompressor(options=limit))
-
-
-def _xz() -> Decoder:
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_XZ)
-
-
-def _lz4() -> Decoder:
-    return cast(Decoder, lz4.frame.LZ4FrameDecompressor())
 
 
 def _magic(magic: bytes) -> Callable[[bytes], bool]:
@@ -318,19 +152,17 @@ def _magic(magic: bytes) -> Callable[[bytes], bool]:
     return lambda head: bool(head) and head[: len(magic)] == magic[: len(head)]
 
 
-GZIP_MAGIC = b"\x1f\x8b\x08"
-_is_gzip = _magic(GZIP_MAGIC)
+_is_gzip = _magic(b"\x1f\x8b\x08")
 _is_zstd_frame = _magic(b"\x28\xb5\x2f\xfd")
-_is_xz = _magic(b"\xfd7zXZ\x00")
 _is_lz4_frame = _magic(b"\x04\x22\x4d\x18")
 
 
 def _is_zstd(head: bytes) -> bool:
-    return _is_zstd_frame(head) or is_skippable(head)
+    return _is_zstd_frame(head) or _is_skippable(head)
 
 
 def _is_lz4(head: bytes) -> bool:
-    return _is_lz4_frame(head) or is_skippable(head)
+    return _is_lz4_frame(head) or _is_skippable(head)
 
 
 def _is_bz2(head: bytes) -> bool:
@@ -341,25 +173,23 @@ def _is_bz2(head: bytes) -> bool:
     return _magic(b"BZh")(head) and head[3:4] in digits and any(magic.startswith(follow) for magic in magics)
 
 
-def is_skippable(head: bytes) -> bool:
+def _is_skippable(head: bytes) -> bool:
     """Whether it begins with a frame of zstd's (or lz4's) that holds no data, such as a table of the others."""
     return len(head) >= 4 and 0x50 <= head[0] <= 0x5F and head[1:4] == b"\x2a\x4d\x18"
 
 
 COMPRESSIONS = {
-    found.name: found
-    for found in (
-        Compression(
-            "gzip", ".gz", "member", _is_gzip, _igzip if _HAS_ISAL else _Zlib, _Zlib, padding=1, rest=gzip_rest
-        ),
-        Compression("zstd", ".zst", "frame", _is_zstd, _zstd, _zstd),
-        Compression("bz2", ".bz2", "stream", _is_bz2, bz2.BZ2Decompressor, bz2.BZ2Decompressor),
-        Compression("xz", ".xz", "stream", _is_xz, _xz, _xz, padding=4),
-        Compression("lz4", ".lz4", "frame", _is_lz4, _lz4, _lz4),
+    compression.name: compression
+    for compression in (
+        Compression("gzip", ".gz", "member", _is_gzip),
+        Compression("zstd", ".zst", "frame", _is_zstd),
+        Compression("bz2", ".bz2", "stream", _is_bz2),
+        Compression("xz", ".xz", "stream", _magic(b"\xfd7zXZ\x00")),
+        Compression("lz4", ".lz4", "frame", _is_lz4),
     )
 }
 """By Arrow's names."""
-SUFFIXES = {found.suffix: found.name for found in COMPRESSIONS.values()}
+SUFFIXES = {compression.suffix: compression.name for compression in COMPRESSIONS.values()}
 """The compression that a name promises."""
 
 
@@ -371,54 +201,10 @@ def compression_of(head: bytes, named: str | None = None) -> Compression | None:
     expected = COMPRESSIONS.get(named or "")
     if expected and expected.begins(head):
         return expected
-    found = next((each for each in COMPRESSIONS.values() if len(head) >= _SURE_BYTES and each.begins(head)), None)
-    return found or (None if _is_text(head) else expected)
+    known = COMPRESSIONS.values() if len(head) >= _SURE_BYTES else ()
+    shown = next((compression for compression in known if compression.begins(head)), None)
+    return shown or (None if _is_text(head) else expected)
 
 
 def _is_text(head: bytes) -> bool:
     return not any(byte in _NOT_TEXT for byte in head) or looks_like(head) is not None
-
-
-def refusal(compression: Compression, head: bytes) -> str:
-    """Why a unit that begins so cannot be decompressed, in words of a user; empty where nothing is known."""
-    if compression.name == "zstd" and (window := _window(head)) > 1 << (most := _most_window()):
-        remedy = "compress it without --long"
-        if window <= 1 << _WINDOWS[1]:
-            remedy = (
-                f"compress it with --long={most}, or use fewer cores (taskset): all of them may take half of the memory"
-            )
-        return f"its zstd frame asks for a window of {window >> 20:,} MiB, more than {1 << (most - 20):,}: {remedy}"
-    return ""
-
-
-def beginning(head: bytes, most: int = 64 << 20) -> bytes:
-    """What the first bytes of a file hold, decompressed, as far as they go, and no more than `most`."""
-    compression = compression_of(head)
-    if compression is None:
-        return head
-    found: list[bytes] = []
-    while head and most > 0:
-        decoder = compression.decoder()
-        try:
-            while most > 0 and not decoder.eof and (head or not decoder.needs_input):
-                found.append(decoder.decompress(head, min(most, 1 << 20)))
-                most -= len(found[-1])
-                head = b""
-        except Exception:  # each library has errors of its own
-            break
-        head = (decoder.unused_data or b"") if decoder.eof else b""
-    return b"".join(found)
-
-
-def _window(head: bytes) -> int:
-    """Bytes of the window that a zstd frame asks for (RFC 8878, 3.1.1.1.2); 0 where it has no such field."""
-    if not head.startswith(b"\x28\xb5\x2f\xfd") or len(head) < 18:
-        return 0
-    descriptor: Any = head[4]
-    if descriptor & 0x20:  # one segment: the window is the content
-        skipped = (0, 1, 2, 4)[descriptor & 3]
-        width = (1, 2, 4, 8)[descriptor >> 6]
-        return int.from_bytes(head[5 + skipped : 5 + skipped + width], "little") + (256 if width == 2 else 0)
-    exponent, mantissa = head[5] >> 3, head[5] & 7
-    base = 1 << (10 + exponent)
-    return base + (base >> 3) * mantissa

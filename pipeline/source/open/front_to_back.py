@@ -10,18 +10,15 @@ import struct
 import threading
 import zipfile
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, cast
 
-from ...errors import InputChanged, SourceError
+from ...errors import InputChanged, InputUnavailable, SourceError
 from ..formats.base import InputFile, Member
-from . import rapidgzip_reader
 from .ahead import InThread
 from .compression import HEAD_BYTES, compression_of
-from .decompress import Damaged, Decompressed, Frames, frames_pay
+from .decompress import PIECE_BYTES, content_of, why
 
 ZIP_SUFFIX = ".zip"
 ZIP_MAGIC = b"PK\x03\x04"
@@ -80,7 +77,7 @@ def open_member(stream: BinaryIO, member: Member) -> BinaryIO:
     about = zipfile.ZipInfo(member.name)
     about.compress_type, about.CRC = member.method, member.checksum
     about.compress_size, about.file_size = member.size, member.length
-    return cast(BinaryIO, zipfile.ZipExtFile(stream, "r", about))
+    return cast(BinaryIO, zipfile.ZipExtFile(stream, "r", about, close_fileobj=True))
 
 
 def _problem(about: zipfile.ZipInfo) -> str:
@@ -104,125 +101,46 @@ class _Bounded(io.BufferedReader):
 
 _BLOCK_BYTES = 4 << 20
 _BLOCKS_AHEAD = 2
-
-
-class Readable(Protocol):
-    """What returns up to so many bytes, and none at the end."""
-
-    def read(self, size: int) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
-class ReadAhead:
-    """The bytes and the error of `stream`, at most some blocks ahead, each in the pieces in which it came. The first
-    block is read without a thread, so a small file costs none.
-    """
-
-    def __init__(self, stream: Readable) -> None:
-        self._stream = stream
-        self._blocks = self._in_thread()
-        self._stopped = threading.Event()
-        self._thread: InThread[deque[bytes]] | None = None
-        self._block = deque[bytes]()
-        self._ready = memoryview(b"")
-        self._failure: Exception | None = None
-
-    def read(self, size: int) -> bytes:
-        """Up to `size` bytes; none at the end. Raises what the stream raises, after all that is before."""
-        if not self._ready and self._failure is None:
-            try:
-                self._block = self._block or next(self._blocks, self._block)
-            except Exception as error:
-                self._failure = error
-            else:
-                found = self._block.popleft() if self._block else b""
-                if len(found) <= size:
-                    return found
-                self._ready = memoryview(found)
-        if not self._ready and self._failure is not None:
-            raise self._failure
-        found, self._ready = bytes(self._ready[:size]), self._ready[size:]
-        return found
-
-    def close(self) -> None:
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._stream.close()
-
-    def _in_thread(self) -> Iterator[deque[bytes]]:
-        blocks = _blocks(self._stream)
-        first = next(blocks, deque[bytes]())
-        is_whole = sum(map(len, first)) >= _BLOCK_BYTES
-        yield first
-        if not is_whole:
-            yield from blocks
-        else:
-            self._thread = InThread(lambda: blocks, _BLOCKS_AHEAD, self._stopped)
-            yield from self._thread
-
-
-def _blocks(stream: Readable) -> Iterator[deque[bytes]]:
-    """Whole blocks in pieces, and what there is before the end or an error, which is raised after it."""
-    failure: Exception | None = None
-    room = 0
-    while not room:
-        pieces = deque[bytes]()
-        room = _BLOCK_BYTES
-        try:
-            while room and (piece := stream.read(room)):
-                pieces.append(piece)
-                room -= len(piece)
-        except Exception as error:
-            failure = error
-        if pieces:
-            yield pieces
-    if failure is not None:
-        raise failure
-
-
 _BUFFER_BYTES = 256 << 10
-_STEPS = (4 << 20, 64 << 10, 1 << 10, 1)
-
-
-class Planned(Protocol):
-    """A file as it is stored, and as it was planned."""
-
-    @property
-    def descriptor(self) -> int | None:
-        """Of a file of this machine."""
-
-    def check(self) -> None:
-        """Raise InputChanged where it is no longer as it was planned."""
 
 
 class FrontToBack:
-    """The content of a file, decompressed ahead of its reader.
+    """The content of a file, decompressed by a thread ahead of its reader, at most some blocks. The first block is read
+    without a thread, so a small file costs none.
 
     Every byte before the position at which the file is cut off or damaged is returned before the error is raised.
-    open_planned: opens the file; it returns a raw stream that is `Planned`. peek: as of `open_at`.
+    open_planned: opens the file. peek: as of `open_at`.
     """
 
     def __init__(self, file: InputFile, open_planned: Callable[[], io.RawIOBase], peek: bool) -> None:
         self._file = file
         self._open_planned = open_planned
-        self._peek = peek
+        self._stored = self._open()
+        try:
+            head = cast(io.BufferedReader, self._stored).peek(HEAD_BYTES)
+        except InputChanged:
+            raise
+        except (OSError, SourceError, *DAMAGE):  # who reads it gets this again, after the bytes before
+            head, self._stored = b"", self._open()
+        self._compression = compression_of(head, file.compression)
         self._given = 0
-        self._is_packed = file.member is not None
-        self._stream = self._opened() if peek else ReadAhead(self._opened())
+        self._ready = b""
+        self._failure: Exception | None = None
+        self._stopped = threading.Event()
+        self._thread: InThread[list[bytes]] | None = None
+        self._pieces = self._every_byte() if peek else self._read_ahead()
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; none at the end. Raises SourceError where it cannot be read on."""
-        try:
-            block = self._stream.read(size)
-        except InputChanged:
-            raise
-        except (OSError, SourceError, Damaged, *DAMAGE) as error:
-            unit = "decompressed bytes" if self._is_packed else "bytes"
-            raise SourceError(
-                f"{self._file.path}: cut off or damaged after {self._given:,} {unit}; all before is read ({error})"
-            ) from error
+        if not self._ready:
+            if self._failure is None:
+                try:
+                    self._ready = next(self._pieces, b"")
+                except Exception as error:  # each library has errors of its own
+                    self._failure = self._told(error)
+            if self._failure is not None:
+                raise self._failure
+        block, self._ready = self._ready[:size], self._ready[size:]
         self._given += len(block)
         return block
 
@@ -230,11 +148,14 @@ class FrontToBack:
     def stored(self) -> int:
         """How many bytes have been read of the file as it is stored; 0 where that is no longer known."""
         with suppress(ValueError):  # the thread that reads ahead closes it at its end
-            return self._position()
+            return self._stored.tell()
         return 0
 
     def close(self) -> None:
-        self._stream.close()
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._stored.close()
 
     def __enter__(self) -> FrontToBack:
         return self
@@ -242,100 +163,79 @@ class FrontToBack:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _opened(self) -> Readable:
-        """The file as what it is by its first bytes, with all cores where that pays."""
-        file = self._file
-        first = self._open()
-        head = _head(first)
-        if first.seekable():
-            first.seek(0)
-        else:
-            first.close()
-            first = self._open()
-        opened = [first]
-        self._position = first.tell
-
-        def open_raw() -> BinaryIO:
-            return opened.pop() if opened else self._open()
-
-        compression = compression_of(head, file.compression)
-        if compression is None:
-            return EveryByte(open_raw)
-        self._is_packed = True
-        if compression.name == "gzip":
-            compression = replace(compression, mark=file.format.unit_begins)
-        if file.member is not None:
-            return Decompressed(lambda: cast(BinaryIO, EveryByte(open_raw)), compression)
-        if self._peek:
-            return Decompressed(open_raw, compression)
-        planned = cast(Planned, cast(io.BufferedReader, first).raw)
-        if rapidgzip_reader.pays(compression, file.stored) and planned.descriptor is not None:
-            reader = rapidgzip_reader.start(open_raw, compression, planned.descriptor, planned.check)
-            if reader is not None:
-                self._position = reader.position
-                return reader
-        if frames_pay(compression, file.stored):
-            return Frames(open_raw, file.stored)
-        return Decompressed(open_raw, compression)
-
     def _open(self) -> BinaryIO:
         """The bytes of the file, or of the member of an archive, as they are stored."""
         raw = cast(BinaryIO, io.BufferedReader(self._open_planned(), _BUFFER_BYTES))
         return _member(raw, self._file.member, self._file.path) if self._file.member else raw
 
+    def _told(self, error: Exception) -> Exception:
+        if isinstance(error, InputChanged | InputUnavailable):
+            return error
+        unit = "decompressed bytes" if self._compression or self._file.member else "bytes"
+        failure = SourceError(
+            f"{self._file.path}: cut off or damaged after {self._given:,} {unit}; all before is read ({why(error)})"
+        )
+        failure.__cause__ = error
+        return failure
 
-class EveryByte:
-    """A stream whose reads may fail, and then drop what they have read: they are repeated in smaller steps."""
-
-    def __init__(self, open_raw: Callable[[], BinaryIO]) -> None:
-        self._open_raw = open_raw
-        self._stream = open_raw()
-        self._given = 0
-        self._step = 0
-        self._failure: Exception | None = None
-
-    def read(self, size: int) -> bytes:
-        """Up to `size` bytes; none at the end. Raises what the stream raises, after all that is before."""
-        while self._failure is None:
-            try:
-                block = self._stream.read(min(size, _STEPS[self._step]))
-            except InputChanged:
-                raise
-            except (OSError, SourceError, *DAMAGE) as error:
-                self._back(error)
-                continue
-            self._given += len(block)
-            return block
-        raise self._failure
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def _back(self, error: Exception) -> None:
-        self._step += 1
-        if self._step == len(_STEPS):
-            self._failure = error
-            return
-        self._stream.close()
-        self._stream = self._open_raw()
-        left = self._given
+    def _every_byte(self) -> Iterator[bytes]:
+        """The content in pieces. A read that fails drops what it has decompressed: then the file is read again from its
+        beginning, and byte by byte from where that read began.
+        """
+        count = 0
         try:
-            while left and (block := self._stream.read(min(left, _STEPS[1]))):
-                left -= len(block)
-        except (OSError, SourceError, *DAMAGE) as again:
-            self._failure = again
+            content = content_of(self._stored, self._compression)
+            while piece := content.read1(PIECE_BYTES):
+                count += len(piece)
+                yield piece
+            return
+        except (InputChanged, InputUnavailable):
+            raise
+        except Exception:  # each library has errors of its own
+            self._stored.close()
+        self._stored = self._open()
+        content = content_of(self._stored, self._compression, exact=True)
+        while count and (piece := content.read1(min(count, PIECE_BYTES))):
+            count -= len(piece)
+        pieces: list[bytes] = []
+        failure: Exception | None = None
+        try:
+            while len(pieces) < PIECE_BYTES and (piece := content.read1(1)):
+                pieces.append(piece)
+        except Exception as error:
+            failure = error
+        if pieces:
+            yield b"".join(pieces)
+        if failure is not None:
+            raise failure
+        while piece := content.read1(PIECE_BYTES):
+            yield piece
+
+    def _read_ahead(self) -> Iterator[bytes]:
+        blocks = _blocks(self._every_byte())
+        first = next(blocks)
+        yield from first
+        if sum(map(len, first)) >= _BLOCK_BYTES:
+            self._thread = InThread(lambda: blocks, _BLOCKS_AHEAD, self._stopped)
+        for block in self._thread or blocks:
+            yield from block
 
 
-def _head(stream: BinaryIO) -> bytes:
+def _blocks(pieces: Iterator[bytes]) -> Iterator[list[bytes]]:
+    """The pieces of whole blocks, and those before the end or an error, which is raised after them."""
+    block: list[bytes] = []
+    room = _BLOCK_BYTES
     try:
-        return stream.read(HEAD_BYTES)
-    except InputChanged:
+        for piece in pieces:
+            block.append(piece)
+            room -= len(piece)
+            if room <= 0:
+                yield block
+                block, room = [], _BLOCK_BYTES
+    except Exception:
+        yield block
         raise
-    except (OSError, SourceError, *DAMAGE):  # whoever reads it gets this again, after the bytes before
-        return b""
+    yield block
 
 
 def _member(raw: BinaryIO, member: Member, path: str) -> BinaryIO:

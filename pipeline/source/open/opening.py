@@ -188,17 +188,8 @@ def _moment(modified: str) -> str:
 
 def _opened(file: InputFile, stop: int | None = None) -> io.RawIOBase:
     if isinstance(file, Held):
-        return cast(io.RawIOBase, _InMemory(file.content))
+        return cast(io.RawIOBase, io.BytesIO(file.content))
     return _Planned(file, stop)
-
-
-class _InMemory(io.BytesIO):
-    """The bytes of a file that is held: they cannot change any more."""
-
-    descriptor = None
-
-    def check(self) -> None:
-        pass
 
 
 class _Planned(io.RawIOBase):
@@ -235,17 +226,8 @@ class _Planned(io.RawIOBase):
         except OSError as error:
             _compare(self._file, self._raw.state())
             raise _failed(self._file, error) from error
-        self.check()
-        return count or 0
-
-    @property
-    def descriptor(self) -> int | None:
-        """Of a file of this machine."""
-        return self._raw.fileno() if isinstance(self._raw, LocalFile) else None
-
-    def check(self) -> None:
-        """Raise InputChanged where it is no longer as it was planned."""
         _compare(self._file, self._raw.state())
+        return count or 0
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         return self._raw.seek(offset, whence)

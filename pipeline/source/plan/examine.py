@@ -17,8 +17,7 @@ from ..columns import is_held_by, is_textual, type_of_both
 from ..find.files import FORMATS
 from ..formats.base import Format, InputFile, Schema
 from ..formats.record_format import other_delimiter, separated_by
-from ..open.compression import HEAD_BYTES, UTF8, compression_of
-from ..open.decompress import decompressed
+from ..open.compression import HEAD_BYTES, compression_of
 from ..open.front_to_back import ZIP_MAGIC, ZIP_SUFFIX
 from ..open.opening import Held, open_at, open_stored
 
@@ -186,10 +185,6 @@ def identified(file: InputFile) -> InputFile:
 
 def _decoded(file: InputFile) -> bytes | None:
     """The content of a file; None where it is not little, or cannot be read to its end."""
-    if isinstance(file, Held) and file.format.encoding == UTF8:
-        compression = compression_of(file.content[:HEAD_BYTES], file.compression)
-        if compression and (whole := decompressed(file.content, compression, _HELD_BYTES)) is not None:
-            return whole
     blocks, room = [], _HELD_BYTES + 1
     with open_at(file) as stream:
         try:

@@ -17,7 +17,8 @@ from ..formats.base import InputFile
 from ..formats.record_format import RecordFormat
 from ..formats.records import read_records
 from ..inputs import Given, RowsInMemory, refuse_unfit
-from ..open.compression import UTF8, Transcoded, beginning
+from ..open.compression import UTF8, Transcoded
+from ..open.decompress import beginning
 from ..open.opening import open_at, open_location
 from ..read.read import read_group
 from .examine import Examined, examine
