@@ -26,7 +26,7 @@ from .output.object_store import place_of
 from .report.job import JobReport, Progress
 from .report.results import Frame, refuse_taken
 from .report.summary import doubt
-from .source.find.search import printable
+from .storage.names import printable
 
 
 @takes(OptionKeywords)

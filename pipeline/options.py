@@ -255,11 +255,10 @@ class Options(_Values):
         from .output.where import Where
         from .source.columns import distinct
         from .source.find.files import refuse_unfit_share
-        from .source.find.search import refuse_not_utf8
         from .source.formats.record_format import delimiter_named
         from .source.open.compression import encoding_named
         from .storage.buckets import check_endpoint
-        from .storage.names import root_of
+        from .storage.names import refuse_not_utf8, root_of
 
         self._set("partition_by", self.partition_by or ())
         for name, option in TABLE.items():

@@ -70,6 +70,25 @@ def without_secrets(text: str) -> str:
     return _QUERY.sub(r"\1", _PASSWORD.sub(r"\1@", text)) if is_url(text) else text
 
 
+def printable(path: str) -> str:
+    r"""A path as text: bytes that are not UTF-8 as \xNN, and halves of surrogate pairs as \udNNN."""
+    if path.isascii():
+        return path
+    try:
+        data = path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        data = path.encode("utf-8", "backslashreplace")
+    return data.decode("utf-8", "backslashreplace")
+
+
+def refuse_not_utf8(option: str, value: object) -> None:
+    """Raise UsageError for a text, a path, or one of several, that is not UTF-8."""
+    for path in value if isinstance(value, tuple) else (value,):
+        text = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
+        if printable(text) != text:
+            raise UsageError(f"{option} is {text!r}, which is not UTF-8")
+
+
 def absolute(name: str) -> str:
     """An absolute path or pattern; a URL as it is."""
     if inside := in_archive(name):

@@ -18,7 +18,17 @@ from typing import Any, BinaryIO, cast
 
 from ...errors import SourceError, UsageError
 from ...processes.threads import available_cores, threads
-from ...storage.names import InArchive, file_part, in_archive, is_url, located, member_name, named, root_of
+from ...storage.names import (
+    InArchive,
+    file_part,
+    in_archive,
+    is_url,
+    located,
+    member_name,
+    named,
+    printable,
+    root_of,
+)
 from ..formats.arrow import Arrow
 from ..formats.base import Format, InputFile, Member, Seek
 from ..formats.csv import Csv, Tsv
@@ -31,7 +41,7 @@ from ..formats.xlsx import Xlsx
 from ..open.compression import SUFFIXES
 from ..open.front_to_back import ZIP_SUFFIX, is_hidden, list_members, member_path
 from ..open.opening import open_at, open_location, reason
-from .search import Listed, Problem, printable, search
+from .search import Listed, Problem, search
 
 FORMATS: dict[str, Format] = {}
 """The formats by suffix, with the dot."""
@@ -91,9 +101,19 @@ Identity = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Files:
-    """Files as they were listed. problems: of those that cannot be read, and of folders. left_out: of files whose
-    suffix belongs to no format, in folders and archives, and of folders that a pattern matches. All are called as
-    `names` has it. whole: all files, where these are a share of them.
+    """Files as they were listed, called as `names` has it.
+
+    Attributes
+    ----------
+    found : tuple of InputFile
+        Those that can be read.
+    problems : tuple of (str, str)
+        Of those that cannot be read, and of folders.
+    left_out : tuple of str
+        Files whose suffix belongs to no format, in folders and archives, and folders that a pattern matches.
+    whole : tuple of InputFile
+        All files, where these are a share of them.
+
     """
 
     found: tuple[InputFile, ...]
@@ -121,9 +141,19 @@ def find_files(
 ) -> Files:
     """The files that `inputs` name. Raises UsageError where one names nothing, or a file of no format.
 
-    symbols, length: of the model, for files that are encoded already. whole_hash: hash the content of each file, which
-    reads all of it. root: the folder or URL to which names are relative; by default they are absolute. endpoint: of
-    buckets, as of `bucket_client`.
+    Parameters
+    ----------
+    inputs : sequence of str
+        Paths, folders, patterns and URLs.
+    symbols, length : int
+        Of the model, for files that are encoded already.
+    whole_hash : bool
+        Hash the content of each file, which reads all of it.
+    root : path-like, optional
+        The folder or URL to which names are relative; by default they are absolute.
+    endpoint : str, optional
+        Of buckets, as of `bucket_client`.
+
     """
     top = root_of(root)
     listed = search(inputs, is_known, endpoint)
@@ -146,8 +176,8 @@ def find_files(
 
 def share_of(shard: str) -> tuple[int, int]:
     """Which share of how many, of "3/64". Raises UsageError."""
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", str(shard))
-    number, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", str(shard))
+    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= number <= count:
         raise UsageError(f"--shard is {shard!r}, it must be I/N: share I, from 1 on, of N")
     return number, count
@@ -171,7 +201,7 @@ def divided(files: Files, shard: str, known: Container[str] | None) -> Files:
     """
     number, count = share_of(shard)
     taken: set[int] = set()
-    shares = [(0, each) for each in range(1, count + 1)]
+    shares = [(0, share) for share in range(1, count + 1)]
     order = sorted(range(len(files.found)), key=lambda at: (-files.found[at].stored, files.found[at].path))
     for at in order:
         size, share = shares[0]
@@ -179,8 +209,8 @@ def divided(files: Files, shard: str, known: Container[str] | None) -> Files:
         taken |= {at} if share == number else set()
     if known is not None:
         taken = {at for at, file in enumerate(files.found) if file.path in known}
-    found = tuple(files.found[at] for at in sorted(taken))
-    return replace(files, found=found, problems=files.problems if number == 1 else (), whole=files.found)
+    chosen = tuple(files.found[at] for at in sorted(taken))
+    return replace(files, found=chosen, problems=files.problems if number == 1 else (), whole=files.found)
 
 
 def find_again(
@@ -234,10 +264,10 @@ def _format_of(suffix: str, compression: str | None, name: str) -> Format:
         raise UsageError(
             f"{name}: its suffix belongs to no format{remedy}; known are {known}, also with {packed}, and .zip"
         )
-    found = FORMATS[suffix]
-    if compression and found.jumps:
-        raise UsageError(f"{name}: {_ONE_READER.format(found.name, 'decompress it first')}")
-    return found
+    form = FORMATS[suffix]
+    if compression and form.jumps:
+        raise UsageError(f"{name}: {_ONE_READER.format(form.name, 'decompress it first')}")
+    return form
 
 
 class _Find:
@@ -258,39 +288,54 @@ class _Find:
         suffix, compression = _suffixes(location)
         inside = in_archive(location)
         is_archive = (suffix, compression) == (ZIP_SUFFIX, None)
-        found = None
+        form = None
         if not inside and not is_archive:
-            found = _format_of(suffix, compression, printable(named(location, None)))
+            form = _format_of(suffix, compression, printable(named(location, None)))
         name = printable(named(location, self._root))
         try:
             if listed.problem:
                 raise SourceError(f"{name}: {listed.problem}")
             if printable(location) != location:
                 raise SourceError(f"{name}: its name is not UTF-8, so the output could not name it; rename it")
-            if found is None:
+            if form is None:
                 self._look_into(replace(listed, location=inside.archive if inside else location), inside)
             else:
-                self._add_file(listed, name, found, compression)
+                if form.jumps and not listed.ranges:
+                    raise SourceError(f"{name}: {_ONE_READER.format(form.name, _NO_RANGES)}")
+                self._take(listed, name, form, compression)
         except SourceError as error:
             self.problems.append((name, error.message))
-
-    def _add_file(self, listed: Listed, name: str, found: Format, compression: str | None) -> None:
-        if not listed.ranges and found.jumps:
-            raise SourceError(f"{name}: {_ONE_READER.format(found.name, _NO_RANGES)}")
-        self._take(listed, name, found, compression)
 
     def _take(
         self,
         listed: Listed,
         name: str,
-        found: Format,
+        form: Format,
         compression: str | None,
         member: Member | None = None,
         digest: str = "",
     ) -> None:
+        """Add an input file.
+
+        Parameters
+        ----------
+        listed : Listed
+            The file, or the archive that it is in.
+        name : str
+            What it is called.
+        form : Format
+            By its suffix.
+        compression : str or None
+            By its suffix.
+        member : Member, optional
+            What the archive says of it.
+        digest : str
+            Of what identifies it beside its size and time.
+
+        """
         file = InputFile(
             path=name,
-            format=self._for_model(found),
+            format=self._for_model(form),
             compression=compression,
             size=listed.size,
             modified=listed.modified,
@@ -302,19 +347,19 @@ class _Find:
         )
         self.found.append(file)
 
-    def _for_model(self, found: Format) -> Format:
+    def _for_model(self, form: Format) -> Format:
         """One object for all files of a format, since each is sent to the workers with its files."""
-        if id(found) not in self._bound:
-            self._bound[id(found)] = found.for_model(self._symbols, self._length)
-        return self._bound[id(found)]
+        if id(form) not in self._bound:
+            self._bound[id(form)] = form.for_model(self._symbols, self._length)
+        return self._bound[id(form)]
 
     def _look_into(self, listed: Listed, inside: InArchive | None) -> None:
         """The members of an archive that have this name or match this pattern; by default all."""
         shown, wanted = named(listed.location, self._root), member_path(inside.member) if inside else "*"
         members = _members(listed.location, shown, self._endpoint)
-        matching = (each for each in members if not is_hidden(each) and fnmatchcase(each.name, wanted))
+        matching = (member for member in members if not is_hidden(member) and fnmatchcase(member.name, wanted))
         seen: set[str] = set()
-        for member in [each for each in members if each.name == wanted] or matching:
+        for member in [member for member in members if member.name == wanted] or matching:
             name = printable(member_name(member.name, shown))
             suffix, compression = _suffixes(member.name)
             try:
@@ -334,17 +379,26 @@ class _Find:
         if not (seen or self.problems or self.left_out):
             self.left_out.append(shown)
 
-    def _add_member(self, listed: Listed, name: str, member: Member, found: Format, compression: str | None) -> None:
-        """A member of an archive, whose digest is of what the archive says of it."""
-        if found.jumps:
-            raise SourceError(f"{name}: {_ONE_READER.format(found.name, 'unpack the archive first')}")
+    def _add_member(self, listed: Listed, name: str, member: Member, form: Format, compression: str | None) -> None:
+        """Add a member of an archive, whose digest is of what the archive says of it.
+
+        Parameters
+        ----------
+        listed : Listed
+            The archive.
+        name, member, form, compression
+            As of `_take`.
+
+        """
+        if form.jumps:
+            raise SourceError(f"{name}: {_ONE_READER.format(form.name, 'unpack the archive first')}")
         if member.problem:
             raise SourceError(f"{name}: {member.problem}")
         if not member.length:
             raise SourceError(f"{name}: the file is empty")
         about = f"{member.checksum:08x} {member.length} {member.name}"
         digest = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()
-        self._take(listed, name, found, compression, member, digest)
+        self._take(listed, name, form, compression, member, digest)
 
 
 def _members(location: str, name: str, endpoint: str | None) -> list[Member]:
@@ -373,8 +427,8 @@ def _hashed(files: Sequence[InputFile]) -> tuple[list[InputFile], list[Problem]]
         return replace(file, digest=content.hexdigest())
 
     with threads(available_cores()) as pool:
-        found = list(pool.map(hashed, files))
-    return [f for f in found if isinstance(f, InputFile)], [f for f in found if not isinstance(f, InputFile)]
+        results = list(pool.map(hashed, files))
+    return [r for r in results if isinstance(r, InputFile)], [r for r in results if not isinstance(r, InputFile)]
 
 
 def _as_stored(file: InputFile) -> BinaryIO:
@@ -387,10 +441,10 @@ def _as_stored(file: InputFile) -> BinaryIO:
 def _told_apart(files: Iterable[InputFile]) -> list[InputFile]:
     """Each file once. Those whose URLs differ in their queries only have a number in their names."""
     count: Counter[str] = Counter()
-    found: dict[tuple[str, Member | None], InputFile] = {}
+    files_once: dict[tuple[str, Member | None], InputFile] = {}
     for file in files:
-        if (key := (file.location, file.member)) not in found:
+        if (key := (file.location, file.member)) not in files_once:
             count[file.path] += 1
             number = count[file.path]
-            found[key] = replace(file, path=f"{file.path}#{number}") if number > 1 else file
-    return list(found.values())
+            files_once[key] = replace(file, path=f"{file.path}#{number}") if number > 1 else file
+    return list(files_once.values())

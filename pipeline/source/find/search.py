@@ -64,10 +64,19 @@ _CACHED_BY_DATASETS = "cache-*.arrow"
 class Listed:
     """A file as its folder, bucket or server lists it.
 
-    location: its absolute path or URL, as the operating system has it: see `printable`. size: in bytes; None where a
-    server of the web does not tell it. modified: its time in ns; of a remote file, an ETag or the like. ranges: whether
-    it can be read from any byte on, which a server of the web may not allow. problem: why it cannot be read, if it is
-    no regular file.
+    Attributes
+    ----------
+    location : str
+        Its absolute path or URL, as the operating system has it: see `printable`.
+    size : int or None
+        In bytes; None where a server of the web does not tell it.
+    modified : str
+        Its time in ns; of a remote file, an ETag or the like.
+    ranges : bool
+        Whether it can be read from any byte on, which a server of the web may not allow.
+    problem : str
+        Why it cannot be read, if it is no regular file.
+
     """
 
     location: str
@@ -79,8 +88,17 @@ class Listed:
 
 @dataclass
 class Found:
-    """files: what a name stands for, within an archive with size and time of the archive. left_out: paths of files
-    whose suffix belongs to no format, and of folders that a pattern matches. unreadable: folders, each with the reason.
+    """What a name stands for.
+
+    Attributes
+    ----------
+    files : list of Listed
+        Within an archive, with size and time of the archive.
+    left_out : list of str
+        Paths of files whose suffix belongs to no format, and of folders that a pattern matches.
+    unreadable : list of (str, str)
+        Folders, each with the reason.
+
     """
 
     files: list[Listed] = field(default_factory=list)
@@ -88,20 +106,17 @@ class Found:
     unreadable: list[tuple[str, str]] = field(default_factory=list)
 
     @classmethod
-    def joined(cls, each: Iterable[Found]) -> Found:
+    def joined(cls, listings: Iterable[Found]) -> Found:
         """What several names stand for: in their order, sorted within each, and what two of them stand for once."""
         files: dict[str, Listed] = {}
         left_out: dict[str, None] = {}
         unreadable: dict[tuple[str, str], None] = {}
-        for found in each:
-            for file in sorted(found.files, key=lambda file: file.location):
+        for listing in listings:
+            for file in sorted(listing.files, key=lambda file: file.location):
                 files.setdefault(file.location, file)
-            left_out |= dict.fromkeys(sorted(found.left_out))
-            unreadable |= dict.fromkeys(sorted(found.unreadable))
+            left_out |= dict.fromkeys(sorted(listing.left_out))
+            unreadable |= dict.fromkeys(sorted(listing.unreadable))
         return cls([*files.values()], [*left_out], [*unreadable])
-
-    def is_unreadable(self, folder: str, error: OSError) -> None:
-        self.unreadable.append((folder, reason(error)))
 
 
 def search(names: Sequence[str], is_known: Callable[[str], bool], endpoint: str | None = None) -> Found:
@@ -124,25 +139,6 @@ def search(names: Sequence[str], is_known: Callable[[str], bool], endpoint: str 
             shown = without_secrets(url or name)
             raise UsageError(f"no input at {shown!r}: no such file, or a folder or pattern without one{others}")
     return Found.joined(searched)
-
-
-def printable(path: str) -> str:
-    r"""A path as text: bytes that are not UTF-8 as \xNN, and halves of surrogate pairs as \udNNN."""
-    if path.isascii():
-        return path
-    try:
-        data = path.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        data = path.encode("utf-8", "backslashreplace")
-    return data.decode("utf-8", "backslashreplace")
-
-
-def refuse_not_utf8(option: str, value: object) -> None:
-    """Raise UsageError for a text, a path, or one of several, that is not UTF-8."""
-    for each in value if isinstance(value, tuple) else (value,):
-        text = os.fspath(each) if isinstance(each, str | os.PathLike) else ""
-        if printable(text) != text:
-            raise UsageError(f"{option} is {text!r}, which is not UTF-8")
 
 
 def _by_suffix(is_known: Callable[[str], bool]) -> Callable[[str], bool]:
@@ -181,10 +177,10 @@ def _listed(path: str | os.DirEntry[str]) -> Listed:
 
 def _below(top: str, is_known: Callable[[str], bool]) -> Found:
     """The files below a folder."""
-    found, seen, waiting = Found(), set[tuple[int, ...]](), [top]
+    listing, seen, waiting = Found(), set[tuple[int, ...]](), [top]
     while waiting:
         folder = waiting.pop()
-        entries = _entries(folder, 0, seen, found)
+        entries = _entries(folder, 0, seen, listing)
         names = {entry.name for entry in entries}
         if _is_output(names):
             continue
@@ -196,10 +192,10 @@ def _below(top: str, is_known: Callable[[str], bool]) -> Found:
             if _is_folder(entry):
                 continue
             if is_known(entry.name):
-                found.files.append(_listed(entry))
+                listing.files.append(_listed(entry))
             else:
-                found.left_out.append(entry.path)
-    return found
+                listing.left_out.append(entry.path)
+    return listing
 
 
 def _is_output(names: set[str]) -> bool:
@@ -214,14 +210,14 @@ def _of_dataset(name: str, names: set[str]) -> bool:
 
 def _matching(pattern: str) -> Found:
     """The files that an absolute pattern matches, as `glob.glob` does: `**` stands for any number of folders."""
-    found, seen = Found(), set[tuple[int, ...]]()
+    listing, seen = Found(), set[tuple[int, ...]]()
     waiting = [("/", [part for part in pattern.split("/") if part])]
 
     def add(entry: os.DirEntry[str]) -> None:
         if _is_folder(entry):
-            found.left_out.append(entry.path)
+            listing.left_out.append(entry.path)
         else:
-            found.files.append(_listed(entry))
+            listing.files.append(_listed(entry))
 
     while waiting:
         folder, (first, *rest) = waiting.pop()
@@ -230,12 +226,12 @@ def _matching(pattern: str) -> Found:
             if rest and os.path.isdir(path):
                 waiting.append((path, rest))
             elif not rest and os.path.isdir(path):
-                found.left_out.append(path)
+                listing.left_out.append(path)
             elif not rest and os.path.lexists(path):
-                found.files.append(_listed(path))
+                listing.files.append(_listed(path))
             continue
         further = [(folder, rest)] if first == "**" and rest else []
-        for entry in _entries(folder, len(rest), seen, found):
+        for entry in _entries(folder, len(rest), seen, listing):
             if entry.name.startswith(".") and not first.startswith("."):
                 continue
             if first == "**" and _is_folder(entry):
@@ -248,10 +244,10 @@ def _matching(pattern: str) -> Found:
                 elif _is_folder(entry):
                     further.append((entry.path, rest))
         waiting += reversed(further)
-    return found
+    return listing
 
 
-def _entries(folder: str, kind: int, seen: set[tuple[int, ...]], found: Found) -> list[os.DirEntry[str]]:
+def _entries(folder: str, kind: int, seen: set[tuple[int, ...]], listing: Found) -> list[os.DirEntry[str]]:
     """A folder's entries by name; none where it was searched before in the same way, `kind`, or cannot be read."""
     try:
         about = os.stat(folder)
@@ -261,7 +257,7 @@ def _entries(folder: str, kind: int, seen: set[tuple[int, ...]], found: Found) -
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
-        found.is_unreadable(folder, error)
+        listing.unreadable.append((folder, reason(error)))
         return []
 
 
@@ -313,7 +309,7 @@ def _matching_objects(bucket: str, pattern: list[str], endpoint: str | None) -> 
     """The objects that a pattern matches. Folders are listed one level after another, those of a level side by side;
     from `**` on, all that is below is listed.
     """
-    found, folders = Found(), [""]
+    listing, folders = Found(), [""]
     while folders and pattern and pattern[0] != "**":
         first, *pattern = pattern
         if not glob.has_magic(first):
@@ -328,25 +324,25 @@ def _matching_objects(bucket: str, pattern: list[str], endpoint: str | None) -> 
         if pattern:
             folders = below
             continue
-        found.left_out += [f"{bucket}/{key}" for key in below]
+        listing.left_out += [f"{bucket}/{key}" for key in below]
         for objects, _ in listed:
             for key, about in objects:
                 if _matches(key.rpartition("/")[2], first):
-                    found.files.append(Listed(f"{bucket}/{key}", *about))
-        return found
+                    listing.files.append(Listed(f"{bucket}/{key}", *about))
+        return listing
     for folder in folders:
         left_out = set()
         for key, about in objects_below(bucket, folder, endpoint):
             parts = key.removeprefix(folder).strip("/").split("/")
             if _path_matches(parts, pattern):
-                found.files.append(Listed(f"{bucket}/{key}", *about))
+                listing.files.append(Listed(f"{bucket}/{key}", *about))
             left_out |= {
                 "/".join(filter(None, [bucket, folder, *parts[:depth]]))
                 for depth in range(1, len(parts))
                 if pattern[-1] != "**" and _path_matches(parts[:depth], pattern)
             }
-        found.left_out += sorted(left_out)
-    return found
+        listing.left_out += sorted(left_out)
+    return listing
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -371,13 +367,13 @@ def _search_by_driver(url: str, is_known: Callable[[str], bool]) -> Found:
     if isinstance(fs, LocalFileSystem):
         return _search_local(path, is_known)
     if glob.has_magic(path):
-        found = Found()
+        listing = Found()
         for one, info in fs.glob(path, detail=True).items():
             if info["type"] == "directory":
-                found.left_out.append(fs.unstrip_protocol(one))
+                listing.left_out.append(fs.unstrip_protocol(one))
             else:
-                found.files.append(_listed_at(fs.unstrip_protocol(one), info))
-        return found
+                listing.files.append(_listed_at(fs.unstrip_protocol(one), info))
+        return listing
     if not fs.isdir(path):
         return Found([_listed_at(url, fs.info(path))] if fs.exists(path) else [])
     return _below_by_driver(fs, path, is_known)
@@ -408,9 +404,9 @@ def _below_by_driver(fs: AbstractFileSystem, top: str, is_known: Callable[[str],
             except OSError as error:
                 unreadable.append((fs.unstrip_protocol(folder), reason(error)))
     states = ((fs.unstrip_protocol(path), listed_state(info)) for path, info in about.items())
-    found = _kept_below(fs.unstrip_protocol(top).rstrip("/"), states, is_known)
-    found.unreadable = unreadable
-    return found
+    listing = _kept_below(fs.unstrip_protocol(top).rstrip("/"), states, is_known)
+    listing.unreadable = unreadable
+    return listing
 
 
 def _kept_below(top: str, files: Iterable[tuple[str, State]], is_known: Callable[[str], bool]) -> Found:
@@ -425,7 +421,7 @@ def _kept_below(top: str, files: Iterable[tuple[str, State]], is_known: Callable
             names[folder].add(name)
             path = folder
     outputs = {folder for folder, inside in names.items() if _is_output(inside)}
-    found = Found()
+    listing = Found()
     for path, (url, about) in listed.items():
         *folders, name = path.split("/")
         above = {"/".join(folders[:depth]) for depth in range(len(folders) + 1)}
@@ -434,10 +430,10 @@ def _kept_below(top: str, files: Iterable[tuple[str, State]], is_known: Callable
         if _of_dataset(name, names["/".join(folders)]):
             continue
         if is_known(url):
-            found.files.append(Listed(url, *about))
+            listing.files.append(Listed(url, *about))
         else:
-            found.left_out.append(url)
-    return found
+            listing.left_out.append(url)
+    return listing
 
 
 def _lists_at_once(fs: AbstractFileSystem) -> bool:

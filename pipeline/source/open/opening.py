@@ -70,7 +70,13 @@ def open_location(
 ) -> LocalFile | RemoteFile:
     """Open a path or URL, whatever it holds. Raises OSError.
 
-    The other parameters are for URLs: as of `open_remote`.
+    Parameters
+    ----------
+    location : str
+        The path or URL.
+    ranges, expected, endpoint, stop
+        Of a URL: as of `open_remote`.
+
     """
     return open_remote(location, ranges, expected, endpoint, stop) if is_url(location) else LocalFile(location)
 
@@ -287,13 +293,13 @@ def _remote(files: Sequence[InputFile]) -> Iterator[Callable[[], _Changed]]:
 
 
 def _changed(files: Sequence[InputFile]) -> _Changed:
-    found = []
+    changed: _Changed = []
     for file in files:
         try:
             check_unchanged(file)
         except InputChanged as error:
-            found.append((file.location, error.message.removeprefix(file.path)))
-    return found
+            changed.append((file.location, error.message.removeprefix(file.path)))
+    return changed
 
 
 def _changed_in_folder(files: Sequence[InputFile]) -> _Changed:

@@ -295,8 +295,19 @@ def open_remote(
 ) -> RemoteFile:
     """Open a remote file. Raises OSError.
 
-    ranges, expected: what is known of it; None to ask for it. endpoint: as of `bucket_client`. stop: as of
-    `RemoteFile`.
+    Parameters
+    ----------
+    url : str
+        Of an object in a bucket, of the web, or of a driver of fsspec.
+    ranges : bool, optional
+        Whether its server sends ranges; by default it is asked.
+    expected : State, optional
+        What is known of it; by default its server is asked.
+    endpoint : str, optional
+        As of `bucket_client`.
+    stop : int, optional
+        As of `RemoteFile`.
+
     """
     origin: Origin
     if is_bucket(url):

@@ -60,8 +60,8 @@ class WebFile(Origin):
         def request() -> memoryview:
             response = self._open({"Range": f"bytes={start}-{stop - 1}"})
             try:
-                found = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-                if response.status != 206 or found is None or found[1] != str(start):
+                match = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+                if response.status != 206 or match is None or match[1] != str(start):
                     raise OSError(errno.EIO, "its server sent ranges of it, and does so no longer")
                 self._compare(_state_in(response))
                 data = response.read(decode_content=False)
@@ -184,8 +184,8 @@ def _state_in(response: BaseHTTPResponse) -> State:
     headers = response.headers
     length = headers.get("Content-Length", "")
     size = int(length) if length.isdecimal() and response.status == 200 else None
-    if found := _RANGE.fullmatch(headers.get("Content-Range", "")):
-        size = int(found[2])
+    if match := _RANGE.fullmatch(headers.get("Content-Range", "")):
+        size = int(match[2])
     return State(size, headers.get("ETag") or headers.get("Last-Modified") or "")
 
 
