@@ -46,6 +46,11 @@ CORPORA = (
     Corpus("long-jsonl", ".jsonl", 64, 31_250, long=True),
     Corpus("long-jsonl-gz", ".jsonl.gz", 64, 31_250, long=True),
     Corpus("long-jsonl-zst", ".jsonl.zst", 64, 31_250, long=True),
+    Corpus("long-jsonl-16", ".jsonl", 16, 125_000, long=True),
+    Corpus("long-jsonl-4", ".jsonl", 4, 500_000, long=True),
+    Corpus("long-jsonl-1", ".jsonl", 1, 2_000_000, long=True),
+    Corpus("short-jsonl-4", ".jsonl", 4, 2_000_000),
+    Corpus("short-csv-4", ".csv", 4, 2_000_000),
     Corpus("one-jsonl-gz", ".jsonl.gz", 64, 31_250, long=True, one=True),
 )
 """On one GPU; on more, as many times as many files."""

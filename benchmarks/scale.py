@@ -1,13 +1,11 @@
-"""Speed and scale: a small job on the GPUs of one host, planning, one scheduler's limit, and memory over a long job.
+"""Speed and scale: a small job on the GPUs of one host, and memory over a long job.
 
     python -m benchmarks.scale small --articles-csv ag_news/test.csv
-    python -m benchmarks.scale planning --articles-csv ag_news/test.csv --folder /tmp/scale
-    python -m benchmarks.scale scheduler
     python -m benchmarks.scale memory --articles-csv ag_news/test.csv --folder /tmp/scale-memory
 
 Each part writes its own key of --output, with the machine it ran on, and leaves the others as they are; several may be
-named at once. small needs GPUs (--where local tries it on a CPU); scheduler and memory put engines in their place that
-only sleep. The large job is benchmarks.corpora's, with --command.
+named at once. small needs GPUs (--where local tries it on a CPU); memory puts engines in their place that only sleep.
+The large job is benchmarks.corpora's, with --command.
 """
 
 from __future__ import annotations
@@ -17,32 +15,23 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import scale_stubs
 from benchmarks.articles import ag_news
 from benchmarks.corpora_files import Corpus, write_corpus
-from benchmarks.record import RESULTS, about, parser, seconds_of, write
+from benchmarks.record import RESULTS, about, parser, write
 from broadsheet.cluster import connect
-from broadsheet.cluster.scanner import workers_scanner
 from broadsheet.pipeline import classify
 from broadsheet.pipeline.model.charcnn import load_model
-from broadsheet.pipeline.processes.threads import available_cores
 from broadsheet.pipeline.report.job import JobReport
-from broadsheet.pipeline.source.chunk import Selection
-from broadsheet.pipeline.source.inputs import Paths, identify, open_input
-from broadsheet.pipeline.source.plan.scan import MOST_THREADS, threads_scanner
 
 Part = dict[str, Any]
 Keep = Callable[[Part], None]
 """Called with what has been measured so far."""
 
 _SMALL_WARM_UP, _SMALL_CHUNK_ROWS = 5, 2_048
-_COLUMNS = ("class", "title", "description")
-_PLANNED_CHUNK_ROWS, _PLANNED_TIMES = 131_072, 5
 _MEMORY_CHUNK_ROWS, _MEMORY_GPUS = 512, 16
 _WORKER_PROCESSES = 16
 
@@ -96,54 +85,6 @@ def _seconds_by_step(report: JobReport) -> dict[str, float]:
     }
 
 
-def planning(options: argparse.Namespace, keep: Keep) -> Part:
-    """Plan one CSV, whole repeats of an AG News file, by threads of the client and by workers, a few times each.
-
-    Workers are processes of four threads on this host; they only scan the file, so no GPU is used. Raises
-    RuntimeError where two ways make different plans.
-    """
-    options.folder.mkdir(parents=True, exist_ok=True)
-    path, content = options.folder / "articles.csv", options.articles_csv.read_bytes()
-    with open(path, "wb") as file:
-        for _ in range(-(-options.csv_bytes // len(content))):
-            file.write(content)
-    result: Part = {"bytes": path.stat().st_size, "chunk_rows": _PLANNED_CHUNK_ROWS, "runs": []}
-    plans: list[list[Any]] = []
-
-    def measure(by: str, count: int, client: Any) -> None:
-        def plan() -> None:
-            found = identify(Paths([str(path)]), 70, 1014, whole_hash=False, by_content=True)
-            with workers_scanner(client) if client else nullcontext() as scanner:
-                if client and scanner is None:
-                    raise RuntimeError(f"{count} workers are too few to plan with")
-            scanner = partial(workers_scanner, client) if client else threads_scanner
-            selection = Selection(text=_COLUMNS[1:], header=_COLUMNS)
-            plans.append(list(open_input(found, selection, _PLANNED_CHUNK_ROWS, scanner=scanner).chunks(())))
-
-        seconds = seconds_of(plan, _PLANNED_TIMES + 1)[1:]
-        median = statistics.median(seconds)
-        result["rows"] = sum(unit.rows for unit in plans[-1])
-        result["runs"].append({"by": by, "count": count, "seconds": seconds, "median_seconds": median})
-        print(f"{by} {count}: {result['bytes'] / median / 1e9:.2f} GB/s", flush=True)
-        keep(result)
-        if plans[-1] != plans[0]:
-            raise RuntimeError(f"{count} {by} planned otherwise than {result['runs'][0]['count']} threads")
-        del plans[1:]
-
-    measure("threads", min(MOST_THREADS, available_cores()), None)
-    for count in options.planning_workers:
-        with connect("local", workers=count) as client:
-            measure("workers", count, client)
-    path.unlink()
-    return result
-
-
-def scheduler(options: argparse.Namespace, keep: Keep) -> Part:
-    """What one scheduler feeds."""
-    sizes = options.stub_gpus, options.stub_rows, options.seconds, options.least_chunks
-    return scale_stubs.scheduler_part(*sizes, _WORKER_PROCESSES, keep)
-
-
 def memory(options: argparse.Namespace, keep: Keep) -> Part:
     """What grows in a long job."""
     corpus = Corpus("memory", ".parquet", 1, options.memory_chunks * _MEMORY_CHUNK_ROWS)
@@ -151,37 +92,29 @@ def memory(options: argparse.Namespace, keep: Keep) -> Part:
     return scale_stubs.memory_part(source, _MEMORY_CHUNK_ROWS, options.memory_chunks, _MEMORY_GPUS, _WORKER_PROCESSES)
 
 
-PARTS = {part.__name__: part for part in (small, planning, scheduler, memory)}
+PARTS = {part.__name__: part for part in (small, memory)}
 
 
 def replace_part(path: Path, part: str, value: Part) -> None:
     """Write one part, and leave the others as they are."""
     whole = (json.loads(path.read_text()) if path.exists() else {}) | {part: value}
-    order = ["small", "large", *list(PARTS)[1:]]
+    order = ["small", "large", "memory"]
     write({name: whole[name] for name in order if name in whole}, path)
 
 
 def main() -> None:
     command = parser(__doc__, RESULTS / "scale.json")
     command.add_argument("parts", nargs="+", metavar="PART", choices=PARTS, help=", ".join(PARTS))
-    command.add_argument("--articles-csv", type=Path, help="an AG News CSV: class, title, description")
-    command.add_argument("--folder", type=Path, help="planning, memory: for input and output")
+    command.add_argument("--articles-csv", type=Path, required=True, help="an AG News CSV: class, title, description")
+    command.add_argument("--folder", type=Path, help="memory: for input and output")
     command.add_argument("--where", default="cuda", choices=("cuda", "local"), help="small")
     command.add_argument("--protocol", default="auto", choices=("auto", "tcp", "ucx"), help="small")
     command.add_argument("--workers", type=int, default=4, help="small")
     command.add_argument("--repeats", type=int, default=20, help="small")
     command.add_argument("--articles", type=int, default=8_192, help="small")
-    command.add_argument("--csv-bytes", type=int, default=7_400_000_000, help="planning")
-    command.add_argument("--planning-workers", type=int, nargs="+", default=[4, 16], help="three or more each")
-    command.add_argument("--stub-gpus", type=int, nargs="+", default=[16, 64, 256, 1_024], help="scheduler")
-    command.add_argument("--stub-rows", type=int, nargs="+", default=[2**n for n in (13, 15, 17, 19)], help="scheduler")
-    command.add_argument("--seconds", type=float, default=20.0, help="scheduler: of each run, about")
-    command.add_argument("--least-chunks", type=int, default=6, help="scheduler: of a run, for each GPU")
     command.add_argument("--memory-chunks", type=int, default=20_000, help="memory")
     options = command.parse_args()
-    if set(options.parts) - {"scheduler"} and not options.articles_csv:
-        command.error("--articles-csv is needed")
-    if {"planning", "memory"} & set(options.parts) and not options.folder:
+    if "memory" in options.parts and not options.folder:
         command.error("--folder is needed")
     for part in options.parts:
         began, machine = time.perf_counter(), about(options)

@@ -1,12 +1,11 @@
-"""What one scheduler feeds, and what grows: jobs on engines that only sleep. Needs no GPU."""
+"""What grows in a long job on engines that only sleep. Needs no GPU."""
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,6 @@ from broadsheet.pipeline import classify
 
 ARTICLES_PER_SECOND = 1.2e6
 """Of one GPU; a chunk's sleep is its rows over this."""
-
-_FIRST_GUESS = 500.0  # chunks a second, until one is measured
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ def fleet(gpus: int, processes: int) -> Iterator[Fleet]:
             return psutil.Process(process.pid)
 
         scheduler = start("scheduler", "--host", "127.0.0.1", "--port", "0", "--dashboard-address", DASHBOARD_ADDRESS,
-                          "--preload", "cluster.dashboard")  # fmt: skip
+                          "--preload", "broadsheet.cluster.dashboard")  # fmt: skip
         worker = ("worker", "--host", "127.0.0.1", "--no-nanny", "--nworkers", "1", "--memory-limit", "0",
                   "--nthreads", str(THREADS_PER_WORKER * slots), "--no-dashboard", "--local-directory", folder,
                   "--preload", "benchmarks.sleeper")  # fmt: skip
@@ -75,66 +72,10 @@ def fleet(gpus: int, processes: int) -> Iterator[Fleet]:
         yield Fleet(client, scheduler, workers)
 
 
-def stub_job(running: Fleet, gpus: int, chunks: int, rows: int) -> dict[str, Any]:
-    """A job of so many chunks, each as long as `rows` articles take a GPU. Nothing is read or written but the folder's
-    own files: a planned row, a line of a text file, stands for a chunk. It is stopped before one more, since the parts
-    of a job that ends are looked for.
-    """
-    running.client.run(sleeper.settle, rows / ARTICLES_PER_SECOND, False)
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "chunks.txt"
-        line = "x" * (1 + (64 << 10) // chunks) + "\n"  # in all above 64 KiB: a smaller file is read by one worker
-        source.write_text(line * (chunks + 1))
-        before, asked = running.processor_seconds(), itertools.count()
-        options = {"chunk_size": 1, "stop": lambda: next(asked) == chunks}
-        report = classify(str(source), f"{folder}/out", client=running.client, **options)
-    after = running.processor_seconds()
-    if report.rows_written != chunks:
-        raise RuntimeError(f"{report.rows_written} chunks of {chunks} are done: {report.run.set_aside[:1]}")
-    seconds = report.run.timings["classify"]
-    return {
-        "gpus": gpus,
-        "chunk_rows": rows,
-        "chunks": chunks,
-        "seconds": seconds,
-        "chunks_per_second": chunks / seconds,
-        "processor_seconds": {role: after[role] - before[role] for role in after},
-    }
-
-
-def scheduler_part(
-    gpus: list[int],
-    rows: list[int],
-    seconds: float,
-    least: int,
-    processes: int,
-    keep: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:
-    """Every number of GPUs with every chunk size, each for about `seconds`, and `least` chunks a GPU or more."""
-    result: dict[str, Any] = {"articles_per_second_a_gpu": ARTICLES_PER_SECOND, "runs": []}
-    limit = _FIRST_GUESS
-    for count in gpus:
-        with fleet(count, processes) as running:
-            stub_job(running, count, 64, rows[0])  # engines and connections are there
-            for size in rows:
-                wanted = count * ARTICLES_PER_SECOND / size
-                chunks = max(least * count, int(seconds * min(wanted, limit)))
-                run = stub_job(running, count, chunks, size) | {"worker_processes": len(running.workers)}
-                run["wanted_chunks_per_second"] = wanted
-                run["busy"] = run["chunks_per_second"] / wanted
-                result["runs"].append(run)
-                limit = max(r["chunks_per_second"] for r in result["runs"])
-                result["most_chunks_per_second"] = limit
-                keep(result)
-                print(f"{count} GPUs, chunks of {size:,}: {run['chunks_per_second']:,.0f} chunks/s of {wanted:,.0f} "
-                      f"wanted, GPUs busy {run['busy']:.0%}", flush=True)  # fmt: skip
-    return result
-
-
 def memory_part(source: Path, chunk_rows: int, chunks: int, gpus: int, processes: int) -> dict[str, Any]:
     """One long job on sleeping engines that really reads and writes; its memory from the first chunk to the last."""
     with fleet(gpus, processes) as running, tempfile.TemporaryDirectory() as folder:
-        running.client.run(sleeper.settle, chunk_rows / ARTICLES_PER_SECOND, True)
+        running.client.run(sleeper.settle, chunk_rows / ARTICLES_PER_SECOND)
         with Sampler(lambda: running.roles) as sampler:
             report = classify(str(source), f"{folder}/out", client=running.client, chunk_size=chunk_rows,
                               id_column="id")  # fmt: skip

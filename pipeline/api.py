@@ -18,7 +18,7 @@ from .job.beginning import OnDemand, Request, Running
 from .job.run import run_job
 from .model.charcnn import Model
 from .model.quantised import scales_of
-from .model.several import load_models
+from .model.several import forget_models, load_models
 from .options import LabelKeywords, OptionKeywords, Options, takes
 from .output.columns import REASON, computed_columns
 from .output.folder import OutputFolder
@@ -212,6 +212,7 @@ def close() -> None:
 
     KEPT.close()
     release()
+    forget_models()
 
 
 def _embedded(workers: int | None) -> Callable[[], AbstractContextManager[Client]]:

@@ -1,10 +1,7 @@
 """The Dask graph, kept a window ahead of the workers.
 
-A group of files, or a run of row groups, is one task: it reads, classifies and commits chunk after chunk, and the
-client hears of each. Any other chunk is read -> infer -> write: reads are unrestricted, so the scheduler queues them
-and memory is bounded by the chunks in flight; infer and write follow the chunk to the worker that read it. Infer runs
-on the worker's `gpu` executor, which has a thread (on a GPU a second one, for the next chunk to begin), so that reading
-chunk i + 1, computing chunk i and writing chunk i - 1 overlap. A chunk whose text is with the client is one task.
+A range is one task: it reads, classifies and commits chunk after chunk, and the client hears of each. Tasks are
+unrestricted, so the scheduler queues them, and each goes to a worker that has a thread for it.
 """
 
 from __future__ import annotations
@@ -14,24 +11,27 @@ import pickle
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import dask
 from distributed import CancelledError, Client, Future, KilledWorker, LocalCluster
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
-from ..cluster.settings import GPU_EXECUTOR, NO_SCHEDULER, NO_WORKERS
+from ..cluster.settings import NO_SCHEDULER, NO_WORKERS
 from .errors import BroadsheetError, SourceError
 from .job import tasks
-from .job.group_tasks import TOPIC, ChunksDone, begin_no_more, label_group, label_run
-from .job.tasks import Done, Event, Job, Noted, SetAside, Stopped
-from .job.watchdog import RunAlone, Watchdog, run_of, task_key
-from .source.inputs import Loaded, Partition, Source, UnreadChunk
-from .source.plan.plan import Group, RowGroups, Unit, part_name
+from .job.range_tasks import TOPIC, ChunksDone, Read, begin_no_more, count_rows, label_range
+from .job.starts import Starts
+from .job.tasks import Event, Job, Noted, SetAside, Stopped
+from .job.watchdog import Watchdog, run_of, task_key
+from .job.worker import forget_starts, set_starts
+from .source.chunk import Chunk
+from .source.inputs import Unread
+from .source.plan.plan import Range, Start, part_name
 from .source.read.readers import ReaderLost
 
 _SUSPECT_LOSSES = 2
@@ -43,41 +43,57 @@ _SUBMIT_SECONDS = 0.05
 """After so long the chunks that are planned, or read here, are submitted, and results are looked at."""
 
 _LEAST_WINDOW = 16
-_LOADED_PER_WORKER = 8  # chunks whose text is with the client: an engine computes one at a time
-_WRITE_FIRST, _INFER_FIRST, _LOST_FIRST = 20, 10, 5
+_LOADED_PER_WORKER = 8  # ranges whose rows are with the client: an engine computes one at a time
+_LOST_FIRST = 5
 
 
 def classify_chunks(
-    client: Client, sources: Iterable[Source], job: Job, watchdog: Watchdog, stop: Callable[[], bool]
+    client: Client, sources: Iterable[Range | Unread], job: Job, watchdog: Watchdog, stop: Callable[[], bool]
 ) -> Iterator[Event]:
-    """Run every chunk, and yield each as it is done, in any order. `sources` is consumed as chunks finish.
+    """Run every range, and yield each chunk as it is done, in any order.
 
-    A chunk whose input cannot be read, or that kills its workers even when it runs alone, is set aside; of a group or a
-    run, all chunks that are not committed. Any other error, and with `job.strict` the first bad row, stops the job and
-    is raised; committed chunks are kept. stop: asked while groups and runs are in flight; once it is true, these begin
-    no further chunk.
+    A range that cannot be read, or that kills its workers even when it runs alone, is set aside: its chunks that are
+    not committed, and those of the ranges after it in its file, whose rows have no numbers without it. Any other error,
+    and with `job.strict` the first bad row, stops the job and is raised; committed chunks are kept.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        The cluster.
+    sources : iterable of Range or Unread
+        The ranges, which are drawn as others finish.
+    job : Job
+        What is to be done with each.
+    watchdog : Watchdog
+        Is told of progress and of losses.
+    stop : callable
+        Called while ranges are in flight; once it returns True, these begin no further chunk.
+
     """
     run = _Run(client, job, watchdog, stop)
-    alone = RunAlone()
     try:
-        yield from _run_together(run, iter(sources), alone, job.strict)
-        yield from _run_alone(run, alone)
+        yield from _run_together(run, iter(sources), job.strict)
+        yield from _run_alone(run)
     finally:
         run.cancel()
 
 
-def _run_together(run: _Run, waiting: Iterator[Source], alone: RunAlone, strict: bool) -> Iterator[Event]:
-    """Run all sources, except those that are to run alone."""
+def _run_together(run: _Run, waiting: Iterator[Range | Unread], strict: bool) -> Iterator[Event]:
+    """Run all ranges, except those that are to run alone."""
     more = True
     while True:
         if more and run.has_room:
             with run.watchdog.during("the client is reading its next chunk"):
                 sources, more = _next_of(waiting, run.room)
-            run.submit(sources)
-            yield from _unread(sources, strict)
+            run.submit([source for source in sources if isinstance(source, Range)])
+            for source in sources:
+                if isinstance(source, Unread):
+                    if strict:
+                        raise SourceError(source.reason)
+                    yield SetAside(source.name, source.reason, ())
         if not run.live:
             if more:
-                continue  # the client could read none of these chunks
+                continue  # the client could read none of these
             return
         ended = run.next_event(wait=not (more and run.has_room))
         if isinstance(ended, Noted):
@@ -91,57 +107,43 @@ def _run_together(run: _Run, waiting: Iterator[Source], alone: RunAlone, strict:
                 # Perhaps not the cause: a worker that dies takes its other tasks with it.
                 run.submit([ended.source], ended.losses)
             else:
-                alone.sources.append(ended.source)
+                run.suspect(ended.source)
 
 
-def _next_of(waiting: Iterator[Source], most: int) -> tuple[list[Source], bool]:
-    """The next sources, up to `most` and as many as there are in a moment; and whether there are more."""
-    found: list[Source] = []
+def _next_of(waiting: Iterator[Range | Unread], most: int) -> tuple[list[Range | Unread], bool]:
+    """The next ranges, up to `most` and as many as there are in a moment; and whether there are more."""
+    sources: list[Range | Unread] = []
     began = time.monotonic()
-    while len(found) < most and time.monotonic() - began < _SUBMIT_SECONDS:
+    while len(sources) < most and time.monotonic() - began < _SUBMIT_SECONDS:
         source = next(waiting, None)
         if source is None:
-            return found, False
-        found.append(source)
-    return found, True
+            return sources, False
+        sources.append(source)
+    return sources, True
 
 
-def _events(result: Done | ChunksDone | list[SetAside]) -> Iterator[Event]:
-    if isinstance(result, Done):
+def _events(result: ChunksDone | SetAside) -> Iterator[Event]:
+    if isinstance(result, SetAside):
         yield result
-    elif isinstance(result, ChunksDone):
-        for number, done in enumerate(result.chunks):
-            yield replace(done, examples=[] if number else result.examples)
-        if result.end is not None:
-            yield result.end
-        elif not result.whole:
-            yield Stopped()
-    else:
-        yield from result
+        return
+    for number, done in enumerate(result.chunks):
+        yield replace(done, examples=[] if number else result.examples)
+    if result.end is not None:
+        yield result.end
+    elif not result.whole:
+        yield Stopped()
 
 
-def _unread(sources: list[Source], strict: bool) -> Iterator[SetAside]:
-    for source in sources:
-        if isinstance(source, UnreadChunk):
-            if strict:
-                raise SourceError(source.reason)
-            yield from _set_aside(source, source.reason)
+def _set_aside(source: Range, reason: str) -> SetAside:
+    if isinstance(source.content, Chunk):
+        return SetAside(source.name, reason, source.content.sources)
+    number = source.number if source.files else None
+    return SetAside(part_name(source.number, source.chunk), reason, (), number)
 
 
-def _set_aside(source: Source, reason: str) -> list[SetAside]:
-    if isinstance(source, Group):
-        return [SetAside(part_name(source.number, 0), reason, (), source.number)]
-    units = source.units if isinstance(source, RowGroups) else [source]
-    return [SetAside(unit.name, reason, unit.sources) for unit in units]
-
-
-def _run_alone(run: _Run, alone: RunAlone) -> Iterator[Event]:
-    """Run these one at a time; set aside those that kill their worker again, and what cannot be told from them."""
-    for source in alone.sources:
-        cause = alone.cause(source)
-        if cause is not None:
-            yield from _set_aside(source, f"not tried: {cause}")
-            continue
+def _run_alone(run: _Run) -> Iterator[Event]:
+    """Run the suspects one at a time; set aside those that kill their worker again."""
+    for source in sorted(run.suspects, key=lambda suspect: suspect.number):
         run.release_spent()  # Dask would repeat those whose result was on a worker that is lost
         run.submit([source], alone=True)
         ended = None
@@ -149,44 +151,70 @@ def _run_alone(run: _Run, alone: RunAlone) -> Iterator[Event]:
             ended = run.next_event(wait=True)
             if isinstance(ended, Noted):
                 yield ended
-        alone.ran_alone(source, isinstance(ended.result, KilledWorker))
         if isinstance(ended.result, KilledWorker):
-            yield from _set_aside(source, "it kills every worker that takes it")
+            yield _set_aside(source, "it kills every worker that takes it")
         elif isinstance(ended.result, ReaderLost):
-            yield from _set_aside(source, f"{ended.result.message}, and so did those that tried it before")
+            yield _set_aside(source, f"{ended.result.message}, and so did those that tried it before")
         else:
             yield from _events(ended.result)
 
 
 @dataclass(frozen=True)
 class _Flight:
-    """A chunk, a group or a run in flight. last: the future of its last task; results of earlier tasks stay on the
-    worker. text: of a chunk whose text is with the client. losses: workers that were lost with it. cancelled: by the
-    loss of its text.
+    """A range in flight.
+
+    Attributes
+    ----------
+    source : Range
+        The range.
+    task : Future
+        Its task.
+    content : Future or None
+        Of rows in memory.
+    losses : int
+        Workers that were lost with it.
+    cancelled : int
+        How often it was cancelled, by the loss of its rows.
+    is_count : bool
+        Whether its rows are only counted.
+
     """
 
-    source: Source
-    last: Future
-    text: Future | None
+    source: Range
+    task: Future
+    content: Future | None
     losses: int
     cancelled: int
+    is_count: bool
 
 
 @dataclass(frozen=True)
 class _Ended:
-    """What became of a source. losses: workers, or reader processes, lost with it since it last committed a chunk."""
+    """What became of a range.
 
-    source: Source
-    result: Done | ChunksDone | list[SetAside] | KilledWorker | ReaderLost
+    Attributes
+    ----------
+    source : Range
+        The range.
+    result : ChunksDone, SetAside, KilledWorker or ReaderLost
+        What it returned, or why it did not.
+    losses : int
+        Workers, or reader processes, lost with it since it last committed a chunk.
+
+    """
+
+    source: Range
+    result: ChunksDone | SetAside | KilledWorker | ReaderLost
     losses: int
 
 
 class _Run:
-    """What is in flight."""
+    """What is in flight, and what is known of where ranges begin."""
 
     def __init__(self, client: Client, job: Job, watchdog: Watchdog, stop: Callable[[], bool]) -> None:
         self.live: dict[Any, _Flight] = {}
         self.watchdog = watchdog
+        self.suspects: list[Range] = []
         self._stop = stop
         self._stopping = self._subscribed = False
         self._progressed: set[Any] = set()
@@ -196,8 +224,9 @@ class _Run:
         self._job = job
         self._name = uuid.uuid4().hex[:8]
         self._count = itertools.count()
-        self._heard: SimpleQueue[tuple[Any, Done | ChunksDone | Noted | BaseException]] = SimpleQueue()
+        self._heard: SimpleQueue[tuple[Any, ChunksDone | Noted | Read | BaseException | None]] = SimpleQueue()
         self._workers, self._threads, self._asked = 0, 0, float("-inf")
+        self._starts = Starts()
 
     @property
     def has_room(self) -> bool:
@@ -221,44 +250,44 @@ class _Run:
         if self.live and time.monotonic() - self._asked > _SECONDS_BETWEEN_COUNTS:
             threads = self._client.nthreads()
             self._workers, self._threads, self._asked = len(threads), sum(threads.values()), time.monotonic()
-        loaded = any(flight.text for flight in itertools.islice(self.live.values(), 1))
+        loaded = any(flight.content for flight in itertools.islice(self.live.values(), 1))
         return max(_LOADED_PER_WORKER * self._workers if loaded else 4 * self._threads, _LEAST_WINDOW)
 
-    def submit(self, sources: list[Source], losses: int = 0, cancelled: int = 0, alone: bool = False) -> None:
-        """Submit sources. Those that were lost with a worker go first, so that the cause is soon found.
+    def submit(self, sources: list[Range], losses: int = 0, cancelled: int = 0, alone: bool = False) -> None:
+        """Submit ranges. Those that were lost with a worker go first, so that the cause is soon found.
 
-        alone: nothing else runs, and a group or run is to begin no chunk before its last one is committed.
+        alone: nothing else runs, and the range is to begin no chunk before its last one is committed.
         """
-        urgency = _LOST_FIRST if losses else 0
-        units = [s for s in sources if isinstance(s, Unit)]
-        groups = [s for s in sources if isinstance(s, Group)]
-        runs = [s for s in sources if isinstance(s, RowGroups)]
-        loaded = [s for s in sources if isinstance(s, Loaded)]
-        partitions = [s for s in sources if isinstance(s, Partition)]
-        if groups or runs:
-            self._listen()
-        if groups:
-            last = self._map("label", label_group, groups, groups, [alone] * len(groups), priority=urgency)
-            self._add(groups, last, losses, cancelled)
-        if runs:
-            last = self._map("label", label_run, runs, runs, [alone] * len(runs), priority=urgency)
-            self._add(runs, last, losses, cancelled)
-        if units:
-            reads = self._map("read", tasks.read, units, units, priority=urgency)
-            self._add(units, self._infer_and_write(units, reads), losses, cancelled)
-        if partitions:
-            frames = self._client.compute([p.frame for p in partitions])
-            numbers = [p.number for p in partitions]
-            reads = self._map("read", tasks.read_partition, partitions, frames, numbers, priority=urgency)
-            self._add(partitions, self._infer_and_write(partitions, reads), losses, cancelled)
-        if loaded:
-            texts = self._scatter(loaded)
-            with dask.annotate(executor=GPU_EXECUTOR):
-                last = self._map("infer-and-write", tasks.infer_and_write, loaded, texts, priority=urgency)
-            self._add(loaded, last, losses, cancelled, texts)
+        if not sources:
+            return
+        self._listen()
+        sources = [self._starts.begun(source) for source in sources]
+        contents = self._contents(sources)
+        plain = [replace(source, content=None) if contents[i] else source for i, source in enumerate(sources)]
+        tasks = self._map("label", label_range, sources, plain, contents, [alone] * len(sources), losses=losses)
+        for source, task, content in zip(sources, tasks, contents, strict=True):
+            self._add(_Flight(source, task, content, losses, cancelled, False))
+
+    def suspect(self, source: Range) -> None:
+        """Have a range run alone, at the end; its rows are counted now, since others wait for their numbers."""
+        self.suspects.append(source)
+        if self._starts.is_awaited(source):
+            (task,) = self._map("count", count_rows, [source], [source], losses=1)
+            self._add(_Flight(source, task, None, 0, 0, True))
+
+    def _contents(self, sources: Sequence[Range]) -> list[Future | None]:
+        """The rows of ranges in memory: sent to workers by the client, or computed there."""
+        held = [source.content for source in sources if isinstance(source.content, Chunk)]
+        delayed = [source.content for source in sources if not isinstance(source.content, Chunk | None)]
+        sent = iter(self._scatter(held) if held else ())
+        computed = iter(self._client.compute(delayed) if delayed else ())
+        return [
+            None if source.content is None else next(sent if isinstance(source.content, Chunk) else computed)
+            for source in sources
+        ]
 
     def _listen(self) -> None:
-        """Hear of the chunks that groups and runs commit before their end."""
+        """Hear what tasks report before their end."""
         if not self._subscribed:
             self._client.subscribe_topic(TOPIC, self._hear)
             self._subscribed = True
@@ -270,48 +299,45 @@ class _Run:
             self.watchdog.progress()
             self._heard.put((key, pickle.loads(event[1]["noted"])))
 
-    def _scatter(self, loaded: list[Loaded]) -> list[Future]:
+    def _scatter(self, held: list[Chunk]) -> list[Future]:
         # Workers of this machine are in reach: what they are sent need not go through the scheduler.
         direct = isinstance(self._client.cluster, LocalCluster)
         try:
-            chunks: list[Future] = self._client.scatter(loaded, hash=False, direct=direct)
+            chunks: list[Future] = self._client.scatter(held, hash=False, direct=direct)
         except TimeoutError as error:
             raise BroadsheetError(NO_WORKERS) from error
         return chunks
 
-    def _infer_and_write(self, sources: Sequence[Source], reads: list[Future]) -> list[Future]:
-        with dask.annotate(executor=GPU_EXECUTOR):
-            inferred = self._map("infer", tasks.infer, sources, reads, priority=_INFER_FIRST)
-        return self._map("write", tasks.write, sources, inferred, priority=_WRITE_FIRST)
-
     def _map(
-        self, step: str, function: Any, sources: Sequence[Source], *columns: Iterable[Any], priority: int
+        self, step: str, function: Any, sources: Sequence[Range], *columns: Iterable[Any], losses: int
     ) -> list[Future]:
         keys = [task_key(step, self._name, source.name, next(self._count)) for source in sources]
+        urgency = _LOST_FIRST if losses else 0
         jobs = [self._job] * len(sources)
         futures: list[Future] = self._client.map(
-            partial(tasks.reported, function), *columns, jobs, key=keys, priority=priority, pure=False
+            partial(tasks.reported, function), *columns, jobs, key=keys, priority=urgency, pure=False
         )
         return futures
 
-    def _add(
-        self,
-        sources: Iterable[Source],
-        futures: list[Future],
-        losses: int,
-        cancelled: int,
-        texts: Sequence[Future | None] = (),
-    ) -> None:
-        for source, future, text in zip(sources, futures, texts or [None] * len(futures), strict=True):
-            self.live[future.key] = _Flight(source, future, text, losses, cancelled)
-            self._client.loop.add_callback(self._fetch, future)
+    def _add(self, flight: _Flight) -> None:
+        self.live[flight.task.key] = flight
+        self._client.loop.add_callback(self._fetch, flight.task)
 
-    async def _fetch(self, future: Future) -> None:
-        """Fetch a chunk's result as soon as it is done; Dask fetches those that are done together in one request."""
+    async def _fetch(self, task: Future) -> None:
+        """Fetch a range's result as soon as it is done; Dask fetches those that are done together in one request."""
         try:
-            self._heard.put((future.key, await self._client.gather(future, asynchronous=True)))
+            self._heard.put((task.key, await self._client.gather(task, asynchronous=True)))
         except BaseException as error:  # any error of a task: without a result the job would wait for ever
-            self._heard.put((future.key, error))
+            self._heard.put((task.key, error))
+
+    def _say(self, starts: dict[int, Start | str]) -> None:
+        """Say to all workers where ranges begin. It is not waited for."""
+        if starts:
+            self._client.loop.add_callback(self._send, starts)
+
+    async def _send(self, starts: dict[int, Start | str]) -> None:
+        with suppress(OSError):  # the scheduler has just gone; the job itself reports that
+            await self._client.run(set_starts, self._name, starts, on_error="ignore")
 
     def next_event(self, wait: bool) -> _Ended | Noted | None:
         """What is heard next; None where nothing has been, unless it is to be waited for. Raises what stops the job."""
@@ -327,42 +353,50 @@ class _Run:
             if isinstance(result, Noted):
                 self._progressed.add(key)
                 return result
+            if isinstance(result, Read):
+                self._say(self._starts.read(result.end))
+                continue
             self._check_scheduler()
             ended = self._ended(key, result)
             if ended is not None:
                 return ended
 
-    def _ended(self, key: Any, result: Done | ChunksDone | BaseException) -> _Ended | None:
-        """What became of a source; None where it runs again. Raises what stops the job."""
+    def _ended(self, key: Any, result: ChunksDone | BaseException | None) -> _Ended | None:
+        """What became of a range; None where it runs again, or was counted. Raises what stops the job."""
         flight = self.live.pop(key)
         self._spent.append(flight)
         source = flight.source
         progressed = key in self._progressed
         self._progressed.discard(key)
+        if flight.is_count:
+            if isinstance(result, BaseException):
+                self._say(self._starts.fail(source, f"its rows could not be counted: {result}"))
+            return None
         if isinstance(result, KilledWorker):
             self.watchdog.worker_lost()
             return _Ended(source, result, 1 if progressed else flight.losses + result.allowed_failures + 1)
         if isinstance(result, ReaderLost):
             self.watchdog.warn(f"{result.message}; it is read again, unless this has happened several times")
             return _Ended(source, result, 1 if progressed else flight.losses + 1)
-        if not isinstance(result, BaseException):
+        if isinstance(result, ChunksDone):
             self.watchdog.progress()
             return _Ended(source, result, flight.losses)
         if isinstance(result, CancelledError):
             if flight.cancelled == _MOST_CANCELLED:
                 raise BroadsheetError(f"{source.name}: cancelled by the scheduler ({result}); continue with --resume")
-            self.submit([source], flight.losses, flight.cancelled + 1)  # its text was on a worker that was lost
+            self.submit([source], flight.losses, flight.cancelled + 1)  # its rows were on a worker that was lost
             return None
         if isinstance(result, NoWorkerError | NoValidWorkerError):
             raise BroadsheetError(f"{NO_WORKERS} (waited {result.timeout:.0f} s)")
         if isinstance(result, CommClosedError):
             raise BroadsheetError(NO_SCHEDULER.format(self._scheduler)) from result
         if isinstance(result, SourceError) and not self._job.strict:
+            self._say(self._starts.fail(source, result.message))
             return _Ended(source, _set_aside(source, result.message), flight.losses)
-        raise result
+        raise result if result is not None else TypeError("a task returned nothing")
 
     def _check_stop(self) -> None:
-        """Once the job is stopped, tell the tasks of groups and runs, which would go on to the end of their files."""
+        """Once the job is stopped, say so to the tasks, which would go on to the end of their ranges."""
         if self._subscribed and not self._stopping and self._stop():
             self._stopping = True
             self._client.run(begin_no_more, self._name, on_error="ignore")
@@ -373,14 +407,16 @@ class _Run:
             raise BroadsheetError(NO_SCHEDULER.format(self._scheduler))
 
     def cancel(self) -> None:
-        """Cancel what is in flight. A task that has begun runs to its end, which is not waited for; one of a group or a
-        run, to the end of the chunks that it has begun.
+        """Cancel what is in flight. A task that has begun runs to the end of its chunks that have, which is not waited
+        for.
         """
         if self._client.status == "running":
             if self.live:
-                self._client.cancel([flight.last for flight in self.live.values()])
+                self._client.cancel([flight.task for flight in self.live.values()])
             if self._subscribed:
                 self._client.unsubscribe_topic(TOPIC)
+            if self._starts.is_used:
+                self._client.run(forget_starts, self._name, on_error="ignore")
         self.live.clear()
         self.release_spent()
 

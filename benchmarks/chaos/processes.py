@@ -21,13 +21,13 @@ _STEPS = ("in-infer", "before-write", "after-temporary", "after-rename", "before
 _POISON = """
 import os, signal
 from broadsheet.pipeline.job.worker import STATE
-kept = vars(STATE).setdefault("kept_read", STATE.read_group)  # Dask runs a preload more than once
-def read_group(*arguments):
+kept = vars(STATE).setdefault("kept_read", STATE.read_range)  # Dask runs a preload more than once
+def read_range(*arguments):
     for found in kept(*arguments):
         if getattr(found, "name", "").endswith({chunk!r}):
             os.kill(os.getpid(), signal.SIGKILL)
         yield found
-STATE.read_group = read_group
+STATE.read_range = read_range
 """
 
 

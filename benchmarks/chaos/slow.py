@@ -15,15 +15,12 @@ STATE.commit = slow_commit
     "read": """
 import os, time
 from broadsheet.pipeline.job.worker import STATE
-kept_read = vars(STATE).setdefault("kept_read", (STATE.read, STATE.read_group))
-def slow_read(*arguments):
-    time.sleep({seconds})
-    return kept_read[0](*arguments)
-def slow_read_group(*arguments):
-    for found in kept_read[1](*arguments):
+kept_read = vars(STATE).setdefault("kept_read", STATE.read_range)
+def slow_read_range(*arguments):
+    for item in kept_read(*arguments):
         time.sleep({seconds})
-        yield found
-STATE.read, STATE.read_group = slow_read, slow_read_group
+        yield item
+STATE.read_range = slow_read_range
 """,
 }
 

@@ -1,7 +1,7 @@
 """Refresh the figures in the pages of docs/ from the recorded results.
 
     python -m benchmarks.pages
-    python -m benchmarks.pages --plots    # ladder.png, scaling.png and serving.png too
+    python -m benchmarks.pages --plots    # ladder.png and serving.png too
 
 A page is edited as it is. A figure in it stands between two comments, of which the first says what it is, in the
 syntax of Python's f-strings: `<!-- figure {gpu.articles:,} -->262,144<!-- end -->`, where `gpu` is
@@ -79,7 +79,6 @@ def main() -> None:
         from benchmarks.pages import plots
 
         plots.ladder(results["ladder"], options.docs / "ladder.png")
-        plots.scaling(results["scale"], options.docs / "scaling.png")
         plots.serving(results["serve_cpu"], options.docs / "serving.png")
         plots.serving(results["serve_gpu"], options.docs / "serving_gpu.png")
 

@@ -213,28 +213,6 @@ def shares_of(job: Result) -> str:
     return listed(f"{name} {mean(device.shares[name] for device in devices):.0%}" for name in devices[0].shares)
 
 
-def by_gpus(scheduler: Result) -> list[tuple[int, list[Result]]]:
-    """The runs by number of GPUs, in the order of their chunk sizes."""
-    found = defaultdict(list)
-    for run in sorted(scheduler.runs, key=lambda run: (run.gpus, run.chunk_rows)):
-        found[run.gpus].append(run)
-    return list(found.items())
-
-
-def busy_and_chunks(run: Result) -> str:
-    return f"{min(run.busy, 1):.0%}, {run.chunks_per_second:,.0f}/s"
-
-
-def cores_of_fastest(scheduler: Result) -> str:
-    fastest = max(scheduler.runs, key=lambda run: run.chunks_per_second)
-    return listed(f"{role} {seconds / fastest.seconds:.2f}" for role, seconds in fastest.processor_seconds.items())
-
-
-def limit_of(scheduler: Result) -> float:
-    """Chunks a second that the scheduler reaches with any number of GPUs: the least of their best rates."""
-    return min(max(run.chunks_per_second for run in runs) for _, runs in by_gpus(scheduler))
-
-
 def engine_rate(corpora: Result, run: Result) -> float:
     """Articles a second of the engine alone, on texts as long as those of a run."""
     return float(corpora.engine["long" if run.name.startswith(("long", "one")) else "short"].articles_per_second)

@@ -12,8 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from benchmarks.pages.figures import limit_of
-
 WIDTH = 9.0
 DOTS_AN_INCH = 200
 """So 1,800 pixels wide, of which a page shows 900: text of 9 points is then 12 pixels high."""
@@ -76,33 +74,6 @@ def _expected(record: dict[str, Any], beside: list[dict[str, Any]]) -> float | N
         return None
     product = next((r["articles_per_second"] for r in beside if r["kind"] == "product"), 0.0)
     return float(record.get("of_articles_per_second", product) / record["predicted_factor"])
-
-
-def scaling(result: dict[str, Any], file: Path) -> None:
-    """How busy sleeping engines were kept, over the chunk size."""
-    part = result["scheduler"]
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(9.6, 4.0), layout="constrained")
-        busy, fed = figure.subplots(1, 2)
-        for gpus in sorted({run["gpus"] for run in part["runs"]}):
-            runs = sorted((r for r in part["runs"] if r["gpus"] == gpus), key=lambda r: r["chunk_rows"])
-            sizes = [r["chunk_rows"] for r in runs]
-            busy.plot(sizes, [100 * min(r["busy"], 1) for r in runs], marker="o", label=f"{gpus:,} GPUs")
-            fed.plot(sizes, [min(r["busy"], 1) * gpus for r in runs], marker="o", label=f"{gpus:,} GPUs")
-        every = sorted({run["chunk_rows"] for run in part["runs"]})
-        most = [limit_of(part) * size / part["articles_per_second_a_gpu"] for size in every]
-        fed.plot(every, most, color=_GREY, linestyle=":", label="the rule's limit")
-        busy.set(title="How busy they are kept", ylabel="% of the time", ylim=(0, 105))
-        fed.set(title="How many GPUs' worth are fed", ylabel="GPUs (logarithmic)", yscale="log")
-        for axes in (busy, fed):
-            axes.set(xscale="log", xlabel="rows in a chunk (logarithmic)", xticks=every)
-            axes.set_xticklabels([f"{size:,}" for size in every], rotation=20)
-            axes.minorticks_off()
-        fed.yaxis.set_major_formatter(lambda gpus, _: f"{gpus:,.0f}")
-        figure.legend(*fed.get_legend_handles_labels(), frameon=False, loc="outside right center")
-        cores = part["about"]["cores"]
-        figure.suptitle(f"One scheduler, engines that sleep; {cores} cores for everything", fontsize=11)
-        figure.savefig(file, dpi=DOTS_AN_INCH)
 
 
 def serving(result: dict[str, Any], file: Path) -> None:

@@ -18,7 +18,7 @@ from ..model.charcnn import Model
 from ..model.several import load_models
 from ..options import Options
 from ..output.columns import REASON, Columns, columns_of, every_row
-from ..source.chunk import QUARANTINE_SCHEMA, Chunk, Selection
+from ..source.chunk import QUARANTINE_SCHEMA, Chunk, RowRange, Selection
 from ..source.limits import CHUNK_ROWS, LIMITS
 from ..source.memory.tables import MEMORY, of_table, resolve
 from .resident import Resident, in_use, resident
@@ -91,8 +91,8 @@ class Labels:
         scoring = self.columns.scoring
         with in_use(self.models) as engines:
             found = score_chunk(chunk, engines, scoring, compute=lambda own: score(texts or own, engines, scoring))
-        sources = ((MEMORY, row, chunk.rows_read),)
-        return every_row(self.columns.table(found.chunk, found.predictions), found.chunk, sources)
+        sources = (RowRange(MEMORY, row, chunk.rows_read),)
+        return every_row(self.columns.table(found.chunk, found.predictions), replace(found.chunk, sources=sources))
 
 
 def _without_text(rows: int, first: int, selection: Selection) -> Chunk:

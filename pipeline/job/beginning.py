@@ -31,8 +31,8 @@ from ..report.job import JobReport, Progress
 from ..source.chunk import Selection
 from ..source.find.files import Files
 from ..source.formats.base import InputFile, Schema
-from ..source.inputs import Given, JobInput, Source, local_paths, paths_of
-from ..source.plan.plan import Plan, bound, group_sizes
+from ..source.inputs import Given, JobInput, Unread, local_paths, paths_of
+from ..source.plan.plan import Plan, Range, bound, files_in_ranges, parts_of
 from ..storage.buckets import refuse_useless
 from ..storage.disk import refuse_outputs
 from .again import refuse_difference
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Running:
-    """A cluster that runs already. Its workers' devices determine the chunk size, and the workers may help to plan."""
+    """A cluster that runs already. Its workers' devices determine the chunk size."""
 
     client: Client
 
@@ -57,7 +57,7 @@ class OnDemand:
     connect: Callable[[], AbstractContextManager[Client]]
 
 
-Executor = Callable[["Client", Iterable[Source], Job, Watchdog, Callable[[], bool]], Iterator[Event]]
+Executor = Callable[["Client", Iterable[Range | Unread], Job, Watchdog, Callable[[], bool]], Iterator[Event]]
 """Runs the chunks of a job on a cluster, as `graph.classify_chunks` does, which `api` hands to it."""
 
 
@@ -114,7 +114,7 @@ class Resumed:
         """Whether it was updated before: what it is planned from is saved."""
         return bool(self.before.updates)
 
-    def plan(self, folder: OutputFolder, found: Files, asked: Selection) -> Plan | None:
+    def plan(self, folder: OutputFolder, found: Files, asked: Selection, cut: bool) -> Plan | None:
         """Its plan; None where that is to be made again. asked: what the options select. Raises OutputError."""
         if self.saved is not None and (self.is_updated or self.saved.whole is not UNSET):
             return plan_again(self.saved, found.found, asked)
@@ -135,8 +135,8 @@ class Updated:
     def growth(self) -> Growth:
         return self.update.growth
 
-    def plan(self, folder: OutputFolder, found: Files, asked: Selection) -> Plan:
-        return self.update.plan(found, asked)
+    def plan(self, folder: OutputFolder, found: Files, asked: Selection, cut: bool) -> Plan:
+        return self.update.plan(found, asked, cut)
 
 
 Beginning = Resumed | Updated | None
@@ -196,8 +196,8 @@ def _continued(folder: OutputFolder, before: Manifest, found: Given) -> Update |
 @dataclass(frozen=True)
 class Update:
     """An update that a run is to do. number: from 1. saved: its plan, where an earlier run has begun it. whole: the
-    plan of all that was labelled before, and earlier its totals. files: of the update. first_group: the number of its
-    first group.
+    plan of all that was labelled before, and earlier its totals. files: of the update. first_range: the number of its
+    first range.
     """
 
     number: int
@@ -206,16 +206,16 @@ class Update:
     earlier: Totals
     files: Sequence[InputFile]
     growth: Growth
-    first_group: int
+    first_range: int
 
     @property
     def is_empty(self) -> bool:
         return self.saved is None and not self.files
 
-    def plan(self, found: Files, asked: Selection) -> Plan:
-        """Its plan: by the columns of the job that it adds to, and with groups numbered on from there.
+    def plan(self, found: Files, asked: Selection, cut: bool) -> Plan:
+        """Its plan: by the columns of the job that it adds to, and with ranges numbered on from there.
 
-        found: the input as it was listed. asked: what the options select. Raises OutputError.
+        found: the input as it was listed. asked: what the options select. cut: as of `plan_files`. Raises OutputError.
         """
         if self.saved is not None:
             return plan_again(self.saved, self.files, asked)
@@ -226,15 +226,17 @@ class Update:
         path, names = self.whole.first
         selection = resolved(self.whole, asked)
         files = bound(self.files, selection)
+        sizes = files_in_ranges(files, self.whole.chunk_rows)
         return Plan(
             files=tuple(files),
-            sizes=tuple(group_sizes(files, self.whole.chunk_rows)),
+            sizes=tuple(sizes),
+            parts=tuple(parts_of(files, sizes, self.whole.chunk_rows) if cut else [1] * len(sizes)),
             selection=selection,
             chunk_rows=self.whole.chunk_rows,
             first=(path, Schema(names)),
             problems=found.problems,
             unread=tuple((path, None) for path, _ in found.problems),
-            first_group=self.first_group,
+            first_range=self.first_range,
         )
 
 
@@ -286,7 +288,7 @@ def _update_of(
     files = [by_path[path] for path in own if path in by_path]
     later = len(set(differ.new) - set(own))
     growth = Growth(len(own), len(whole.files), differ.changed, differ.gone, later)
-    return Update(len(manifest.updates) + 1, saved, whole, earlier, files, growth, max(least, len(whole.groups)))
+    return Update(len(manifest.updates) + 1, saved, whole, earlier, files, growth, max(least, whole.ranges))
 
 
 def only_known(whole: SavedPlan, now: Files) -> Files:

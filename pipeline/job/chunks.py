@@ -24,8 +24,8 @@ from ..report.results import Results, origin_of
 from ..report.tally import Reach, Tally
 from ..report.timeline import Timeline
 from ..source.find.files import Files
-from ..source.inputs import JobInput, Source
-from ..source.plan.plan import GroupEnd, group_name, part_name
+from ..source.inputs import JobInput, Unread
+from ..source.plan.plan import Range, RangeEnd, part_name, range_name
 from ..source.plan.sample import slow_to_read
 from .again import refuse_difference, save_asked
 from .beginning import Engines, Outcome, Planned, Prepared, Updated
@@ -58,15 +58,15 @@ def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
     tally = Tally.after(earlier, models.first.classes, planned.input.problems, unread)
     origin = origin_of(request.source, planned.input.selection)
     results = Results(planned.columns.written, folder, fingerprint.id, origin)
-    groups = planned.input.plan.groups if planned.input.plan else ()
-    reach = Reach(planned.input.rows, {group.number: group.bytes for group in groups})
+    of_files = planned.input.plan.ranges if planned.input.plan else ()
+    reach = Reach(planned.input.rows, {part.number: part.bytes for part in of_files})
     report = JobReport(facts, tally, RunFacts(_timeline(client, prepared.started), reach), results)
     report.run.timings |= {"plan": planned.seconds, "start": time.perf_counter() - began + engines.seconds}
     before = _open_folder(planned, folder, fingerprint) if folder else Committed({}, {})
     _count_earlier(report, before)
     counted = {name: entry.digest for name, entry in before.chunks.items()}
-    chunks = planned.input.chunks(before.done, partial(_close, folder, fingerprint.id, report))
-    _compute(client, planned, job, report, chunks, counted)
+    ranges = planned.input.ranges(before, partial(_close, folder, fingerprint.id, report))
+    _compute(client, planned, job, report, ranges, counted)
     if options.profile:
         report.run.profile = _profile(client, engines.keys[0])
     return Outcome(report, fingerprint, counted)
@@ -142,17 +142,22 @@ def _timeline(client: Client, started: float) -> Timeline:
     return Timeline(started + clock.offset, clock)
 
 
-def _close(folder: OutputFolder | None, job: str, report: JobReport, end: GroupEnd) -> None:
+def _close(folder: OutputFolder | None, job: str, report: JobReport, end: RangeEnd) -> None:
     """Commit the end of what is not closed by a worker, where there is an output folder."""
     if folder is not None:
         folder.close(end, job)
-    _close_group(report, end)
+    _close_range(report, end)
 
 
 def _compute(
-    client: Client, planned: Planned, job: Job, report: JobReport, chunks: Iterator[Source], counted: dict[str, bytes]
+    client: Client,
+    planned: Planned,
+    job: Job,
+    report: JobReport,
+    ranges: Iterator[Range | Unread],
+    counted: dict[str, bytes],
 ) -> None:
-    """Run the chunks. counted: the digests of the entries in the report, by chunk; those of this run are added."""
+    """Run the ranges. counted: the digests of the entries in the report, by chunk; those of this run are added."""
     began = time.perf_counter()
     request, timeline = planned.prepared.request, report.run.timeline
     progress = DashboardProgress(request.progress, client, report)
@@ -161,12 +166,12 @@ def _compute(
     try:
         checked = began
         with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
-            sources = _until(request.stop, timeline.watch(chunks), report.run)
+            sources = _until(request.stop, timeline.watch(ranges), report.run)
             for event in request.executor(client, sources, job, watchdog, request.stop):
                 for one in _found(event, request.folder, job):
                     if isinstance(one, Done):
                         if one.name in counted:
-                            continue  # a group is read again, of which it was committed before
+                            continue  # a range is read again, of which it was committed before
                         counted[one.name] = one.entry.digest
                     _count(report, one)
                 progress.advance(report)
@@ -185,13 +190,13 @@ def _count_earlier(report: JobReport, before: Committed) -> None:
         report.tally.add([entry])
         report.run.reach.add(entry.chunk, entry.rows_read)
     for number, end in before.closed.items():
-        if group_name(number) in before.done:
-            _close_group(report, GroupEnd(number, end.files, end.chunks, end.problems, end.unread))
+        if range_name(number) in before.done:
+            _close_range(report, RangeEnd(number, end.files, end.chunks, end.problems, end.unread))
     report.run.reach.begin()
     report.run.chunks_before = len(before.chunks)
 
 
-def _close_group(report: JobReport, end: GroupEnd) -> None:
+def _close_range(report: JobReport, end: RangeEnd) -> None:
     """Count what was amiss with the files of a group."""
     report.tally.close(end.problems, end.unread)
     report.run.reach.close(end)
@@ -203,8 +208,9 @@ def _count(report: JobReport, event: Event) -> None:
     if isinstance(event, Noted):
         run.reach.note(event.name, event.rows, event.stored)
         run.timeline.add(event.name, event.rows, event.spans, event.place)
-    elif isinstance(event, GroupEnd):
-        _close_group(report, event)
+    elif isinstance(event, RangeEnd):
+        run.read_again += event.read_again
+        _close_range(report, event)
     elif isinstance(event, Stopped):
         run.stopped = True
     elif isinstance(event, SetAside):
@@ -233,21 +239,21 @@ def _found(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Even
     if folder is None or not isinstance(event, SetAside):
         yield event
         return
-    entries = folder.chunks_of(event.name if event.group is None else event.group, job.fingerprint, job.names)
+    entries = folder.chunks_of(event.name if event.number is None else event.number, job.fingerprint, job.names)
     yield from (Done(name, entry, [], None, []) for name, entry in entries.items())
-    if event.group is not None:
-        names = (part_name(event.group, chunk) for chunk in itertools.count())
+    if event.number is not None:
+        names = (part_name(event.number, chunk) for chunk in itertools.count())
         yield replace(event, name=next(name for name in names if name not in entries))
     elif not entries:
         yield event
 
 
-def _until(stop: Callable[[], bool], chunks: Iterator[Source], run: RunFacts) -> Iterator[Source]:
-    for chunk in chunks:
+def _until(stop: Callable[[], bool], ranges: Iterator[Range | Unread], run: RunFacts) -> Iterator[Range | Unread]:
+    for source in ranges:
         if stop():
             run.stopped = True
             return
-        yield chunk
+        yield source
 
 
 def _profile(client: Client, key: str) -> Any:

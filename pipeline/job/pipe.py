@@ -9,11 +9,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,12 +29,12 @@ from ..output.columns import REASON, columns_of, every_row
 from ..output.formats import PART_FORMATS, PartFormat, check_writable
 from ..output.layout import PartNames
 from ..processes.threads import available_cores
-from ..source.chunk import Chunk, Selection, concat, first_chunks
+from ..source.chunk import Chunk, RowRange, Selection, concat, first_chunks
 from ..source.find.files import Files
-from ..source.inputs import Paths, UnreadChunk, identify, open_input, read_here
+from ..source.inputs import Paths, Unread, identify, open_input, read_here
 from ..source.memory.stdin import STDIN, Stdin
 from ..source.open.compression import not_decoded
-from ..source.plan.plan import GroupEnd
+from ..source.plan.plan import RangeEnd
 from .beginning import refuse_files
 
 KINDS = ("jsonl", "csv")
@@ -73,13 +72,6 @@ class Piped:
     @property
     def rows_read(self) -> int:
         return self.rows_written + self.rows_filtered + self.rows_quarantined
-
-
-class _Piece(NamedTuple):
-    """Rows that were read together. sources: (file, first row, rows) of each of their pieces."""
-
-    chunk: Chunk
-    sources: tuple[tuple[str, int, int], ...]
 
 
 def pipe(
@@ -120,7 +112,7 @@ def pipe(
 
 def _opened(
     source: Stdin | Paths, models: Models, options: Options, most: int, found: Piped
-) -> tuple[Selection, Iterator[_Piece]]:
+) -> tuple[Selection, Iterator[Chunk]]:
     """The selection with its columns resolved, and the rows in input order. found: to which problems of files are added
     as they are met.
     """
@@ -134,31 +126,31 @@ def _opened(
     found.left_out = given.left_out if isinstance(given, Files) else ()
     found.problems += [message for _, message in planned.problems]
 
-    def read() -> Iterator[_Piece]:
-        for one in read_here(planned):
-            if isinstance(one, GroupEnd):
-                found.problems += [message for _, message in one.problems]
-            elif isinstance(one, UnreadChunk):
-                found.problems.append(one.reason)
-            elif one.chunk is not None:
-                yield _Piece(one.chunk, one.sources)
+    def read() -> Iterator[Chunk]:
+        for item in read_here(planned):
+            if isinstance(item, RangeEnd):
+                found.problems += [message for _, message in item.problems]
+            elif isinstance(item, Unread):
+                found.problems.append(item.reason)
+            else:
+                yield item
 
     return planned.selection, read()
 
 
-def _of_stdin(chunks: Iterable[Chunk]) -> Iterator[_Piece]:
+def _of_stdin(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     row = 0
     for chunk in chunks:
-        yield _Piece(chunk, ((STDIN, row, chunk.rows_read),))
+        yield replace(chunk, sources=(RowRange(STDIN, row, chunk.rows_read),))
         row += chunk.rows_read
 
 
-def _batches(pieces: Iterator[_Piece], most: int) -> Iterator[_Piece]:
+def _batches(pieces: Iterator[Chunk], most: int) -> Iterator[Chunk]:
     """What has been read each time that a batch is asked for, up to about `most` rows; it waits for the first row only.
 
     Raises what reading raises, after the rows before it.
     """
-    arrived: Queue[_Piece | BaseException | None] = Queue(_PIECES_AHEAD)
+    arrived: Queue[Chunk | BaseException | None] = Queue(_PIECES_AHEAD)
 
     def read() -> None:
         try:
@@ -169,20 +161,20 @@ def _batches(pieces: Iterator[_Piece], most: int) -> Iterator[_Piece]:
             arrived.put(error)
 
     Thread(target=read, name="broadsheet-pipe", daemon=True).start()  # it may wait for a line that never comes
-    item: _Piece | BaseException | None
+    item: Chunk | BaseException | None
     while True:
-        held: list[_Piece] = []
+        held: list[Chunk] = []
         item = arrived.get()
-        while isinstance(item, _Piece):
+        while isinstance(item, Chunk):
             held.append(item)
-            if sum(piece.chunk.rows_read for piece in held) >= most:
+            if sum(chunk.rows_read for chunk in held) >= most:
                 break
             try:
                 item = arrived.get_nowait()
             except Empty:
                 break
         if held:
-            yield _Piece(concat([piece.chunk for piece in held]), tuple(s for piece in held for s in piece.sources))
+            yield concat(held)
         if isinstance(item, BaseException):
             raise item
         if item is None:
@@ -198,10 +190,10 @@ class _Columns:
         self.schema = self._columns.written.append(REASON)
         check_writable(self.schema, PartNames(kind), ())
 
-    def of(self, batch: _Piece) -> pa.Table:
+    def of(self, batch: Chunk) -> pa.Table:
         """The rows to write: labelled ones for which `where` is true, and all that could not be labelled."""
         columns, found = self._columns, self._found
-        scored = score_chunk(batch.chunk, self._engines, columns.scoring)
+        scored = score_chunk(batch, self._engines, columns.scoring)
         chunk, first = scored.chunk, columns.models[0]
         if chunk.truth is not None:
             pairs = first.pairs(scored.predictions[0], chunk.truth)
@@ -217,7 +209,7 @@ class _Columns:
         found.rows_quarantined += len(chunk.quarantine)
         encodings = map(not_decoded, chunk.quarantine.column("reason").to_pylist())
         found.not_decoded.update(name for name in encodings if name)
-        return every_row(table, chunk, batch.sources)
+        return every_row(table, chunk)
 
 
 class _RowWriter:

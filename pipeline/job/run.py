@@ -1,6 +1,6 @@
 """A job in its steps: prepare -> plan -> run_chunks -> finish, each a function of the result of the one before.
 
-prepare: check the request; list the input; decide by the folder how the job begins. plan: put the files into groups,
+prepare: check the request; list the input; decide by the folder how the job begins. plan: cut the input into ranges,
 and find their columns; meanwhile a cluster starts, and loads the engines. run_chunks: run every chunk through the
 graph. finish: write the totals, the report and the timeline.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,11 +36,10 @@ from ..report.results import Results, origin_of
 from ..report.tally import Tally
 from ..report.timeline import Timeline, save_trace
 from ..source.find.files import Files, divided
-from ..source.inputs import Given, RowsInMemory, Scanners, identify, open_input, planned_files
+from ..source.inputs import Given, RowsInMemory, identify, open_input, planned_files
 from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.memory.stdin import Stdin
 from ..source.plan.plan import changed_chunks
-from ..source.plan.scan import Scanner
 from ..storage.disk import refuse_outputs
 from ..storage.names import is_url
 from ..telemetry.spans import Clock
@@ -65,9 +64,6 @@ from .worker import read_in_processes
 
 if TYPE_CHECKING:
     from distributed import Client
-
-_SCANNED_BY_WORKERS = 1 << 30
-"""Bytes to scan for the beginnings of records, from which workers do it: fewer take threads here half a second."""
 
 _BYTES_OF_A_READER = 16 << 20
 """So many stored bytes are worth the start of a process of a GPU's worker that reads, about as much as to read them."""
@@ -115,11 +111,10 @@ def _steps(prepared: Prepared) -> JobReport:
     if isinstance(request.cluster, Running):
         client = request.cluster.client
         engines = _start_engines(client, prepared)
-        planned = plan(prepared, engines, partial(_scanner, prepared, lambda: client), lambda: len(client.nthreads()))
+        planned = plan(prepared, engines)
         return finish(planned, run_chunks(planned, client, engines))
     with in_background(_with_engines(request.cluster, prepared), _HEAD_START_SECONDS) as started:
-        scanner = partial(_scanner, prepared, lambda: started()[0])
-        planned = plan(prepared, None, scanner, lambda: len(started()[0].nthreads()))
+        planned = plan(prepared, None)
         began = time.perf_counter()
         client, engines = started()
         engines = replace(engines, seconds=time.perf_counter() - began)
@@ -204,9 +199,8 @@ def _nothing_new(prepared: Prepared, before: Manifest, update: Update) -> JobRep
     return report
 
 
-def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers: Callable[[], int]) -> Planned:
-    """Put the input into groups, or take these from the job to be resumed. engines: of a cluster that runs already.
-    scanner: makes the one for large files, which are scanned beside the job. workers: how many there are.
+def plan(prepared: Prepared, engines: Engines | None) -> Planned:
+    """Cut the input into ranges, or take these from the job to be resumed. engines: of a cluster that runs already.
 
     Raises UsageError for columns that do not exist, and with `strict` SourceError for input that cannot be read.
     """
@@ -218,14 +212,14 @@ def plan(prepared: Prepared, engines: Engines | None, scanner: Scanners, workers
     device = engines.backend.device if engines else expected_device(options.device, count_gpus())
     usual = usual_chunk_rows(device, models.cost)
     chunk_rows = options.chunk_size or (before.fingerprint.settings.chunk_size if before else usual)
-    saved = None
+    saved, cut = None, options.layout == "parts"
     if request.folder and beginning and isinstance(prepared.found, Files):
-        saved = beginning.plan(request.folder, prepared.found, options.selection(models))
+        saved = beginning.plan(request.folder, prepared.found, options.selection(models), cut)
     if saved is not None and beginning and beginning.is_updated:
-        job_input = planned_files(saved, scanner, workers)
+        job_input = planned_files(saved)
     else:
         selection = options.selection(models)
-        job_input = open_input(prepared.found, selection, chunk_rows, saved, scanner, options.limit, workers)
+        job_input = open_input(prepared.found, selection, chunk_rows, saved, options.limit, cut)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
     columns = columns_of(job_input.selection, options.model_columns(models), options.where)
@@ -319,13 +313,3 @@ def _start_engines(client: Client, prepared: Prepared) -> Engines:
         started = [start_engines(client, model, *how) for model in request.models.loaded]
     keys, backends = zip(*started, strict=True)
     return Engines(keys, backends[0], time.perf_counter() - began)
-
-
-def _scanner(prepared: Prepared, client: Callable[[], Client]) -> AbstractContextManager[Scanner | None]:
-    """The workers of a cluster, where there is much to scan; else None: threads here scan."""
-    found = prepared.found
-    if not isinstance(found, Files) or found.bytes_to_scan < _SCANNED_BY_WORKERS:
-        return nullcontext()
-    from ...cluster.scanner import workers_scanner
-
-    return workers_scanner(client())

@@ -1,6 +1,4 @@
-"""The tasks of a chunk, which run on a worker: read, infer, write. Plain functions of plain values, which the graph
-connects.
-"""
+"""What a worker does with a chunk that was read: infer and write. Plain functions of plain values."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,10 +29,8 @@ from ..output.object_store import open_store
 from ..output.record import Entry, Judged
 from ..output.sidecars import with_ids
 from ..output.store import Location, Store
-from ..source.chunk import Chunk, Selection
-from ..source.inputs import Loaded
-from ..source.memory.tables import partition_chunk
-from ..source.plan.plan import GroupEnd, Unit, part_name
+from ..source.chunk import Chunk, RowRange, Selection, numbered
+from ..source.plan.plan import RangeEnd, part_name
 from ..telemetry.activity import ACTIVITY, COUNTS
 from ..telemetry.profile import Profile
 from ..telemetry.spans import Place, Span, clock, here, span
@@ -67,45 +63,85 @@ class Job:
 
 @dataclass(frozen=True)
 class SetAside:
-    """A chunk that could not be classified, and why; a resumed job tries it again.
+    """A chunk that could not be classified; a resumed job tries it again.
 
-    sources: (file, first row, rows) of each of its pieces; empty where that is not known. group: of which it is, and
-    every chunk after it that is not committed either; None where it is one chunk alone.
+    Attributes
+    ----------
+    name : str
+        Of the chunk.
+    reason : str
+        Why it could not.
+    sources : tuple of RowRange
+        Its rows; empty where they are not known.
+    number : int or None
+        The range of which it is, and every chunk after it that is not committed either; None where it is one chunk
+        alone.
+
     """
 
     name: str
     reason: str
-    sources: tuple[tuple[str, int, int], ...]
-    group: int | None = None
+    sources: tuple[RowRange, ...]
+    number: int | None = None
 
 
 @dataclass(frozen=True)
 class Work:
-    """A chunk between two tasks: as it was read, then without text but with predictions.
+    """A chunk between reading and commit.
 
-    name: of its part. sources: (file, first row, rows) of each piece it was read from. predictions, doubtful: of each
-    model, the latter the rows that it could hardly judge, by reason. place: the worker it was classified on. index: of
-    the pandas DataFrame that it is, as a partition of a Dask DataFrame; else None. texts: their digest, where the rows
-    stay in memory and may be joined.
+    Attributes
+    ----------
+    chunk : Chunk
+        As it was read; without its text once that is classified.
+    predictions : tuple of Predictions
+        Of each model.
+    doubtful : tuple of dict
+        For each model, the rows that it could hardly judge, by reason.
+    place : Place
+        The worker on which it was classified.
+    spans : list of Span
+        What was done when.
+    examples : list of Example
+        The rows between two classes.
+    texts : bytes
+        The digest of the texts, where the rows stay in memory and may be joined.
+
     """
 
-    name: str
-    sources: tuple[tuple[str, int, int], ...]
     chunk: Chunk
-    predictions: tuple[Predictions, ...] = ()
-    place: Place | None = None
-    spans: list[Span] = field(default_factory=list)
-    examples: list[Example] = field(default_factory=list)
-    doubtful: tuple[dict[str, int], ...] = ()
-    index: pd.Index | None = None
+    predictions: tuple[Predictions, ...]
+    doubtful: tuple[dict[str, int], ...]
+    place: Place
+    spans: list[Span]
+    examples: list[Example]
     texts: bytes = b""
+
+    def numbered(self, first: int) -> Work:
+        """The same, where its rows have numbers from `first` on, and not from 0."""
+        examples = [example._replace(row=example.row + first) for example in self.examples]
+        return replace(self, chunk=numbered(self.chunk, first), examples=examples)
 
 
 @dataclass(frozen=True)
 class Done:
-    """A committed chunk. entry: its manifest entry. place: the worker that classified it; None where it was found
-    committed. table, quarantine, index, texts: where there is no output folder, all its rows, those in quarantine, the
-    index of a Dask DataFrame's partition, and the digest of the texts.
+    """A committed chunk.
+
+    Attributes
+    ----------
+    name : str
+        Of the chunk.
+    entry : Entry
+        By which it is committed.
+    spans : list of Span
+        What was done when.
+    place : Place or None
+        The worker that classified it; None where it was committed before.
+    examples : list of Example
+        The rows between two classes.
+    table, quarantine, index, texts
+        Where there is no output folder: all its rows, those in quarantine, the index of a Dask DataFrame's partition,
+        and the digest of the texts.
+
     """
 
     name: str
@@ -121,8 +157,19 @@ class Done:
 
 @dataclass(frozen=True)
 class Noted:
-    """A chunk that a task has committed, which goes on: its name, rows, and what is lost if its worker is. stored: as
-    of `GroupChunk`. spans, place: as of `Done`.
+    """A chunk that a task has committed, which goes on.
+
+    Attributes
+    ----------
+    name : str
+        Of the chunk.
+    rows : int
+        That were read.
+    stored : int
+        As of `Chunk`.
+    spans, place
+        As of `Done`; they are lost if the worker is.
+
     """
 
     name: str
@@ -134,10 +181,10 @@ class Noted:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Chunks of a group or a run are left, since the job was stopped."""
+    """Chunks of a range are left, since the job was stopped."""
 
 
-Event = Done | GroupEnd | Noted | SetAside | Stopped
+Event = Done | RangeEnd | Noted | SetAside | Stopped
 """What a job hears of its chunks."""
 
 
@@ -168,25 +215,6 @@ def profile_engine(key: str) -> Profile:
         return measure(engine)
 
 
-def read(unit: Unit, job: Job) -> Work:
-    """Read a unit's rows. Raises SourceError; with `job.strict` also where a row is bad."""
-    spans: list[Span] = []
-    with span("read", spans, "read", number=number_of(unit.name)):
-        chunk = STATE.read(unit, job.selection, spans)
-    refuse_bad_rows(chunk, job)
-    return Work(unit.name, unit.sources, chunk, spans=spans)
-
-
-def read_partition(frame: Any, number: int, job: Job) -> Work:
-    """Take the rows of a Dask DataFrame's partition, a pandas DataFrame."""
-    spans: list[Span] = []
-    with span("read", spans, "read", number=number):
-        chunk = partition_chunk(frame, number, job.selection)
-    refuse_bad_rows(chunk, job)
-    file = f"partition {number}"
-    return Work(part_name(0, number), ((file, 0, chunk.rows_read),), chunk, spans=spans, index=frame.index)
-
-
 def refuse_bad_rows(chunk: Chunk, job: Job) -> None:
     """With `job.strict`, raise SourceError for the first bad row, or file with a problem."""
     if not job.strict:
@@ -198,13 +226,12 @@ def refuse_bad_rows(chunk: Chunk, job: Job) -> None:
         raise SourceError(f"{bad['file']}: row {bad['row']}: {bad['reason']} (--strict stops here)")
 
 
-def infer(work: Work, job: Job) -> Work:
-    """Classify the chunk by each model of the job, on this worker's engines.
+def infer(chunk: Chunk, spans: list[Span], job: Job) -> Work:
+    """Classify the chunk by each model of the job, on this worker's engines. spans: of its reading.
 
     Raises BroadsheetError where the worker does not have them; UsageError where the model overflows on every row, and
     with `job.strict` SourceError where it does on one.
     """
-    spans = list(work.spans)
     models, scoring = job.columns.models, job.columns.scoring
     if job.examples:
         scoring = (replace(scoring[0], top_k=max(2, scoring[0].top_k)), *scoring[1:])
@@ -222,21 +249,20 @@ def infer(work: Work, job: Job) -> Work:
                     spans.append(Span("wait", spans[-1].end, max(0.0, waited), here(), "wait"))
                 # The engine of a GPU reports activities itself, from its events.
                 doing = ACTIVITY.during("computing") if place.device == "cpu" else nullcontext()
-                with span("infer", spans, "infer", place.device, number_of(work.name)), doing:
+                with span("infer", spans, "infer", place.device, number_of(chunk.name)), doing:
                     return score(texts, engines, scoring, spans, job.each_kernel, turn.close)
 
-        found = score_chunk(work.chunk, engines, scoring, is_first=work.name == part_name(0, 0), compute=in_turn)
-    ACTIVITY.count(len(work.chunk))
-    COUNTS.add(text_bytes=work.chunk.text_bytes)
-    chunk, of_first = found.chunk, found.predictions[0]
+        scored = score_chunk(chunk, engines, scoring, is_first=chunk.name == part_name(0, 0), compute=in_turn)
+    ACTIVITY.count(len(chunk))
+    COUNTS.add(text_bytes=chunk.text_bytes)
+    chunk, of_first = scored.chunk, scored.predictions[0]
     refuse_bad_rows(chunk, job)
     # Of a model that gives several labels, two that are close are both given.
     count = job.examples if models[0].thresholds is None else 0
     examples = closest(chunk, of_first.labels, of_first.scores, models[0].classes, count)
-    cut = tuple(each.cut(columns.top_k) for each, columns in zip(found.predictions, models, strict=True))
-    texts = work.chunk.digest(work.sources) if job.out is None else b""
-    done = replace(work, chunk=chunk.without_text(), predictions=cut, doubtful=found.doubtful)
-    return replace(done, place=place, spans=spans, examples=examples, texts=texts)
+    cut = tuple(each.cut(columns.top_k) for each, columns in zip(scored.predictions, models, strict=True))
+    texts = chunk.digest if job.out is None else b""
+    return Work(chunk.without_text(), cut, scored.doubtful, place, spans, examples, texts)
 
 
 def _refuse_other_backend(engines: Sequence[Engine], job: Job) -> None:
@@ -250,24 +276,22 @@ def _refuse_other_backend(engines: Sequence[Engine], job: Job) -> None:
 
 def write(work: Work, job: Job) -> Done:
     """Commit the chunk to the output folder, or return its rows. Raises OutputError."""
-    place, chunk = work.place, work.chunk
-    if place is None:
-        raise ValueError(f"{work.name} was not classified")
-    spans = list(work.spans)
-    with span("write", spans, "write", number=number_of(work.name)):
+    chunk, spans = work.chunk, work.spans
+    with span("write", spans, "write", number=number_of(chunk.name)):
         table = job.columns.table(chunk, work.predictions)
         chosen = job.columns.chosen(table)
         entry = _entry(work, chosen, job)
         table = job.columns.of_written(table, chosen)
         store = output_of(job)
+        done = Done(chunk.name, entry, spans, work.place, work.examples)
         if store is None:
-            rows = every_row(table, chunk, work.sources)
+            rows = every_row(table, chunk)
             _count(entry)
-            return Done(work.name, entry, spans, place, work.examples, rows, chunk.quarantine, work.index, work.texts)
+            return replace(done, table=rows, quarantine=chunk.quarantine, index=chunk.index, texts=work.texts)
         bad = chunk.quarantine if job.names.folder == PARTS else with_ids(chunk)
         entry = STATE.commit(store, table, bad, entry, job.names)
     _count(entry)
-    return Done(work.name, entry, spans, place, work.examples)
+    return replace(done, entry=entry)
 
 
 def _count(entry: Entry) -> None:
@@ -286,29 +310,19 @@ def number_of(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
-def infer_and_write(loaded: Loaded, job: Job) -> Done:
-    """Both in one task, for a chunk whose text came with the graph. Raises as `read`, `infer` and `write` do."""
-    refuse_bad_rows(loaded.chunk, job)
-    return write(infer(Work(loaded.name, loaded.sources, loaded.chunk), job), job)
-
-
 def _entry(work: Work, chosen: NDArray[np.bool_], job: Job) -> Entry:
     """The entry without its files: the chunk's share of the job's totals. chosen: the rows that are written."""
-    chunk, planned = work.chunk, sum(rows for *_, rows in work.sources)
-    if planned != chunk.rows_read:
-        raise BroadsheetError(
-            f"{work.name}: {planned:,} rows were planned, {chunk.rows_read:,} read: please report this"
-        )
+    chunk = work.chunk
     n_chars = work.predictions[0].n_chars[chosen]
     first, *others = (
         _judged(columns, predictions, doubtful, chunk, chosen)
         for columns, predictions, doubtful in zip(job.columns.models, work.predictions, work.doubtful, strict=True)
     )
     return Entry(
-        chunk=work.name,
+        chunk=chunk.name,
         job=job.fingerprint,
-        sources=work.sources,
-        rows_read=planned,
+        sources=chunk.sources,
+        rows_read=chunk.rows_read,
         rows_written=len(n_chars),
         rows_filtered=len(chunk) - len(n_chars),
         rows_quarantined=len(chunk.quarantine),

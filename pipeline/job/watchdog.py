@@ -1,6 +1,5 @@
 """Tells the user of each worker that is lost, of processes that somebody has stopped, and what a job waits for when
-nothing progresses; remembers which chunks may be killing workers; the keys of tasks, from which step and chunk can be
-told.
+nothing progresses; the keys of tasks, from which step and range can be told.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from distributed import Client, Scheduler
 from distributed import scheduler as dask_module
 
 from ..errors import first_of
-from ..source.inputs import Source
-from ..source.plan.plan import Unit
 
 _EVENTS = "all"
 """Dask's topic of the events of all workers."""
@@ -39,7 +36,7 @@ _HELPERS = {name: f"multiprocessing's {name.replace('_', ' ')}" for name in ("re
 """Processes that Python starts beside the workers."""
 
 Key = tuple[str, str, int]
-"""Step and run, chunk (or group), and a number that no other task of the run has."""
+"""Step and run, range or chunk, and a number that no other task of the run has."""
 
 
 @dataclass(frozen=True)
@@ -233,38 +230,3 @@ def step_and_chunk(key: Any) -> tuple[str, str] | None:
 def run_of(key: Key) -> str:
     """The run of which a task is."""
     return key[0].rpartition("-")[2]
-
-
-class RunAlone:
-    """Chunks, groups and runs that were lost with their workers again and again, though perhaps because of a neighbour.
-
-    They are to be run alone. One bad chunk of a file that is read from many places says little about the next, so other
-    suspects of its file are given up only after two in a row.
-    """
-
-    def __init__(self) -> None:
-        self.sources: list[Source] = []
-        self._causes: dict[str, str] = {}
-        self._last_killer: Source | None = None
-
-    def ran_alone(self, source: Source, killed: bool) -> None:
-        """Note how it went."""
-        file, before = _single_file(source), self._last_killer
-        self._last_killer = source if killed else None
-        if killed and file is not None and before is not None and _single_file(before) == file:
-            self._causes.setdefault(file, source.name)
-
-    def cause(self, source: Source) -> str | None:
-        """Why a suspect is not worth another worker; None if it is."""
-        file = _single_file(source)
-        if file is None or file not in self._causes:
-            return None
-        return f"{self._causes[file]}, of {file} as well, kills every worker that takes it"
-
-
-def _single_file(source: Source) -> str | None:
-    """The file of a chunk, if it is all from one that has no row groups."""
-    if not isinstance(source, Unit):
-        return None
-    files = {fragment.file.path for fragment in source.fragments if fragment.group < 0}
-    return files.pop() if len(files) == 1 else None

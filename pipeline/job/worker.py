@@ -2,37 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import threading
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any, TypeVar
 
 from ..labelling.engines import ENGINES
 from ..output.commit import commit_chunk
-from ..source.chunk import Chunk
-from ..source.plan.plan import GroupChunk, GroupEnd, Unit
-from ..source.read.read import read_group, read_run, read_unit
+from ..source.chunk import Chunk, Selection
+from ..source.plan.plan import Range, RangeEnd, Start
+from ..source.read.read import Skipped, count_range, read_range
 from ..source.read.readers import MOST_OF_ONE, Readers, Room
+from ..telemetry.spans import Span
 
-_Item = TypeVar("_Item")
 _MOST_AT_ONCE = 16
-"""Chunks of groups and runs that are scored, or written, at a time."""
+"""Chunks that are scored, or written, at a time."""
+
+Reading = Generator[Chunk | Skipped | RangeEnd, None, None]
+
+
+class Starts:
+    """Where ranges of files begin, as far as the client has said so: of each run of the graph by the range's number."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], Start | str] = {}
+        self._changed = threading.Condition()
+
+    def set(self, run: str, starts: Mapping[int, Start | str]) -> None:
+        """Note starts; in place of one, why there is none."""
+        with self._changed:
+            self._known |= {(run, number): start for number, start in starts.items()}
+            self._changed.notify_all()
+
+    def get(self, run: str, number: int, seconds: float = 0.0) -> Start | str | None:
+        """The start of a range, for which this waits up to so many seconds; None where it is not known."""
+        with self._changed:
+            self._changed.wait_for(lambda: (run, number) in self._known, seconds)
+            return self._known.get((run, number))
+
+    def forget(self, run: str) -> None:
+        """Forget those of a run, which has ended."""
+        with self._changed:
+            self._known = {key: start for key, start in self._known.items() if key[0] != run}
 
 
 class WorkerState:
     """The state of one process, in which several workers may run.
 
-    read, read_group, read_run, commit: the functions that the tasks call; assign another to replace one on a worker.
-    readers: the processes that read, where there are some; else this one does. room: for chunks of groups and runs.
-    threads: those that score and write these. stopped: the runs of the graph that begin no further chunk here.
+    Attributes
+    ----------
+    read_range, commit : callable
+        What the tasks call; assign another to replace one on a worker.
+    readers : Readers or None
+        The processes that read, where there are some; else this one does.
+    room : Room
+        For chunks that are read and not labelled yet.
+    threads : ThreadPoolExecutor
+        Those that score and write chunks.
+    starts : Starts
+        Where ranges of files begin.
+    stopped : set of str
+        The runs of the graph that begin no further chunk here.
+
     """
 
     def __init__(self) -> None:
-        self.read, self.read_group, self.read_run = self._read_unit, self._read_group, self._read_run
+        self.read_range = self._read_range
         self.commit = commit_chunk
         self.readers: Readers | None = None
         self.room = Room()
         self.threads = ThreadPoolExecutor(_MOST_AT_ONCE, "broadsheet-label")
+        self.starts = Starts()
         self.stopped: set[str] = set()
 
     def read_in_processes(self, count: int, at_once: int) -> None:
@@ -41,27 +81,35 @@ class WorkerState:
             self.readers = Readers(count, at_once)
             ENGINES.when_empty = self._end_readers
 
+    def count_range(self, part: Range, selection: Selection) -> RangeEnd:
+        """Count the records of a range."""
+        return self.readers.count_range(part, selection) if self.readers else count_range(part, selection)
+
     def _end_readers(self) -> None:
         if self.readers is not None:
             self.readers.close()
             self.readers = None
 
-    def _read_unit(self, *given: Any) -> Chunk:
-        return self.readers.read_unit(*given) if self.readers else read_unit(*given)
+    def _read_range(
+        self,
+        part: Range,
+        selection: Selection,
+        chunk_rows: int,
+        skip: Callable[[str], bool],
+        spans: list[Span],
+        take: Callable[[int], bool],
+    ) -> Reading:
+        """As of `Readers`."""
+        if self.readers:
+            return self.readers.read_range(part, selection, chunk_rows, skip, spans, take)
+        return _with_room(read_range(part, selection, chunk_rows, skip, spans), take)
 
-    def _read_group(self, *given: Any) -> Generator[GroupChunk | GroupEnd, None, None]:
-        """As of `Readers`; `take` is the last of what is given."""
-        return self.readers.read_group(*given) if self.readers else _with_room(read_group(*given[:-1]), given[-1])
 
-    def _read_run(self, *given: Any) -> Generator[tuple[Unit, Chunk | None], None, None]:
-        return self.readers.read_run(*given) if self.readers else _with_room(read_run(*given[:-1]), given[-1])
-
-
-def _with_room(found: Generator[_Item, None, None], take: Callable[[int], bool]) -> Generator[_Item, None, None]:
+def _with_room(reading: Reading, take: Callable[[int], bool]) -> Reading:
     """What is read in this process, where how large a chunk is shows once it is read."""
-    with closing(found):
+    with closing(reading):
         while take(MOST_OF_ONE):
-            if (item := next(found, None)) is None:
+            if (item := next(reading, None)) is None:
                 return
             yield item
 
@@ -73,3 +121,13 @@ STATE = WorkerState()
 def read_in_processes(count: int, at_once: int) -> None:
     """Have this process's workers read in so many processes. at_once: as of `Readers`."""
     STATE.read_in_processes(count, at_once)
+
+
+def set_starts(run: str, starts: Mapping[int, Start | str]) -> None:
+    """Note on this worker where ranges of a run begin."""
+    STATE.starts.set(run, starts)
+
+
+def forget_starts(run: str) -> None:
+    """Forget on this worker where ranges of a run begin."""
+    STATE.starts.forget(run)

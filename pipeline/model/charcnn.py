@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,11 @@ class Model:
         return model
 
 
+def shipped_file(name: str) -> Traversable:
+    """The weights of a shipped model."""
+    return resources.files("broadsheet.pipeline").joinpath("weights", SHIPPED[name].file)
+
+
 def load_model(source: str | Path | Model = "ag-news") -> Model:
     """Load a model.
 
@@ -371,7 +377,7 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
     if isinstance(source, Model):
         return source
     if str(source) in SHIPPED:
-        shipped = resources.files("broadsheet.pipeline").joinpath("weights", SHIPPED[str(source)].file)
+        shipped = shipped_file(str(source))
         if not shipped.is_file():
             raise ModelError(f"this installation has no weights for {source!r}: give --model PATH")
         model = Model.from_bytes(shipped.read_bytes(), str(source))

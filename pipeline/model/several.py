@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 
 from ..errors import UsageError
-from .charcnn import Model, load_model
-from .model_file import HUB, repository_of
+from .charcnn import Model, load_model, shipped_file
+from .model_file import HUB, SHIPPED, repository_of
 from .ngrams import NGrams
 from .scores import Heads, of_head, parts_of
 
@@ -151,7 +153,7 @@ def load_models(source: str | Path | Model | Iterable[str | Path | Model], netwo
     given = [source] if isinstance(source, str | Path | Model) else list(source)
     if not given:
         raise UsageError("no model is named: give --model")
-    models = Models(tuple(load_model(one).asking(network) for one in given))
+    models = Models(tuple(_load(one, network) for one in given))
     names = models.short_names
     for name in names:
         if names.count(name) > 1:
@@ -160,6 +162,33 @@ def load_models(source: str | Path | Model | Iterable[str | Path | Model], netwo
                 "file name, or where it is a head, a job of its own"
             )
     return models
+
+
+def forget_models() -> None:
+    """Release the models that were loaded last."""
+    _loaded.cache_clear()
+
+
+def _load(source: str | Path | Model, network: str) -> Model:
+    """A model, and the same object again while its file stays as it is: it takes longer to read and check one than to
+    label thousands of texts.
+    """
+    if isinstance(source, Model) or str(source).startswith(HUB):
+        return load_model(source).asking(network)
+    name = os.fspath(source)
+    shipped = str(shipped_file(name)) if name in SHIPPED else name
+    states = []
+    for path in (shipped, f"{shipped}.json"):  # what stands beside a `params.bin`
+        with suppress(OSError):
+            about = os.stat(path)
+            states.append((os.path.realpath(path), about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns))
+    return _loaded(name, network, tuple(states))
+
+
+@lru_cache(maxsize=2)
+def _loaded(name: str, network: str, states: tuple[tuple[str, int, int, int, int], ...]) -> Model:
+    """states: of the files from which it is loaded."""
+    return load_model(name).asking(network)
 
 
 def _cost(model: Model) -> float:

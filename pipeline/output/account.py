@@ -13,14 +13,15 @@ from msgspec import UNSET
 
 from ..errors import UsageError
 from ..labelling.counts import LENGTHS
+from ..source.chunk import RowRange
 from ..source.columns import NO_TRUTH
-from ..source.plan.plan import group_name, part_name
+from ..source.plan.plan import Start, part_name, range_name
 from .layout import group_of
 from .record import SUMS, ClosingEntry, Entry, Judged, ListedFile, SavedPlan, Scores, Totals
 from .saved_plan import files_of
 
-Pieces = tuple[tuple[str, int, int], ...]
-"""(file, first row, rows) of each piece that a chunk was read from."""
+Sources = tuple[RowRange, ...]
+"""From where a chunk was read."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,15 @@ class Committed:
         names = set(self.chunks)
         for number, closing in self.closed.items():
             if all(part_name(number, chunk) in self.chunks for chunk in range(closing.chunks)):
-                names.add(group_name(number))
+                names.add(range_name(number))
         return names
+
+    def start_after(self, number: int, start: Start | None) -> Start | None:
+        """Where the range after this one begins in its file, where that is known. start: of this one."""
+        closing = self.closed.get(number)
+        if start is None or closing is None or closing.after is UNSET or range_name(number) not in self.done:
+            return None
+        return Start(start.row + (closing.files[0][1] or 0), closing.after)
 
 
 @dataclass(frozen=True)
@@ -52,8 +60,8 @@ class Gap:
 
 
 def groups_of(plan: SavedPlan | None) -> range:
-    """The numbers of the groups of a job, or of an update. plan: None for rows in memory, which are one group."""
-    return range(plan.first_group, plan.first_group + len(plan.groups)) if plan else range(1)
+    """The numbers of the ranges of a job, or of an update. plan: None for rows in memory, which are one."""
+    return range(plan.first_group, plan.first_group + plan.ranges) if plan else range(1)
 
 
 def open_to_change(closing: ClosingEntry, chunks: Mapping[str, Entry]) -> list[str]:
@@ -70,17 +78,22 @@ def open_to_change(closing: ClosingEntry, chunks: Mapping[str, Entry]) -> list[s
     return names[-1:]
 
 
-def gaps(chunks: Mapping[str, Pieces], closed: Mapping[int, ClosingEntry], plan: SavedPlan | None) -> Iterator[Gap]:
+def gaps(chunks: Mapping[str, Sources], closed: Mapping[int, ClosingEntry], plan: SavedPlan | None) -> Iterator[Gap]:
     """Everything in which the chunks' entries are not those that the closing entries of all groups count. chunks: the
     sources in each one's entry. plan: None for rows in memory.
     """
-    entries: dict[int, dict[str, Pieces]] = defaultdict(dict)
+    entries: dict[int, dict[str, Sources]] = defaultdict(dict)
     for name, sources in chunks.items():
         entries[int(name.split("-")[1])][name] = sources
     listed: Sequence[tuple[ListedFile, ...] | None] = files_of(plan) if plan else [None]
     numbers = groups_of(plan)
+    before: tuple[ListedFile, ...] | None = None
+    row: int | None = 0
     for number, files in zip(numbers, listed, strict=True):
-        yield from _of_group(number, files, closed.get(number), entries.pop(number, {}))
+        row = row if files and files is before else 0
+        closing, before = closed.get(number), files
+        yield from _of_group(number, files, closing, entries.pop(number, {}), row)
+        row = None if closing is None or row is None else row + sum(count or 0 for _, count in closing.files)
     for others in entries.values():
         yield from (Gap(f"{name} is no chunk of this job", name) for name in others)
     for number in closed.keys() - set(numbers):
@@ -88,9 +101,28 @@ def gaps(chunks: Mapping[str, Pieces], closed: Mapping[int, ClosingEntry], plan:
 
 
 def _of_group(
-    number: int, files: tuple[ListedFile, ...] | None, closing: ClosingEntry | None, entries: dict[str, Pieces]
+    number: int,
+    files: tuple[ListedFile, ...] | None,
+    closing: ClosingEntry | None,
+    entries: dict[str, Sources],
+    row: int | None,
 ) -> Iterator[Gap]:
-    """The chunks of a group are numbered from 0, and each begins where the one before it ends."""
+    """The chunks of a range are numbered from 0, and each begins where the one before it ends.
+
+    Parameters
+    ----------
+    number : int
+        Of the range.
+    files : tuple of ListedFile or None
+        That it has; None for rows in memory.
+    closing : ClosingEntry or None
+        Its closing entry.
+    entries : dict of str to tuple of RowRange
+        The sources of its chunks.
+    row : int or None
+        The number of the first row of its files; None where it is not known.
+
+    """
     what = f"group {number}" if files is None or len(files) != 1 else files[0].path
     if closing is None:
         if files == ():  # the number was that of a group of an update that was discarded
@@ -100,7 +132,9 @@ def _of_group(
     if files is not None and [file.path for file in files] != [p for p, rows in closing.files if rows is not None]:
         yield Gap(f"the closing entry of {what} has other files than the plan", group=number)
         return
-    rows = {path: 0 for path, count in closing.files if count is not None}
+    if row is None:
+        row = next((sources[0].first for _, sources in sorted(entries.items()) if sources), 0)
+    rows = {path: row for path, count in closing.files if count is not None}
     for chunk in range(closing.chunks):
         name = part_name(number, chunk)
         sources = entries.pop(name, None)
@@ -115,8 +149,8 @@ def _of_group(
     for name in entries:
         yield Gap(f"{name} comes after the {closing.chunks:,} chunks of {what}", name)
     for path, total in closing.files:
-        if total is not None and rows[path] != total:
-            yield Gap(f"{path} has {total:,} rows, its entries have {rows[path]:,}", group=number)
+        if total is not None and rows[path] - row != total:
+            yield Gap(f"{path} has {total:,} rows, its entries have {rows[path] - row:,}", group=number)
 
 
 def most_quarantined(limit: str | int, rows: int) -> int:
@@ -169,8 +203,8 @@ class Sums:
             doubtful=dict(self._doubtful),
             lengths=self._lengths,
             confusion=self._confusion,
-            problems=tuple(sorted(self._problems)),
-            unread=tuple(sorted(self._unread, key=str)),
+            problems=tuple(sorted({*self._problems})),
+            unread=tuple(sorted({*self._unread}, key=str)),
             others=self._others or UNSET,
             scores=self._scores,
         )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..engine.base import Predictions
 from ..errors import UsageError
 from ..labelling.scored import Scoring
-from ..source.chunk import Chunk, Selection
+from ..source.chunk import Chunk, RowRange, Selection
 from ..source.columns import NO_TRUTH
 from .model_columns import N_CHARS, TRUTH, ModelColumns
 from .where import Where
@@ -114,11 +114,8 @@ def columns_of(selection: Selection, models: Sequence[ModelColumns], expression:
     return Columns(written, all_of_them, every_score, where)
 
 
-def every_row(labelled: pa.Table, chunk: Chunk, sources: Sequence[tuple[str, int, int]]) -> pa.Table:
-    """The labelled and the quarantined rows of a chunk in input order, with the column `reason`.
-
-    sources: (file, first row, rows) of each piece that it was read from, in input order.
-    """
+def every_row(labelled: pa.Table, chunk: Chunk) -> pa.Table:
+    """The labelled and the quarantined rows of a chunk in input order, with the column `reason`."""
     labelled = labelled.append_column(REASON, pa.nulls(len(labelled), REASON.type))
     if not len(chunk.quarantine):
         return labelled
@@ -126,11 +123,11 @@ def every_row(labelled: pa.Table, chunk: Chunk, sources: Sequence[tuple[str, int
     if chunk.bad is not None:
         bad = pa.table([*bad.columns, *chunk.bad.columns], [*bad.column_names, *chunk.bad.column_names])
     rows = pa.concat_tables([labelled, bad], promote_options="default")
-    files = pa.array(list(dict.fromkeys(file for file, *_ in sources)), pa.string())
+    files = pa.array(list(dict.fromkeys(source.path for source in chunk.sources)), pa.string())
     return rows.take(np.lexsort((rows["row"], pc.index_in(rows["file"], files))))
 
 
-def rows_set_aside(schema: pa.Schema, sources: Sequence[tuple[str, int, int]], reason: str) -> pa.Table:
+def rows_set_aside(schema: pa.Schema, sources: Sequence[RowRange], reason: str) -> pa.Table:
     """The rows of a chunk that was set aside, none of them labelled. schema: of results in memory."""
     table = schema.empty_table()
     for file, first, count in sources:

@@ -25,7 +25,7 @@ from ..labelling.counts import count_scores
 from ..model.reference import NO_LABEL
 from ..source.chunk import QUARANTINE_SCHEMA
 from ..source.columns import NO_TRUTH
-from ..source.plan.plan import GroupEnd
+from ..source.plan.plan import RangeEnd
 from .formats import part_files, read_part
 from .layout import QUARANTINE, PartNames, entry_file, quarantine_file
 from .model_columns import N_CHARS, ModelColumns, Names
@@ -70,10 +70,16 @@ def committed_entry(store: Store, chunk: str, job: str, names: PartNames) -> Ent
     return entry if ours and all(store.size(file.name) == file.bytes for file in entry.files) else None
 
 
-def commit_end(store: Store, end: GroupEnd, job: str) -> None:
-    """Write the closing entry of a group. Raises OutputError, also where another job has taken the folder."""
+def commit_end(store: Store, end: RangeEnd, job: str) -> None:
+    """Write the closing entry of a range. Raises OutputError, also where another job has taken the folder."""
     entry = ClosingEntry(
-        job=job, group=end.number, files=end.files, chunks=end.chunks, problems=end.problems, unread=end.unread
+        job=job,
+        group=end.number,
+        files=end.files,
+        chunks=end.chunks,
+        problems=end.problems,
+        unread=end.unread,
+        after=UNSET if end.after is None else end.after,
     )
     store.add(entry.file_name, to_json(entry), partial(check_claim, store, job))
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ..errors import OutputError
 from . import layout
-from .account import Gap, Pieces, Sums, gaps, groups_of
+from .account import Gap, Sources, Sums, gaps, groups_of
 from .commit import read_committed
 from .folder import REPAIR, OutputFolder
 from .layout import ENTRIES, EVERY_FOLDER, MANIFEST, OF_CHUNKS, SUCCESS
@@ -119,7 +119,7 @@ def _check_committed(
     computes these again.
     """
     job = manifest.fingerprint.id
-    chunks: dict[str, Pieces] = {}
+    chunks: dict[str, Sources] = {}
     closed: dict[int, ClosingEntry] = {}
     parts: set[str] = set()
     paths: dict[str, str] = {}  # each once, as there may be millions of chunks
@@ -139,7 +139,7 @@ def _check_committed(
         if isinstance(found, ClosingEntry):
             closed[found.group] = found
             continue
-        chunks[found.chunk] = tuple((paths.setdefault(path, path), first, rows) for path, first, rows in found.sources)
+        chunks[found.chunk] = tuple(one._replace(path=paths.setdefault(one.path, one.path)) for one in found.sources)
         parts.update(file.name for file in found.files)
         damaged += [gap] if gap else []
         if counted.get(found.chunk, found.digest) != found.digest:

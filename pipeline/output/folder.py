@@ -14,7 +14,7 @@ import pyarrow as pa
 from ..errors import BroadsheetError, OutputError, OutputUnavailable, UsageError
 from ..processes.threads import threads
 from ..source.open.ahead import in_order
-from ..source.plan.plan import GroupEnd, part_name
+from ..source.plan.plan import RangeEnd, part_name
 from . import layout
 from .account import Committed, gaps, groups_of, open_to_change
 from .commit import check_chunk, commit_end, committed_entry
@@ -380,8 +380,8 @@ class OutputFolder:
                 if isinstance(found, OutputError) or found.job == job:
                     yield found, seen
 
-    def close(self, end: GroupEnd, job: str) -> None:
-        """Commit the end of a group. Raises OutputError, also where another job took the folder."""
+    def close(self, end: RangeEnd, job: str) -> None:
+        """Commit the end of a range. Raises OutputError, also where another job took the folder."""
         commit_end(self.store, end, job)
 
     def chunks_of(self, which: int | str, job: str, names: PartNames) -> dict[str, Entry]:

@@ -105,7 +105,7 @@ def merge(
     found.sort(key=lambda share: share.number)
     _refuse_others(found, allow_mixed)
     first = found[0]
-    starts = [0, *accumulate(len(share.plan.groups) for share in found)]
+    starts = [0, *accumulate(share.plan.ranges for share in found)]
     plan = together(
         [msgspec.structs.replace(s.plan, first_group=at, whole=UNSET) for s, at in zip(found, starts, strict=False)]
     )

@@ -15,15 +15,15 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from ..errors import SourceError, UsageError
-from ..source.chunk import Selection
+from ..source.chunk import Chunk, Selection
 from ..source.find.files import find_again
 from ..source.formats.base import InputFile
 from ..source.formats.onehot import OneHot
-from ..source.plan.plan import Group, GroupChunk, Plan, plan_files
-from ..source.read.read import read_group
+from ..source.plan.plan import Plan, Range, plan_files
+from ..source.read.read import read_range
 from .layout import group_of
 from .record import Entry, SavedPlan, Settings
-from .saved_plan import listed
+from .saved_plan import listed, parts_of_saved
 
 _MOST_ROWS = 1 << 44
 """Of a file."""
@@ -82,30 +82,31 @@ def input_again(
         windows=settings.windows is not UNSET,
     )
     again = plan_files(files, every, plan.chunk_rows, settings.limit)
-    return replace(again, sizes=plan.groups, first_group=plan.first_group)
+    return replace(again, sizes=plan.groups, parts=parts_of_saved(plan), first_range=plan.first_group)
 
 
 def with_input(found: Iterable[tuple[Entry, pa.Table]], plan: Plan) -> Iterator[tuple[Entry, pa.Table]]:
     """The same with the columns of the input, read beside them. Raises SourceError where a row is not there."""
-    groups, schema, number = {group.number: group for group in plan.groups}, plan.selection.row_schema, -1
+    whole = {part.number: replace(part, part=0, parts=1) for part in plan.ranges}  # a file of several ranges once
+    schema, part = plan.selection.row_schema, None
     for entry, rows in found:
-        if number != group_of(entry.chunk):
-            number = group_of(entry.chunk)
-            here, there = schema.empty_table(), np.empty(0, np.int64)
-            chunks = _chunks(groups[number], plan)
-        pieces, wanted = [here.slice(0, 0)], _order(rows, groups[number])
+        following = whole[group_of(entry.chunk)]
+        if part is None or part.files is not following.files:
+            part, here, there = following, schema.empty_table(), np.empty(0, np.int64)
+            chunks = _chunks(part, plan)
+        pieces, wanted = [here.slice(0, 0)], _order(rows, part)
         while len(wanted):
             count = np.searchsorted(wanted, there[-1], "right") if len(there) else 0
             places = np.searchsorted(there, wanted[:count])
             lost = [*np.flatnonzero(there[places] != wanted[:count]), count]
-            following = next(chunks, None) if count < len(wanted) else here
-            if following is None or len(lost) > 1:
+            more = next(chunks, None) if count < len(wanted) else here
+            if more is None or len(lost) > 1:
                 row = rows.select(["file", "row"]).slice(len(rows) - len(wanted) + lost[0], 1).to_pylist()[0]
                 raise SourceError(f"{row['file']} has no row {row['row']:,} that can be read any more")
             pieces.append(here.take(places))
             wanted = wanted[count:]
-            if following is not here:
-                here, there = following, _order(following, groups[number])
+            if more is not here:
+                here, there = more, _order(more, part)
         added = pa.concat_tables(pieces)
         for name in rows.column_names:
             if name not in added.column_names:
@@ -113,14 +114,14 @@ def with_input(found: Iterable[tuple[Entry, pa.Table]], plan: Plan) -> Iterator[
         yield entry, added
 
 
-def _chunks(group: Group, plan: Plan) -> Iterator[pa.Table]:
-    with closing(read_group(group, plan.selection, plan.chunk_rows, lambda _: False)) as chunks:
+def _chunks(part: Range, plan: Plan) -> Iterator[pa.Table]:
+    with closing(read_range(part, plan.selection, plan.chunk_rows, lambda _: False)) as chunks:
         for chunk in chunks:
-            if isinstance(chunk, GroupChunk) and chunk.chunk is not None:
-                yield pa.table(chunk.chunk.rows.columns, plan.selection.row_schema)
+            if isinstance(chunk, Chunk):
+                yield pa.table(chunk.rows.columns, plan.selection.row_schema)
 
 
-def _order(rows: pa.Table, group: Group) -> NDArray[np.int64]:
-    """A number of each row, by which the rows of a group are in order."""
-    files = pc.index_in(rows.column("file"), pa.array([file.path for file in group.files], pa.string()))
+def _order(rows: pa.Table, part: Range) -> NDArray[np.int64]:
+    """A number of each row, by which the rows of a range are in order."""
+    files = pc.index_in(rows.column("file"), pa.array([file.path for file in part.files], pa.string()))
     return np.asarray(files.to_numpy() * np.int64(_MOST_ROWS) + rows.column("row").to_numpy())

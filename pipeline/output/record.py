@@ -18,6 +18,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from ..engine.base import Backend
 from ..errors import OutputError
 from ..labelling.counts import LENGTHS, SCORES
+from ..source.chunk import MOST, RowRange
 from .cut import Chosen
 from .layout import (
     CHUNK_PATTERN,
@@ -35,17 +36,14 @@ from .layout import (
 )
 from .model_columns import Names
 
-_MOST = 1 << 53
-"""The most of anything that is counted: every JSON reader and NumPy have such an integer."""
-
 SUMS = (
     *("rows_read", "rows_written", "rows_filtered", "rows_quarantined"),
     *("chars", "truncated", "unknown_chars", "saturated", "asked", "unlabelled"),
 )
 """The figures of an entry whose sums are those of the totals."""
 
-Count = Annotated[int, Meta(ge=0, le=_MOST)]
-AtLeastOne = Annotated[int, Meta(ge=1, le=_MOST)]
+Count = Annotated[int, Meta(ge=0, le=MOST)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=MOST)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 JobId = Annotated[str, Meta(pattern=JOB_PATTERN)]
 ChunkName = Annotated[str, Meta(pattern=CHUNK_PATTERN)]
@@ -115,7 +113,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     version: Version = VERSION
     chunk: ChunkName
     job: JobId
-    sources: tuple[tuple[str, Count, Count], ...]
+    sources: tuple[RowRange, ...]
     rows_read: Count
     rows_written: Count
     rows_filtered: Count
@@ -183,12 +181,26 @@ _NO_PART = PartNames(by=("label",))
 
 
 class ClosingEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="group"):
-    """The end of a group of files, which are read one after the other, or of rows in memory, which are group 0.
+    """The end of a range, or of rows in memory, which are range 0.
 
-    files: each as in the column `file`, with the rows that were read of it; None for the partitions of a Dask
-    DataFrame, which are counted where they are. chunks: it has, which are numbered from 0. problems: messages about
-    files that were not wholly readable, or have other columns than the first. unread: files of which nothing was read,
-    with their rows where they are known.
+    Attributes
+    ----------
+    job : str
+        The job's id.
+    group : int
+        The number of the range.
+    files : tuple of (str, int or None)
+        Each as in the column `file`, with the rows that were read of it; None for the partitions of a Dask DataFrame,
+        which are counted where they are.
+    chunks : int
+        How many it has, which are numbered from 0.
+    problems : tuple of (str, str)
+        Messages about files that were not wholly readable, or have other columns than the first.
+    unread : tuple of (str, int or None)
+        Files of which nothing was read, with their rows where they are known.
+    after : int, optional
+        Of a part of a file of records, where the first record after it begins.
+
     """
 
     version: Version = VERSION
@@ -198,6 +210,7 @@ class ClosingEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     chunks: Count
     problems: tuple[tuple[str, str], ...] = ()
     unread: tuple[tuple[str, Count | None], ...] = ()
+    after: Count | UnsetType = UNSET
 
     @property
     def file_name(self) -> str:
@@ -383,10 +396,31 @@ class SavedSelection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The files of a job, or of an update, as they were listed, and how many of them, one after the other, are in each
-    group. first_group: the number of the first of these groups. first: path and columns of the job's first readable
-    file, by which the selection was resolved. problems: of what could not be listed. unread: the same.
-    whole: SHA-256 of the listing of which these files are a share.
+    """The files of a job, or of an update, as they were listed, and how they are cut into ranges.
+
+    Attributes
+    ----------
+    files : tuple of ListedFile
+        The files.
+    groups : tuple of int
+        How many of them, one after the other, are read together.
+    parts : tuple of int, optional
+        Into how many ranges each of these is cut: 1 but for large files; where all are 1, this is left out.
+    first_group : int
+        The number of the first range.
+    first : (str, tuple of str or None) or None
+        Path and columns of the job's first readable file, by which the selection was resolved.
+    selection : SavedSelection
+        The columns that the job uses.
+    chunk_rows : int
+        Rows in a chunk at most.
+    problems : tuple of (str, str)
+        Of what could not be listed.
+    unread : tuple of (str, int or None)
+        The same, without the messages.
+    whole : str, optional
+        SHA-256 of the listing of which these files are a share.
+
     """
 
     version: Version = VERSION
@@ -399,6 +433,12 @@ class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     problems: tuple[tuple[str, str], ...]
     unread: tuple[tuple[str, Count | None], ...]
     whole: Digest | UnsetType = UNSET
+    parts: tuple[AtLeastOne, ...] | UnsetType = UNSET
+
+    @property
+    def ranges(self) -> int:
+        """How many there are."""
+        return len(self.groups) if self.parts is UNSET else sum(self.parts)
 
 
 class Claim(Struct, frozen=True, forbid_unknown_fields=True):

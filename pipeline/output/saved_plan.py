@@ -34,7 +34,8 @@ def plan_bytes(plan: Plan) -> bytes:
     saved = SavedPlan(
         files=tuple(listed(plan.files)),
         groups=plan.sizes,
-        first_group=plan.first_group,
+        parts=UNSET if set(plan.parts) <= {1} else plan.parts,
+        first_group=plan.first_range,
         first=_first(plan),
         selection=_saved(plan.selection),
         chunk_rows=plan.chunk_rows,
@@ -57,9 +58,10 @@ def plan_from(
     try:
         check_plan(saved)
         plan = plan_files(found, asked, chunk_rows, limit, _number_of_first(saved))
+        plan = replace(plan, parts=parts_of_saved(saved))  # earlier versions cut no file
         same = {
             "files": saved.files == tuple(listed(plan.files)),
-            "groups": saved.groups == plan.sizes,
+            "groups": (saved.groups, saved.ranges) == (plan.sizes, len(plan.ranges)),
             "columns": (saved.selection, saved.first) == (_saved(plan.selection), _first(plan)),
             "chunk size": saved.chunk_rows == plan.chunk_rows,
         }
@@ -72,7 +74,11 @@ def plan_from(
 
 
 def check_plan(saved: SavedPlan) -> None:
-    """Raise ValueError where a plan contradicts itself: each file is in one group."""
+    """Raise ValueError where a plan contradicts itself: each file is in one group, and one that is cut is alone."""
+    if len(parts_of_saved(saved)) != len(saved.groups) or any(
+        parts > 1 and count != 1 for parts, count in zip(parts_of_saved(saved), saved.groups, strict=True)
+    ):
+        raise ValueError("its parts are not those of its groups")
     if sum(saved.groups) != len(saved.files):
         raise ValueError(f"its groups have {sum(saved.groups):,} files, {len(saved.files):,} were listed")
     if saved.first is None or saved.first_group or saved.whole is not UNSET:
@@ -97,23 +103,33 @@ def together(plans: Sequence[SavedPlan]) -> SavedPlan:
     discarded, are those of groups without files. Raises ValueError where plans have the same ones.
     """
     groups: list[int] = []
+    parts: list[int] = []
     for plan in plans:
-        if plan.first_group < len(groups):
+        missing = plan.first_group - sum(parts)
+        if missing < 0:
             raise ValueError("the groups of an update begin before those of the one before it end")
-        groups += [0] * (plan.first_group - len(groups)) + list(plan.groups)
+        groups += [0] * missing + list(plan.groups)
+        parts += [1] * missing + list(parts_of_saved(plan))
     return msgspec.structs.replace(
         plans[0],
         files=tuple(chain.from_iterable(plan.files for plan in plans)),
         groups=tuple(groups),
+        parts=UNSET if set(parts) <= {1} else tuple(parts),
         problems=tuple(chain.from_iterable(plan.problems for plan in plans)),
         unread=tuple(chain.from_iterable(plan.unread for plan in plans)),
     )
 
 
 def files_of(saved: SavedPlan) -> list[tuple[ListedFile, ...]]:
-    """The files of each group."""
+    """The files of each range."""
     ends = list(accumulate(saved.groups))
-    return [saved.files[end - count : end] for end, count in zip(ends, saved.groups, strict=True)]
+    together = [saved.files[end - count : end] for end, count in zip(ends, saved.groups, strict=True)]
+    return [files for files, parts in zip(together, parts_of_saved(saved), strict=True) for _ in range(parts)]
+
+
+def parts_of_saved(saved: SavedPlan) -> tuple[int, ...]:
+    """Into how many ranges each group is cut."""
+    return (1,) * len(saved.groups) if saved.parts is UNSET else saved.parts
 
 
 @dataclass(frozen=True)
@@ -159,12 +175,13 @@ def plan_again(saved: SavedPlan, found: Sequence[InputFile], asked: Selection) -
     return Plan(
         files=tuple(bound(found, selection)),
         sizes=saved.groups,
+        parts=parts_of_saved(saved),
         selection=selection,
         chunk_rows=saved.chunk_rows,
         first=first,
         problems=saved.problems,
         unread=saved.unread,
-        first_group=saved.first_group,
+        first_range=saved.first_group,
     )
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from msgspec import UNSET
 
 from ..errors import OutputError, SourceError, UsageError
 from ..processes.threads import available_cores, threads
 from ..source.formats.onehot import OneHot
-from ..source.plan.plan import Group, GroupEnd, plan_files
-from ..source.read.read import read_group
-from .account import Pieces, Sums, gaps, groups_of
+from ..source.plan.plan import Range, RangeEnd, plan_files
+from ..source.read.read import read_range
+from .account import Sources, Sums, gaps, groups_of
 from .commit import check_chunk
 from .folder import REPAIR, OutputFolder
 from .layout import CLAIM, MANIFEST, OF_CHUNKS, OLD_MANIFEST, SUCCESS
@@ -78,7 +80,7 @@ def verify(
     labelled = manifest.fingerprint.settings.labelled
     sums = Sums(plan)
     updates = [Sums(folder.plan_of(manifest, number)) for number in range(1, 1 + len(manifest.updates))]
-    chunks: dict[str, Pieces] = {}
+    chunks: dict[str, Sources] = {}
     closed: dict[int, ClosingEntry] = {}
     files: set[str] = set()
     for entry, _ in folder.each_entry(job, None, lambda one: check_chunk(folder.store, one, schema, where, labelled)):
@@ -153,17 +155,20 @@ def _recount(
         raise UsageError("the rows of this job were in memory: there is no input that they can be compared with")
     settings = manifest.fingerprint.settings
     files = [file for file in unchanged_input(plan, settings, root, endpoint) if not isinstance(file.format, OneHot)]
-    rows = dict(count for closing in closed for count in closing.files)
+    rows: Counter[str] = Counter()
+    for path, count in (file for closing in closed for file in closing.files):
+        rows[path] += count or 0
     again = plan_files(files, selection_of(plan, settings), plan.chunk_rows, settings.limit)
+    again = replace(again, parts=(1,) * len(again.sizes))
 
-    def counted(group: Group) -> GroupEnd:
-        *_, end = read_group(group, again.selection, plan.chunk_rows, lambda _: True)
-        if not isinstance(end, GroupEnd):
-            raise TypeError("a group has an end")
+    def counted(part: Range) -> RangeEnd:
+        *_, end = read_range(part, again.selection, plan.chunk_rows, lambda _: True)
+        if not isinstance(end, RangeEnd):
+            raise TypeError("a range has an end")
         return end
 
     with threads(available_cores()) as pool:
-        for end in pool.map(counted, again.groups):
+        for end in pool.map(counted, again.ranges):
             for path, count in end.files:
                 if count != rows[path]:
                     raise SourceError(f"{path} has {count:,} rows, {rows[path]:,} are in the output")

@@ -171,6 +171,8 @@ class RunFacts:
         Chunks that earlier runs committed.
     rows : int
         Rows that it read.
+    read_again : int
+        Bytes of its input that it read twice: a part of a file was begun in the middle of a record.
     remarks : list of str
         What would make the next run faster.
     set_aside : list of (str, str)
@@ -194,6 +196,7 @@ class RunFacts:
     reach: Reach = field(default_factory=Reach)
     chunks_before: int = 0
     rows: int = 0
+    read_again: int = 0
     remarks: list[str] = field(default_factory=list)
     set_aside: list[tuple[str, str]] = field(default_factory=list)
     stopped: bool = False

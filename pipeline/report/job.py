@@ -272,6 +272,7 @@ class JobReport:
             "chunk_rows": job.chunk_rows,
             "chunks_before": run.chunks_before,
             "rows_this_run": run.rows,
+            "read_again_bytes": run.read_again,
             "stopped": run.stopped,
             "update": self.job.growth and self.job.growth.to_dict(),
             "left_out": {"count": len(job.left_out), "first": list(job.left_out[:_NAMED])},

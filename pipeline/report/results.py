@@ -19,7 +19,7 @@ from ..output.commit import committed_rows, quarantine_table
 from ..output.folder import OutputFolder
 from ..output.layout import QUARANTINE, of_job
 from ..output.store import Location
-from ..source.chunk import QUARANTINE_SCHEMA, Chunk, Selection
+from ..source.chunk import QUARANTINE_SCHEMA, Chunk, RowRange, Selection
 from ..source.columns import may_hold
 from ..source.limits import LIMITS
 from ..source.memory.items import as_items
@@ -84,7 +84,7 @@ class Results:
         """
         self._chunks[chunk] = _ChunkRows(table, quarantine, index, texts)
 
-    def set_aside(self, chunk: str, sources: Sequence[tuple[str, int, int]], reason: str) -> None:
+    def set_aside(self, chunk: str, sources: Sequence[RowRange], reason: str) -> None:
         """Keep the rows of a chunk without a result, where there is no output folder."""
         if self._folder is None:
             self.add(chunk, rows_set_aside(self._schema, sources, reason), QUARANTINE_SCHEMA.empty_table(), None, b"")
@@ -152,7 +152,7 @@ class Results:
         at = 0
         for chunk in self._in_order():
             rows = len(chunk.table)
-            if chunk.texts and _part(texts, at, rows).digest([(MEMORY, at, rows)]) != chunk.texts:
+            if chunk.texts and _part(texts, at, rows).digest != chunk.texts:
                 return at, at + rows - 1
             at += rows
         return None
@@ -228,7 +228,9 @@ def _texts_of(frame: Any, selection: Selection) -> Chunk | None:
 def _part(chunk: Chunk, first: int, count: int) -> Chunk:
     """Of a chunk of rows from 0 on, those of some numbers."""
     begin, end = np.searchsorted(chunk.rows.column("row").to_numpy(), [first, first + count])
-    return replace(chunk, text=chunk.text.slice(begin, end - begin), rows=chunk.rows.slice(begin, end - begin))
+    sources = (RowRange(MEMORY, first, count),)
+    text, rows = chunk.text.slice(begin, end - begin), chunk.rows.slice(begin, end - begin)
+    return replace(chunk, text=text, rows=rows, sources=sources)
 
 
 def with_columns(frame: Any, added: pa.Table, suffix: str | None) -> Any:

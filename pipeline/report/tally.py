@@ -13,7 +13,7 @@ from ..labelling.counts import LENGTHS
 from ..measures.accuracy import Confusion, confusion_of
 from ..output.account import summed, summed_scores
 from ..output.record import SUMS, Entry, Judged, Scores, Totals
-from ..source.plan.plan import GroupEnd
+from ..source.plan.plan import RangeEnd
 
 
 def balance(totals: Totals | Tally) -> str:
@@ -133,8 +133,8 @@ class Tally:
         """Count what was amiss with the files of a group that has been read to its end; groups end in any order."""
         problems = list(problems)
         self.again = self.again or bool(problems)
-        self.problems = sorted([*self.problems, *problems])
-        self.unread = sorted([*self.unread, *unread], key=lambda item: item[0])
+        self.problems = sorted({*self.problems, *problems})  # a file that is read in parts has each once
+        self.unread = sorted({*self.unread, *unread}, key=lambda item: item[0])
 
     def check(self) -> None:
         """Raise BroadsheetError unless every row that was read is accounted for."""
@@ -186,7 +186,7 @@ class Reach:
         self._done_bytes = 0.0
 
     def note(self, chunk: str, rows: int, stored: int = 0) -> None:
-        """Count a chunk that is committed, and that its task will return later. stored: as of `GroupChunk`."""
+        """Count a chunk that is committed, and that its task will return later. stored: as of `Chunk`."""
         if chunk not in self._noted:
             self._count(chunk, rows)
             self._noted[chunk] = rows
@@ -213,7 +213,7 @@ class Reach:
         else:
             self._open_rows += rows
 
-    def close(self, end: GroupEnd) -> None:
+    def close(self, end: RangeEnd) -> None:
         """Note how many rows a group has."""
         if end.number in self._ends:
             return

@@ -18,7 +18,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..source.inputs import Loaded, Source
+from ..source.chunk import Chunk
+from ..source.inputs import Unread
+from ..source.plan.plan import Range
 from ..storage.disk import write_file
 from ..telemetry.spans import LANES, Clock, Place, Span, brought_home, span
 
@@ -87,7 +89,7 @@ class Timeline:
         self.rows[chunk] = rows
         self.spans.extend(brought_home(spans, place.clock.offset, chunk))
 
-    def watch(self, sources: Iterable[Source]) -> Iterator[Source]:
+    def watch(self, sources: Iterable[Range | Unread]) -> Iterator[Range | Unread]:
         """Yield `sources`, and record the time that this process spends reading each, as of a compressed stream."""
         iterator = iter(sources)
         while True:
@@ -96,7 +98,7 @@ class Timeline:
                 source = next(iterator, None)
             if source is None:
                 return
-            if isinstance(source, Loaded):
+            if isinstance(source, Range) and isinstance(source.content, Chunk):
                 self.spans.extend(brought_home(spans, self.clock.offset, source.name))
             yield source
 

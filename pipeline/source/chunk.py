@@ -1,5 +1,5 @@
-"""What passes between the stages: a chunk of readable articles, and the rows that could not be read; the columns that a
-job uses.
+"""What is read: a chunk of readable articles, with the rows that could not be read, and where all of them are in the
+input; the columns that a job uses.
 """
 
 from __future__ import annotations
@@ -7,10 +7,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from .columns import (
@@ -100,6 +102,29 @@ class Selection:
         return pa.schema([("file", pa.string()), ("row", pa.int64()), *kept])
 
 
+MOST = 1 << 53
+"""The most of anything that is counted: every JSON reader and NumPy have such an integer."""
+
+
+class RowRange(NamedTuple):
+    """Consecutive rows of one file.
+
+    Attributes
+    ----------
+    path : str
+        The file, as the column `file` has it.
+    first : int
+        The number of the first row.
+    rows : int
+        How many there are.
+
+    """
+
+    path: str
+    first: Annotated[int, Meta(ge=0, le=MOST)]
+    rows: Annotated[int, Meta(ge=0, le=MOST)]
+
+
 @dataclass(frozen=True)
 class BadRow:
     """A row for the quarantine: its record number, byte offset in the (decompressed) file if known, and why."""
@@ -114,11 +139,33 @@ class BadRow:
 class Chunk:
     """N readable articles in input order, and the rows and files that could not be read.
 
-    text: large_binary [N], valid UTF-8. rows: table [N] of `file`, `row` and the kept columns. ids: uint8 [N, length],
-    encoded characters, for input that is encoded already (then `text` is empty strings), else None. truth: int32 [N],
-    class indices or NO_TRUTH; None without a truth column. problems: messages about whole files. n_chars: int64 [N],
-    characters of each whole text where `text` holds only its beginning, else None. bad: the kept columns of the
-    quarantined rows, null where a row could not be parsed; None where there are no kept columns.
+    Attributes
+    ----------
+    text : pyarrow.LargeBinaryArray
+        [N], valid UTF-8.
+    rows : pyarrow.Table
+        [N], of `file`, `row` and the kept columns.
+    quarantine : pyarrow.Table
+        The rows that could not be read, of QUARANTINE_SCHEMA.
+    ids : ndarray or None
+        uint8 [N, length], encoded characters, for input that is encoded already; `text` is empty strings then.
+    truth : ndarray or None
+        int32 [N], class indices or NO_TRUTH; None without a truth column.
+    problems : tuple of str
+        Messages about whole files.
+    n_chars : ndarray or None
+        int64 [N], characters of each whole text where `text` holds only its beginning.
+    bad : pyarrow.Table or None
+        The kept columns of the quarantined rows, null where a row could not be parsed; None where there are none.
+    name : str
+        Of the part that it becomes.
+    sources : tuple of RowRange
+        From where it was read, in input order.
+    stored : int
+        Bytes of its range, as they are stored, that had been read by then; 0 where that is not known.
+    index : pandas.Index or None
+        Of the pandas DataFrame that it is, as a partition of a Dask DataFrame.
+
     """
 
     text: pa.LargeBinaryArray
@@ -129,6 +176,10 @@ class Chunk:
     problems: tuple[str, ...] = ()
     n_chars: NDArray[np.int64] | None = None
     bad: pa.Table | None = None
+    name: str = ""
+    sources: tuple[RowRange, ...] = ()
+    stored: int = 0
+    index: Any = None
 
     @property
     def data(self) -> NDArray[np.uint8]:
@@ -147,10 +198,10 @@ class Chunk:
         """Bytes of the articles, as far as they are kept."""
         return int(self.offsets[-1] - self.offsets[0])
 
-    def digest(self, sources: Sequence[tuple[str, int, int]]) -> bytes:
-        """sha256 of the texts and of which rows have one, by which the same rows are known again. sources: the pieces
-        that it was read from, as of `Unit`.
-        """
+    @property
+    def digest(self) -> bytes:
+        """sha256 of the texts and of which rows have one, by which the same rows are known again."""
+        sources = self.sources
         starts = np.cumsum([0, *(rows for *_, rows in sources)])
         rows = self.rows.column("row").to_numpy()
         if len(sources) == 1:
@@ -264,7 +315,7 @@ def _characters_of(chunk: Chunk) -> NDArray[np.int64]:
 
 
 def concat(chunks: Sequence[Chunk]) -> Chunk:
-    """One chunk of several, in order; `ids` and `truth` are in all of them or in none."""
+    """One chunk of several, in order; `ids` and `truth` are in all of them or in none. It has no name."""
     if len(chunks) == 1:
         return chunks[0]
     ids = [c.ids for c in chunks if c.ids is not None]
@@ -282,6 +333,7 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
         tuple(dict.fromkeys(p for c in chunks for p in c.problems)),
         np.concatenate(counts) if counts else None,
         pa.concat_tables(bad) if bad else None,
+        sources=tuple(source for c in chunks for source in c.sources),
     )
 
 
@@ -320,11 +372,14 @@ def held_together(size: int, rows: int, selection: Selection) -> int:
 
 def numbered(chunk: Chunk, first: int) -> Chunk:
     """A chunk of rows that have numbers from 0 on, with numbers from `first` on."""
+    if not first:
+        return chunk
     rows, quarantine = (
         table.set_column(1, "row", pa.array(table.column("row").to_numpy() + first))
         for table in (chunk.rows, chunk.quarantine)
     )
-    return replace(chunk, rows=rows, quarantine=quarantine)
+    sources = tuple(source._replace(first=source.first + first) for source in chunk.sources)
+    return replace(chunk, rows=rows, quarantine=quarantine, sources=sources)
 
 
 def first_chunks(chunks: Iterable[Chunk], rows: int | None) -> Iterator[Chunk]:

@@ -1,49 +1,31 @@
-"""The input of a job, of any kind: its identity, its columns, and its chunks in input order."""
+"""The input of a job, of any kind: its identity, its columns, and its ranges."""
 
 from __future__ import annotations
 
 import os
 import uuid
 from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import InputChanged, SourceError, UsageError
+from ..errors import SourceError, UsageError
 from ..storage.names import as_url, in_archive
-from .chunk import Chunk, Selection, first_chunks
+from .chunk import Chunk, RowRange, Selection, first_chunks
 from .columns import may_hold
 from .find.files import Files, Identity, find_files, is_known
 from .find.search import Problem, search
-from .formats.base import Scan, Seek
 from .memory.items import Items, as_items
 from .memory.stdin import STDIN, Stdin
 from .memory.tables import MEMORY, Tables, as_tables, dask_selection, partition_chunk
 from .open.ahead import ahead
 from .open.compression import UTF8
-from .plan.plan import (
-    Group,
-    GroupChunk,
-    GroupEnd,
-    Plan,
-    RowGroups,
-    Unit,
-    group_name,
-    part_name,
-    plan_files,
-    refuse_useless,
-    split,
-    to_split,
-)
-from .plan.scan import Scanner, no_scan, threads_scanner
-from .read.read import read_group
+from .plan.plan import Plan, Range, RangeEnd, Start, part_name, plan_files, range_name, refuse_useless
+from .read.read import Skipped, read_range
 
-_SPLIT_AT_ONCE, _FOUND_AHEAD = 4, 64
-"""Large files whose chunks are looked for at the same time, and how many chunks of each are found before their turn."""
-
-_GROUPS_AT_ONCE = 2
+_RANGES_AT_ONCE = 2
 """That are read here: while the last blocks of one are parsed, the first of the next are read."""
 
 _SHOWN = 60
@@ -70,58 +52,71 @@ class Paths(tuple[str, ...]):
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A chunk that the client has read. name: of its part. sources: (file, first row, rows) of its pieces."""
-
-    name: str
-    sources: tuple[tuple[str, int, int], ...]
-    chunk: Chunk
-
-
-@dataclass(frozen=True)
-class Partition:
-    """A partition of a Dask DataFrame. frame: its delayed pandas DataFrame. sources: how many rows is not known yet."""
-
-    name: str
-    number: int
-    frame: Any
-    sources: tuple[()] = ()
-
-
-@dataclass(frozen=True)
-class UnreadChunk:
-    """A chunk that the client could not read, and why; the rest of its file is not read either."""
+class Unread:
+    """Rows that the client could not read, and why. name: of the part that they would have become."""
 
     name: str
     reason: str
-    sources: tuple[()] = ()
 
 
-Source = Unit | RowGroups | Group | Loaded | Partition | UnreadChunk
-Ended = Callable[[GroupEnd], None]
+class Before(Protocol):
+    """What earlier runs of a job have done."""
+
+    @property
+    def done(self) -> Container[str]:
+        """The names of chunks that are committed, and of ranges that need not be read again."""
+
+    def start_after(self, number: int, start: Start | None) -> Start | None:
+        """Where the range after this one begins in its file, where that is known. start: of this one."""
 
 
-def _unnoted(end: GroupEnd) -> None:
+class NothingBefore:
+    """What is before the first run of a job."""
+
+    done: Container[str] = ()
+
+    def start_after(self, number: int, start: Start | None) -> Start | None:
+        return None
+
+
+Ended = Callable[[RangeEnd], None]
+
+
+def _unnoted(end: RangeEnd) -> None:
     """For who needs no account of what was read."""
 
 
-class Chunks(Protocol):
-    """Returns what is to be done, the largest tasks first, without chunks and groups whose name is in `done`. ended:
-    called with the end of each group whose chunks are found here, after the last of them.
+class Ranges(Protocol):
+    """Returns what is to be done, the largest first, without what is done before. ended: called with the end of rows
+    in memory, after the last of them.
     """
 
-    def __call__(self, done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]: ...
+    def __call__(self, before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]: ...
 
 
 @dataclass(frozen=True)
 class JobInput:
-    """A planned input. selection: with its text columns and id types resolved. rows: 0 where not known.
-    bytes: stored, of files. problems: of what could not be listed. plan: of files, to be saved for a resumed job; None
-    for rows in memory.
+    """A planned input.
+
+    Attributes
+    ----------
+    selection : Selection
+        With its text columns and id types resolved.
+    ranges : Ranges
+        What is to be done.
+    rows : int
+        How many there are; 0 where that is not known.
+    bytes : int
+        Stored, of files.
+    problems : tuple of (str, str)
+        Of what could not be listed.
+    plan : Plan or None
+        Of files, to be saved for a resumed job; None for rows in memory.
+
     """
 
     selection: Selection
-    chunks: Chunks
+    ranges: Ranges
     rows: int = 0
     bytes: int = 0
     problems: tuple[Problem, ...] = ()
@@ -147,14 +142,6 @@ class DaskFrame:
     frame: Any
     identity: Identity
 
-
-def one_worker() -> int:
-    """For who has no cluster."""
-    return 1
-
-
-Scanners = Callable[[], AbstractContextManager[Scanner | None]]
-"""Makes a scanner of large files; its value is None where threads of this process are to scan."""
 
 Given = Files | RowsInMemory | DaskFrame | Stdin
 """The input of a job, before it is planned."""
@@ -272,37 +259,50 @@ def open_input(
     selection: Selection,
     chunk_rows: int,
     saved: Plan | None = None,
-    scanner: Scanners = threads_scanner,
     limit: int | None = None,
-    workers: Callable[[], int] = one_worker,
+    cut: bool = True,
 ) -> JobInput:
-    """Plan an input, or use the plan of its files that was saved before. scanner: makes the one for large files, once
-    there are some to scan. limit: only so many rows. workers: how many there are, asked once the chunks are wanted.
+    """Plan an input, or use the plan of its files that was saved before.
 
-    Raises UsageError for a column that does not exist.
+    Parameters
+    ----------
+    given : Files, RowsInMemory, DaskFrame or Stdin
+        The input.
+    selection : Selection
+        The columns that the job uses.
+    chunk_rows : int
+        Rows in a chunk at most.
+    saved : Plan, optional
+        The plan.
+    limit : int, optional
+        Only so many rows.
+    cut : bool
+        Whether large files are read in parts.
+
+    Raises
+    ------
+    UsageError
+        For a column that does not exist.
+
     """
     refuse_unfit(given, selection)
     if isinstance(given, Files):
-        plan = plan_files(given.found, selection, chunk_rows, limit, whole=given.whole) if saved is None else saved
+        plan = saved or plan_files(given.found, selection, chunk_rows, limit, whole=given.whole, cut=cut)
         unread = tuple((path, None) for path, _ in given.problems)
-        return planned_files(replace(plan, problems=given.problems, unread=unread), scanner, workers)
-    if isinstance(given, Stdin):
-        selection = given.open(selection)
-
-        def arriving(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
-            return _loaded(first_chunks(given.chunks(selection, chunk_rows), limit), STDIN, done, ended)
-
-        return JobInput(selection, arriving)
+        return planned_files(replace(plan, problems=given.problems, unread=unread))
     if isinstance(given, DaskFrame):
         selection = dask_selection(given.frame, selection)
         return JobInput(selection, partial(_partitions, given.frame, selection, limit))
+    if isinstance(given, Stdin):
+        selection = given.open(selection)
+        arriving = first_chunks(given.chunks(selection, chunk_rows), limit)
+        return JobInput(selection, partial(_in_memory, arriving, STDIN))
     selection, held = given.held.resolve(selection), given.held.rows
 
-    def chunks(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
-        read = first_chunks(given.held.chunks(selection, chunk_rows), limit)
-        return _loaded(read, MEMORY, done, ended)
+    def ranges(before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]:
+        return _in_memory(first_chunks(given.held.chunks(selection, chunk_rows), limit), MEMORY, before, ended)
 
-    return JobInput(selection, chunks, rows=0 if held is None else min(limit or held, held))
+    return JobInput(selection, ranges, rows=0 if held is None else min(limit or held, held))
 
 
 def refuse_unfit(given: Given, selection: Selection) -> None:
@@ -320,104 +320,75 @@ def refuse_unfit(given: Given, selection: Selection) -> None:
         raise UsageError("an encoding or a delimiter goes with files only: these rows are in memory")
 
 
-def planned_files(plan: Plan, scanner: Scanners, workers: Callable[[], int] = one_worker) -> JobInput:
-    """Groups for workers to read, and the chunks of large files, which are found beside the job."""
+def planned_files(plan: Plan) -> JobInput:
+    """The ranges of files, those that are largest as they were listed first."""
 
-    def chunks(done: Container[str], ended: Ended = _unnoted) -> Iterator[Source]:
-        used = (group for group in plan.groups if group.files or not group.number)
-        left = (group for group in used if group_name(group.number) not in done)
-        ordered = sorted(left, key=lambda group: group.bytes, reverse=True)
-        chosen = to_split(ordered, plan.chunk_rows, workers)
-        splits = [group for group in ordered if group.number in chosen]
-        with _scanning(scanner, splits) as scan:
-            found = ahead((partial(_split, group, plan, scan) for group in splits), _SPLIT_AT_ONCE, _FOUND_AHEAD)
-            with closing(found):
-                yield from (group for group in ordered if group.number not in chosen)
-                for each in found:
-                    if isinstance(each, GroupEnd):
-                        ended(each)
-                    elif isinstance(each, Group | UnreadChunk) or not _is_done(each, done):
-                        yield each
+    def ranges(before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]:
+        left: list[Range] = []
+        start: Start | None = None
+        for part in plan.ranges:
+            if range_name(part.number) not in before.done and (part.files or not part.number):
+                left.append(replace(part, start=start if part.part else None))
+            start = before.start_after(part.number, start if part.part else Start(0, 0)) if not part.is_last else None
+        yield from sorted(left, key=lambda part: sum(file.stored for file in part.files), reverse=True)
 
-    return JobInput(plan.selection, chunks, bytes=plan.bytes, problems=plan.problems, plan=plan)
+    return JobInput(plan.selection, ranges, bytes=plan.bytes, problems=plan.problems, plan=plan)
 
 
-@contextmanager
-def _scanning(scanner: Scanners, splits: Iterable[Group]) -> Iterator[Scan]:
-    """How the records of large files are found."""
-    if not any(group.files[0].format.seeks is Seek.RECORDS for group in splits):
-        yield no_scan
-        return
-    with scanner() as found:
-        if found is not None:
-            yield found.scan
-            return
-        with threads_scanner() as here:
-            yield here.scan
-
-
-def _split(group: Group, plan: Plan, scan: Scan) -> Iterator[Unit | RowGroups | Group | GroupEnd | UnreadChunk]:
-    chunks = 0
-    try:
-        for each in split(group, plan.selection, plan.chunk_rows, scan):
-            chunks += len(each.units) if isinstance(each, RowGroups) else 1
-            yield each
-    except InputChanged as error:
-        yield UnreadChunk(part_name(group.number, chunks), error.message)
-
-
-def _is_done(each: Unit | RowGroups, done: Container[str]) -> bool:
-    return all(unit.name in done for unit in (each.units if isinstance(each, RowGroups) else [each]))
-
-
-def _loaded(chunks: Iterable[Chunk], path: str, done: Container[str], ended: Ended) -> Iterator[Source]:
+def _in_memory(chunks: Iterable[Chunk], path: str, before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]:
     """Chunks that are read here, up to the first that cannot be."""
     row = count = 0
     try:
         for chunk in chunks:
-            name = part_name(0, count)
-            if name not in done:
-                yield Loaded(name, ((path, row, chunk.rows_read),), chunk)
+            if (name := part_name(0, count)) not in before.done:
+                sources = (RowRange(path, row, chunk.rows_read),)
+                yield Range(0, chunk=count, content=replace(chunk, name=name, sources=sources))
             row, count = row + chunk.rows_read, count + 1
     except SourceError as error:
-        yield UnreadChunk(part_name(0, count), error.message)
+        yield Unread(part_name(0, count), error.message)
         return
-    ended(GroupEnd(0, ((path, row),), count))
+    ended(RangeEnd(0, ((path, row),), count))
 
 
 def _partitions(
-    frame: Any, selection: Selection, limit: int | None, done: Container[str], ended: Ended = _unnoted
-) -> Iterator[Source]:
+    frame: Any, selection: Selection, limit: int | None, before: Before, ended: Ended = _unnoted
+) -> Iterator[Range | Unread]:
     """One chunk a partition. With a limit the partitions up to it are counted first, each where Dask computes it."""
+    from dask import delayed
+
     count = 0
     for number, partition in enumerate(frame[may_hold(frame.columns, selection.columns)].to_delayed()):
         if limit is not None:
             rows = frame.partitions[number].shape[0].compute()
             partition, limit = partition.iloc[:limit] if rows > limit else partition, limit - rows
         name, count = part_name(0, number), number + 1
-        if name not in done:
-            yield Partition(name, number, partition)
+        if name not in before.done:
+            yield Range(0, chunk=number, content=delayed(partition_chunk)(partition, number, name, selection))
         if limit is not None and limit <= 0:
             break
-    ended(GroupEnd(0, ((MEMORY, None),), count))
+    ended(RangeEnd(0, ((MEMORY, None),), count))
 
 
-def read_here(job_input: JobInput) -> Iterator[GroupChunk | GroupEnd | UnreadChunk]:
+def read_here(job_input: JobInput) -> Iterator[Chunk | RangeEnd | Unread]:
     """All of an input in its order, read in this process."""
     if job_input.plan is not None:
         plan, selection = job_input.plan, job_input.selection
-        reads = (partial(read_group, group, selection, plan.chunk_rows, lambda _: False) for group in plan.groups)
-        with closing(ahead(reads, _GROUPS_AT_ONCE, 1)) as found:
-            yield from found
+        whole = replace(plan, parts=(1,) * len(plan.sizes))
+        reads = (partial(_read_here, part, selection, plan.chunk_rows) for part in whole.ranges)
+        with closing(ahead(reads, _RANGES_AT_ONCE, 1)) as items:
+            yield from items
         return
-    for source in job_input.chunks(()):
-        if isinstance(source, Loaded):
-            yield GroupChunk(source.name, source.sources, source.chunk)
-        elif isinstance(source, Partition):
-            chunk = partition_chunk(source.frame.compute(), source.number, job_input.selection)
-            yield GroupChunk(source.name, ((f"partition {source.number}", 0, chunk.rows_read),), chunk)
-        elif isinstance(source, UnreadChunk):
+    for source in job_input.ranges(NothingBefore()):
+        if isinstance(source, Unread):
             yield source
+        else:
+            yield source.content if isinstance(source.content, Chunk) else source.content.compute()
+
+
+def _read_here(part: Range, selection: Selection, chunk_rows: int) -> Iterator[Chunk | RangeEnd]:
+    for item in read_range(part, selection, chunk_rows, lambda _: False):
+        if not isinstance(item, Skipped):
+            yield item
 
 
 def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
@@ -427,13 +398,11 @@ def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
     """
     if job_input.problems:
         raise SourceError(job_input.problems[0][1])
-    for found in read_here(job_input):
-        if isinstance(found, UnreadChunk):
-            raise SourceError(found.reason)
-        if isinstance(found, GroupEnd):
-            if found.problems:
-                raise SourceError(found.problems[0][1])
-        elif found.chunk is not None:
-            if found.chunk.problems:
-                raise SourceError(found.chunk.problems[0])
-            yield found.chunk
+    for item in read_here(job_input):
+        if isinstance(item, Unread):
+            raise SourceError(item.reason)
+        if item.problems:
+            problem = item.problems[0]
+            raise SourceError(problem if isinstance(problem, str) else problem[1])
+        if isinstance(item, Chunk):
+            yield item

@@ -122,7 +122,9 @@ def test_a_network_is_trained_on_the_workers(protocol: str) -> None:
 def test_every_gpu_takes_part(news: Path, tmp_path: Path) -> None:
     with connect("cuda") as client:
         pipeline.classify(str(news), tmp_path / "out", client=client, chunk_size=CHUNK_ROWS)
-        rows = client.run(lambda: __import__("pipeline.telemetry.activity").telemetry.activity.ACTIVITY.rows)
+        rows = client.run(
+            lambda: __import__("broadsheet.pipeline.telemetry.activity").pipeline.telemetry.activity.ACTIVITY.rows
+        )
     assert min(rows.values()) >= CHUNK_ROWS
 
 

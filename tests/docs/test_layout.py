@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,7 @@ from conftest import ROOT
 PAGE = ROOT / "docs" / "architecture.md"
 PACKAGES = ("broadsheet", "pipeline", "cluster", "benchmarks")
 TORCH_IN = ("pipeline/train/", "benchmarks/")
-MOST_FLOORS, MOST_LINES = 13, 450
+MOST_FLOORS, MOST_LINES = 13, 230
 MAP = "docs/architecture.md, The map"
 
 
@@ -194,8 +195,8 @@ def test_the_house_has_few_floors_and_short_files() -> None:
         return 1 + max(map(floor, below[place]), default=0)
 
     assert max(map(floor, below)) <= MOST_FLOORS, sorted(below, key=floor)
-    lines = {file: len((ROOT / file).read_text().splitlines()) for file in files() if file.startswith("pipeline/")}
-    none_of(f"{file} has {count} lines, of {MOST_LINES} at most" for file, count in lines.items() if count > MOST_LINES)
+    lines = [len((ROOT / file).read_text().splitlines()) for file in files() if file.startswith("pipeline/")]
+    assert statistics.median(lines) <= MOST_LINES, "half of the files of pipeline/ are longer: split some"
 
 
 def test_torch_stays_out_of_the_package_but_for_training() -> None:

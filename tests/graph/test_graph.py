@@ -45,7 +45,7 @@ OVERLAP = """
 import threading
 from broadsheet.pipeline.job.worker import STATE
 from broadsheet.pipeline.labelling.engines import ENGINES
-kept = vars(STATE).setdefault("kept", (STATE.read_group, STATE.commit, ENGINES.open_engine))
+kept = vars(STATE).setdefault("kept", (STATE.read_range, STATE.commit, ENGINES.open_engine))
 meeting = ({"read": 0, "infer": 0, "write": 0}, threading.Condition(), [])
 entered, changed, computing = vars(STATE).setdefault("meeting", meeting)  # Dask runs a preload more than once
 def enter(step, until):
@@ -55,7 +55,7 @@ def enter(step, until):
         changed.notify_all()
         if not changed.wait_for(lambda: until(number), 120):
             raise AssertionError(f"{step} {number} is alone: {entered}")
-def read_group(*a):
+def read_range(*a):
     for found in kept[0](*a):
         if hasattr(found, "name"):  # while the chunk before it is computed
             enter("read", lambda number: entered["infer"] >= number)
@@ -77,7 +77,7 @@ class Engine:
         found = self.engine.classify(texts, *a)
         computing.clear()
         return found
-STATE.read_group, STATE.commit, ENGINES.open_engine = read_group, commit, Engine
+STATE.read_range, STATE.commit, ENGINES.open_engine = read_range, commit, Engine
 """
 
 
@@ -99,25 +99,18 @@ def test_reading_computing_and_writing_overlap(
 TROUBLE = """
 import os, signal, time
 from broadsheet.pipeline.job.worker import STATE
-kept = vars(STATE).setdefault("kept", (STATE.read, STATE.read_group, STATE.read_run))
+kept = vars(STATE).setdefault("kept", STATE.read_range)
 def trouble(path, first_row):
     name = os.path.basename(path)
     if (name, first_row) in (("chunk.csv", 12), ("large.csv", 12), ("row-groups.parquet", 42)):
         os.kill(os.getpid(), signal.SIGKILL)
     if (name, first_row) == ("stall.csv", 3):
         time.sleep(4)
-def read(unit, *a):
-    trouble(*unit.sources[0][:2])
-    return kept[0](unit, *a)
-def read_group(*a):
-    for found in kept[1](*a):
-        trouble(*getattr(found, "sources", [("", 0)])[0][:2])
-        yield found
-def read_run(*a):
-    for unit, chunk in kept[2](*a):
-        trouble(*unit.sources[0][:2])
-        yield unit, chunk
-STATE.read, STATE.read_group, STATE.read_run = read, read_group, read_run
+def read_range(part, *a):
+    for item in kept(part, *a):
+        trouble(*getattr(item, "sources", [("", 0)])[0][:2])
+        yield item
+STATE.read_range = read_range
 """
 
 

@@ -26,10 +26,10 @@ from broadsheet.pipeline import SourceError, classify
 from broadsheet.pipeline.job.worker import STATE
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import JobReport, Progress
-from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.chunk import Chunk, Selection
 from broadsheet.pipeline.source.find.files import find_files
-from broadsheet.pipeline.source.plan.plan import Group, GroupChunk, GroupEnd, Plan, group_sizes, part_name, plan_files
-from broadsheet.pipeline.source.read.read import read_group
+from broadsheet.pipeline.source.plan.plan import Plan, Range, RangeEnd, files_in_ranges, part_name, plan_files
+from broadsheet.pipeline.source.read.read import Skipped, read_range
 from broadsheet.pipeline.source.read.readers import Room
 
 # Each commit is noted. A worker dies, once, as it reads the fourth chunk of "b.jsonl.gz": no other chunk is begun then,
@@ -40,10 +40,10 @@ import os, signal, time
 from pathlib import Path
 from broadsheet.pipeline.job.worker import STATE
 folder = Path({folder!r})
-read_group, commit = vars(STATE).setdefault("kept", (STATE.read_group, STATE.commit))
+read_range, commit = vars(STATE).setdefault("kept", (STATE.read_range, STATE.commit))
 def troubled(group, *a):
     name, stopped = os.path.basename(group.files[0].path), len(STATE.stopped)
-    for number, found in enumerate(read_group(group, *a)):
+    for number, found in enumerate(read_range(group, *a)):
         if name == "slow.jsonl.gz":
             time.sleep(0.3)
             while number == 4 and len(STATE.stopped) == stopped and not (folder / "go").exists():
@@ -58,14 +58,14 @@ def troubled(group, *a):
             (folder / "kill").unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         with open(folder / "begun", "a") as file:
-            file.write("x" * hasattr(found, "chunk"))
+            file.write("x" * hasattr(found, "text"))
         yield found
 def noted(store, table, quarantine, entry, names):
     entry = commit(store, table, quarantine, entry, names)
     with open(folder / "commits", "a") as file:
         file.write(entry.chunk + "\\n")
     return entry
-STATE.read_group, STATE.commit = troubled, noted
+STATE.read_range, STATE.commit = troubled, noted
 """
 
 
@@ -133,7 +133,7 @@ class Interrupted(Progress):
 
 def wanted(dask_worker: Worker) -> int:
     """How many tasks a worker has begun that somebody waits for."""
-    return sum(task.state == "executing" for task in dask_worker.state.tasks.values())
+    return sum(task.state in ("executing", "long-running") for task in dask_worker.state.tasks.values())
 
 
 def busy(dask_worker: Worker) -> int:
@@ -185,11 +185,11 @@ def test_no_more_is_read_than_there_is_room_for_while_nothing_can_be_written(
     """The first commit is held until the reader waits, or has read the whole file, which is ten times the room."""
     held, room = threading.Event(), Room(most_chunks=3)
     room._changed = Watched(held)
-    read_group, commit, sizes = STATE.read_group, STATE.commit, Counter[str]()
+    read_range, commit, sizes = STATE.read_range, STATE.commit, Counter[str]()
 
     def reading(*given: Any) -> Iterator[Any]:
-        for found in read_group(*given):
-            sizes["read"] += isinstance(found, GroupChunk)
+        for found in read_range(*given):
+            sizes["read"] += isinstance(found, Chunk)
             sizes["most"] = max(sizes["most"], sizes["read"] - sizes["written"])
             yield found
         held.set()
@@ -199,7 +199,7 @@ def test_no_more_is_read_than_there_is_room_for_while_nothing_can_be_written(
         sizes["written"] += 1  # its room is given back after that
         return commit(*given)
 
-    for name, value in (("room", room), ("read_group", reading), ("commit", writing)):
+    for name, value in (("room", room), ("read_range", reading), ("commit", writing)):
         monkeypatch.setattr(STATE, name, value)
     source = write_gzip(tmp_path / "long.jsonl.gz", bad=0)
     with connect(processes=False) as client:
@@ -266,34 +266,35 @@ def test_few_bytes_in_many_files_are_work_for_many_readers(tmp_path: Path) -> No
         with open(tmp_path / f"{number:03}.jsonl.gz", "wb") as file:
             file.truncate(100 << 10)
     files = find_files([str(tmp_path)], 70, 1014).found
-    assert group_sizes(files, 131_072) == [2] * 80
-    assert group_sizes(files * 100, 131_072)[:-1] == [163] * 98
-    assert group_sizes(files, 512) == [1] * 160
+    assert files_in_ranges(files, 131_072) == [2] * 80
+    assert files_in_ranges(files * 100, 131_072)[:-1] == [163] * 98
+    assert files_in_ranges(files, 512) == [1] * 160
 
 
 def plan_of(folder: Path, chunk_rows: int, limit: int | None = None) -> Plan:
     return plan_files(find_files([str(folder)], 70, 1014).found, SELECTION, chunk_rows, limit)
 
 
-def read(group: Group, plan: Plan, skip: Callable[[str], bool] = lambda _: False) -> tuple[list[GroupChunk], GroupEnd]:
-    *chunks, end = read_group(group, plan.selection, plan.chunk_rows, skip)
-    assert isinstance(end, GroupEnd)
-    return [chunk for chunk in chunks if isinstance(chunk, GroupChunk)], end
+def read(
+    part: Range, plan: Plan, skip: Callable[[str], bool] = lambda _: False
+) -> tuple[list[Chunk | Skipped], RangeEnd]:
+    *chunks, end = read_range(part, plan.selection, plan.chunk_rows, skip)
+    assert isinstance(end, RangeEnd)
+    return [chunk for chunk in chunks if not isinstance(chunk, RangeEnd)], end
 
 
-def rows_of(chunks: list[GroupChunk]) -> list[tuple[object, ...]]:
+def rows_of(chunks: list[Chunk | Skipped]) -> list[tuple[object, ...]]:
     """Every row as it was read, labelled or quarantined, in order of file and row."""
-    found: dict[str, list[tuple[object, ...]]] = defaultdict(list)
-    for each in chunks:
-        chunk = each.chunk
-        assert chunk is not None
-        assert [sum(n for *_, n in each.sources)] == [chunk.rows_read]
+    rows: dict[str, list[tuple[object, ...]]] = defaultdict(list)
+    for chunk in chunks:
+        assert isinstance(chunk, Chunk)
+        assert sum(source.rows for source in chunk.sources) == chunk.rows_read
         counts = chunk.n_chars.tolist() if chunk.n_chars is not None else [None] * len(chunk)
         for row, text, count in zip(chunk.rows.to_pylist(), chunk.text.to_pylist(), counts, strict=True):
-            found[row["file"]].append((row["row"], row["id"], text, count))
+            rows[row["file"]].append((row["row"], row["id"], text, count))
         for row in chunk.quarantine.to_pylist():
-            found[row["file"]].append((row["row"], row["reason"], row["byte_offset"], row["head"]))
-    return [(file, *row) for file in sorted(found) for row in sorted(found[file], key=lambda row: row[0])]
+            rows[row["file"]].append((row["row"], row["reason"], row["byte_offset"], row["head"]))
+    return [(file, *row) for file in sorted(rows) for row in sorted(rows[file], key=lambda row: row[0])]
 
 
 files = st.lists(
@@ -321,26 +322,26 @@ def test_a_group_is_read_as_its_files_are(
     for number, (kind, texts) in enumerate(given_files, 1):
         write(folder / f"{number:02d}.{kind.partition(' ')[0]}", kind, texts)
     plan = plan_of(folder, chunk_rows)
-    (group,) = plan.groups
-    chunks, end = read(group, plan)
+    (part,) = plan.ranges
+    chunks, end = read(part, plan)
     assert [chunk.name for chunk in chunks] == [part_name(0, i) for i in range(end.chunks)]
-    assert all(chunk.chunk is not None and chunk.chunk.rows_read == chunk_rows for chunk in chunks[:-1])
+    assert all(isinstance(chunk, Chunk) and chunk.rows_read == chunk_rows for chunk in chunks[:-1])
 
-    alone = [read(Group(1, (file,), group.first), plan) for file in group.files]
+    alone = [read(Range(1, (file,), part.first), plan) for file in part.files]
     assert rows_of(chunks) == [row for each, _ in alone for row in rows_of(each)]
     assert end.files == tuple(count for _, each in alone for count in each.files)
     assert end.problems == tuple(problem for _, each in alone for problem in each.problems)
     assert end.unread == tuple(unread for _, each in alone for unread in each.unread)
 
     wanted = data.draw(st.sets(st.sampled_from([chunk.name for chunk in chunks])))
-    some, same_end = read(group, plan, lambda name: name not in wanted)
+    some, same_end = read(part, plan, lambda name: name not in wanted)
     assert same_end == end
-    assert [(chunk.name, chunk.sources) for chunk in some] == [(chunk.name, chunk.sources) for chunk in chunks]
+    assert [chunk.name for chunk in some] == [chunk.name for chunk in chunks]
     for one, other in zip(some, chunks, strict=True):
-        assert (one.chunk is None) == (one.name not in wanted)
-        if one.chunk is not None and other.chunk is not None:
+        assert isinstance(one, Skipped) == (one.name not in wanted)
+        if isinstance(one, Chunk):
             assert rows_of([one]) == rows_of([other])
 
     if limit:
         first, limited = plan_of(folder, chunk_rows, limit), rows_of(chunks)[:limit]
-        assert rows_of(read(first.groups[0], first)[0]) == limited
+        assert rows_of(read(first.ranges[0], first)[0]) == limited

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from broadsheet.pipeline.source.chunk import Chunk, Selection
+from broadsheet.pipeline.source.chunk import Chunk, Selection, numbered
 from broadsheet.pipeline.source.find.files import find_files
 from broadsheet.pipeline.source.formats.base import InputFile
 from broadsheet.pipeline.source.formats.jsonl import Jsonl
 from broadsheet.pipeline.source.formats.records import Records, read_records
 from broadsheet.pipeline.source.limits import LIMITS, Limits
-from broadsheet.pipeline.source.plan.plan import Group, GroupChunk, GroupEnd, Plan, RowGroups, Unit, plan_files, split
-from broadsheet.pipeline.source.plan.scan import SEGMENT_BYTES, Scanner, threads_scanner
-from broadsheet.pipeline.source.read.read import read_group, read_run, read_unit
+from broadsheet.pipeline.source.plan.plan import Plan, Range, RangeEnd, Start, plan_files
+from broadsheet.pipeline.source.read.read import Skipped, read_range
 
 
 @dataclass
@@ -28,28 +27,26 @@ class Read:
     plan: Plan
     names: list[str] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
-    ends: list[GroupEnd] = field(default_factory=list)
+    ends: list[RangeEnd] = field(default_factory=list)
+    read_again: int = 0
 
     @property
     def messages(self) -> list[str]:
-        return [message for end in self.ends for _, message in end.problems]
+        """Each once, as a file that is read in parts has it in each."""
+        return list(dict.fromkeys(message for end in self.ends for _, message in end.problems))
 
     @property
     def texts(self) -> list[bytes]:
         return [text for chunk in self.chunks for text in chunk.text.to_pylist()]
 
-    def note(self, found: GroupChunk | GroupEnd) -> None:
-        if isinstance(found, GroupEnd):
-            self.ends.append(found)
+    def note(self, item: Chunk | Skipped | RangeEnd) -> None:
+        if isinstance(item, RangeEnd):
+            self.ends.append(item)
         else:
-            assert found.chunk is not None
-            assert sum(rows for *_, rows in found.sources) == found.chunk.rows_read
-            self.add(found.name, found.chunk)
-
-    def add(self, name: str, chunk: Chunk | None) -> None:
-        assert chunk is not None
-        self.names.append(name)
-        self.chunks.append(chunk)
+            assert isinstance(item, Chunk)
+            assert sum(source.rows for source in item.sources) == item.rows_read
+            self.names.append(item.name)
+            self.chunks.append(item)
 
 
 def found(paths: Iterable[str | Path], limits: Limits = LIMITS) -> list[InputFile]:
@@ -59,38 +56,41 @@ def found(paths: Iterable[str | Path], limits: Limits = LIMITS) -> list[InputFil
 
 
 def read_files(files: Sequence[InputFile], selection: Selection, chunk_rows: int, limit: int | None = None) -> Read:
-    """Each group of the files, front to back."""
-    plan = plan_files(files, selection, chunk_rows, limit)
+    """Each range of the files, front to back."""
+    plan = plan_files(files, selection, chunk_rows, limit, cut=False)
     result = Read(plan)
-    for group in plan.groups:
-        for each in read_group(group, plan.selection, chunk_rows, lambda _: False):
-            result.note(each)
+    for part in plan.ranges:
+        for item in read_range(part, plan.selection, chunk_rows, lambda _: False):
+            result.note(item)
     return result
 
 
-def units_of(plan: Plan, scanner: Scanner) -> tuple[list[Unit | RowGroups], list[GroupEnd]]:
-    """The chunks of files as if each were large, and what is amiss with them."""
-    units: list[Unit | RowGroups] = []
-    ends: list[GroupEnd] = []
-    for number, file in enumerate(plan.files):
-        for each in split(Group(number, (file,), plan.first), plan.selection, plan.chunk_rows, scanner.scan):
-            assert not isinstance(each, Group)
-            (ends if isinstance(each, GroupEnd) else units).append(each)  # type: ignore[arg-type]
-    return units, ends
-
-
-def read_split(files: Sequence[InputFile], selection: Selection, chunk_rows: int, segment: int = SEGMENT_BYTES) -> Read:
-    """The files chunk by chunk, as if each were large."""
-    result = Read(plan_files(files, selection, chunk_rows))
-    selection = result.plan.selection
-    with threads_scanner(segment) as scanner:
-        units, result.ends = units_of(result.plan, scanner)
-    for each in units:
-        if isinstance(each, Unit):
-            result.add(each.name, read_unit(each, selection))
-        else:
-            for unit, chunk in read_run(each, selection, lambda _: False):
-                result.add(unit.name, chunk)
+def read_split(files: Sequence[InputFile], selection: Selection, chunk_rows: int, segment: int = 1 << 20) -> Read:
+    """Each file in parts of about so many bytes. As in a job, a part is read by a guess of where it begins, and again
+    where the part before it ends elsewhere.
+    """
+    plan = plan_files(files, selection, chunk_rows)
+    result = Read(plan)
+    number = 0
+    for file in plan.files:
+        parts = max(1, -(-file.stored // segment)) if file.can_be_cut else 1
+        start = Start(0, 0)
+        for part in range(parts):
+            one = Range(number, (file,), plan.first, None, part, parts)
+            *chunks, end = read_range(one, plan.selection, chunk_rows, lambda _: False)
+            assert isinstance(end, RangeEnd)
+            if part and end.begin not in (None, start.byte):
+                result.read_again += 1
+                *chunks, end = read_range(replace(one, start=start), plan.selection, chunk_rows, lambda _: False)
+                assert isinstance(end, RangeEnd)
+                assert end.begin == start.byte
+            elif part and end.begin is not None:
+                chunks = [numbered(chunk, start.row) for chunk in chunks if isinstance(chunk, Chunk)]
+            for item in (*chunks, end):
+                result.note(item)
+            if end.after is not None:
+                start = Start(start.row + (end.files[0][1] or 0), end.after)
+            number += 1
     return result
 
 

@@ -19,7 +19,7 @@ from distributed import Client
 from gpu import hostile_texts, needs_gpu, random_texts
 
 from broadsheet import pipeline
-from broadsheet.pipeline import UsageError, classify, label, verify
+from broadsheet.pipeline import ModelError, UsageError, classify, label, verify
 from broadsheet.pipeline.engine.base import Engine, Texts
 from broadsheet.pipeline.engine.cpu import CpuEngine
 from broadsheet.pipeline.engine.open import opened
@@ -27,7 +27,7 @@ from broadsheet.pipeline.errors import NoRoom
 from broadsheet.pipeline.labelling.engines import EngineCache
 from broadsheet.pipeline.labelling.scored import Scoring, score
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.model.several import heads_of
+from broadsheet.pipeline.model.several import forget_models, heads_of, load_models
 
 TEXTS = [f"Article {i} of the day, on {'sport' if i % 3 else 'a café, and money'} " * (1 + i % 4) for i in range(60)]
 KINDS = [f"class {i % 3}" for i in range(58)] + ["wind", "class 4"]
@@ -150,6 +150,25 @@ def test_two_models_of_one_name_are_refused(models: dict[str, Path], tmp_path: P
 
 
 @pytest.mark.slow
+def test_a_model_by_its_name_stays_loaded_while_its_file_stays(models: dict[str, Path], tmp_path: Path) -> None:
+    """It is another once the file is, also one that took its place with the same size."""
+    one, other = list(models.values())[:2]
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(one.read_bytes())
+    (first,) = load_models(str(path)).loaded
+    assert load_models(path).loaded[0] is first
+    assert load_models(path, "all").loaded[0] is not first
+    (tmp_path / "new").write_bytes(other.read_bytes())
+    (tmp_path / "new").replace(path)
+    assert load_models(path).loaded[0].digest != first.digest
+    path.unlink()
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        load_models(path)
+    (shipped,) = load_models("ag-news").loaded
+    forget_models()
+    assert load_models("ag-news").loaded[0] is not shipped
+
+
 def test_two_jobs_at_once_with_two_models_share_a_cluster(models: dict[str, Path], client: Client) -> None:
     """Both engines stay on the workers, and the results are those of each job alone."""
     alone = {name: classify(TEXTS, model=models[name]).to_arrow() for name in "ab"}

@@ -37,7 +37,7 @@ ROWS = 68
 
 
 class Finished(NamedTuple):
-    """A finished job over a large CSV, a compressed one, one without rows and a large Parquet file: four groups.
+    """A finished job over two compressed CSVs, one without rows and a large Parquet file in two parts: five ranges.
 
     run: takes the output folder and options. files: what its folder held.
     """
@@ -56,7 +56,7 @@ def undisturbed(client: Client, small_model: Model, tmp_path_factory: pytest.Tem
     folder = tmp_path_factory.mktemp("job")
     texts = [f"{kind} {i} {random.Random(i).randbytes(3000).hex()}" for kind in ("line", "row") for i in range(25)]
     lines = "".join(f"{text}\n" for text in texts[:25])
-    (folder / "a.csv").write_text("text\n" + lines + "one,too many\n")
+    (folder / "a.csv.gz").write_bytes(gzip.compress(f"text\n{lines}one,too many\n".encode(), mtime=0))
     (folder / "b.csv.gz").write_bytes(gzip.compress(f"text\n{lines}".encode(), mtime=0))
     (folder / "c.csv").write_text("text\n")
     pq.write_table(pa.table({"text": texts[25:42]}), folder / "d.parquet", row_group_size=6)
@@ -121,7 +121,7 @@ def test_what_is_damaged_costs_its_chunk(job: Finished) -> None:
     changed(entries[2], lambda entry: entry.update(job=entry["job"][:8] + "01234567"))  # of a job with such an id
     job.one("parts/part-000003-0000000-*").write_bytes(b"PAR1")
     job.one("parts/part-000003-0000001-*").unlink()
-    fifo = job.one("_entries/part-000003-0000002-*")
+    fifo = job.one("_entries/part-000004-0000000-*")
     fifo.unlink()
     os.mkfifo(fifo)
     with pytest.raises(OutputError, match=r"is damaged: .+: resume=True repairs this$"):
@@ -229,7 +229,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a byte of quarantined rows": ("_quarantine/part-000000-0000002-*", flip, r"is damaged: the hash"),
     "a byte of an entry": ("_entries/part-000001-0000000-*", flip, r"is damaged|does not|other|labels|has no entry"),
     "figures of an entry": ("_entries/part-000000-0000000-*", lambda p: changed(p, _more_chars), "labels or counts"),
-    "rows of an entry": ("_entries/part-000003-0000002-*", lambda p: changed(p, _later), r"missing or duplicated"),
+    "rows of an entry": ("_entries/part-000004-0000000-*", lambda p: changed(p, _later), r"missing or duplicated"),
     "a part removed": ("parts/part-000003-0000000-*", Path.unlink, r"is missing"),
     "a part cut": ("parts/part-000003-0000001-*", lambda p: os.truncate(p, 20), r"it has 20 bytes"),
     "a strange part": ("parts/part-000000-0000000-*", lambda p: copy_as(p, "000009-0000000"), "belongs to no entry"),
@@ -248,7 +248,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no plan": ("_plan.json", Path.unlink, "is missing or damaged"),
     "scores of an entry": ("_entries/part-000000-0000000-*", lambda p: changed(p, _turned), "labels or counts"),
     "bins of an entry": ("_entries/part-000000-0000000-*", lambda p: changed(p, _cut), "do not add up"),
-    "rows one before": ("_entries/part-000003-0000002-*", lambda p: changed(p, _earlier), r"missing or duplicated"),
+    "rows one before": ("_entries/part-000004-0000000-*", lambda p: changed(p, _earlier), r"missing or duplicated"),
 }
 
 
@@ -314,17 +314,19 @@ def test_a_forged_plan_is_not_resumed(job: Finished, change: Callable[[Any], obj
 def test_the_input_tells_what_a_wholly_forged_folder_does_not(undisturbed: Finished, job: Finished) -> None:
     told = CliRunner().invoke(app, ["verify", str(job.out), "--input"])
     assert f"whole. 9 chunks; {ROWS} rows read" in told.output, told.output
-    take_away(job, "part-000003-0000002")
-    end = job.one("_entries/group-000003-*")
-    changed(end, lambda entry: entry.update(chunks=2, files=[[entry["files"][0][0], 12]]))
+    take_away(job, "part-000004-0000000")
+    end = job.one("_entries/group-000004-*")
+    changed(end, lambda entry: entry.update(chunks=0, files=[[entry["files"][0][0], 0]]))
     assert verify(job.out).rows_read == 63
     with pytest.raises(SourceError, match=r"d\.parquet has 17 rows, 12 are in the output"):
         verify(job.out, input=True)
-    source = undisturbed.out.parent / "a.csv"
+    source = undisturbed.out.parent / "a.csv.gz"
     before = source.stat()
     os.utime(source, ns=(0, 0))
     try:
-        with pytest.raises(SourceError, match=r"a\.csv has changed since it was labelled: its time of modification"):
+        with pytest.raises(
+            SourceError, match=r"a\.csv\.gz has changed since it was labelled: its time of modification"
+        ):
             verify(undisturbed.out, input=True)
     finally:
         os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))

@@ -314,7 +314,9 @@ def test_a_job_that_is_killed_after_any_write_is_whole_in_the_end(
 ) -> None:
     """One run after the other, each killed as soon as the server has carried out a write of the next kind."""
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["jobs", "pipeline.job.run", "cluster.local"])  # which then take no time
+    processes.set_forkserver_preload(
+        ["jobs", "broadsheet.pipeline.job.run", "broadsheet.cluster.local"]
+    )  # which then take no time
     steps = ["_claim.json", "parts/part", "_entries/part", "_manifest.json"]
     for number, step in enumerate(steps):
         process = processes.Process(target=resumed, args=(source, small_model_file, s3.url, proxy.url))

@@ -28,7 +28,6 @@ from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.find.files import FORMATS, find_files
 from broadsheet.pipeline.source.formats.base import InputFile
 from broadsheet.pipeline.source.open.opening import open_at
-from broadsheet.pipeline.source.open.rapidgzip_reader import start
 from broadsheet.pipeline.source.plan.sample import slow_to_read
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {

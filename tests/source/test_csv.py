@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +16,17 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from reading import found, read_files, read_split
 
-from broadsheet.pipeline.source.chunk import Chunk, Selection, concat, empty_chunk
+from broadsheet.pipeline.source.chunk import Chunk, Selection, concat, empty_chunk, numbered
 from broadsheet.pipeline.source.formats.csv import Csv, Dialect
 from broadsheet.pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
-from broadsheet.pipeline.source.formats.records import Cutting, read_records, split_lines
+from broadsheet.pipeline.source.formats.records import Cutting, Extent, read_records, split_lines
 from broadsheet.pipeline.source.limits import LIMITS, Limits
-from broadsheet.pipeline.source.plan.scan import SEGMENT_BYTES
 
 TWO = Selection(text=("text",), kept=("id",))
 
 
 def read_all(
-    path: Path, selection: Selection, chunk_rows: int, limits: Limits = LIMITS, segment: int = SEGMENT_BYTES
+    path: Path, selection: Selection, chunk_rows: int, limits: Limits = LIMITS, segment: int = 1 << 20
 ) -> list[Chunk]:
     return read_split(found([path], limits), selection, chunk_rows, segment).chunks
 
@@ -137,8 +137,10 @@ def test_blocks_that_are_parsed_unscanned_are_those_of_a_scan(data: bytes, block
     """Wherever blocks end, and whichever column is asked for: the same rows, quarantine, numbers and sizes."""
     form = Csv(columns=("a", "b"), limits=Limits(longest, block))
     for selection in (Selection(("a",)), Selection(("b",), kept=("a",), kept_types=(pa.string(),))):
-        found = [*form.parsed(io.BytesIO(data), 3, None, "f", 7, selection, None)]
-        chunk, row = concat([empty_chunk(selection), *(each.chunk for each in found)]), 7
+        found = [*form.parsed(io.BytesIO(data), 3, Extent(), "f", selection, None)]
+        firsts = [7, *(7 + n for n in accumulate(each.chunk.rows_read for each in found))]
+        blocks = [numbered(each.chunk, first) for each, first in zip(found, firsts, strict=False)]
+        chunk, row = concat([empty_chunk(selection), *blocks]), 7
         scanned, sizes = [empty_chunk(selection)], [np.empty(0, np.int64)]
         for records in read_records(io.BytesIO(data), form.split, 3, limits=form.limits):
             scanned.append(form.parse(records, "f", row, selection))
@@ -181,7 +183,7 @@ def test_records_cut_at_every_byte_are_those_of_python(rows, delimiter: str, end
             Limits(block_bytes=size + 2, parsed_bytes=size),
         ):
             form = Csv(delimiter=delimiter, columns=("a", "b"), limits=limits)
-            parsed = form.parsed(io.BytesIO(data), 0, None, "f", 0, selection, None)
+            parsed = form.parsed(io.BytesIO(data), 0, Extent(), "f", selection, None)
             chunk = concat([empty_chunk(selection), *(each.chunk for each in parsed)])
             read = zip(chunk.rows["a"].to_pylist(), chunk.text.to_pylist(), strict=True)
             assert [[a, b.decode()] for a, b in read] == expected, (size, limits)
@@ -229,12 +231,12 @@ def test_long_lines_and_fields_are_found_the_same_in_any_blocks(data: bytes, one
 def test_chunks_hold_each_row_once_whatever_their_size(
     tmp_path_factory, data: bytes, chunk_rows: int, segment: int, guess: int
 ) -> None:
-    """In segments of any size, scanned side by side; sure or not of where each begins."""
+    """In parts of any size, each of which begins where the one before it ends, however it was guessed."""
     path = tmp_path_factory.mktemp("csv") / "f.csv"
     path.write_bytes(b"id,text\n" + data)
     rows, bad = plain_parse(data, 2)
     chunks = read_all(path, TWO, chunk_rows, Limits(guess_bytes=guess), segment)
-    assert all(c.rows_read == chunk_rows for c in chunks[:-1])
+    assert all(c.rows_read <= chunk_rows for c in chunks)
     whole = concat(chunks)
     assert whole.text.to_pylist() == [row[1] for row in rows]
     assert [i.encode() for i in whole.rows.column("id").to_pylist()] == [row[0] for row in rows]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -14,19 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from reading import Read, found, read_files, read_split, units_of
+from reading import Read, found, read_files, read_split
 
-from broadsheet.pipeline.errors import OutputError, SourceError, UsageError
+from broadsheet.pipeline.errors import OutputError, UsageError
 from broadsheet.pipeline.output.saved_plan import plan_bytes, plan_from
 from broadsheet.pipeline.source.chunk import Chunk, Selection, concat
 from broadsheet.pipeline.source.columns import truth_indices
 from broadsheet.pipeline.source.find.files import find_files
-from broadsheet.pipeline.source.inputs import identify, open_input
+from broadsheet.pipeline.source.inputs import NothingBefore, identify, open_input
 from broadsheet.pipeline.source.limits import LIMITS, Limits
 from broadsheet.pipeline.source.memory.tables import of_table
-from broadsheet.pipeline.source.plan.plan import Group, GroupEnd, RowGroups, Unit, plan_files
-from broadsheet.pipeline.source.plan.scan import threads_scanner
-from broadsheet.pipeline.source.read.read import read_unit
+from broadsheet.pipeline.source.plan.plan import plan_files
 
 TEXTS = [f'article {i}, "quoted"\nsecond line é' if i % 7 == 0 else f"article {i}" for i in range(300)]
 TEXT_AND_ID = Selection(text=("text",), kept=("id",))
@@ -89,24 +86,25 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, kind: str, chunk_rows:
         assert ids == (list(range(300)) if kind == "parquet" else [str(i) for i in range(300)])
 
 
-def test_a_large_file_is_split_and_a_compressed_one_has_one_reader(tmp_path: Path) -> None:
+def test_a_large_file_is_cut_by_its_size_and_a_compressed_one_has_one_reader(tmp_path: Path) -> None:
     texts = [f"article {i} of a large file" for i in range(4000)]
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(random.Random(0).randbytes(100_000)))
     (tmp_path / "b.csv").write_bytes(as_csv(texts))
     pq.write_table(pa.table({"id": range(4000), "text": texts}), tmp_path / "c.parquet", 1000, compression="none")
     (tmp_path / "d.csv").write_bytes(as_csv(texts[:10]))
     given = identify(tmp_path, 70, 1014, whole_hash=False, by_content=False)
-    ends: list[GroupEnd] = []
     job_input = open_input(given, TEXT_AND_ID, 300)
     assert (job_input.rows, job_input.bytes) == (0, sum(f.stat().st_size for f in tmp_path.iterdir()))
-    sources = list(job_input.chunks((), ends.append))
-    assert [type(source) for source in sources] == [Group] * 2 + [RowGroups] * 4 + [Unit] * 14
-    assert [source.number for source in sources[:2]] == [0, 3]
-    assert [end.files[0][1] for end in ends] == [4000, 4000]
-    runs = [source for source in sources if isinstance(source, RowGroups)]
-    assert [[unit.rows for unit in run.units] for run in runs] == [[300, 300, 300, 100]] * 4
-    done = {"group-000001", *(unit.name for run in runs[1:] for unit in run.units)}
-    assert [source.name for source in job_input.chunks(done)][2:] == ["part-000002-0000000"]
+    parts = list(job_input.ranges(NothingBefore()))
+    assert sorted(part.number for part in parts) == list(range(len(parts)))
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    cut = {name: [part.bounds for part in parts if part.files[0].path.endswith(name)] for name in sizes}
+    assert {name: len(bounds) for name, bounds in cut.items()} == {
+        name: 1 if name in ("a.jsonl.gz", "d.csv") else -(-size // (64 << 10)) for name, size in sizes.items()
+    }
+    for name, bounds in cut.items():
+        assert [begin for begin, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
+        assert bounds[-1][1] == sizes[name]
 
 
 @pytest.mark.parametrize("kind", ["csv.gz", "csv.zst"])
@@ -302,16 +300,3 @@ def test_a_plan_comes_back_from_json(tmp_path: Path) -> None:
     for asked, chunk_rows, what in ((Selection(), 64, "columns"), (TEXT_AND_ID, 65, "chunk size")):
         with pytest.raises(OutputError, match=f"its {what} are not those of the job"):
             plan_from(plan_bytes(plan), files, asked, chunk_rows, "plan")
-
-
-def test_a_file_that_changed_under_the_job_and_hides_it_is_reported(tmp_path: Path) -> None:
-    path = write(tmp_path, "csv", TEXTS)
-    files = found([path])
-    with threads_scanner() as scanner:
-        plan = plan_files(files, TEXT_AND_ID, 64)
-        ((unit, *_), _) = units_of(plan, scanner)
-    path.write_bytes(path.read_bytes().replace(b'article 5"\n', b'ar"\n6,"b5"\n'))
-    os.utime(path, ns=(0, int(files[0].modified)))
-    assert isinstance(unit, Unit)
-    with pytest.raises(SourceError, match="changed while the job ran"):
-        read_unit(unit, plan.selection)

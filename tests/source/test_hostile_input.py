@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client
-from reading import found, read_files, units_of
+from reading import found, read_files
 
 from broadsheet import pipeline
 from broadsheet.pipeline import UsageError, classify
@@ -25,9 +25,7 @@ from broadsheet.pipeline.report.job import Progress
 from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.find.files import find_files
 from broadsheet.pipeline.source.limits import Limits
-from broadsheet.pipeline.source.plan.plan import RowGroups, plan_files
-from broadsheet.pipeline.source.plan.scan import threads_scanner
-from broadsheet.pipeline.source.read.read import read_unit
+from broadsheet.pipeline.source.plan.plan import plan_files
 
 ROWS = 400
 MANY_ROWS = 1_200  # in chunks of ten more than two workers are given at once
@@ -223,13 +221,13 @@ from pathlib import Path
 from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.find.files import find_files
 from broadsheet.pipeline.source.plan.plan import plan_files
-from broadsheet.pipeline.source.read.read import read_group
+from broadsheet.pipeline.source.read.read import read_range
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 found = find_files([sys.argv[1]], 70, 1014).found
 before, rows = peak(), 0
 plan = plan_files(found, Selection(reads=1014), 131_072)
-for each in read_group(plan.groups[0], plan.selection, 131_072, lambda _: False):
-    if chunk := getattr(each, "chunk", None):
+for chunk in read_range(plan.ranges[0], plan.selection, 131_072, lambda _: False):
+    if hasattr(chunk, "text"):
         assert set(chunk.n_chars.tolist()) == {1 << 20} and chunk.text[-1].as_py() == b"x" * 1014
         rows += len(chunk)
 print(rows, peak() - before)
@@ -282,19 +280,18 @@ def test_batches_of_a_row_group_are_read_in_any_order(tmp_path: Path, chunk_byte
     texts = [f"{i} " + "é" * 80 * (i % 5) for i in range(2000)]
     title = [f"title {i % 9} " + "t" * 900 for i in range(2000)]
     pq.write_table(pa.table({"title": title, "text": texts, "n": range(2000)}), tmp_path / "f.parquet")
-    limited = found([tmp_path / "f.parquet"], Limits(chunk_bytes=chunk_bytes))
-    plan = plan_files(limited, Selection(text=("title", "text"), kept=("n",), reads=123), 100)
-    with threads_scanner() as scanner:
-        runs, _ = units_of(plan, scanner)
-    units = [unit for run in runs if isinstance(run, RowGroups) for unit in run.units]
-    assert len(units) > 1
-    for unit in [*reversed(units[:4]), *units]:
-        chunk = read_unit(unit, plan.selection)
-        first = unit.fragments[0].first_row
-        whole = [f"{title[i]} {texts[i]}".strip() for i in range(first, first + unit.rows)]
+    (limited,) = found([tmp_path / "f.parquet"], Limits(chunk_bytes=chunk_bytes))
+    plan = plan_files([limited], Selection(text=("title", "text"), kept=("n",), reads=123), 100)
+    assert plan.first is not None
+    fragments = limited.format.plan(limited, plan.first[1], plan.selection, 100).fragments
+    assert len(fragments) > 1
+    for fragment in [*reversed(fragments[:4]), *fragments]:
+        (chunk,) = limited.format.read(fragment, plan.selection)
+        rows = range(fragment.first_row, fragment.first_row + fragment.rows)
+        whole = [f"{title[i]} {texts[i]}".strip() for i in rows]
         assert [len(text) for text in whole] == (
             chunk.n_chars.tolist() if chunk.n_chars is not None else list(map(len, whole))
         )
         cut = 123 if chunk.n_chars is not None else None
         assert [text.decode() for text in chunk.text.to_pylist()] == [text[:cut] for text in whole]
-        assert chunk.rows.column("n").to_pylist() == list(range(first, first + unit.rows))
+        assert chunk.rows.column("n").to_pylist() == list(rows)

@@ -24,7 +24,7 @@ from broadsheet.pipeline import BroadsheetError, JobReport, UsageError, classify
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import Progress
 from broadsheet.pipeline.source.chunk import Selection
-from broadsheet.pipeline.source.inputs import identify, open_input
+from broadsheet.pipeline.source.inputs import NothingBefore, identify, open_input
 from broadsheet.pipeline.source.limits import Limits
 from broadsheet.pipeline.source.memory.items import as_items
 from broadsheet.pipeline.source.memory.tables import as_tables
@@ -237,7 +237,7 @@ def test_an_error_of_the_source_ends_the_job(run, tmp_path: Path) -> None:
     query = "select case when i = 400000 then error('no such town') else 'x' end as text from range(500000) t(i)"
     with pytest.raises(BroadsheetError, match=r"the DuckDBPyRelation failed after \d[\d,]* rows: .*no such town"):
         list(open_input(identify(duckdb.sql(query), 1, 1, whole_hash=False, by_content=False), Selection(), 1 << 17)
-             .chunks(()))  # fmt: skip
+             .ranges(NothingBefore()))  # fmt: skip
 
 
 @pytest.mark.parametrize("source", ["table", "items"])

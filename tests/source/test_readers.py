@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from distributed import Client
 from jobs import check_whole, children_of, committed, wait_until, workers_that_run
-from reading import found, units_of
+from reading import found
 from s3 import KEYS, Folder, Proxy, proxy, s3, s3_server  # noqa: F401
 
 from broadsheet.pipeline import classify, close
@@ -28,12 +28,10 @@ from broadsheet.pipeline.errors import BroadsheetError, InputChanged
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import Progress
 from broadsheet.pipeline.report.tally import Reach
-from broadsheet.pipeline.source.chunk import Selection
-from broadsheet.pipeline.source.find.files import find_files
+from broadsheet.pipeline.source.chunk import Chunk, Selection
 from broadsheet.pipeline.source.inputs import Paths, identify, open_input, read_here
-from broadsheet.pipeline.source.plan.plan import Group, GroupChunk, GroupEnd, Plan, Unit, is_split, plan_files
-from broadsheet.pipeline.source.plan.scan import threads_scanner
-from broadsheet.pipeline.source.read.read import read_group, read_unit
+from broadsheet.pipeline.source.plan.plan import Plan, RangeEnd, plan_files
+from broadsheet.pipeline.source.read.read import Skipped, read_range
 from broadsheet.pipeline.source.read.readers import ReaderLost, Readers
 
 PRELOAD = """
@@ -85,6 +83,11 @@ def never(_: str) -> bool:
     return False
 
 
+def room(_: int) -> bool:
+    """There is room for every chunk."""
+    return True
+
+
 @contextmanager
 def killing(parent: int, name: str, times: int) -> Iterator[list[int]]:
     """Kill, up to so many times, a reader process that has a file of that name open."""
@@ -117,20 +120,20 @@ def killing(parent: int, name: str, times: int) -> Iterator[list[int]]:
 def test_chunks_arrive_as_they_were_read(readers: Readers, tmp_path: Path) -> None:
     """All of each chunk, the spans of its parsing as this process's own, and the end; skipped chunks are not parsed."""
     plan = plan_of(write_gzip(tmp_path / "a.jsonl.gz", 400), write_gzip(tmp_path / "b.jsonl.gz", 300))
-    given = (plan.groups[0], plan.selection, plan.chunk_rows, lambda name: name.endswith("2"))
+    given = (plan.ranges[0], plan.selection, plan.chunk_rows, lambda name: name.endswith("2"))
     spans: list = []
-    here, there = list(read_group(*given)), list(readers.read_group(*given, spans))
+    here, there = list(read_range(*given)), list(readers.read_range(*given, spans, room))
     assert len(there) == 8
     for ours, theirs in zip(here, there, strict=True):
-        if isinstance(ours, GroupEnd):
+        if not isinstance(ours, Chunk):
             assert theirs == ours
             continue
-        assert (theirs.name, theirs.sources, theirs.chunk is None) == (ours.name, ours.sources, ours.name[-1] == "2")
-        if ours.chunk is not None:
-            assert theirs.chunk.text.equals(ours.chunk.text)
-            assert theirs.chunk.rows.equals(ours.chunk.rows)
-            assert theirs.chunk.quarantine.equals(ours.chunk.quarantine)
-            assert theirs.chunk.n_chars.tolist() == ours.chunk.n_chars.tolist()
+        assert (theirs.name, theirs.sources) == (ours.name, ours.sources)
+        assert theirs.text.equals(ours.text)
+        assert theirs.rows.equals(ours.rows)
+        assert theirs.quarantine.equals(ours.quarantine)
+        assert theirs.n_chars.tolist() == ours.n_chars.tolist()
+    assert [ours.name[-1] for ours in here if isinstance(ours, Skipped)] == ["2"]
     assert {span.name for span in spans} == {"decode"}
     assert {span.where.rpartition(":")[2] for span in spans} == {str(os.getpid())}
 
@@ -139,29 +142,28 @@ def test_an_error_arrives_as_it_was_raised(readers: Readers, tmp_path: Path) -> 
     before = pids_of(os.getpid())
     pq.write_table(pa.table({"text": ["a"] * 500}), tmp_path / "in.parquet", row_group_size=300)
     plan = plan_of(tmp_path / "in.parquet")
-    with threads_scanner() as scanner:
-        (run, unit), _ = units_of(plan, scanner)
-    assert [len(chunk) for _, chunk in readers.read_run(run, plan.selection, never)] == [100, 100, 100]
+    given = (plan.ranges[0], plan.selection, 100, never, [], room)
+    assert [len(chunk) for chunk in list(readers.read_range(*given))[:-1]] == [100] * 5
     (tmp_path / "in.parquet").write_bytes(b"PAR1")
     with pytest.raises(InputChanged, match=r"in\.parquet: it has changed since the job was planned \(size was"):
-        readers.read_unit(unit.units[0], plan.selection)
+        list(readers.read_range(*given))
     assert pids_of(os.getpid()) == before
 
 
 def test_a_reader_that_dies_or_is_left_is_replaced(readers: Readers, large: Path) -> None:
     """The error names the file and how the process ended; whoever reads next has a new one."""
-    (group,), selection = plan_of(large).groups, plan_of(large).selection
+    (group, *_), selection = plan_of(large).ranges, plan_of(large).selection
     before = pids_of(os.getpid())
     with killing(os.getpid(), large.name, 1), pytest.raises(ReaderLost) as raised:
-        list(readers.read_group(group, selection, 100, never))
+        list(readers.read_range(group, selection, 100, never, [], room))
     assert f"{large}: the process that read it was ended by SIGKILL (out of memory?)" == raised.value.message
-    left = readers.read_group(group, selection, 100, never)
+    left = readers.read_range(group, selection, 100, never, [], room)
     next(left)
     left.close()
     after = pids_of(os.getpid())
     assert len(after) == len(before) == 2
     assert after != before
-    ends = [list(readers.read_group(group, selection, 200, never))[-1] for _ in range(3)]
+    ends = [list(readers.read_range(group, selection, 200, never, [], room))[-1] for _ in range(3)]
     assert ends[0].chunks == 3
     assert ends[0] == ends[1] == ends[2]
 
@@ -245,8 +247,8 @@ def test_processes_start_when_there_is_something_to_read(readers: Readers, large
     more = Readers(3, 1)
     try:
         assert len(pids_of(os.getpid())) == before + 1
-        ways = [more.read_group(plan.groups[0], plan.selection, 100, lambda _: False) for _ in range(2)]
-        first, second = (next(way).chunk.text for way in ways)
+        ways = [more.read_range(plan.ranges[0], plan.selection, 100, never, [], room) for _ in range(2)]
+        first, second = (next(way).text for way in ways)
         assert first == second
         assert len(pids_of(os.getpid())) == before + 2
         for way in ways:
@@ -269,7 +271,7 @@ def test_a_temporary_folder_that_is_full_is_named() -> None:
 def test_a_reader_does_without_pandas(readers: Readers, large: Path) -> None:
     """Which pyarrow would import in each of them, for as long as it takes to read a small file."""
     plan = plan_files(found([large]), Selection(reads=1014), 100)
-    with closing(readers.read_group(plan.groups[0], plan.selection, 100, lambda _: False)) as reading:
+    with closing(readers.read_range(plan.ranges[0], plan.selection, 100, never, [], room)) as reading:
         assert next(reading)
         loaded = [Path(f"/proc/{pid}/maps").read_text() for pid in pids_of(os.getpid())]
     assert loaded
@@ -291,11 +293,11 @@ def test_a_single_compressed_file_is_told_by_the_bytes_read_of_it(tmp_path: Path
     reach = Reach(0, {0: size})
     shares = []
     for each in read_here(open_input(found, Selection(), 50_000)):
-        if isinstance(each, GroupChunk):
+        if isinstance(each, Chunk):
             reach.note(each.name, 50_000, each.stored)
             shares.append(reach.share)
             assert reach.rows_known == 0
-        elif isinstance(each, GroupEnd):
+        elif isinstance(each, RangeEnd):
             reach.close(each)
     assert len(shares) == 8
     assert shares == sorted(shares)
@@ -303,53 +305,10 @@ def test_a_single_compressed_file_is_told_by_the_bytes_read_of_it(tmp_path: Path
     assert (reach.share, reach.rows_known) == (1, 400_000)
 
 
-@pytest.mark.slow
-def test_large_text_of_a_bucket_is_read_once_and_of_a_disk_by_many(s3: Folder, tmp_path: Path, monkeypatch) -> None:  # noqa: F811
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-    s3.write("f.jsonl", lines(2_000))
-    (tmp_path / "f.jsonl").write_bytes(lines(2_000))
-    splits = []
-    for place in (s3.url, str(tmp_path)):
-        plan = plan_files(find_files([place], 70, 1014, endpoint=s3.endpoint).found, Selection(), 100)
-        splits.append([is_split(group, 100) for group in plan.groups])
-    assert splits == [[False], [True]]
-
-
-def test_many_large_files_are_handed_out_whole_and_few_in_chunks_with_the_same_rows(tmp_path: Path) -> None:
-    for number in range(34):
-        broken = b'{"text": 1}\n\xff\n{\n{"text": "\\ud800"}\n' * (number % 3)
-        (tmp_path / f"{number:02d}.jsonl").write_bytes(lines(400 + number) + broken + lines(450))
-    given = identify(tmp_path, 70, 1014)
-
-    def read(workers: int) -> tuple[set[type], dict[str, list], list[GroupEnd]]:
-        job_input = open_input(given, Selection(), 300, workers=lambda: workers)
-        kinds, chunks, ends = set(), {}, []
-        for source in job_input.chunks((), ends.append):
-            kinds.add(type(source))
-            if isinstance(source, Unit):
-                found = [GroupChunk(source.name, source.sources, read_unit(source, job_input.selection))]
-            else:
-                assert isinstance(source, Group)
-                found = list(read_group(source, job_input.selection, 300, lambda _: False))
-            for one in found:
-                if isinstance(one, GroupEnd):
-                    ends.append(one)
-                else:
-                    tables = one.chunk.text, one.chunk.rows, one.chunk.quarantine
-                    chunks[one.name] = [one.sources, *(table.to_pylist() for table in tables)]
-        return kinds, chunks, sorted(ends, key=lambda end: end.number)
-
-    whole, split = read(1), read(2)
-    assert (whole[0], split[0]) == ({Group}, {Unit})
-    assert whole[1:] == split[1:]
-    assert sum(end.files[0][1] for end in whole[2]) == sum(850 + n + 4 * (n % 3) for n in range(34))
-
-
 def test_of_a_plain_file_that_is_read_whole_the_bytes_are_told(tmp_path: Path) -> None:
     (tmp_path / "f.jsonl").write_bytes(lines(300_000))
-    plan = plan_files(identify(tmp_path, 70, 1014).found, Selection(), 50_000)
-    chunks = list(read_group(plan.groups[0], plan.selection, 50_000, lambda _: False))[:-1]
+    plan = plan_files(identify(tmp_path, 70, 1014).found, Selection(), 50_000, cut=False)
+    chunks = list(read_range(plan.ranges[0], plan.selection, 50_000, lambda _: False))[:-1]
     told = [chunk.stored / plan.bytes for chunk in chunks]
     assert len(told) == 6
     assert told == sorted(told)

@@ -30,7 +30,7 @@ from ...storage.names import (
     root_of,
 )
 from ..formats.arrow import Arrow
-from ..formats.base import Format, InputFile, Member, Seek
+from ..formats.base import Format, InputFile, Member
 from ..formats.csv import Csv, Tsv
 from ..formats.jsonl import Jsonl
 from ..formats.onehot import OneHot
@@ -124,11 +124,6 @@ class Files:
     @property
     def identity(self) -> Identity:
         return [{"path": f.path, "size": f.size, "modified": f.modified, "digest": f.digest} for f in self.found]
-
-    @property
-    def bytes_to_scan(self) -> int:
-        """The size of the files that may be scanned for the beginnings of their records."""
-        return sum(f.stored for f in self.found if f.can_be_split and f.format.seeks is Seek.RECORDS)
 
 
 def find_files(

@@ -31,7 +31,7 @@ from ..columns import holding, is_textual, projected
 from ..limits import Limits
 from ..memory.tables import bounded_chunk, most_decoded, types_of
 from ..open.opening import open_at
-from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
+from .base import FilePlan, Format, Fragment, InputFile, Schema, Seek
 
 FILE_MAGIC, FEATHER_MAGIC = b"ARROW1", b"FEA1"
 
@@ -228,15 +228,15 @@ class Arrow(Format):
     def rows_of(self, file: InputFile) -> int:
         return sum(batch.rows for batch in _index(file).batches)
 
-    def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
+    def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int) -> FilePlan:
         index = _index(file)
         fragments: list[Fragment] = []
-        first = rows = held = row = 0
+        first = rows = held = row = begin = 0
 
         def close() -> None:
             nonlocal first, rows, held
             if rows:
-                fragments.append(Fragment(file, first, first + rows, first, rows, held=held))
+                fragments.append(Fragment(file, first, first, rows, begin, held))
             first, rows, held = first + rows, 0, 0
 
         selection = replace(selection, reads=selection.reads or self.length)
@@ -245,6 +245,7 @@ class Arrow(Format):
             most = max(1, min(chunk_rows, self.limits.chunk_bytes * batch.rows // max(size, 1)))
             if rows + batch.rows > chunk_rows or held + size > self.limits.chunk_bytes:
                 close()
+            begin = begin if rows else batch.offset
             for at in range(0, batch.rows, most):
                 count = min(most, batch.rows - at)
                 rows, held = rows + count, held + size * count // batch.rows

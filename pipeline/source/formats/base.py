@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import ClassVar
 
 import pyarrow as pa
 
-from ...storage.names import is_url
 from ...telemetry.spans import Span
 from ..chunk import Chunk, Selection
 from ..limits import LIMITS, Limits
 from ..open.compression import UTF8
-from .records import Records, Splitter
 
 
 @dataclass(frozen=True)
@@ -101,12 +98,9 @@ class InputFile:
         return not self.seekable or self.format.encoding != UTF8
 
     @property
-    def can_be_split(self) -> bool:
-        """Whether several workers may read it at once. One of records is scanned for that, which takes as many bytes as
-        reading it, so only where they do not come over a network.
-        """
-        by_records = self.format.seeks is Seek.RECORDS
-        return not (self.front_to_back or self.format.seeks is Seek.NOTHING or (by_records and is_url(self.location)))
+    def can_be_cut(self) -> bool:
+        """Whether several workers may read it at once, each from another byte on."""
+        return not self.front_to_back and self.format.seeks is not Seek.NOTHING
 
     @property
     def stored(self) -> int:
@@ -146,40 +140,34 @@ class Schema:
 
 @dataclass(frozen=True)
 class Fragment:
-    """A run of rows of one file.
+    """Consecutive rows of one file, of a format that seeks by rows.
 
     Attributes
     ----------
     file : InputFile
         The file.
-    start, stop : int
-        The bytes that hold the rows (stop None: to the end). Where the format seeks by rows: the rows, counted within
-        the row group, or in the file where it has none.
+    start : int
+        The first of the rows, counted within the row group, or in the file where it has none.
     first_row : int
         Number in the file of its first row.
     rows : int
         The number of rows.
+    at : int
+        The byte of the file at which the row group, or the first row, begins: by it a part of a file has its rows.
+    held : int
+        Bytes of text that it holds, about.
     group : int
         The row group, of a format that has some.
-    held : int
-        Bytes of text that it holds, about, where it is counted in rows. Needed only to plan, so it is not saved.
 
     """
 
     file: InputFile
     start: int
-    stop: int | None
     first_row: int
     rows: int
+    at: int
+    held: int
     group: int = -1
-    held: int = field(default=0, compare=False)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file, or `held` where it is counted in rows."""
-        if self.file.format.seeks is not Seek.RECORDS:
-            return self.held
-        return (self.stop or self.file.stored) - self.start
 
 
 @dataclass(frozen=True)
@@ -206,8 +194,7 @@ class FilePlan:
     Attributes
     ----------
     fragments : iterable of Fragment
-        The pieces of the file in order, each small enough for a chunk. They may be found as they are asked for, which
-        then raises SourceError where the file cannot be read.
+        The pieces of the file in order, each small enough for a chunk.
     problems : sequence of str
         Messages about the file, for the report.
     streamed : bool
@@ -226,10 +213,6 @@ class Seek(Enum):
     ROWS = auto()
     RECORDS = auto()
     NOTHING = auto()
-
-
-Scan = Callable[[InputFile, int, Splitter, Splitter], Iterator[Records]]
-"""Where the records of an uncompressed file begin, from a byte on; see `Scanner.scan`."""
 
 
 @dataclass(frozen=True)
@@ -256,10 +239,6 @@ class Format(ABC):
     jumps : bool
         Whether its files are read at many places, so that they cannot be compressed, in an archive, or on a server that
         sends them from the first byte on only.
-    unit_begins : bytes
-        What gzip members begin with, if reading goes on after a damaged one, in whose place comes a zero byte.
-    boundary : re.Pattern
-        What is before a record, by which one is looked for in the middle of a file.
     limits : Limits
         The sizes that reading and planning keep to.
     encoding : str
@@ -273,8 +252,6 @@ class Format(ABC):
     magic: ClassVar[bytes] = b""
     takes_header: ClassVar[bool] = False
     jumps: ClassVar[bool] = False
-    unit_begins: ClassVar[bytes] = b""
-    boundary: ClassVar[re.Pattern[bytes]] = re.compile(rb"\r\n|\n|\r")
 
     limits: Limits = LIMITS
     encoding: str = UTF8
@@ -367,7 +344,7 @@ class Format(ABC):
         """
         return None
 
-    def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
+    def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int) -> FilePlan:
         """Cut a file into fragments, or decide that it is streamed, which is the default.
 
         Parameters
@@ -380,8 +357,6 @@ class Format(ABC):
             The columns that the job uses.
         chunk_rows : int
             Rows in a fragment at most.
-        scan : callable
-            Finds the beginnings of records: ``scan(file, start, split, guess)`` yields `Records` from byte `start` on.
 
         Returns
         -------

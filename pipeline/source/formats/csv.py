@@ -12,6 +12,7 @@ import csv
 import io
 import re
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -218,6 +219,7 @@ class Csv(RecordFormat):
     name = "csv"
     suffixes = (".csv",)
     takes_header = True
+    boundary: ClassVar[re.Pattern[bytes]] = re.compile(rb"\r\n|\n|\r")
 
     delimiter: str = ","
     columns: tuple[str, ...] = ()

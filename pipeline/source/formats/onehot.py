@@ -14,7 +14,7 @@ from ...telemetry.spans import Span
 from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, bad_rows_table
 from ..columns import NO_TRUTH
 from ..open.opening import open_at, read_local, reason
-from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
+from .base import FilePlan, Format, Fragment, InputFile, Schema, Seek
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,13 @@ class OneHot(Format):
     def rows_of(self, file: InputFile) -> int:
         return file.stored // self._row_bytes
 
-    def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
+    def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int) -> FilePlan:
         rows, left = divmod(file.stored, self._row_bytes)
         problems = [f"{file.path}: {left:,} bytes after article {rows:,} are not a whole article"] if left else []
         most = max(1, min(chunk_rows, 8 * self.limits.chunk_bytes // self._row_bytes))
         counts = ((at, min(most, rows - at)) for at in range(0, rows, most))
-        return FilePlan([Fragment(file, at, at + count, at, count) for at, count in counts], problems)
+        size = self._row_bytes
+        return FilePlan([Fragment(file, at, at, count, at * size, count * size) for at, count in counts], problems)
 
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         """A zero column is an unknown character, or padding where only zero columns follow.

@@ -30,7 +30,7 @@ from ..chunk import Chunk, Selection, held_together
 from ..columns import as_bytes, fields_of, is_textual, projected
 from ..memory.tables import bounded_chunk, most_decoded, types_of
 from ..open.opening import expect, open_at
-from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
+from .base import FilePlan, Format, Fragment, InputFile, Schema, Seek
 
 _DICTIONARY_PAGE = 2
 _HEADER_BYTES = 256
@@ -149,7 +149,7 @@ class Parquet(Format):
     def rows_of(self, file: InputFile) -> int:
         return int(_footer(file).num_rows)
 
-    def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
+    def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int) -> FilePlan:
         footer = _footer(file)
         selection = replace(selection, reads=selection.reads or self.length)
         fragments = []
@@ -158,12 +158,13 @@ class Parquet(Format):
             about = footer.row_group(group)
             if about.num_rows > _MOST_ROWS:
                 raise SourceError(f"{file.path}: row group {group} claims to hold {about.num_rows:,} rows")
+            begin = min((start for start, _ in map(_bytes_of, _columns_of(about, selection.columns))), default=0)
             size = held_together(_stored_bytes(about, selection.columns), about.num_rows, selection)
             most = max(1, min(chunk_rows, self.limits.chunk_bytes * about.num_rows // max(size, 1)))
             for at in range(0, about.num_rows, most):
                 count = min(most, about.num_rows - at)
                 held = size * count // about.num_rows
-                fragments.append(Fragment(file, at, at + count, row + at, count, group, held=held))
+                fragments.append(Fragment(file, at, row + at, count, begin, held, group))
             row += about.num_rows
         return FilePlan(fragments)
 

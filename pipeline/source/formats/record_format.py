@@ -1,17 +1,19 @@
-"""The common part of formats whose files are a sequence of records, separated by a scan; and plain text, the simplest.
+"""The common part of formats whose files are a sequence of records; and plain text, the simplest.
 
-A large uncompressed file of UTF-8 is scanned for the beginnings of its records, so that it can be read from the middle
-and rows have numbers. A small or compressed file, or one in another encoding, is read front to back by one worker.
+A large uncompressed file of UTF-8 is read in parts. Where the first record of a part begins is a guess, which counts
+only if the part before it ends there.
 """
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from itertools import islice
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +21,12 @@ from numpy.typing import NDArray
 
 from ...errors import InputChanged, SourceError, UsageError
 from ...telemetry.spans import Span, span
-from ..chunk import Chunk, Selection, assemble, numbered
+from ..chunk import Chunk, Selection, assemble
 from ..open.ahead import PARSING
 from ..open.compression import UTF8, looks_like, unescaped
 from ..open.opening import open_at
-from .base import FilePlan, Format, Fragment, InputFile, Scan, Schema, Seek
-from .records import BOM, Blocks, Guess, Readable, Records, Sizes, Split, cut, read_records, split_lines
+from .base import Format, InputFile, Schema, Seek
+from .records import BOM, Blocks, Extent, Guess, Readable, Records, Sizes, Split, read_records, split_lines
 
 FEW_BYTES = 64 << 10
 """Of a file: they usually hold its header, and a hundred lines."""
@@ -41,8 +43,22 @@ def no_place(i: int) -> tuple[None, bytes]:
     raise ScanWanted
 
 
+_GUESSES, _LOOKED_AT, _MOST_BAD = 8, 50, 0.1  # places tried; records after one, and the share that may be bad
+
+
 class Parsed(NamedTuple):
-    """The rows of a block of records. sizes: bytes of each record, found when they are asked for. most: of all."""
+    """The rows of a block of records.
+
+    Attributes
+    ----------
+    chunk : Chunk
+        The rows, with numbers from 0.
+    sizes : callable
+        Returns the bytes of each record, which it looks for when it is called.
+    most : int
+        The bytes of all of them.
+
+    """
 
     chunk: Chunk
     sizes: Sizes
@@ -69,9 +85,13 @@ class Piped(InputFile):
 
 @dataclass(frozen=True)
 class RecordFormat(Format):
-    """A format of records: a subclass defines `split`. By default each record is an article, in the column "text"."""
+    """A format of records: a subclass defines `split`. By default each record is an article, in the column "text".
+
+    boundary: what is before a record, by which one is looked for in the middle of a file.
+    """
 
     seeks = Seek.RECORDS
+    boundary: ClassVar[re.Pattern[bytes]] = re.compile(rb"\n")
 
     def for_options(self, encoding: str, delimiter: str | None) -> RecordFormat:
         return replace(self, encoding=encoding)
@@ -143,64 +163,52 @@ class RecordFormat(Format):
         start = len(BOM) if block.startswith(BOM) else 0
         return Head(block[start:], start, final, failure)
 
-    def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
-        blocks = scan(file, schema.start, self.quick_split, self.split)
-        return FilePlan(self._cut(file, schema.start, selection, chunk_rows, blocks))
+    def first_record(self, file: InputFile, byte: int) -> int | None:
+        """Where the first record that begins at a byte or after it does, probably; None where it is not found.
 
-    def _cut(
-        self, file: InputFile, start: int, selection: Selection, chunk_rows: int, blocks: Iterator[Records]
-    ) -> Iterator[Fragment]:
-        """Cut a file into fragments at the beginnings of records, as they are found."""
-        begin, first_row, row = start, 0, 0
-        for records, new in cut(blocks, chunk_rows, self.limits.chunk_bytes, selection):
-            if new and row:
-                stop = int(records.offsets[0])
-                yield Fragment(file, begin, stop, first_row, row - first_row)
-                begin, first_row = stop, row
-            row += len(records)
-        if row > first_row:
-            yield Fragment(file, begin, file.size, first_row, row - first_row)
-
-    def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
-        file, row = fragment.file, fragment.first_row
-        with open_at(file, fragment.start, fragment.stop) as source:
-            for chunk, *_ in self.parsed(source, fragment.start, fragment.size, file.path, row, selection, spans):
-                yield chunk
-                row += chunk.rows_read
-        if row != fragment.first_row + fragment.rows:
-            found = row - fragment.first_row
-            raise SourceError(
-                f"{file.path}: {found} records at byte {fragment.start:,}, where {fragment.rows} were planned: "
-                "the file was changed while the job ran"
-            )
+        Raises SourceError.
+        """
+        for size in (min(FEW_BYTES, self.limits.guess_bytes), self.limits.guess_bytes):
+            with open_at(file, byte - 1, byte + size, peek=True) as stream:
+                block = stream.read(size)
+            for before in islice(self.boundary.finditer(block), _GUESSES):
+                records = self.split(block[before.end() :], False)
+                few = min(len(records.starts), _LOOKED_AT)
+                if few and sum(i < few for i in records.problems) <= _MOST_BAD * few:
+                    return byte - 1 + before.end() + int(records.starts[0])
+            if len(block) < size or self.boundary.search(block):
+                return None  # to look further would take longer than to wait for the part before
+        return None
 
     def parsed(
         self,
         source: Readable,
         at: int,
-        size: int | None,
+        extent: Extent,
         path: str,
-        row: int,
         selection: Selection,
         spans: list[Span] | None,
     ) -> Iterator[Parsed]:
-        """The rows of a stream, from byte `at` of its file, where record `row` begins, up to `size` bytes or its end.
+        """The rows of a stream, numbered within each block, from byte `at` of its file, where a record begins.
 
         Blocks are parsed ahead as if each ended as is guessed; once each way to guess was wrong, the rest is scanned.
+        So is what comes after the last guess before the stop of the extent.
         """
-        left = size
+        begin = at
         for guess in self.guesses:
+            left = None if extent.stop is None else max(0, extent.stop - at)
             source = blocks = Blocks(source, guess, left, self.limits.block_bytes)
             with closing(PARSING.in_order(self._calls_of_blocks(blocks, path, at, selection, spans))) as results:
-                for found in results:
-                    if found is None:
+                for block in results:
+                    if block is None:
                         break
                     blocks.accept()
-                    yield found._replace(chunk=numbered(found.chunk, row))
-                    at, row = at + found.most, row + found.chunk.rows_read
-                    left = None if left is None else left - found.most
-        records = read_records(source, self.quick_split, at, left, self.limits)
-        yield from PARSING.in_order(self._calls(records, path, row, selection, spans))
+                    if block.chunk.rows_read:
+                        extent.begin = begin
+                        yield block
+                    at += block.most
+        records = read_records(source, self.quick_split, at, extent, self.limits)
+        yield from PARSING.in_order(self._calls(records, path, selection, spans))
 
     def _calls_of_blocks(
         self, blocks: Iterable[memoryview], path: str, at: int, selection: Selection, spans: list[Span] | None
@@ -230,19 +238,15 @@ class RecordFormat(Format):
         return found.ends - found.starts
 
     def _calls(
-        self, blocks: Iterator[Records], path: str, row: int, selection: Selection, spans: list[Span] | None
+        self, blocks: Iterator[Records], path: str, selection: Selection, spans: list[Span] | None
     ) -> Iterator[Callable[[], Parsed]]:
-        """A call for each block, the first of which begins with record `row` of the file."""
         for records in blocks:
             if len(records):
-                yield partial(self._of_records, records, path, row, selection, spans)
-                row += len(records)
+                yield partial(self._of_records, records, path, selection, spans)
 
-    def _of_records(
-        self, records: Records, path: str, row: int, selection: Selection, spans: list[Span] | None
-    ) -> Parsed:
+    def _of_records(self, records: Records, path: str, selection: Selection, spans: list[Span] | None) -> Parsed:
         sizes = records.ends - records.starts
-        return Parsed(self.chunk_of(records, path, row, selection, spans), lambda: sizes, int(sizes.sum()))
+        return Parsed(self.chunk_of(records, path, 0, selection, spans), lambda: sizes, int(sizes.sum()))
 
     def chunk_of(
         self, records: Records, path: str, first_row: int, selection: Selection, spans: list[Span] | None

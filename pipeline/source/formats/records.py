@@ -213,29 +213,79 @@ def _read_onto(held: bytes, stream: Readable, size: int, at_once: bool = False) 
     return b"".join(pieces) if held or len(pieces) > 2 else pieces[-1], None  # `join` releases the GIL, `+` does not
 
 
+@dataclass
+class Extent:
+    """Which records of a stream are read: those that begin before a byte.
+
+    Attributes
+    ----------
+    stop : int or None
+        The byte of the file; None for all records up to the end.
+    begin : int or None
+        Where the first record begins; None until one has been read.
+    after : int or None
+        Where the first record that is not read begins, or the file ends; None until all have been read.
+
+    """
+
+    stop: int | None = None
+    begin: int | None = None
+    after: int | None = None
+
+    @property
+    def bounds(self) -> tuple[int | None, int | None]:
+        """`begin` and `after`, which are one where there is no record."""
+        return self.after if self.begin is None else self.begin, self.after
+
+
+_TAIL_BYTES = 64 << 10
+"""Read first after the stop, and twice as much each time: what is read there is read again by another worker."""
+
+
 def read_records(
     stream: Readable,
     split: Splitter,
     offset: int,
-    size: int | None = None,
+    extent: Extent | None = None,
     limits: Limits = LIMITS,
     as_they_arrive: bool = False,
 ) -> Iterator[Records]:
-    """Blocks of records from `stream`, which is at byte `offset` of its file, until `size` bytes or its end.
+    """Blocks of records from a stream.
 
-    A record stays within one block. An error of the stream is raised after the records before it have been yielded.
-    as_they_arrive: do not wait until a block is full.
+    Parameters
+    ----------
+    stream : Readable
+        The stream.
+    split : Splitter
+        Finds the records.
+    offset : int
+        The byte of the file at which the stream is; a record begins there.
+    extent : Extent, optional
+        Which records are read; default: all. Its other fields are set.
+    limits : Limits
+        The sizes to keep to.
+    as_they_arrive : bool
+        Do not wait until a block is full.
+
+    Yields
+    ------
+    Records
+        A record stays within one block. An error of the stream is raised after the records before it.
+
     """
-    buffer = b""
-    left = size
+    extent = extent or Extent()
+    buffer, tail = b"", _TAIL_BYTES
     skipping = b""  # the bytes that end the line over the limit that is being skipped
     failure: Exception | None = None
     final = False
     while not final:
-        held, wanted = len(buffer), limits.block_bytes if left is None else min(limits.block_bytes, left)
+        held, wanted = len(buffer), limits.block_bytes
+        if extent.stop is not None:
+            left = extent.stop - offset - held
+            wanted = min(wanted, left if left > 0 else tail)
+            tail = tail if left > 0 else 2 * tail
         buffer, failure = _read_onto(buffer, stream, wanted, as_they_arrive)
-        left = None if left is None else left - len(buffer) + held
-        final = failure is not None or len(buffer) == held or left == 0
+        final = failure is not None or len(buffer) == held
         if skipping:
             end = _line_end(buffer, skipping)
             if end < 0 and not final:
@@ -247,16 +297,30 @@ def read_records(
         if not buffer:
             continue
         found = split(buffer, final and failure is None)
-        if len(found.starts) or found.problems:
-            yield Records(buffer, found.starts, found.ends, found.starts + offset, found.problems)
+        records = Records(buffer, found.starts, found.ends, found.starts + offset, found.problems)
+        inside = len(records) if extent.stop is None else int(records.offsets.searchsorted(extent.stop))
+        is_beyond = inside < len(records)
+        if is_beyond:
+            extent.after = int(records.offsets[inside])
+            records = records.slice(0, inside)
+        if len(records):
+            extent.begin = int(records.offsets[0]) if extent.begin is None else extent.begin
+            yield records
+        if is_beyond:
+            return
         offset, buffer = offset + found.consumed, buffer[found.consumed :]
         if found.overlong:
+            if extent.stop is not None and offset >= extent.stop:
+                extent.after = offset
+                return
             skipping = found.overlong
+            extent.begin = offset if extent.begin is None else extent.begin
             yield _single(buffer[:HEAD_BYTES], offset, limits.long_line)
     if failure is not None:
         if buffer:
             yield _single(buffer[:HEAD_BYTES], offset, "cut off where the file could not be read on")
         raise failure
+    extent.after = offset + len(buffer)
 
 
 def cut(

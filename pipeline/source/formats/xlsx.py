@@ -20,7 +20,7 @@ from ..chunk import Chunk, Selection, empty_chunk
 from ..memory.tables import table_chunk
 from ..open.front_to_back import ZIP_MAGIC
 from ..open.opening import open_at
-from .base import FilePlan, Format, InputFile, Scan, Schema, Seek, Stream
+from .base import FilePlan, Format, InputFile, Schema, Seek, Stream
 
 _NEEDS = "an Excel file needs openpyxl: pip install 'broadsheet[xlsx]', or save the sheet as .csv"
 _MOST_TEXTS = 256 << 20  # bytes of XML without the sheets
@@ -43,7 +43,7 @@ class Xlsx(Format):
         with _sheets(file) as (first, *_):
             return Schema(_header(_rows(first)))
 
-    def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int, scan: Scan) -> FilePlan:
+    def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int) -> FilePlan:
         with _sheets(file) as (_, *others):
             named = ", ".join(repr(sheet.title) for sheet in others if any(_rows(sheet)))
         problem = f"{file.path}: only its first sheet was read, not {named}: save those as files"

@@ -22,7 +22,7 @@ import pyarrow.dataset as pa_dataset
 from numpy.typing import NDArray
 
 from ...errors import BroadsheetError, SourceError, UsageError, did_you_mean
-from ..chunk import HEAD_BYTES, Chunk, Selection, assemble, concat, held_bytes
+from ..chunk import HEAD_BYTES, Chunk, RowRange, Selection, assemble, concat, held_bytes
 from ..columns import as_bytes, fields_of, holding, is_textual, plain_type, projected
 from ..formats.base import Fragment
 from ..formats.records import Cutting, gathered
@@ -391,10 +391,11 @@ def _written(kind: pa.DataType) -> pa.DataType:
     return pa.string() if pa.types.is_null(kind) else kind
 
 
-def partition_chunk(partition: Any, number: int, selection: Selection) -> Chunk:
-    """A chunk of one partition, a pandas DataFrame, of a Dask DataFrame; `file` says which."""
-    table = pa.Table.from_pandas(partition, preserve_index=False)
-    return table_chunk(table, f"partition {number}", 0, selection)
+def partition_chunk(partition: Any, number: int, name: str, selection: Selection) -> Chunk:
+    """A chunk of one partition, a pandas DataFrame, of a Dask DataFrame; `file` says which. name: of the chunk."""
+    table, file = pa.Table.from_pandas(partition, preserve_index=False), f"partition {number}"
+    sources = (RowRange(file, 0, len(table)),)
+    return replace(table_chunk(table, file, 0, selection), name=name, sources=sources, index=partition.index)
 
 
 def dask_selection(frame: Any, selection: Selection) -> Selection:

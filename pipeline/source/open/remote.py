@@ -212,6 +212,8 @@ class RemoteFile(io.RawIOBase):
         if self._expected:
             return self._expected[0]
         most = self._stop if self._stop is not None and self._end < self._stop else self._size
+        if self._stop is not None and self._end >= self._stop:  # a little of what another worker reads
+            return self._end, min(self._end + max(_FIRST, wanted), most)
         in_order = self._stop is not None or self._end == 0 or self._size <= _BLOCK
         size = _BLOCK if in_order else min(max(_FIRST << self._steps, wanted), _BLOCK)
         return self._end, min(self._end + size, most)

@@ -20,9 +20,9 @@ from ..inputs import Given, RowsInMemory, refuse_unfit
 from ..open.compression import UTF8, Transcoded
 from ..open.decompress import beginning
 from ..open.opening import open_at, open_location
-from ..read.read import read_group
+from ..read.read import read_range
 from .examine import Examined, examine
-from .plan import Group, GroupEnd, Plan, plan_files
+from .plan import Plan, Range, RangeEnd, plan_files
 
 _PLACES = 8
 """A sample is taken from so many files, or places of a table, at even distances."""
@@ -83,13 +83,13 @@ def sample_input(given: Given, selection: Selection, rows: int, limit: int | Non
     def read(files: Sequence[InputFile], most: int | None, is_sample: bool) -> int:
         """Count the first rows of files; those of a sample are parsed, and kept."""
         count = 0
-        group = Group(0, tuple(files), plan.first, most)
-        for part in read_group(group, plan.selection, _CHUNK_ROWS, lambda _: not is_sample):
-            if isinstance(part, GroupEnd):
-                problems.extend(message for _, message in part.problems if message not in problems)
-                count = sum(rows or 0 for _, rows in part.files)
-            elif part.chunk is not None:
-                chunks.append(part.chunk)
+        part = Range(0, tuple(files), plan.first, most)
+        for item in read_range(part, plan.selection, _CHUNK_ROWS, lambda _: not is_sample):
+            if isinstance(item, RangeEnd):
+                problems.extend(message for _, message in item.problems if message not in problems)
+                count = sum(rows or 0 for _, rows in item.files)
+            elif isinstance(item, Chunk):
+                chunks.append(item)
         return count
 
     left = rows if limit is None else min(rows, limit)

@@ -1,9 +1,8 @@
-"""Reading input: a group of files, front to back, in pieces whose rows are counted before they are parsed; or a chunk
-of a large file.
-"""
+"""Reading a range: its files front to back, in pieces whose rows are counted before they are parsed."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -18,17 +17,16 @@ from numpy.typing import NDArray
 from ...errors import InputChanged, SourceError, UsageError
 from ...processes.threads import threads
 from ...telemetry.spans import Span
-from ..chunk import Chunk, Selection, concat, empty_chunk, held_bytes, held_of_record, rows_between
+from ..chunk import Chunk, RowRange, Selection, concat, empty_chunk, held_bytes, held_of_record, numbered, rows_between
 from ..find.search import Problem
-from ..formats.base import Fragment, InputFile, Schema, Stream
+from ..formats.base import Fragment, InputFile, Seek, Stream
 from ..formats.record_format import Parsed, RecordFormat
-from ..formats.records import Cutting, Records, read_records
+from ..formats.records import Cutting, Extent, Records, read_records
 from ..open.ahead import PARSING, in_order
 from ..open.front_to_back import FrontToBack
 from ..open.opening import Held, open_at
-from ..plan.examine import Examined, examine_like, held
-from ..plan.plan import Group, GroupChunk, GroupEnd, RowGroups, Unit, UnreadFile, part_name, rows_of
-from ..plan.scan import no_scan
+from ..plan.examine import Examined, examine_like, held, identified
+from ..plan.plan import Range, RangeEnd, UnreadFile, part_name, range_bytes, rows_of
 
 _HELD_AHEAD = 4 << 20
 """Bytes of a file that are read before their turn has come."""
@@ -61,12 +59,28 @@ class Lines:
 
 @dataclass(frozen=True)
 class ParsedRows:
-    """Rows of a file that are parsed. row: the number of the first. block: as which they were, if they were records."""
+    """Rows of a file that are parsed.
+
+    Attributes
+    ----------
+    file : InputFile
+        The file.
+    row : int
+        The number of the first.
+    chunk : Chunk
+        The rows.
+    block : Parsed or None
+        As which they were parsed, if they were records.
+    is_new : bool or None
+        Whether they begin a chunk; None where that depends on the rows before.
+
+    """
 
     file: InputFile
     row: int
     chunk: Chunk
     block: Parsed | None = None
+    is_new: bool | None = None
 
     def __len__(self) -> int:
         return self.chunk.rows_read
@@ -90,38 +104,67 @@ Piece = Lines | ParsedRows
 
 
 class Opened(NamedTuple):
-    """A file that was opened. pieces: of it, which raise SourceError after the last that can be read. problems: of it,
-    all of which are known once its pieces are read. stored: how many bytes have been read of it as it is stored; 0
-    where that is not known.
+    """A file that was opened.
+
+    Attributes
+    ----------
+    file : InputFile
+        The file, bound to its columns.
+    pieces : iterator of Lines or ParsedRows
+        Its rows. After the last that can be read it raises SourceError.
+    problems : list of str
+        What is wrong with it, all of which is known once its pieces are read.
+    stored : callable
+        Returns how many bytes have been read of it as it is stored; 0 where that is not known.
+    extent : Extent or None
+        Which records have been read, where the file is read in parts; None where it cannot be.
+
     """
 
     file: InputFile
     pieces: Iterator[Piece]
     problems: list[str]
-    stored: Callable[[], int] = int
+    stored: Callable[[], int]
+    extent: Extent | None
 
 
 def open_pieces(
-    file: InputFile,
-    selection: Selection,
-    first: tuple[str, Schema] | None,
-    chunk_rows: int,
-    spans: list[Span] | None,
-    alone: bool,
+    file: InputFile, part: Range, selection: Selection, chunk_rows: int, spans: list[Span] | None
 ) -> Opened:
-    """Open a file and read its beginning; several are opened side by side, and read one after the other. first: as of
-    `Group`. alone: whether no others are. Raises InputChanged.
+    """Open a file of a range and read its beginning; several are opened side by side, and read one after the other.
+
+    Parameters
+    ----------
+    file : InputFile
+        The file.
+    part : Range
+        The range.
+    selection : Selection
+        The columns that the job uses.
+    chunk_rows : int
+        Rows in a chunk at most.
+    spans : list of Span or None
+        A span "decode" is appended for the time spent parsing.
+
+    Raises
+    ------
+    InputChanged
+        Where it is no longer the file that was listed.
+
     """
     try:
-        found = examine_like(held(file), selection, first)
-        problems = [found.remark] if found.remark else []
+        examined = examine_like(held(file) if part.parts == 1 else identified(file), selection, part.first)
+        problems = [examined.remark] if examined.remark else []
         read: list[Callable[[], int]] = []
-        pieces = _pieces(found, selection, chunk_rows, problems, read, spans, alone)
-        return Opened(found.file, _begun(pieces), problems, lambda: sum(count() for count in read))
+        is_cut = part.parts > 1 and examined.file.format.seeks is Seek.RECORDS and not examined.file.front_to_back
+        extent = Extent(None if part.is_last or not is_cut else part.bounds[1])
+        pieces = _pieces(examined, part, selection, chunk_rows, problems, read, spans, extent)
+        stored = lambda: sum(count() for count in read)
+        return Opened(examined.file, _begun(pieces), problems, stored, extent if is_cut else None)
     except InputChanged:
         raise
     except (SourceError, UsageError) as error:
-        return Opened(file, iter(()), [error.message])
+        return Opened(file, iter(()), [error.message], lambda: 0, None)
 
 
 def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
@@ -150,49 +193,101 @@ def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
 
 
 def _pieces(
-    found: Examined,
+    examined: Examined,
+    part: Range,
     selection: Selection,
     chunk_rows: int,
     problems: list[str],
     read: list[Callable[[], int]],
     spans: list[Span] | None,
-    alone: bool,
+    extent: Extent,
 ) -> Iterator[Piece]:
-    file, form, start = found.file, found.file.format, found.schema.start
-    row = 0
+    """The pieces of a file, or of a part of one. problems, read: what is known is appended. extent: is set."""
+    file, form, start = examined.file, examined.file.format, examined.schema.start
     if isinstance(form, RecordFormat):
-        with open_at(file, start) as source:
-            read.append(partial(_stored, source, file))
-            if alone and form.guesses:
-                for block in form.parsed(source, start, None, file.path, 0, selection, spans):
-                    if block.chunk.rows_read:
-                        yield ParsedRows(file, row, block.chunk, block)
-                        row += block.chunk.rows_read
-                return
-            for records in read_records(source, form.quick_split, start, limits=form.limits):
-                if len(records):
-                    yield Lines(file, form, row, records)
-                    row += len(records)
+        yield from _records(form, file, start, part, selection, read, spans, extent)
         return
-    plan = form.plan(file, found.schema, selection, chunk_rows, no_scan)
+    plan, row = form.plan(file, examined.schema, selection, chunk_rows), 0
     problems += plan.problems
     if plan.streamed:
-        chunks = form.stream(Stream(file, start), selection, chunk_rows)
+        chunks: Iterator[tuple[Chunk, bool | None]] = (
+            (chunk, None) for chunk in form.stream(Stream(file, start), selection, chunk_rows)
+        )
     else:
-        chunks = (chunk for fragment in plan.fragments for chunk in form.read(fragment, selection, spans))
-    for chunk in chunks:
+        begin, stop = part.bounds
+        fragments = [f for f in plan.fragments if part.parts == 1 or begin <= f.at < stop]
+        row = fragments[0].first_row if fragments else 0
+        is_large = len(part.files) == 1 and part.rows is None and file.stored > range_bytes(chunk_rows)
+        begins = _begin_chunks(fragments, chunk_rows, form.limits.chunk_bytes) if is_large else [None] * len(fragments)
+        chunks = (
+            (chunk, is_new)
+            for fragment, is_new in zip(fragments, begins, strict=True)
+            for chunk in form.read(fragment, selection, spans)
+        )
+    for chunk, is_new in chunks:
         problems += [problem for problem in chunk.problems if problem not in problems]
         if chunk.rows_read:
-            yield ParsedRows(file, row, replace(chunk, problems=()))
+            yield ParsedRows(file, row, replace(chunk, problems=()), None, is_new)
             row += chunk.rows_read
 
 
-def _stored(source: BinaryIO, file: InputFile) -> int:
-    """How many bytes have been read of a file as it is stored; 0 where that is not known, or no longer."""
+def _begin_chunks(fragments: Sequence[Fragment], chunk_rows: int, most: int) -> list[bool]:
+    """Which fragments of a large file begin a chunk: each of a row group that has several, so that nothing is copied;
+    several small row groups share one.
+    """
+    several = {group for group, count in Counter(f.group for f in fragments).items() if count > 1 and group >= 0}
+    begins: list[bool] = []
+    rows = size = 0
+    for number, fragment in enumerate(fragments):
+        is_alone = fragment.group in several or (number > 0 and fragments[number - 1].group in several)
+        is_full = rows + fragment.rows > chunk_rows or size + fragment.held > most
+        begins.append(number == 0 or is_alone or is_full)
+        rows, size = (0, 0) if begins[-1] else (rows, size)
+        rows, size = rows + fragment.rows, size + fragment.held
+    return begins
+
+
+def _records(
+    form: RecordFormat,
+    file: InputFile,
+    start: int,
+    part: Range,
+    selection: Selection,
+    read: list[Callable[[], int]],
+    spans: list[Span] | None,
+    extent: Extent,
+) -> Iterator[Piece]:
+    """Of a file of records; of a part of one, with numbers from that of its first record, or 0 if it is not known."""
+    row = 0
+    if part.part:
+        if file.front_to_back:  # by its first bytes it is compressed: the first part is the whole file
+            return
+        row, begin = part.start or (0, form.first_record(file, part.bounds[0]))
+        if begin is None:
+            return
+        if extent.stop is not None and begin >= extent.stop:
+            extent.begin = extent.after = begin
+            return
+        start = begin
+    with open_at(file, start, extent.stop) as source:
+        read.append(partial(_stored, source, file, part.bounds[0]))
+        if form.guesses and len(part.files) == 1 and part.rows is None:
+            for block in form.parsed(source, start, extent, file.path, selection, spans):
+                if block.chunk.rows_read:
+                    yield ParsedRows(file, row, numbered(block.chunk, row), block)
+                    row += block.chunk.rows_read
+            return
+        for records in read_records(source, form.quick_split, start, extent, form.limits):
+            yield Lines(file, form, row, records)
+            row += len(records)
+
+
+def _stored(source: BinaryIO, file: InputFile, begin: int) -> int:
+    """How many bytes have been read of a file from `begin` on, as it is stored; 0 where that is not known."""
     if isinstance(source, FrontToBack):
         return source.stored
     with suppress(ValueError):  # it is closed
-        return 0 if file.front_to_back or isinstance(file, Held) else source.tell()
+        return 0 if file.front_to_back or isinstance(file, Held) else source.tell() - begin
     return 0
 
 
@@ -242,99 +337,133 @@ def _joined(each: Sequence[Records]) -> Records:
 
 
 _OPENED_AHEAD = 16
-"""Files of a group that are opened side by side: a file on an object store takes a tenth of a second to arrive."""
+"""Files of a range that are opened side by side: a file on an object store takes a tenth of a second to arrive."""
 
 _PARSED_AT_ONCE = 4 << 20
 """Bytes of small files that are parsed together: a call of the parser takes longer than a small file."""
 
 
-def read_unit(unit: Unit, selection: Selection, spans: list[Span] | None = None) -> Chunk:
-    """The rows of a unit, in input order. spans: a span "decode" is appended for the time spent parsing.
+class Skipped(NamedTuple):
+    """A chunk whose rows were counted, and not parsed where that is possible."""
 
-    Raises SourceError where a file can no longer be read, or has changed since it was planned.
-    """
-    if not unit.fragments:
-        return empty_chunk(selection)
-    if len(unit.fragments) == 1:
-        return concat(_read_fragment(unit.fragments[0], selection, spans))
-    calls = [partial(_read_fragment, fragment, selection, spans) for fragment in unit.fragments]
-    return concat([piece for pieces in PARSING.in_order(calls) for piece in pieces])
+    name: str
 
 
-def _read_fragment(fragment: Fragment, selection: Selection, spans: list[Span] | None) -> list[Chunk]:
-    return list(fragment.file.format.read(fragment, selection, spans))
-
-
-def read_run(
-    run: RowGroups, selection: Selection, skip: Callable[[str], bool], spans: list[Span] | None = None
-) -> Generator[tuple[Unit, Chunk | None], None, None]:
-    """The units of a run in order, each with its chunk, or None where its name is to be skipped. Raises as `read_unit`
-    does.
-    """
-    for unit in run.units:
-        yield unit, None if skip(unit.name) else read_unit(unit, selection, spans)
-
-
-def read_group(
-    group: Group,
+def read_range(
+    part: Range,
     selection: Selection,
     chunk_rows: int,
     skip: Callable[[str], bool],
     spans: list[Span] | None = None,
-) -> Generator[GroupChunk | GroupEnd, None, None]:
-    """The chunks of a group in order, then its end. skip: whether the chunk of that name is not wanted; its rows are
-    counted, and not parsed where that is possible.
+) -> Generator[Chunk | Skipped | RangeEnd, None, None]:
+    """Read a range from its first row to its last.
 
-    A file that cannot be read, or not to its end, is told in the end, and the others are read. Where a chunk begins
-    depends on what is in the files, on `chunk_rows` and on the selection; so no chunk follows a file that is no longer
-    the one that was listed: raises InputChanged.
+    Parameters
+    ----------
+    part : Range
+        The range. Where it is a part of a file of records and its `start` is not known, the record that it begins with
+        is a guess, and rows have numbers from 0 on.
+    selection : Selection
+        The columns that the job uses.
+    chunk_rows : int
+        Rows in a chunk at most.
+    skip : callable
+        Whether the chunk of that name is not wanted.
+    spans : list of Span, optional
+        A span "decode" is appended for the time spent parsing.
+
+    Yields
+    ------
+    Chunk, Skipped or RangeEnd
+        The chunks in order, then the end. A file that cannot be read, or not to its end, is a problem of the end, and
+        the others are read. Where a chunk begins depends on what is in the files, on `chunk_rows` and on the selection.
+
+    Raises
+    ------
+    InputChanged
+        For a file that is no longer the one that was listed, so that no chunk follows it.
+    SourceError
+        For a file that is cut into parts, and cannot be read to the end of this one.
+
     """
-    reading = _GroupReading(group, selection, chunk_rows, skip, spans)
-    open_chunk: _Part | None = None
-    held: list[Chunk] = []
-    sources: list[tuple[str, int, int]] = []
-    for part in PARSING.in_order(reading.calls()):
-        if open_chunk is not None and part.number != open_chunk.number:
-            yield _closed(group, open_chunk, sources, held)
-            held, sources = [], []
-        open_chunk = part
-        sources += part.sources
-        held += [part.chunk] if part.chunk is not None else []
-    if open_chunk is not None:
-        yield _closed(group, open_chunk, sources, held)
-    elif not group.number:  # the output has a part, and so a schema, even if no row can be read
-        name = part_name(group.number, 0)
+    reading = _Reading(part, selection, chunk_rows, skip, spans)
+    last: _Part | None = None
+    pieces: list[_Part] = []
+    for piece in PARSING.in_order(reading.calls()):
+        if last is not None and piece.number != last.number:
+            yield _closed(part, pieces)
+            pieces = []
+        last = piece
+        pieces.append(piece)
+    if last is not None:
+        yield _closed(part, pieces)
+    elif not part.number:  # the output has a part, and so a schema, even if no row can be read
+        name = part_name(part.number, 0)
         reading.chunks = 1
-        yield GroupChunk(name, (), None if skip(name) else empty_chunk(selection))
-    rows = tuple((file.path, count) for file, count in zip(group.files, reading.rows, strict=True))
-    yield GroupEnd(group.number, rows, reading.chunks, tuple(reading.problems), tuple(reading.unread))
+        yield Skipped(name) if skip(name) else replace(empty_chunk(selection), name=name)
+    yield reading.end
 
 
 class _Part(NamedTuple):
-    """Rows of one chunk. number: of the chunk. chunk: None where it is skipped. stored: as of `GroupChunk`."""
+    """Rows of one chunk.
+
+    Attributes
+    ----------
+    number : int
+        Of the chunk.
+    sources : list of RowRange
+        Where they are in the input.
+    chunk : Chunk or None
+        None where it is skipped.
+    stored : int
+        As of `Chunk`.
+
+    """
 
     number: int
-    sources: list[tuple[str, int, int]]
+    sources: list[RowRange]
     chunk: Chunk | None
     stored: int
 
 
-def _closed(group: Group, last: _Part, sources: list[tuple[str, int, int]], held: list[Chunk]) -> GroupChunk:
-    merged: list[tuple[str, int, int]] = []
-    for path, first, rows in sources:
-        if merged and merged[-1][0] == path and merged[-1][1] + merged[-1][2] == first:
-            path, first, before = merged.pop()
-            rows += before
-        merged.append((path, first, rows))
-    chunk = concat(held) if last.chunk is not None else None
-    return GroupChunk(part_name(group.number, last.number), tuple(merged), chunk, last.stored)
+def _closed(part: Range, pieces: Sequence[_Part]) -> Chunk | Skipped:
+    """The chunk that these are."""
+    name = part_name(part.number, pieces[0].number)
+    chunks = [piece.chunk for piece in pieces if piece.chunk is not None]
+    if not chunks:
+        return Skipped(name)
+    sources: list[RowRange] = []
+    for source in (source for piece in pieces for source in piece.sources):
+        before = sources[-1] if sources else None
+        if before is not None and (before.path, before.first + before.rows) == source[:2]:
+            sources[-1] = before._replace(rows=before.rows + source.rows)
+        else:
+            sources.append(source)
+    return replace(concat(chunks), name=name, sources=tuple(sources), stored=pieces[-1].stored)
 
 
 @dataclass
-class _GroupReading:
-    """What is known of a group while it is read. rows: read of each file. chunks: begun. stored: as of `GroupChunk`."""
+class _Reading:
+    """What is known of a range while it is read.
 
-    group: Group
+    Attributes
+    ----------
+    part, selection, chunk_rows, skip, spans
+        As of `read_range`.
+    problems, unread
+        As of `RangeEnd`.
+    rows : list of int
+        Read of each file.
+    chunks : int
+        Begun.
+    stored : int
+        As of `Chunk`.
+    extent : Extent or None
+        As of `Opened`.
+
+    """
+
+    part: Range
     selection: Selection
     chunk_rows: int
     skip: Callable[[str], bool]
@@ -344,14 +473,24 @@ class _GroupReading:
     rows: list[int] = field(default_factory=list)
     chunks: int = 0
     stored: int = 0
+    extent: Extent | None = None
 
     def __post_init__(self) -> None:
-        self.rows = [0] * len(self.group.files)
-        self.alone = len(self.group.files) == 1 and self.group.rows is None
+        self.rows = [0] * len(self.part.files)
+
+    @property
+    def end(self) -> RangeEnd:
+        part = self.part
+        rows = tuple((file.path, count) for file, count in zip(part.files, self.rows, strict=True))
+        end = RangeEnd(part.number, rows, self.chunks, tuple(self.problems), tuple(self.unread))
+        if self.extent is None:
+            return end
+        begin, after = self.extent.bounds
+        return replace(end, begin=-1 if begin is None else begin, after=-1 if after is None else after)
 
     def calls(self) -> Iterator[Callable[[], _Part]]:
         """What makes each part: pieces of a chunk that are parsed together."""
-        most = min((file.format.limits.chunk_bytes for file in self.group.files), default=0)
+        most = min((file.format.limits.chunk_bytes for file in self.part.files), default=0)
         cutting = Cutting(self.chunk_rows, most)
         waiting: list[Piece] = []
         size = 0  # of those that wait
@@ -364,7 +503,7 @@ class _GroupReading:
                     waiting, size = [], 0
                 if new:
                     self.chunks += 1
-                    skipped = self.skip(part_name(self.group.number, self.chunks - 1))
+                    skipped = self.skip(part_name(self.part.number, self.chunks - 1))
                 waiting.append(piece.slice(first, last))
                 size += waiting[-1].size
         if waiting:
@@ -373,6 +512,8 @@ class _GroupReading:
     def _cut(self, cutting: Cutting, piece: Piece) -> Iterator[tuple[int, int, bool]]:
         if isinstance(piece, Lines):
             return cutting.cut(held_bytes(piece.sizes, self.selection))
+        if piece.is_new is not None:
+            return iter([(0, len(piece), piece.is_new)])
         if piece.block is None:
             return cutting.cut(piece.sizes)
         most, sizes = piece.block.most, piece.block.sizes
@@ -380,7 +521,7 @@ class _GroupReading:
         return cutting.cut_unsized(len(piece), most, lambda: held_bytes(sizes(), self.selection))
 
     def _call(self, pieces: list[Piece], skipped: bool) -> Callable[[], _Part]:
-        number, sources = self.chunks - 1, [(piece.file.path, piece.row, len(piece)) for piece in pieces]
+        number, sources = self.chunks - 1, [RowRange(piece.file.path, piece.row, len(piece)) for piece in pieces]
         stored = self.stored
         if skipped:
             return lambda: _Part(number, sources, None, stored)
@@ -388,10 +529,11 @@ class _GroupReading:
 
     def _pieces(self) -> Iterator[Piece]:
         """The pieces of all files, up to the limit; the others and their problems are noted."""
-        left = self.group.rows
+        left = self.part.rows
         with closing(self._opened()) as files:
             for number, opened in enumerate(files):
-                path, before = opened.file.path, sum(file.stored for file in self.group.files[:number])
+                path, before = opened.file.path, sum(file.stored for file in self.part.files[:number])
+                self.extent = opened.extent
                 try:
                     for piece in opened.pieces:
                         piece = piece if left is None else piece.slice(0, min(left, len(piece)))
@@ -404,21 +546,39 @@ class _GroupReading:
                 except InputChanged:
                     raise
                 except (SourceError, UsageError) as error:
+                    if opened.extent is not None:  # the rows after it have no numbers without these
+                        raise
                     opened.problems.append(error.message)
                 self.problems += [(path, problem) for problem in opened.problems]
-                if opened.problems and not self.rows[number]:
+                if opened.problems and not self.rows[number] and not self.part.part:
                     self.unread.append((path, rows_of(opened.file)))
                 if left == 0:
                     return
 
     def _opened(self) -> Generator[Opened, None, None]:
         """The files in order, several opened ahead; without a look ahead where there is a limit."""
-        first, rows = self.group.first, self.chunk_rows
         open_one = partial(
-            open_pieces, selection=self.selection, first=first, chunk_rows=rows, spans=self.spans, alone=self.alone
+            open_pieces, part=self.part, selection=self.selection, chunk_rows=self.chunk_rows, spans=self.spans
         )
-        if self.group.rows is not None or self.alone:
-            yield from map(open_one, self.group.files)
+        if self.part.rows is not None or len(self.part.files) == 1:
+            yield from map(open_one, self.part.files)
             return
-        with threads(max(1, min(_OPENED_AHEAD, len(self.group.files)))) as pool:
-            yield from in_order(pool, (partial(open_one, file) for file in self.group.files), lambda: _OPENED_AHEAD)
+        with threads(max(1, min(_OPENED_AHEAD, len(self.part.files)))) as pool:
+            yield from in_order(pool, (partial(open_one, file) for file in self.part.files), lambda: _OPENED_AHEAD)
+
+
+def count_range(part: Range, selection: Selection) -> RangeEnd:
+    """Count the records of a part of a file, and parse none of them. Raises SourceError."""
+    (file,) = part.files
+    extent, rows = Extent(None if part.is_last else part.bounds[1]), 0
+    examined = examine_like(identified(file), selection, part.first)
+    form = examined.file.format
+    if isinstance(form, RecordFormat):
+        begin = part.start.byte if part.start else form.first_record(examined.file, part.bounds[0])
+        begin = begin if part.part else examined.schema.start
+        if begin is not None:
+            with open_at(examined.file, begin, extent.stop) as source:
+                blocks = read_records(source, form.split, begin, extent, form.limits)
+                rows = sum(len(records) for records in blocks)
+    begin, after = (-1 if byte is None else byte for byte in extent.bounds)
+    return RangeEnd(part.number, ((file.path, rows),), 0, begin=begin, after=after)

@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from ...processes.child import parent_of, spare_pandas
 
@@ -23,8 +22,8 @@ from ...processes.messages import Closed, packed, receive, send, unpacked  # noq
 from ...telemetry.spans import Span  # noqa: E402
 from ..chunk import Chunk  # noqa: E402
 from ..open.ahead import PARSING, ahead  # noqa: E402
-from ..plan.plan import GroupChunk, GroupEnd, RowGroups, Unit  # noqa: E402
-from .read import read_group, read_run, read_unit  # noqa: E402
+from ..plan.plan import RangeEnd  # noqa: E402
+from .read import Skipped, count_range, read_range  # noqa: E402
 from .readers import Answer, End, Failure, Item, Question, Request, Share, Size, bytes_of  # noqa: E402
 
 
@@ -43,8 +42,8 @@ class _Reading:
             for item in ahead([partial(self._items, unpacked(frames), spans)], 1, 1):  # one is sent, the next one read
                 own = spans[:]
                 del spans[: len(own)]  # others may be added meanwhile
-                if (chunk := _chunk_of(item)) is not None:
-                    self._send(Size(bytes_of(chunk)))
+                if isinstance(item, Chunk):
+                    self._send(Size(bytes_of(item)))
                 self._send(Item(item, own))
         except Closed:
             raise
@@ -56,15 +55,12 @@ class _Reading:
         else:
             self._send(End())
 
-    def _items(self, request: Request, spans: list[Span]) -> Iterator[Any]:
-        what, selection = request.what, request.selection
-        if isinstance(what, Unit):
-            yield read_unit(what, selection, spans)
-        elif isinstance(what, RowGroups):
-            for _, chunk in read_run(what, selection, self._is_skipped, spans):
-                yield chunk
+    def _items(self, request: Request, spans: list[Span]) -> Iterator[Chunk | Skipped | RangeEnd]:
+        part, selection = request.part, request.selection
+        if request.chunk_rows:
+            yield from read_range(part, selection, request.chunk_rows, self._is_skipped, spans)
         else:
-            yield from read_group(what, selection, request.chunk_rows, self._is_skipped, spans)
+            yield count_range(part, selection)
 
     def _is_skipped(self, name: str) -> bool:
         self._send(Question(name))
@@ -75,12 +71,6 @@ class _Reading:
         frames = packed(message)
         with self._sending:
             send(self._connection, frames)
-
-
-def _chunk_of(item: Chunk | GroupChunk | GroupEnd | None) -> Chunk | None:
-    if isinstance(item, GroupChunk):
-        return item.chunk
-    return item if isinstance(item, Chunk) else None
 
 
 def main(descriptor: str, share: str) -> None:

@@ -1,8 +1,8 @@
 """Reader processes: reading for a worker whose engine takes text faster than the threads of one process read it; and
 room in a process for chunks: so much is read before others are classified and written.
 
-A process takes one request at a time: a group, a run or a unit. Its answer is a stream of chunks. While nobody takes
-them, the process reads two ahead, and waits.
+A process takes one request at a time: to read a range. Its answer is a stream of chunks. While nobody takes them, the
+process reads two ahead, and waits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from ...processes.messages import Closed, packed, receive, send, unpacked
 from ...telemetry.spans import Span, here
 from ..chunk import Chunk, Selection
 from ..limits import LIMITS
-from ..plan.plan import Group, GroupChunk, GroupEnd, RowGroups, Unit
+from ..plan.plan import Range, RangeEnd
+from .read import Skipped
 
 MOST_OF_ONE = LIMITS.chunk_bytes
 """What a chunk takes at most, about: so much is taken before one is read in this process."""
@@ -80,18 +81,27 @@ class ReaderLost(BroadsheetError):
 
 @dataclass(frozen=True)
 class Request:
-    """To read a group, a run or a unit. chunk_rows: of a group."""
+    """To read a range.
 
-    what: Group | RowGroups | Unit
+    Attributes
+    ----------
+    part : Range
+        The range.
+    selection : Selection
+        The columns that the job uses.
+    chunk_rows : int
+        Rows in a chunk at most; 0 where the records are to be counted only.
+
+    """
+
+    part: Range
     selection: Selection
     chunk_rows: int = 0
 
     @property
     def files(self) -> str:
         """What is read, for messages."""
-        what = self.what
-        paths = [f.path for f in what.files] if isinstance(what, Group) else [path for path, *_ in what.sources]
-        return first_of([*dict.fromkeys(paths)], 1) or what.name
+        return first_of([file.path for file in self.part.files], 1) or self.part.name
 
 
 @dataclass(frozen=True)
@@ -132,16 +142,6 @@ class Failure:
 @dataclass(frozen=True)
 class End:
     """The end of an answer."""
-
-
-def _never(_: str) -> bool:
-    """Skip no chunk."""
-    return False
-
-
-def _always(_: int) -> bool:
-    """There is room for every chunk."""
-    return True
 
 
 class Share:
@@ -192,43 +192,39 @@ class Readers:
         for left in reversed(range(count)):  # those that have started are taken first
             self._free.put(self._started() if left < at_once else None)
 
-    def read_unit(self, unit: Unit, selection: Selection, spans: list[Span] | None = None) -> Chunk:
-        """As of `broadsheet.pipeline.source.read.read`; also raises ReaderLost, as the others do."""
-        answers = self._answers(Request(unit, selection), lambda found: (found, True), _never, _always, spans)
-        with closing(_with_process(answers)) as found:
-            chunk: Chunk = next(found)
-            return chunk
-
-    def read_run(
+    def read_range(
         self,
-        run: RowGroups,
-        selection: Selection,
-        skip: Callable[[str], bool],
-        spans: list[Span] | None = None,
-        take: Callable[[int], bool] = _always,
-    ) -> Generator[tuple[Unit, Chunk | None], None, None]:
-        """As of `broadsheet.pipeline.source.read.read`. take: as of `read_group`."""
-        left = list(run.units)
-        request = Request(run, selection)
-        answers = self._answers(request, lambda found: ((left.pop(0), found), not left), skip, take, spans)
-        return _with_process(answers)
-
-    def read_group(
-        self,
-        group: Group,
+        part: Range,
         selection: Selection,
         chunk_rows: int,
         skip: Callable[[str], bool],
-        spans: list[Span] | None = None,
-        take: Callable[[int], bool] = _always,
-    ) -> Generator[GroupChunk | GroupEnd, None, None]:
-        """As of `broadsheet.pipeline.source.read.read`. take: called before a chunk of so many bytes is received; it
-        returns once there
-        is room for it, and False where the rest is not wanted.
+        spans: list[Span],
+        take: Callable[[int], bool],
+    ) -> Generator[Chunk | Skipped | RangeEnd, None, None]:
+        """Read a range in a process, which this waits for.
+
+        Parameters
+        ----------
+        part, selection, chunk_rows, skip, spans
+            As of `broadsheet.pipeline.source.read.read.read_range`.
+        take : callable
+            Called before a chunk of so many bytes is received; it returns once there is room for it, and False where
+            the rest is not wanted.
+
+        Raises
+        ------
+        ReaderLost
+            If the process ends in the middle.
+
         """
-        request = Request(group, selection, chunk_rows)
-        answers = self._answers(request, lambda found: (found, isinstance(found, GroupEnd)), skip, take, spans)
-        return _with_process(answers)
+        return _with_process(self._answers(Request(part, selection, chunk_rows), skip, take, spans))
+
+    def count_range(self, part: Range, selection: Selection) -> RangeEnd:
+        """Count the records of a range in a process. Raises as `read_range` does."""
+        request = Request(part, selection)
+        with closing(_with_process(self._answers(request, lambda _: False, lambda _: True, []))) as answers:
+            end: RangeEnd = next(answers)
+            return end
 
     def close(self) -> None:
         """End the processes, those too that are reading: whoever waits for one gets ReaderLost."""
@@ -243,15 +239,10 @@ class Readers:
             self._free.put(None)
 
     def _answers(
-        self,
-        request: Request,
-        told: Callable[[Any], tuple[Any, bool]],
-        skip: Callable[[str], bool],
-        take: Callable[[int], bool],
-        spans: list[Span] | None,
+        self, request: Request, skip: Callable[[str], bool], take: Callable[[int], bool], spans: list[Span]
     ) -> Generator[Any, None, None]:
-        """None once there is a process, then the items of its answer. told: what the caller gets of an item, and
-        whether that is the last one. A process whose answer is not taken to its end is replaced by another.
+        """None once there is a process, then the items of its answer. A process whose answer is not taken to its end is
+        replaced by another.
         """
         reader = self._free.get()
         whole = True
@@ -274,7 +265,7 @@ class Readers:
                 if isinstance(message, Question):
                     reader.tell(Answer(skip(message.name)))
                     continue
-                if isinstance(message, Item | Failure) and spans is not None:
+                if isinstance(message, Item | Failure):
                     spans += [replace(one, where=here()) for one in message.spans]
                 if isinstance(message, Failure):
                     whole = True
@@ -282,10 +273,9 @@ class Readers:
                 if isinstance(message, End):
                     whole = True
                     return
-                item, is_last = told(message.value)
-                if is_last:
+                if isinstance(message.value, RangeEnd):
                     whole = isinstance(reader.next(request), End)
-                yield item
+                yield message.value
         finally:
             self._note(-1)
             if not whole:

@@ -1,0 +1,62 @@
+"""Where the ranges of files that are read in parts begin, as far as is known from the ranges before them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..source.plan.plan import Range, RangeEnd, Start
+
+
+class Starts:
+    """What the client of a job knows of the starts of its ranges, by their numbers; in place of one, why there is none.
+
+    A task reads its part of a file by a guess of where its first record begins. The guess counts if it is where the
+    part before ends; else the task is given the start, and reads again.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[int, Range] = {}
+        self._known: dict[int, Start | str] = {}
+        self._read: dict[int, RangeEnd] = {}
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a file has been read in parts."""
+        return bool(self._read)
+
+    def begun(self, part: Range) -> Range:
+        """A range that is about to be read, with its start where that is known."""
+        if part.parts == 1:
+            return part
+        self._parts[part.number] = part
+        if part.start is not None:
+            self._known[part.number] = part.start
+        start = self._known.get(part.number)
+        return replace(part, start=start) if isinstance(start, Start) else part
+
+    def is_awaited(self, part: Range) -> bool:
+        """Whether the range after this one is to begin where this one ends."""
+        return not part.is_last and part.number + 1 not in self._known
+
+    def read(self, end: RangeEnd) -> dict[int, Start | str]:
+        """Note what was read of a range. Returns its start, and those of others that are known with it."""
+        number = end.number
+        self._read[number] = end
+        known = {number: self._known[number]} if number in self._known else {}
+        while (end := self._read.get(number, end)).number == number and self.is_awaited(self._parts[number]):
+            start = self._known.get(number) if self._parts[number].part else Start(0, end.begin or 0)
+            if not isinstance(start, Start) or end.begin != start.byte or end.after is None:
+                break
+            number += 1
+            known[number] = self._known[number] = Start(start.row + (end.files[0][1] or 0), end.after)
+        return known
+
+    def fail(self, part: Range, reason: str) -> dict[int, Start | str]:
+        """Note that a range cannot be read, nor those after it in its file. Returns why the next has no start."""
+        if part.parts == 1 or not self.is_awaited(part):
+            return {}
+        before = self._known.get(part.number)
+        why = f"its rows have no numbers: what is before it was not read ({reason})"
+        why = before if isinstance(before, str) else why
+        self._known[part.number + 1] = why
+        return {part.number + 1: why}
