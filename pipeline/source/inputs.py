@@ -17,6 +17,7 @@ from .chunk import Chunk, RowRange, Selection, first_chunks
 from .columns import may_hold
 from .find.files import Files, Identity, find_files, is_known
 from .find.search import Problem, search
+from .formats.base import InputFile
 from .memory.items import Items, as_items
 from .memory.stdin import STDIN, Stdin
 from .memory.tables import MEMORY, Tables, as_tables, dask_selection, partition_chunk
@@ -326,9 +327,13 @@ def planned_files(plan: Plan) -> JobInput:
     def ranges(before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]:
         left: list[Range] = []
         start: Start | None = None
+        begun: tuple[InputFile, ...] | None = None  # a file of which a part is to be read
         for part in plan.ranges:
-            if range_name(part.number) not in before.done and (part.files or not part.number):
+            # Parts after that one are read too, and their chunks counted: the row numbers pass through them.
+            is_done = range_name(part.number) in before.done and part.files is not begun
+            if not is_done and (part.files or not part.number):
                 left.append(replace(part, start=start if part.part else None))
+                begun = part.files
             start = before.start_after(part.number, start if part.part else Start(0, 0)) if not part.is_last else None
         yield from sorted(left, key=lambda part: sum(file.stored for file in part.files), reverse=True)
 

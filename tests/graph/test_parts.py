@@ -149,6 +149,19 @@ def test_a_job_that_was_stopped_goes_on_in_the_middle_of_a_file(
     check_whole(out, tmp_path / "undisturbed")
 
 
+def test_parts_after_one_that_is_not_closed_are_counted_again(
+    client: Client, small_model: Model, tmp_path: Path
+) -> None:
+    """A worker was lost with the second part, when those after it were closed."""
+    source, out = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "out"
+    labelled(source, tmp_path / "undisturbed", client, small_model)
+    labelled(source, out, client, small_model)
+    for path in (out / "_SUCCESS", *(out / "_entries").glob("*-000001-*"), *(out / "_entries").glob("*-000003-*")):
+        path.unlink()
+    assert labelled(source, out, client, small_model, resume=True).exit_code == 0
+    check_whole(out, tmp_path / "undisturbed")
+
+
 def test_a_folder_of_a_version_that_cut_no_file_is_resumed(client: Client, small_model: Model, tmp_path: Path) -> None:
     """Its plan has no parts: each file is one range."""
     source, out = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "out"
