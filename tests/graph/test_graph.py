@@ -108,7 +108,8 @@ def trouble(path, first_row):
         time.sleep(4)
 def read_range(part, *a):
     for item in kept(part, *a):
-        trouble(*getattr(item, "sources", [("", 0)])[0][:2])
+        if part.start is not None or not part.part or part.files[0].format.name == "parquet":  # its rows have numbers
+            trouble(*getattr(item, "sources", [("", 0)])[0][:2])
         yield item
 STATE.read_range = read_range
 """
@@ -141,13 +142,13 @@ def test_a_chunk_that_kills_its_workers_is_set_aside_alone_and_each_lost_worker_
     report = classify(path, out, model=small_model, client=troubled, chunk_size=3, progress=told)
     assert report.exit_code == 3
     assert [name for name, _ in report.run.set_aside] == ["part-000000-0000004"]
-    assert report.rows_written == 27
+    assert report.rows_written == 26  # of its part, those after it either
     assert not (out / "_SUCCESS").exists()
     *lost, left_out = told.warnings
     assert len(lost) == 3, told.warnings  # two with other chunks, one alone
-    assert all("or silent for too long) while it had part-000000-00000" in warning for warning in lost)
+    assert all("or silent for too long) while it had" in warning for warning in lost)
     assert workers & {warning.split()[1] for warning in lost}
-    assert "while it had part-000000-0000004;" in lost[-1]
+    assert "while it had group-000000;" in lost[-1]
     assert left_out.startswith("1 chunk was set aside: part-000000-0000004: ")
     assert classify(path, out, model=small_model, chunk_size=3, resume=True).exit_code == 0
     assert pd.read_parquet(out)["row"].tolist() == list(range(30))
@@ -247,8 +248,8 @@ def test_files_that_vanish_are_set_aside_and_the_rest_is_done(
     with dask_config.set({"distributed.worker.preload": [str(preload)]}):
         run = broadsheet_in_process(*arguments)
     assert run.returncode == 3
-    for path, chunk in zip(gone, ("part-000001-0000000", "part-000003-0000000"), strict=True):
-        assert f"{chunk}: {path}: it can no longer be read: No such file or directory" in run.stdout
+    for path in gone:
+        assert f"{path}: it can no longer be read: No such file or directory" in run.stdout
         os.rename(f"{path}.away", path)
     assert len(pd.read_parquet(out)) == 10
     assert classify(folder, out, model=small_model_file, chunk_size=5, client=client, resume=True).exit_code == 0

@@ -574,8 +574,9 @@ def count_range(part: Range, selection: Selection) -> RangeEnd:
     examined = examine_like(identified(file), selection, part.first)
     form = examined.file.format
     if isinstance(form, RecordFormat):
-        begin = part.start.byte if part.start else form.first_record(examined.file, part.bounds[0])
-        begin = begin if part.part else examined.schema.start
+        begin: int | None = examined.schema.start
+        if part.part:
+            begin = part.start.byte if part.start else form.first_record(examined.file, part.bounds[0])
         if begin is not None:
             with open_at(examined.file, begin, extent.stop) as source:
                 blocks = read_records(source, form.split, begin, extent, form.limits)
