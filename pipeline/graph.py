@@ -272,8 +272,11 @@ class _Run:
         """Have a range run alone, at the end; its rows are counted now, since others wait for their numbers."""
         self.suspects.append(source)
         if self._starts.is_awaited(source):
-            (task,) = self._map("count", count_rows, [source], [source], losses=1)
-            self._add(_Flight(source, task, None, 0, 0, True))
+            self._count_rows(source)
+
+    def _count_rows(self, source: Range) -> None:
+        (task,) = self._map("count", count_rows, [source], [self._starts.begun(source)], losses=1)
+        self._add(_Flight(source, task, None, 0, 0, True))
 
     def _contents(self, sources: Sequence[Range]) -> list[Future | None]:
         """The rows of ranges in memory: sent to workers by the client, or computed there."""
@@ -354,7 +357,11 @@ class _Run:
                 self._progressed.add(key)
                 return result
             if isinstance(result, Read):
-                self._say(self._starts.read(result.end))
+                known = self._starts.read(result.end)
+                self._say(known)
+                for suspect in self.suspects:
+                    if suspect.number in known and self._starts.is_misread(suspect):
+                        self._count_rows(suspect)  # from where it begins
                 continue
             self._check_scheduler()
             ended = self._ended(key, result)

@@ -38,6 +38,11 @@ class Starts:
         """Whether the range after this one is to begin where this one ends."""
         return not part.is_last and part.number + 1 not in self._known
 
+    def is_misread(self, part: Range) -> bool:
+        """Whether a range was read, and not from where it begins."""
+        start, end = self._known.get(part.number), self._read.get(part.number)
+        return isinstance(start, Start) and end is not None and part.part > 0 and end.begin != start.byte
+
     def read(self, end: RangeEnd) -> dict[int, Start | str]:
         """Note what was read of a range. Returns its start, and those of others that are known with it."""
         number = end.number

@@ -230,6 +230,19 @@ def test_a_start_is_known_once_all_parts_before_have_been_read_from_where_they_b
     assert starts.read(end(8, 1, 300, 400)) == {8: Start(61, 300)}
 
 
+def test_a_count_from_elsewhere_than_a_part_begins_is_known_for_wrong() -> None:
+    """So that it is made again: the parts after it would wait for it."""
+    starts = Starts()
+    parts = [starts.begun(Range(number, (), None, None, number, 3)) for number in range(3)]
+    starts.read(end(1, 20, 90, 200))
+    assert not starts.is_misread(parts[1])
+    assert starts.read(end(0, 10, 0, 100)) == {1: Start(10, 100)}
+    assert starts.is_misread(parts[1])
+    assert starts.begun(parts[1]).start == Start(10, 100)
+    starts.read(end(1, 19, 100, 200))
+    assert not starts.is_misread(parts[1])
+
+
 def test_those_after_a_part_that_cannot_be_read_are_given_the_reason() -> None:
     starts = Starts()
     parts = [starts.begun(Range(number, (), None, None, number, 3)) for number in range(3)]

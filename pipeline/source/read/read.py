@@ -263,6 +263,7 @@ def _records(
         if file.front_to_back:  # by its first bytes it is compressed: the first part is the whole file
             return
         row, begin = part.start or (0, form.first_record(file, part.bounds[0]))
+        extent.begin = part.start.byte if part.start else None
         if begin is None:
             return
         if extent.stop is not None and begin >= extent.stop:
@@ -576,7 +577,7 @@ def count_range(part: Range, selection: Selection) -> RangeEnd:
     if isinstance(form, RecordFormat):
         begin: int | None = examined.schema.start
         if part.part:
-            begin = part.start.byte if part.start else form.first_record(examined.file, part.bounds[0])
+            begin = extent.begin = part.start.byte if part.start else form.first_record(examined.file, part.bounds[0])
         if begin is not None:
             with open_at(examined.file, begin, extent.stop) as source:
                 blocks = read_records(source, form.split, begin, extent, form.limits)
