@@ -29,7 +29,6 @@ from ..measures.accuracy import Example
 from ..output.commit import commit_end, committed_entry
 from ..output.record import Entry
 from ..source.chunk import Chunk
-from ..source.formats.base import Seek
 from ..source.plan.plan import Range, RangeEnd
 from ..source.read.read import Skipped
 from ..source.read.readers import bytes_of
@@ -251,8 +250,7 @@ class _Chunks(AbstractContextManager["_Chunks"]):
     @property
     def _is_unplaced(self) -> bool:
         """Whether the rows have no numbers yet, and where they begin is a guess."""
-        part = self.part
-        return part.part > 0 and part.start is None and part.files[0].format.seeks is Seek.RECORDS
+        return self.part.part > 0 and self.part.start is None and not self.part.is_numbered
 
     def begin(self, chunk: Chunk | Skipped, spans: list[Span]) -> None:
         """Begin to label a chunk that was read; its spans are taken from `spans`."""

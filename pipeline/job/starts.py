@@ -26,7 +26,7 @@ class Starts:
 
     def begun(self, part: Range) -> Range:
         """A range that is about to be read, with its start where that is known."""
-        if part.parts == 1:
+        if part.is_numbered:
             return part
         self._parts[part.number] = part
         if part.start is not None:
@@ -36,7 +36,7 @@ class Starts:
 
     def is_awaited(self, part: Range) -> bool:
         """Whether the range after this one is to begin where this one ends."""
-        return not part.is_last and part.number + 1 not in self._known
+        return not (part.is_numbered or part.is_last or part.number + 1 in self._known)
 
     def is_misread(self, part: Range) -> bool:
         """Whether a range was read, and not from where it begins."""
@@ -58,7 +58,7 @@ class Starts:
 
     def fail(self, part: Range, reason: str) -> dict[int, Start | str]:
         """Note that a range cannot be read, nor those after it in its file. Returns why the next has no start."""
-        if part.parts == 1 or not self.is_awaited(part):
+        if not self.is_awaited(part):
             return {}
         before = self._known.get(part.number)
         why = f"its rows have no numbers: what is before it was not read ({reason})"

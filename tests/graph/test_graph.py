@@ -179,16 +179,15 @@ def test_a_small_file_that_kills_workers_is_set_aside_from_there_on(
 def test_row_groups_that_kill_workers_are_set_aside_and_no_others(
     troubled: Client, small_model: Model, tmp_path: Path
 ) -> None:
-    """Three of ten chunks, each decoded once by one task. In memory, what a lost worker had labelled is lost."""
+    """A part of the file with one of its three row groups. In memory, what a lost worker had labelled is lost."""
     path, told = tmp_path / "row-groups.parquet", Told()
     pq.write_table(pa.table({"text": [f"{i} {os.urandom(2000).hex()}" for i in range(90)]}), path, row_group_size=30)
     report = classify(path, model=small_model, client=troubled, chunk_size=3, progress=told)
-    assert sorted(name for name, _ in report.run.set_aside) == [f"part-000000-{n:07d}" for n in range(10, 20)]
+    ((name, reason),) = report.run.set_aside
+    assert reason == "it kills every worker that takes it"
     rows = report.to_pandas()
-    assert rows["row"].tolist() == [*range(90)]
-    unlabelled = rows[rows["label"].isna()]
-    assert unlabelled["row"].tolist() == [*range(30, 60)]
-    assert set(unlabelled["reason"]) == {"it kills every worker that takes it"}
+    assert rows["row"].tolist() == [*range(30), *range(60, 90)], name
+    assert rows["label"].notna().all()
     assert 3 <= len(told.warnings) <= 6, told.warnings
 
 
@@ -284,7 +283,7 @@ def _threads() -> tuple[str | None, int, int]:
 def test_memory_is_bounded_by_chunks_in_flight(small_model_file: Path) -> None:
     """Eight times the input costs no process more memory, but for the plan and a little noise."""
     command = [sys.executable, "-m", "benchmarks.memory", "--model", str(small_model_file)]
-    command += ["--megabytes", "16", "--megabytes", "128", "--chunk-size", "4096"]
+    command += ["--megabytes", "64", "--megabytes", "512", "--chunk-size", "4096"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
     small, large = json.loads(run.stdout)["runs"]
     assert large["rows"] > 7 * small["rows"]

@@ -18,7 +18,7 @@ from ...errors import SourceError, UsageError
 from ...processes.threads import threads
 from ..chunk import Selection
 from ..find.search import Problem
-from ..formats.base import Format, InputFile, Schema
+from ..formats.base import Format, InputFile, Schema, Seek
 from ..open.compression import UTF8
 from ..open.opening import changed_files
 from .examine import Examined, examine, kept_types, resolve
@@ -109,6 +109,11 @@ class Range:
         """The bytes of its file in which its records begin."""
         size = self.files[0].stored if self.files else 0
         return size * self.part // self.parts, size * (self.part + 1) // self.parts
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether its rows have numbers without those of the range before it."""
+        return self.parts == 1 or any(file.format.seeks is Seek.ROWS for file in self.files)
 
     @property
     def is_last(self) -> bool:
