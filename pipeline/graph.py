@@ -260,7 +260,8 @@ class _Run:
         """
         if not sources:
             return
-        self._listen()
+        if any(source.files for source in sources):
+            self._listen()
         sources = [self._starts.begun(source) for source in sources]
         contents = self._contents(sources)
         plain = [replace(source, content=None) if contents[i] else source for i, source in enumerate(sources)]

@@ -23,6 +23,7 @@ from ..options import OptionKeywords, Options, takes
 from ..output.columns import Columns, columns_of
 from ..output.folder import OutputFolder
 from ..output.formats import check_writable, part_files
+from ..output.layout import PartNames
 from ..output.object_store import place_of
 from ..output.store import Location
 from ..processes.threads import available_cores
@@ -31,7 +32,7 @@ from ..source.columns import NO_TRUTH
 from ..source.find.files import Files, divided
 from ..source.inputs import Given, identify
 from ..source.limits import chunk_rows as usual_chunk_rows
-from ..source.plan.plan import part_name
+from ..source.plan.plan import files_in_ranges, part_name, parts_of
 from ..source.plan.sample import Sample, sample_input, slow_to_read
 from .beginning import refuse_files
 
@@ -176,8 +177,14 @@ def dry_run(
     on_gpu = backend.device == "cuda"
     units = machines * (settings.workers or 1 if on_gpu else 1)
     bins = columns.models[0].counts(judged.predictions[0])
-    row_bytes = _output_bytes(judged, columns, settings, models, usual_chunk_rows(backend.device, models.cost))
-    rows = sample.rows
+    rows, chunk_rows = sample.rows, settings.chunk_size or usual_chunk_rows(backend.device, models.cost)
+    names = settings.settings(chunk_rows, models).names
+    check_writable(columns.written, names, columns.models[0].labels)
+    in_range = -(
+        -(rows or chunk_rows)
+        // max(1, sum(parts_of(files.found, files_in_ranges(files.found, chunk_rows), chunk_rows)))
+    )
+    row_bytes = _output_bytes(judged, columns, names, min(chunk_rows, in_range))
     computing = None if rows is None or not (rate or not rows) else rows / max(rate, 1e-9)
     estimate = Estimate(
         files=len(files.found),
@@ -250,26 +257,8 @@ def _label(chunk: Chunk, engines: list[Engine], scoring: Sequence[Scoring]) -> t
     return judged, len(chunk) / (time.perf_counter() - began)
 
 
-def _output_bytes(judged: ScoredChunk, columns: Columns, options: Options, models: Models, usual: int) -> float:
-    """Bytes of the output for each row that is read, by one part.
-
-    Parameters
-    ----------
-    judged : ScoredChunk
-        The sample, with its labels.
-    columns : Columns
-        Of the output.
-    options : Options
-        Of the job.
-    models : Models
-        Of the job.
-    usual : int
-        Rows of a chunk where the options do not say it.
-
-    """
-    chunk_rows = options.chunk_size or usual
-    names = options.settings(chunk_rows, models).names
-    check_writable(columns.written, names, columns.models[0].labels)
+def _output_bytes(judged: ScoredChunk, columns: Columns, names: PartNames, chunk_rows: int) -> float:
+    """Bytes of the output for each row that is read, by one part. chunk_rows: of it."""
     table = columns.table(judged.chunk, judged.predictions)
     part = table.slice(0, chunk_rows)
     if not len(part):

@@ -331,7 +331,7 @@ class _Chunks(AbstractContextManager["_Chunks"]):
 
     def _write(self, work: Work) -> Done:
         done = write(work, self._job)
-        if done.place is not None:
+        if done.place is not None and self.part.files:  # of rows in memory the client hears at the end
             noted = Noted(done.name, done.entry.rows_read, work.chunk.stored, done.spans, done.place)
             _report(self._worker, self._key, noted)
         return done
