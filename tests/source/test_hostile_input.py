@@ -106,7 +106,6 @@ def test_no_row_of_another_file_is_labelled_once_the_input_changes(
     reasons = " ".join(why for _, why in report.run.set_aside)
     assert f"{path}: " in reasons
     assert ("No such file" if change == "removed" else "it has changed since the job was planned") in reasons
-    assert len(labelled) < MANY_ROWS or name != "in.csv"  # which is a large file; small ones are read at once
     if change != "removed":
         with pytest.raises(UsageError, match="Start again with overwrite=True"):
             classify(path, out, model=small_model, client=client, id_column="text", chunk_size=chunk_size, resume=True)
@@ -124,9 +123,11 @@ def test_a_change_after_the_last_read_is_seen_before_success(
     report = classify(pipeline.Paths([str(good), str(late)]), out, progress=change, **options)
     assert report.rows_written == 2 * ROWS
     assert report.exit_code == 3
-    ((name, why),) = report.run.set_aside
-    assert name == "part-000001-*"
-    assert f"{late}: it has changed since the job was planned (size was " in why
+    of_good = {path.name.split("-")[1] for path in (out / "parts").iterdir()} - {
+        name.split("-")[1] for name, _ in report.run.set_aside
+    }
+    assert of_good  # its parts stay
+    assert all(f"{late}: it has changed since the job was planned (size was " in why for _, why in report.run.set_aside)
     assert not (out / "_SUCCESS").exists()
     touch = Disturbing(lambda: os.utime(late), at_the_end=True)
     with pytest.raises(SourceError, match="it has changed since"):
