@@ -13,7 +13,7 @@ class Options(griffe.Extension):
     """Signature and docstring of a decorated function, as they are once it is imported."""
 
     def on_function(self, *, func: griffe.Function, **_others: Any) -> None:
-        """Where its decorator is `takes`, of pipeline/options.py."""
+        """Where its decorator is `takes`, of `pipeline/options/`."""
         if not any(str(one.value).startswith("takes(") for one in func.decorators):
             return
         found = getattr(import_module(func.module.path), func.name)

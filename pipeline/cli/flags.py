@@ -9,9 +9,9 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from ..option_table import Table
 from ..options import FILE, HEADER, NAMES, TABLE
-from ..train_options import MODEL, SOURCE
+from ..options.table import Table
+from ..options.training import MODEL, SOURCE
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UsageError
+from ..options.training import TRAIN
 from ..report.console import PlainConsole, say
 from ..storage.disk import refuse_outputs
-from ..train_options import TRAIN
 from .flags import Quiet, SchedulerFile, in_panel, keywords, with_options
 
 if TYPE_CHECKING:

@@ -398,19 +398,6 @@ def first_chunks(chunks: Iterable[Chunk], rows: int | None) -> Iterator[Chunk]:
             return
 
 
-def first_rows(chunk: Chunk, count: int) -> Chunk:
-    """The first rows of a chunk, quarantined ones included, whichever files they are from."""
-    if chunk.rows_read <= count:
-        return chunk
-    of_bad = len(chunk.rows) + np.arange(len(chunk.quarantine))
-    places = pa.concat_tables([chunk.rows.select(["file", "row"]), chunk.quarantine.select(["file", "row"])])
-    files = places.column("file").unique()
-    table = pa.table([pc.index_in(places.column("file"), files), places.column("row")], ["file", "row"])
-    order = pc.sort_indices(table, [("file", "ascending"), ("row", "ascending")]).to_numpy()[:count]
-    good = np.isin(np.arange(len(chunk.rows)), order)
-    return _chosen(chunk, good, np.isin(of_bad, order))
-
-
 def rows_between(chunk: Chunk, first: int, last: int) -> Chunk:
     """The rows of a chunk of one file that have numbers from `first` to before `last`."""
     return _chosen(chunk, _between(chunk.rows, first, last), _between(chunk.quarantine, first, last))

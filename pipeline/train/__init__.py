@@ -19,8 +19,8 @@ from ..errors import UsageError
 from ..measures.rows import hold_out, strata
 from ..model.alphabet import Alphabet
 from ..model.charcnn import Model
+from ..options.training import TRAIN, TrainKeywords, TrainRequest
 from ..processes.threads import free_cores
-from ..train_options import TRAIN, TrainKeywords, TrainRequest
 from .after import Compared, model_of
 from .branch import Answers, Branch, fit_branch
 from .data import ArticleReader, LabelledArticles, TrainingData, copies, read_heads, read_labelled, read_numbers

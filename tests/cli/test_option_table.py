@@ -11,8 +11,8 @@ import typer
 from broadsheet.pipeline.cli.commands import app
 from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.model.layers import FRAMES
+from broadsheet.pipeline.options.training import TRAIN, TrainRequest
 from broadsheet.pipeline.train import train
-from broadsheet.pipeline.train_options import TRAIN, TrainRequest
 
 
 def test_an_option_of_training_is_one_entry_of_its_table() -> None:

@@ -11,16 +11,16 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
-from .errors import FLAGS, UsageError
-from .option_table import Option, Table
-from .source.limits import CHUNK_ROWS, MOST_CHUNK_ROWS
+from ..errors import FLAGS, UsageError
+from ..source.limits import CHUNK_ROWS, MOST_CHUNK_ROWS
+from .table import Option, Table
 
 if TYPE_CHECKING:
-    from .labelling.windows import Windows
-    from .model.several import Models
-    from .output.model_columns import ModelColumns
-    from .output.record import Settings
-    from .source.chunk import Selection
+    from ..labelling.windows import Windows
+    from ..model.several import Models
+    from ..output.model_columns import ModelColumns
+    from ..output.record import Settings
+    from ..source.chunk import Selection
 
 _CHUNK_ROWS = "{cpu} to {:,} on a CPU, {cuda:,} or {:,} on a GPU".format(*MOST_CHUNK_ROWS.values(), **CHUNK_ROWS)
 _FORMAT, _FORMATS = "parquet; jsonl to stdout", ("parquet", "jsonl", "csv", "npy")
@@ -250,15 +250,15 @@ class Options(_Values):
 
     def _check(self) -> None:
         """Raise UsageError for a value that cannot be; columns, encoding and delimiter get the form that is used."""
-        from .output.account import most_quarantined
-        from .output.sidecars import refuse_unfit
-        from .output.where import Where
-        from .source.columns import distinct
-        from .source.find.files import refuse_unfit_share
-        from .source.formats.record_format import delimiter_named
-        from .source.open.compression import encoding_named
-        from .storage.buckets import check_endpoint
-        from .storage.names import refuse_not_utf8, root_of
+        from ..output.account import most_quarantined
+        from ..output.sidecars import refuse_unfit
+        from ..output.where import Where
+        from ..source.columns import distinct
+        from ..source.find.files import refuse_unfit_share
+        from ..source.formats.record_format import delimiter_named
+        from ..source.open.compression import encoding_named
+        from ..storage.buckets import check_endpoint
+        from ..storage.names import refuse_not_utf8, root_of
 
         self._set("partition_by", self.partition_by or ())
         for name, option in TABLE.items():
@@ -302,7 +302,7 @@ class Options(_Values):
         return tuple(dict.fromkeys((*self.id_column, *self.keep)))
 
     def selection(self, models: Models) -> Selection:
-        from .source.chunk import Selection
+        from ..source.chunk import Selection
 
         return Selection(
             text=self.text_column,
@@ -321,13 +321,13 @@ class Options(_Values):
 
     @property
     def _windows(self) -> Windows | None:
-        from .labelling.windows import Windows
+        from ..labelling.windows import Windows
 
         return None if self.windows is None else Windows(self.windows, self.overlap, self.window_score)
 
     def model_columns(self, models: Models) -> tuple[ModelColumns, ...]:
         """What each model is to say of each row."""
-        from .output.model_columns import columns_of_models, refuse_unfit
+        from ..output.model_columns import columns_of_models, refuse_unfit
 
         judged = self.truth_column is not None or self.truth is not None
         refuse_unfit(models, judged, self.partition_by, self.abstain, self.format)
@@ -337,8 +337,8 @@ class Options(_Values):
         """What the record of a job holds: the options that change a byte of the output."""
         from msgspec import UNSET
 
-        from .output.record import Settings
-        from .source.open.opening import digest_of
+        from ..output.record import Settings
+        from ..source.open.opening import digest_of
 
         several = tuple(model.is_multi_label for model in models.every)
         recorded = {name: getattr(self, name) for name in Settings.__struct_fields__ if name in TABLE}

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeVar, get_type_hints
 
-from .errors import UsageError
+from ..errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
-from .errors import UsageError
-from .option_table import Option, Table
+from ..errors import UsageError
+from .table import Option, Table
 
 SOURCE, MODEL = Any, str | Any | None
 """The types of options that are input, as `classify` takes it, and a model: a name, a file, or a loaded `Model`."""
