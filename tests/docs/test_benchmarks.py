@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
 
@@ -90,10 +92,8 @@ def test_a_part_leaves_the_others_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sleeping_engines_are_fed() -> None:
-    kept: list[int] = []
-    found = scale_stubs.scheduler_part([4], [600_000], 1.0, 2, 2, lambda result: kept.append(len(result["runs"])))
-    run = found["runs"][0]
-    assert run["chunks"] == 8 == run["wanted_chunks_per_second"]
-    assert 0 < run["busy"] <= 1
-    assert kept == [1]
+def test_a_job_on_sleeping_engines_tells_its_memory(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(400), "text": ["Stocks fell."] * 400}), tmp_path / "in.parquet")
+    result = scale_stubs.memory_part(tmp_path / "in.parquet", 100, 4, 2, 2)
+    assert (result["rows"], result["chunks"], result["worker_processes"]) == (400, 4, 2)
+    assert all(result["memory"][role]["peak_bytes"] > 0 for role in ("scheduler", "client", "worker"))
