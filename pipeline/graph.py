@@ -49,8 +49,8 @@ _LOST_FIRST = 5
 
 def classify_chunks(
     client: Client, sources: Iterable[Range | Unread], job: Job, watchdog: Watchdog, stop: Callable[[], bool]
-) -> Iterator[Event]:
-    """Run every range, and yield each chunk as it is done, in any order.
+) -> Iterator[Event | None]:
+    """Run every range, and yield each chunk as it is done, in any order; None after a moment in which none was.
 
     A range that cannot be read, or that kills its workers even when it runs alone, is set aside: its chunks that are
     not committed, and those of the ranges after it in its file, whose rows have no numbers without it. Any other error,
@@ -78,7 +78,7 @@ def classify_chunks(
         run.cancel()
 
 
-def _run_together(run: _Run, waiting: Iterator[Range | Unread], strict: bool) -> Iterator[Event]:
+def _run_together(run: _Run, waiting: Iterator[Range | Unread], strict: bool) -> Iterator[Event | None]:
     """Run all ranges, except those that are to run alone."""
     more = True
     while True:
@@ -96,9 +96,9 @@ def _run_together(run: _Run, waiting: Iterator[Range | Unread], strict: bool) ->
                 continue  # the client could read none of these
             return
         ended = run.next_event(wait=not (more and run.has_room))
-        if isinstance(ended, Noted):
+        if not isinstance(ended, _Ended):
             yield ended
-        elif ended is not None:
+        else:
             if more:
                 run.release_spent()
             if not isinstance(ended.result, KilledWorker | ReaderLost):
@@ -141,16 +141,13 @@ def _set_aside(source: Range, reason: str) -> SetAside:
     return SetAside(part_name(source.number, source.chunk), reason, (), number)
 
 
-def _run_alone(run: _Run) -> Iterator[Event]:
+def _run_alone(run: _Run) -> Iterator[Event | None]:
     """Run the suspects one at a time; set aside those that kill their worker again."""
     for source in sorted(run.suspects, key=lambda suspect: suspect.number):
         run.release_spent()  # Dask would repeat those whose result was on a worker that is lost
         run.submit([source], alone=True)
-        ended = None
-        while not isinstance(ended, _Ended):
-            ended = run.next_event(wait=True)
-            if isinstance(ended, Noted):
-                yield ended
+        while not isinstance(ended := run.next_event(wait=True), _Ended):
+            yield ended
         if isinstance(ended.result, KilledWorker):
             yield _set_aside(source, "it kills every worker that takes it")
         elif isinstance(ended.result, ReaderLost):
@@ -344,15 +341,15 @@ class _Run:
             await self._client.run(set_starts, self._name, starts, on_error="ignore")
 
     def next_event(self, wait: bool) -> _Ended | Noted | None:
-        """What is heard next; None where nothing has been, unless it is to be waited for. Raises what stops the job."""
+        """What is heard next; None where nothing has been, after a moment if it is to be waited for. Raises what stops
+        the job.
+        """
         while True:
             self._check_stop()
             try:
                 key, result = self._heard.get(wait, _SECONDS_BETWEEN_LOOKS)
             except Empty:
                 self._check_scheduler()
-                if wait:
-                    continue
                 return None
             if isinstance(result, Noted):
                 self._progressed.add(key)

@@ -26,5 +26,7 @@ STATE.read_range = slow_read_range
 
 
 def slowed(step: str, seconds: object = 0.3) -> str:
-    """The preload. step: "read" or "commit". seconds: a number, or an expression that gives one on the worker."""
+    """The preload. step: "read" or "commit". seconds: a number, or an expression that gives one on the worker,
+    where `arguments` are those of the step: the first of "read" is the range.
+    """
     return _SLOWED[step].format(seconds=seconds)

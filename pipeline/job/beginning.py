@@ -57,7 +57,7 @@ class OnDemand:
     connect: Callable[[], AbstractContextManager[Client]]
 
 
-Executor = Callable[["Client", Iterable[Range | Unread], Job, Watchdog, Callable[[], bool]], Iterator[Event]]
+Executor = Callable[["Client", Iterable[Range | Unread], Job, Watchdog, Callable[[], bool]], Iterator[Event | None]]
 """Runs the chunks of a job on a cluster, as `graph.classify_chunks` does, which `api` hands to it."""
 
 

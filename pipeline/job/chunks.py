@@ -168,7 +168,7 @@ def _compute(
         with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
             sources = _until(request.stop, timeline.watch(ranges), report.run)
             for event in request.executor(client, sources, job, watchdog, request.stop):
-                for one in _found(event, request.folder, job):
+                for one in () if event is None else _found(event, request.folder, job):
                     if isinstance(one, Done):
                         if one.name in counted:
                             continue  # a range is read again, of which it was committed before

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from conftest import ROOT
 from distributed import Client
-from jobs import Processes, held_after, wait_until
+from jobs import Processes, wait_until
 
+from benchmarks.chaos.slow import slowed
 from broadsheet.pipeline import classify
 from broadsheet.pipeline.model.charcnn import Model
 
@@ -98,9 +99,12 @@ READ_CARDS = """name => Object.fromEntries(
 def test_the_page_shows_a_running_job_until_it_ends(
     processes: Processes, small_model_file: Path, tmp_path: Path, chromium: Any
 ) -> None:
-    (tmp_path / "slow.py").write_text(held_after(8, tmp_path / "out", tmp_path / "go"))
+    # All ranges after the first wait: what is quarantined is known once a range has ended.
+    held = f"0.05 if arguments[0].part == 0 or os.path.exists({str(tmp_path / 'go')!r}) else 5"
+    (tmp_path / "slow.py").write_text(slowed("read", held))
     line = f'{{"text": "{"x" * 800}"}}\n'  # in all above 64 KiB, so that both workers have some
-    (tmp_path / "in.jsonl").write_text('{"text": 3}\n' * BAD + line * (ROWS - BAD))
+    bad = f'{{"text": 3{" " * 801}}}\n'  # as long, since the share is of bytes
+    (tmp_path / "in.jsonl").write_text(bad * BAD + line * (ROWS - BAD))
     job = processes.broadsheet(
         "classify", tmp_path / "in.jsonl", "-o", tmp_path / "out", "--model", small_model_file, "--chunk-size", 4,
         "--workers", 2, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")},
@@ -123,8 +127,9 @@ def test_the_page_shows_a_running_job_until_it_ends(
     figures = shown()
     done, flying = int(figures["chunks done"]), int(figures["tasks in flight"])
     assert 0 < flying <= ROWS // 4
-    assert figures["of the input"] == f"{4 * done / ROWS:.0%}"
-    assert figures["articles done"] == f"{4 * done} of {ROWS}"
+    articles = int(figures["articles done"])  # of how many is not known: nothing counts a plain file
+    assert 4 * (done - 1) < articles <= 4 * done  # the last chunk of a range has fewer
+    assert figures["of the input"] == f"{articles / ROWS:.0%}"
     assert figures["quarantined rows"] == str(BAD)
     assert re.fullmatch(r"0:0\d:\d\d", figures["time left"])
     heads, first, *_ = page.locator("tr").all_inner_texts()

@@ -16,7 +16,7 @@ import jobs
 import psutil
 import pytest
 from conftest import ROOT, Command
-from jobs import check_whole, committed, run_undisturbed, settings_of, spans_of
+from jobs import check_whole, committed, settings_of, spans_of
 
 from benchmarks.chaos.slow import slowed
 from benchmarks.chaos.slurm_nodes import BRIDGE, NODES, SlurmNodes, missing
@@ -32,8 +32,8 @@ pytestmark = [
 ]
 GPUS_PER_NODE = int(count_gpus() > 0)
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
-CHUNKS = 280
-"""Of a job: more than four workers have in flight, which are up to 256."""
+FILES, CHUNKS = 80, 320
+"""Of a job. A file is a range: there are more of them than four workers, of 16 threads each, read at once."""
 
 wait_until = partial(jobs.wait_until, every=0.25)  # each look at it is a process of Slurm's, or at all of the machine
 
@@ -50,7 +50,15 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
 
 @pytest.fixture(scope="module")
 def job(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list, Path]:
-    return run_undisturbed(small_model_file, tmp_path_factory.mktemp("job"), rows=CHUNKS, chunk_size=1)
+    folder = tmp_path_factory.mktemp("job")
+    (folder / "in").mkdir()
+    for number in range(FILES):
+        rows = [os.urandom(10_000).hex() for _ in range(CHUNKS // FILES)]
+        (folder / "in" / f"{number:02}.csv").write_text("\n".join(["text", *rows, ""]))
+    options = {"model": small_model_file, "id_column": "text", "chunk_size": 1}
+    classify(folder / "in", folder / "undisturbed", **options)
+    arguments = ["classify", folder / "in", "--model", small_model_file, "--id-column", "text", "--chunk-size", 1]
+    return arguments, folder / "undisturbed"
 
 
 @pytest.fixture
@@ -79,21 +87,18 @@ def slow(tmp_path: Path) -> dict[str, str]:
 
 HELD_UP = """
 import os, threading, time
-def seconds(free=threading.Semaphore(15)):  # of a worker's 16 threads: chunks that are read need one
+def seconds(first=threading.Semaphore(4)):
     open(os.path.join({hosts!r}, os.uname().nodename), "w").close()
-    if not free.acquire(blocking=False):
-        return 5
-    while not os.path.exists({go_on!r}):
+    while not first.acquire(blocking=False) and not os.path.exists({go_on!r}):
         time.sleep(0.1)
-    free.release()
     return 0
 """ + slowed("read", "seconds()")
 
 
 @pytest.fixture
 def held_up(tmp_path: Path) -> dict[str, str]:
-    """Workers put their host's name into `hosts`, and read a chunk in five seconds until there is a file `fast`: some
-    are done, and whoever starts late finds more to do.
+    """Workers put their host's name into `hosts`, and each reads four chunks until there is a file `fast`: some are
+    done, and whoever starts late finds more to do.
     """
     (tmp_path / "hosts").mkdir()
     return preloaded(tmp_path, HELD_UP.format(hosts=str(tmp_path / "hosts"), go_on=str(tmp_path / "fast")))
