@@ -30,7 +30,7 @@ import zstandard
 
 from benchmarks.record import about, parser, seconds_of, write
 from broadsheet.pipeline.processes.threads import available_cores
-from broadsheet.pipeline.source.open.compression import COMPRESSIONS
+from broadsheet.pipeline.source.compression import COMPRESSIONS
 from broadsheet.pipeline.source.open.decompress import PIECE_BYTES, content_of
 
 ARTICLES_JOINED = {"short": 1, "long": 20}

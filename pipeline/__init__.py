@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # what `_NAMES` says, as type checkers and editors read it
         UsageError as UsageError,
     )
     from .job.estimate import Estimate as Estimate, dry_run as dry_run
-    from .measures.fitting import calibrate as calibrate, quantise as quantise
+    from .evaluation.fitting import calibrate as calibrate, quantise as quantise
     from .model.charcnn import Model as Model, load_model as load_model
     from .model.several import heads_of as heads_of
     from .options import Options as Options
@@ -42,7 +42,7 @@ _NAMES = {
     "ecosystem.push": ("push",),
     "errors": ("BroadsheetError", "ModelError", "OutputError", "SourceError", "UsageError"),
     "job.estimate": ("Estimate", "dry_run"),
-    "measures.fitting": ("calibrate", "quantise"),
+    "evaluation.fitting": ("calibrate", "quantise"),
     "model.charcnn": ("Model", "load_model"),
     "model.several": ("heads_of",),
     "options": ("Options",),

@@ -13,7 +13,6 @@ from distributed import Client
 from .ecosystem.frames import function_for
 from .ecosystem.resident import release
 from .errors import UsageError
-from .graph import classify_chunks
 from .job.beginning import OnDemand, Request, Running
 from .job.run import run_job
 from .model.charcnn import Model
@@ -107,7 +106,7 @@ def classify(
         for each in loaded.every:
             if each.has_network:
                 scales_of(each)  # each worker needs them: without them none is started
-    request = Request(source, folder, loaded, cluster, settings, progress or Progress(), stop, classify_chunks)
+    request = Request(source, folder, loaded, cluster, settings, progress or Progress(), stop)
     result = run_job(request)
     remark = doubt(result.job, result.tally)
     if progress is None and remark:  # a progress of its own shows the report at the end

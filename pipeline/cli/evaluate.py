@@ -15,8 +15,8 @@ from ..storage.disk import refuse_outputs
 from .flags import Columns, Device, Json, Kernels, Label, Network, OneModel, Precision, Texts, in_panel, names_of
 
 if TYPE_CHECKING:
-    from ..measures.evaluate import Evaluation, LabelEvaluation
-    from ..measures.numbers import NumberEvaluation
+    from ..evaluation.evaluate import Evaluation, LabelEvaluation
+    from ..evaluation.numbers import NumberEvaluation
     from ..model.charcnn import Model
 
 _INDENT = 6
@@ -55,7 +55,7 @@ def command(
     for flag, picture in (("--plot", plot), ("--reliability", reliability)):
         if picture and find_spec("matplotlib") is None:
             raise UsageError(f"{flag} needs Matplotlib: pip install 'broadsheet[report]'")
-    from ..measures.evaluate import evaluate
+    from ..evaluation.evaluate import evaluate
     from ..model.charcnn import load_model
     from ..source.inputs import Paths, local_paths
 
@@ -95,7 +95,7 @@ def command(
 
 
 def _evaluate_labels(model: Model, data: list[str], as_json: bool, options: dict[str, Any]) -> None:
-    from ..measures.evaluate import evaluate_labels
+    from ..evaluation.evaluate import evaluate_labels
     from ..report.tables import print_label_figures
     from ..source.inputs import Paths
 
@@ -109,7 +109,7 @@ def _evaluate_labels(model: Model, data: list[str], as_json: bool, options: dict
 
 
 def _evaluate_numbers(model: Model, data: list[str], as_json: bool, options: dict[str, Any]) -> None:
-    from ..measures.numbers import evaluate_numbers
+    from ..evaluation.numbers import evaluate_numbers
     from ..source.inputs import Paths
 
     result = evaluate_numbers(model, Paths(data), **options)

@@ -53,7 +53,7 @@ def calibrate(
     n-grams, so is the margin below which its network is asked (`--network`). `train` does this itself, on the rows that
     it holds out. (The scales for `--precision int8` are another thing: `broadsheet quantise`.)
     """
-    from ..measures import fitting
+    from ..evaluation import fitting
     from ..model import cascade
     from ..model.scores import CARD
     from ..source.inputs import Paths, local_paths
@@ -96,7 +96,7 @@ def quantise(
     About 2,048 rows are read, and labels are not needed. The weights stay as they are, so that the model computes in
     every other precision as before.
     """
-    from ..measures import fitting
+    from ..evaluation import fitting
     from ..source.inputs import Paths, local_paths
 
     refuse_outputs({"-o": output}, overwrite, lambda: [model, *local_paths(Paths(data))])

@@ -12,7 +12,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ..errors import counted
-from ..measures.numbers import NumberFigures
+from ..evaluation.numbers import NumberFigures
 from ..report.console import PlainConsole
 from ..train import Cost, Epoch, Fit, Note, Step, Trained
 from ..train.data import LabelledArticles

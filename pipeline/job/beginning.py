@@ -5,7 +5,7 @@ its steps pass on: what is requested, found, planned and done.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,15 +29,13 @@ from ..output.store import Location
 from ..report.facts import Growth
 from ..report.job import JobReport, Progress
 from ..source.chunk import Selection
-from ..source.find.files import Files
-from ..source.formats.base import InputFile, Schema
-from ..source.inputs import Given, JobInput, Unread, local_paths, paths_of
-from ..source.plan.plan import Plan, Range, bound, files_in_ranges, parts_of
+from ..source.format import InputFile, Schema
+from ..source.inputs import Given, JobInput, local_paths, paths_of
+from ..source.plan.files import Files
+from ..source.plan.plan import Plan, bound, files_in_ranges, parts_of
 from ..storage.buckets import refuse_useless
 from ..storage.disk import refuse_outputs
 from .again import refuse_difference
-from .tasks import Event, Job
-from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -57,10 +55,6 @@ class OnDemand:
     connect: Callable[[], AbstractContextManager[Client]]
 
 
-Executor = Callable[["Client", Iterable[Range | Unread], Job, Watchdog, Callable[[], bool]], Iterator[Event | None]]
-"""Runs the chunks of a job on a cluster, as `graph.classify_chunks` does, which `api` hands to it."""
-
-
 @dataclass(frozen=True)
 class Request:
     """What the user requests. folder: None for rows in memory. stop: called before each chunk is submitted."""
@@ -72,7 +66,6 @@ class Request:
     options: Options
     progress: Progress
     stop: Callable[[], bool]
-    executor: Executor
 
 
 def refuse_files(source: Any, output: Location | None, models: Iterable[str], options: Options) -> None:

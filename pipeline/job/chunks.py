@@ -23,12 +23,13 @@ from ..report.job import JobReport, Progress
 from ..report.results import Results, origin_of
 from ..report.tally import Reach, Tally
 from ..report.timeline import Timeline
-from ..source.find.files import Files
 from ..source.inputs import JobInput, Unread
+from ..source.plan.files import Files
 from ..source.plan.plan import Range, RangeEnd, part_name, range_name
-from ..source.plan.sample import slow_to_read
+from ..source.sample import slow_to_read
 from .again import refuse_difference, save_asked
 from .beginning import Engines, Outcome, Planned, Prepared, Updated
+from .graph import classify_chunks
 from .progress import DashboardProgress
 from .tasks import Done, Event, Job, Noted, SetAside, Stopped, profile_engine
 from .watchdog import Watchdog
@@ -167,7 +168,7 @@ def _compute(
         checked = began
         with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
             sources = _until(request.stop, timeline.watch(ranges), report.run)
-            for event in request.executor(client, sources, job, watchdog, request.stop):
+            for event in classify_chunks(client, sources, job, watchdog, request.stop):
                 for one in () if event is None else _found(event, request.folder, job):
                     if isinstance(one, Done):
                         if one.name in counted:

@@ -29,11 +29,11 @@ from ..output.store import Location
 from ..processes.threads import available_cores
 from ..source.chunk import Chunk, concat
 from ..source.columns import NO_TRUTH
-from ..source.find.files import Files, divided
 from ..source.inputs import Given, identify
 from ..source.limits import chunk_rows as usual_chunk_rows
+from ..source.plan.files import Files, divided
 from ..source.plan.plan import files_in_ranges, part_name, parts_of
-from ..source.plan.sample import Sample, sample_input, slow_to_read
+from ..source.sample import Sample, sample_input, slow_to_read
 from .beginning import refuse_files
 
 SAMPLE_ROWS = 1000

@@ -30,10 +30,10 @@ from ..output.formats import PART_FORMATS, PartFormat, check_writable
 from ..output.layout import PartNames
 from ..processes.threads import available_cores
 from ..source.chunk import Chunk, RowRange, Selection, concat, first_chunks
-from ..source.find.files import Files
+from ..source.compression import not_decoded
 from ..source.inputs import Paths, Unread, identify, open_input, read_here
 from ..source.memory.stdin import STDIN, Stdin
-from ..source.open.compression import not_decoded
+from ..source.plan.files import Files
 from ..source.plan.plan import RangeEnd
 from .beginning import refuse_files
 

@@ -35,10 +35,10 @@ from ..report.job import JobReport
 from ..report.results import Results, origin_of
 from ..report.tally import Tally
 from ..report.timeline import Timeline, save_trace
-from ..source.find.files import Files, divided
 from ..source.inputs import Given, RowsInMemory, identify, open_input, planned_files
 from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.memory.stdin import Stdin
+from ..source.plan.files import Files, divided
 from ..source.plan.plan import changed_chunks
 from ..storage.disk import refuse_outputs
 from ..storage.names import is_url

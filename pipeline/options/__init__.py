@@ -254,9 +254,9 @@ class Options(_Values):
         from ..output.sidecars import refuse_unfit
         from ..output.where import Where
         from ..source.columns import distinct
-        from ..source.find.files import refuse_unfit_share
+        from ..source.compression import encoding_named
         from ..source.formats.record_format import delimiter_named
-        from ..source.open.compression import encoding_named
+        from ..source.plan.files import refuse_unfit_share
         from ..storage.buckets import check_endpoint
         from ..storage.names import refuse_not_utf8, root_of
 

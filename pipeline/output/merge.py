@@ -18,8 +18,8 @@ from msgspec import UNSET
 
 from ..errors import UsageError, first_of
 from ..processes.threads import threads
-from ..source.find.files import share_of
 from ..source.open.ahead import in_order
+from ..source.plan.files import share_of
 from ..source.plan.plan import part_name
 from ..storage.disk import refuse_outputs
 from .account import Committed, Sums

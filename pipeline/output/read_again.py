@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from ..errors import SourceError, UsageError
 from ..source.chunk import Chunk, Selection
-from ..source.find.files import find_again
-from ..source.formats.base import InputFile
+from ..source.format import InputFile
 from ..source.formats.onehot import OneHot
+from ..source.plan.files import find_again
 from ..source.plan.plan import Plan, Range, plan_files
 from ..source.read.read import read_range
 from .layout import group_of

@@ -13,8 +13,8 @@ from msgspec import UNSET
 
 from ..errors import OutputError, first_of
 from ..source.chunk import Selection
-from ..source.find.files import Files
-from ..source.formats.base import InputFile, Schema
+from ..source.format import InputFile, Schema
+from ..source.plan.files import Files
 from ..source.plan.plan import Plan, bound, plan_files
 from .record import ListedFile, SavedPlan, SavedSelection, from_json
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from ..errors import counted, first_of, in_python, printable
 from ..output.account import most_quarantined
-from ..source.open.compression import not_decoded
+from ..source.compression import not_decoded
 from .facts import JobFacts, RunFacts, models_of
 from .results import Results
 from .tally import Tally, balance

@@ -26,8 +26,8 @@ from .columns import (
     nulls,
     truth_indices,
 )
+from .compression import UTF8
 from .limits import LIMITS
-from .open.compression import UTF8
 
 HEAD_BYTES = 256
 _OURS = {"file", "row", "truth", "n_chars", "reason"}

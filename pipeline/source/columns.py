@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .open.compression import why_not_decoded
+from .compression import why_not_decoded
 
 NO_TRUTH = -1
 

@@ -15,15 +15,15 @@ from ..errors import SourceError, UsageError
 from ..storage.names import as_url, in_archive
 from .chunk import Chunk, RowRange, Selection, first_chunks
 from .columns import may_hold
-from .find.files import Files, Identity, find_files, is_known
-from .find.search import Problem, search
-from .formats.base import InputFile
+from .compression import UTF8
+from .format import InputFile
 from .memory.items import Items, as_items
 from .memory.stdin import STDIN, Stdin
 from .memory.tables import MEMORY, Tables, as_tables, dask_selection, partition_chunk
 from .open.ahead import ahead
-from .open.compression import UTF8
+from .plan.files import Files, Identity, find_files, is_known
 from .plan.plan import Plan, Range, RangeEnd, Start, part_name, plan_files, range_name, refuse_useless
+from .plan.search import Problem, search
 from .read.read import Skipped, read_range
 
 _RANGES_AT_ONCE = 2

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ..errors import UsageError
-from ..measures.rows import hold_out, strata
+from ..evaluation.rows import hold_out, strata
 from ..model.alphabet import Alphabet
 from ..model.charcnn import Model
 from ..options.training import TRAIN, TrainKeywords, TrainRequest

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logsumexp, softmax
 
+from ..evaluation.fitting import compare, figures_on_card, fitted_cascade
+from ..evaluation.numbers import NumberFigures
 from ..measures.accuracy import LabelCounts
-from ..measures.fitting import compare, figures_on_card, fitted_cascade
-from ..measures.numbers import NumberFigures
 from ..measures.reliability import improvement
 from ..model import cascade as cascades
 from ..model.cascade import AGREEMENT, Cascade

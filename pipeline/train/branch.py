@@ -20,7 +20,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ..measures.rows import strata
+from ..evaluation.rows import strata
 from ..model.ngrams import Grams, Kinds, NGrams, counted, find
 from ..model.scores import Heads, of_levels, parts_of
 from ..source.columns import NO_TRUTH

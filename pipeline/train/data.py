@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from ..measures.rows import numbered
+from ..evaluation.rows import numbered
 from ..model.alphabet import Alphabet, encode
 from ..model.layers import CLASSES
 from ..model.ngrams import MOST_READ, Kinds, find

@@ -21,7 +21,7 @@ from scipy.special import softmax
 from ..engine import base
 from ..engine.open import opened
 from ..errors import UsageError
-from ..measures.rows import hold_out
+from ..evaluation.rows import hold_out
 from ..model.charcnn import Model
 from ..model.several import load_one
 from ..source.chunk import Chunk

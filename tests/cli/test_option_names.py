@@ -15,7 +15,7 @@ from broadsheet import pipeline
 from broadsheet.cluster import connect
 from broadsheet.pipeline import BroadsheetError, OutputError, UsageError, classify
 from broadsheet.pipeline.errors import FLAGS, in_python
-from broadsheet.pipeline.measures.evaluate import evaluate_labels
+from broadsheet.pipeline.evaluation.evaluate import evaluate_labels
 from broadsheet.pipeline.report.job import Progress
 
 ERRORS = {"BroadsheetError", "UsageError", "ModelError", "SourceError", "InputChanged", "InputUnavailable"}

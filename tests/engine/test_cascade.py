@@ -23,9 +23,9 @@ from broadsheet.pipeline.classifier import load
 from broadsheet.pipeline.engine.base import Predictions, Texts
 from broadsheet.pipeline.engine.cpu import CpuEngine
 from broadsheet.pipeline.errors import ModelError, UsageError
+from broadsheet.pipeline.evaluation.evaluate import evaluate
+from broadsheet.pipeline.evaluation.fitting import calibrate, fitted_cascade, labels_of
 from broadsheet.pipeline.kernels.memory_plan import planned_bytes
-from broadsheet.pipeline.measures.evaluate import evaluate
-from broadsheet.pipeline.measures.fitting import calibrate, fitted_cascade, labels_of
 from broadsheet.pipeline.model.cascade import Cascade, asked, margins
 from broadsheet.pipeline.model.charcnn import Model, load_model
 from broadsheet.pipeline.model.ngrams import Kinds, scores

@@ -24,7 +24,7 @@ from broadsheet.pipeline.cli.evaluate import command
 from broadsheet.pipeline.engine.base import Engine, Texts
 from broadsheet.pipeline.engine.open import open_engine, why_no_gpu
 from broadsheet.pipeline.errors import SourceError, UsageError
-from broadsheet.pipeline.measures.evaluate import evaluate
+from broadsheet.pipeline.evaluation.evaluate import evaluate
 from broadsheet.pipeline.model import reference
 from broadsheet.pipeline.model.alphabet import encode
 from broadsheet.pipeline.model.charcnn import Model

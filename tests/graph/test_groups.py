@@ -27,7 +27,7 @@ from broadsheet.pipeline.job.worker import STATE
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import JobReport, Progress
 from broadsheet.pipeline.source.chunk import Chunk, Selection
-from broadsheet.pipeline.source.find.files import find_files
+from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.source.plan.plan import Plan, Range, RangeEnd, files_in_ranges, part_name, plan_files
 from broadsheet.pipeline.source.read.read import Skipped, read_range
 from broadsheet.pipeline.source.read.readers import Room

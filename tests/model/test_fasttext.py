@@ -25,9 +25,9 @@ from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.cpu import CpuEngine
 from broadsheet.pipeline.engine.profile import profile
 from broadsheet.pipeline.errors import ModelError, UsageError
+from broadsheet.pipeline.evaluation.evaluate import evaluate
+from broadsheet.pipeline.evaluation.fitting import calibrate, quantise
 from broadsheet.pipeline.labelling.scored import Scoring, score
-from broadsheet.pipeline.measures.evaluate import evaluate
-from broadsheet.pipeline.measures.fitting import calibrate, quantise
 from broadsheet.pipeline.model.alphabet import encode, unread
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.fasttext import FastText, Reader

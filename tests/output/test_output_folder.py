@@ -28,7 +28,7 @@ from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.output.commit import escape, unescape
 from broadsheet.pipeline.output.record import Claim, ClosingEntry, Entry, Manifest, SavedPlan, to_json
 from broadsheet.pipeline.report.job import JobReport, Progress
-from broadsheet.pipeline.source.find.files import find_files
+from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.storage.names import located, named, without_secrets
 
 GOLDEN = ROOT / "tests" / "data"

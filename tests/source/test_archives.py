@@ -17,7 +17,7 @@ from distributed import Client
 from broadsheet import pipeline
 from broadsheet.pipeline.errors import SourceError, UsageError
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.source.find.files import find_files
+from broadsheet.pipeline.source.plan.files import find_files
 
 ROWS = [f"article {i}" for i in range(60)]
 CSV = "id,text\n" + "".join(f"{i},{text}\n" for i, text in enumerate(ROWS))

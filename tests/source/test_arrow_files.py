@@ -21,9 +21,9 @@ from broadsheet import pipeline
 from broadsheet.pipeline.errors import BroadsheetError
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.source.chunk import Chunk, Selection, concat
-from broadsheet.pipeline.source.find.files import find_files
 from broadsheet.pipeline.source.inputs import chunks_here, identify, open_input
 from broadsheet.pipeline.source.limits import LIMITS, Limits
+from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.source.plan.plan import Plan
 
 TEXTS = [f"article {i} é" if i % 7 else None for i in range(1000)]

@@ -25,10 +25,10 @@ from reading import found, read_files
 from broadsheet.pipeline.errors import InputChanged, SourceError
 from broadsheet.pipeline.processes.threads import available_cores, available_memory
 from broadsheet.pipeline.source.chunk import Selection
-from broadsheet.pipeline.source.find.files import FORMATS, find_files
-from broadsheet.pipeline.source.formats.base import InputFile
+from broadsheet.pipeline.source.format import InputFile
 from broadsheet.pipeline.source.open.opening import open_at
-from broadsheet.pipeline.source.plan.sample import slow_to_read
+from broadsheet.pipeline.source.plan.files import FORMATS, find_files
+from broadsheet.pipeline.source.sample import slow_to_read
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
@@ -209,7 +209,7 @@ def test_zstd_frames_with_long_windows_are_read_where_memory_is_enough(tmp_path:
 READ = """
 import resource, sys
 from broadsheet.pipeline.errors import SourceError
-from broadsheet.pipeline.source.find.files import find_files
+from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.source.open.opening import open_at
 if int(sys.argv[2]):
     resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), -1))

@@ -19,10 +19,10 @@ from broadsheet.pipeline.errors import OutputError, UsageError
 from broadsheet.pipeline.output.saved_plan import plan_bytes, plan_from
 from broadsheet.pipeline.source.chunk import Chunk, Selection, concat
 from broadsheet.pipeline.source.columns import truth_indices
-from broadsheet.pipeline.source.find.files import find_files
 from broadsheet.pipeline.source.inputs import NothingBefore, identify, open_input
 from broadsheet.pipeline.source.limits import LIMITS, Limits
 from broadsheet.pipeline.source.memory.tables import of_table
+from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.source.plan.plan import plan_files
 
 TEXTS = [f'article {i}, "quoted"\nsecond line é' if i % 7 == 0 else f"article {i}" for i in range(300)]

@@ -23,8 +23,8 @@ from broadsheet.pipeline.errors import SourceError
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import Progress
 from broadsheet.pipeline.source.chunk import Selection
-from broadsheet.pipeline.source.find.files import find_files
 from broadsheet.pipeline.source.limits import Limits
+from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.source.plan.plan import plan_files
 
 ROWS = 400
@@ -220,7 +220,7 @@ READ_BOMB = """
 import resource, sys
 from pathlib import Path
 from broadsheet.pipeline.source.chunk import Selection
-from broadsheet.pipeline.source.find.files import find_files
+from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.source.plan.plan import plan_files
 from broadsheet.pipeline.source.read.read import read_range
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

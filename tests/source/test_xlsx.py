@@ -20,7 +20,7 @@ from broadsheet import pipeline
 from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.source.chunk import Selection
-from broadsheet.pipeline.source.find.files import find_files
+from broadsheet.pipeline.source.plan.files import find_files
 
 ROWS = [
     ("an article", 1, datetime.datetime(2024, 1, 31), True, 0.1),

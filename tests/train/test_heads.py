@@ -23,7 +23,7 @@ from training import one_thread
 from broadsheet import pipeline
 from broadsheet.pipeline import ModelError, UsageError, classify, heads_of, load_model
 from broadsheet.pipeline.engine.base import Texts
-from broadsheet.pipeline.measures.evaluate import evaluate
+from broadsheet.pipeline.evaluation.evaluate import evaluate
 from broadsheet.pipeline.model import reference
 from broadsheet.pipeline.model.alphabet import encode
 from broadsheet.pipeline.model.charcnn import Model

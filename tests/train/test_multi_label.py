@@ -27,9 +27,9 @@ from broadsheet import pipeline
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.cpu import CpuEngine
 from broadsheet.pipeline.errors import ModelError, UsageError
+from broadsheet.pipeline.evaluation.evaluate import evaluate_labels
+from broadsheet.pipeline.evaluation.rows import hold_out, rarest
 from broadsheet.pipeline.measures.accuracy import LabelCounts
-from broadsheet.pipeline.measures.evaluate import evaluate_labels
-from broadsheet.pipeline.measures.rows import hold_out, rarest
 from broadsheet.pipeline.model import reference
 from broadsheet.pipeline.model.alphabet import encode
 from broadsheet.pipeline.model.charcnn import Model

@@ -20,8 +20,8 @@ from broadsheet.pipeline.client import ServerError
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import open_engine, why_no_gpu
 from broadsheet.pipeline.errors import ModelError, UsageError
-from broadsheet.pipeline.measures.evaluate import evaluate
-from broadsheet.pipeline.measures.numbers import NumberFigures, evaluate_numbers
+from broadsheet.pipeline.evaluation.evaluate import evaluate
+from broadsheet.pipeline.evaluation.numbers import NumberFigures, evaluate_numbers
 from broadsheet.pipeline.model.charcnn import Model, load_model
 from broadsheet.pipeline.model.scores import Levels
 from broadsheet.pipeline.train import Trained, train

@@ -21,7 +21,7 @@ from training import LENGTH, QUICK, STILL, TOPICS, articles, one_thread, quick_t
 
 from broadsheet.pipeline import calibrate
 from broadsheet.pipeline.errors import BroadsheetError, UsageError
-from broadsheet.pipeline.measures.rows import hold_out
+from broadsheet.pipeline.evaluation.rows import hold_out
 from broadsheet.pipeline.model.alphabet import Alphabet
 from broadsheet.pipeline.model.charcnn import Model, load_model
 from broadsheet.pipeline.model.layers import Frame, layer_table

@@ -28,10 +28,10 @@ from ...errors import SourceError
 from ...telemetry.spans import Span, span
 from ..chunk import Chunk, Selection, held_together
 from ..columns import holding, is_textual, projected
+from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
 from ..limits import Limits
-from ..memory.tables import bounded_chunk, most_decoded, types_of
 from ..open.opening import open_at
-from .base import FilePlan, Format, Fragment, InputFile, Schema, Seek
+from .tables import bounded_chunk, most_decoded, types_of
 
 FILE_MAGIC, FEATHER_MAGIC = b"ARROW1", b"FEA1"
 

@@ -21,9 +21,9 @@ from pyarrow import csv as pa_csv
 
 from ...errors import SourceError, UsageError
 from ..chunk import Chunk, Selection, assemble
+from ..compression import UTF8, why_not_decoded
+from ..format import InputFile, Schema
 from ..limits import LIMITS, Limits
-from ..open.compression import UTF8, why_not_decoded
-from .base import InputFile, Schema
 from .record_format import DELIMITERS, RecordFormat, ScanWanted, no_place, separated_by
 from .records import BOM, Guess, Records, Split
 

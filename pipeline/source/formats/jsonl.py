@@ -23,8 +23,8 @@ from pyarrow import json as pa_json
 from ...errors import SourceError
 from ..chunk import BadRow, Chunk, Selection, assemble, concat
 from ..columns import keys_within, not_utf8, value_at, value_or_none
-from ..open.compression import UTF8, why_not_decoded
-from .base import InputFile, Schema
+from ..compression import UTF8, why_not_decoded
+from ..format import InputFile, Schema
 from .json_strings import Lines, Taken, are_plain, distinct, lines_refused, taken_out
 from .record_format import Head, RecordFormat
 from .records import Records, Split, split_lines

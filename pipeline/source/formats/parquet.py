@@ -28,9 +28,9 @@ from ...errors import SourceError
 from ...telemetry.spans import Span
 from ..chunk import Chunk, Selection, held_together
 from ..columns import as_bytes, fields_of, is_textual, projected
-from ..memory.tables import bounded_chunk, most_decoded, types_of
+from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
 from ..open.opening import expect, open_at
-from .base import FilePlan, Format, Fragment, InputFile, Schema, Seek
+from .tables import bounded_chunk, most_decoded, types_of
 
 _DICTIONARY_PAGE = 2
 _HEADER_BYTES = 256

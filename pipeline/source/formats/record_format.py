@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from ...errors import InputChanged, SourceError, UsageError
 from ...telemetry.spans import Span, span
 from ..chunk import Chunk, Selection, assemble
+from ..compression import UTF8, looks_like, unescaped
+from ..format import Format, InputFile, Schema, Seek
 from ..open.ahead import PARSING
-from ..open.compression import UTF8, looks_like, unescaped
 from ..open.opening import open_at
-from .base import Format, InputFile, Schema, Seek
 from .records import BOM, Blocks, Extent, Guess, Readable, Records, Sizes, Split, read_records, split_lines
 
 FEW_BYTES = 64 << 10

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ...errors import SourceError, first_of
 from ..chunk import Selection
-from .base import InputFile, Schema
+from ..format import InputFile, Schema
 from .record_format import RecordFormat
 from .records import Split
 

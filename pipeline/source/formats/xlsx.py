@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from ...errors import InputChanged, SourceError, UsageError
 from ..chunk import Chunk, Selection, empty_chunk
-from ..memory.tables import table_chunk
+from ..format import FilePlan, Format, InputFile, Schema, Seek, Stream
 from ..open.front_to_back import ZIP_MAGIC
 from ..open.opening import open_at
-from .base import FilePlan, Format, InputFile, Schema, Seek, Stream
+from .tables import table_chunk
 
 _NEEDS = "an Excel file needs openpyxl: pip install 'broadsheet[xlsx]', or save the sheet as .csv"
 _MOST_TEXTS = 256 << 20  # bytes of XML without the sheets

@@ -22,8 +22,8 @@ import pyarrow as pa
 from ...errors import UsageError
 from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, assemble, concat, held_of_record
 from ..columns import is_textual, keys_within, value_at, value_or_none
-from ..find.files import format_of, is_known
 from ..limits import LIMITS, Limits
+from ..plan.files import format_of, is_known
 from .tables import MEMORY, Tables, is_pandas, of_table, resolve
 
 _CANNOT = (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError)

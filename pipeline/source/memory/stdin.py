@@ -15,14 +15,14 @@ from typing import BinaryIO, cast
 
 from ...errors import UsageError
 from ..chunk import Chunk, Selection, concat
-from ..find.files import Identity
+from ..compression import HEAD_BYTES, UTF8, Transcoded, compression_of
 from ..formats.csv import Csv, Tsv
 from ..formats.jsonl import Jsonl
 from ..formats.record_format import DELIMITERS, Head, Piped, RecordFormat, Text
 from ..formats.records import BOM, cut, gathered, read_records
 from ..formats.wet import Wet
-from ..open.compression import HEAD_BYTES, UTF8, Transcoded, compression_of
 from ..plan.examine import refuse_twice, resolve
+from ..plan.files import Identity
 
 STDIN = "stdin"
 """The value of the column `file`."""

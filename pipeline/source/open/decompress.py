@@ -19,7 +19,7 @@ from typing import BinaryIO, Protocol, cast
 import lz4.frame
 
 from ...processes.threads import available_cores, available_memory
-from .compression import Compression, compression_of
+from ..compression import Compression, compression_of
 
 if sys.version_info >= (3, 14):
     from compression import zstd

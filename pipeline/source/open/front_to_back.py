@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import Any, BinaryIO, cast
 
 from ...errors import InputChanged, InputUnavailable, SourceError
-from ..formats.base import InputFile, Member
+from ..compression import HEAD_BYTES, compression_of
+from ..format import InputFile, Member
 from .ahead import InThread
-from .compression import HEAD_BYTES, compression_of
 from .decompress import PIECE_BYTES, content_of, why
 
 ZIP_SUFFIX = ".zip"

@@ -14,12 +14,12 @@ import pyarrow as pa
 from ...errors import SourceError, UsageError, did_you_mean
 from ..chunk import Selection
 from ..columns import is_held_by, is_textual, type_of_both
-from ..find.files import FORMATS
-from ..formats.base import Format, InputFile, Schema
+from ..compression import HEAD_BYTES, compression_of
+from ..format import Format, InputFile, Schema
 from ..formats.record_format import other_delimiter, separated_by
-from ..open.compression import HEAD_BYTES, compression_of
 from ..open.front_to_back import ZIP_MAGIC, ZIP_SUFFIX
 from ..open.opening import Held, open_at, open_stored
+from .files import FORMATS
 
 
 def refuse_twice(path: str, schema: Schema) -> None:

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from ...errors import SourceError, UsageError
 from ...processes.threads import threads
 from ..chunk import Selection
-from ..find.search import Problem
-from ..formats.base import Format, InputFile, Schema, Seek
-from ..open.compression import UTF8
+from ..compression import UTF8
+from ..format import Format, InputFile, Schema, Seek
 from ..open.opening import changed_files
 from .examine import Examined, examine, kept_types, resolve
+from .search import Problem
 
 _LEAST_BYTES = 64 << 10
 _BYTES_A_ROW = 128

@@ -18,8 +18,7 @@ from ...errors import InputChanged, SourceError, UsageError
 from ...processes.threads import threads
 from ...telemetry.spans import Span
 from ..chunk import Chunk, RowRange, Selection, concat, empty_chunk, held_bytes, held_of_record, numbered, rows_between
-from ..find.search import Problem
-from ..formats.base import Fragment, InputFile, Seek, Stream
+from ..format import Fragment, InputFile, Seek, Stream
 from ..formats.record_format import Parsed, RecordFormat
 from ..formats.records import Cutting, Extent, Records, read_records
 from ..open.ahead import PARSING, in_order
@@ -27,6 +26,7 @@ from ..open.front_to_back import FrontToBack
 from ..open.opening import Held, open_at
 from ..plan.examine import Examined, examine_like, held, identified
 from ..plan.plan import Range, RangeEnd, UnreadFile, part_name, range_bytes, rows_of
+from ..plan.search import Problem
 
 _HELD_AHEAD = 4 << 20
 """Bytes of a file that are read before their turn has come."""

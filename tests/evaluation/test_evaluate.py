@@ -6,26 +6,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
 from conftest import Command, CommandHere, random_model
 from distributed import Client
-from hypothesis import given
-from hypothesis import strategies as st
 
 from broadsheet.pipeline.api import classify
 from broadsheet.pipeline.errors import UsageError
-from broadsheet.pipeline.labelling.counts import count_pairs
-from broadsheet.pipeline.measures.accuracy import confusion_of
-from broadsheet.pipeline.measures.evaluate import evaluate
+from broadsheet.pipeline.evaluation.evaluate import evaluate
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.source.columns import NO_TRUTH
 
 ROWS = pa.table(
     {
@@ -111,16 +104,3 @@ def test_what_cannot_be_evaluated(
 
 
 # Counts of true and predicted classes, against counting them one by one.
-
-
-ACCURACY_ROWS = st.lists(st.tuples(st.integers(NO_TRUTH, 999), st.integers(0, 999)) | st.tuples(st.just(3), st.just(0)))
-
-
-@given(ACCURACY_ROWS)
-def test_pairs_are_counted_each_once_and_in_order(rows: list[tuple[int, int]]) -> None:
-    truth, predicted = np.array(rows, np.int32).reshape(-1, 2).T
-    found = count_pairs(truth, predicted)
-    assert found == [(*pair, count) for pair, count in sorted(Counter(rows).items())]
-    confusion = confusion_of(found, tuple(map(str, range(1000))))
-    assert confusion.rows + confusion.without_truth == len(rows)
-    assert confusion.correct == sum(true == label for true, label in rows)

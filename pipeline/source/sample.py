@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 
-from ...errors import SourceError, UsageError
-from ...processes.threads import available_cores
-from ..chunk import Chunk, Selection, concat, empty_chunk, first_chunks
-from ..find.files import Files
-from ..formats.base import InputFile
-from ..formats.record_format import RecordFormat
-from ..formats.records import read_records
-from ..inputs import Given, RowsInMemory, refuse_unfit
-from ..open.compression import UTF8, Transcoded
-from ..open.decompress import beginning
-from ..open.opening import open_at, open_location
-from ..read.read import read_range
-from .examine import Examined, examine
-from .plan import Plan, Range, RangeEnd, plan_files
+from ..errors import SourceError, UsageError
+from ..processes.threads import available_cores
+from .chunk import Chunk, Selection, concat, empty_chunk, first_chunks
+from .compression import UTF8, Transcoded
+from .format import InputFile
+from .formats.record_format import RecordFormat
+from .formats.records import read_records
+from .inputs import Given, RowsInMemory, refuse_unfit
+from .open.decompress import beginning
+from .open.opening import open_at, open_location
+from .plan.examine import Examined, examine
+from .plan.files import Files
+from .plan.plan import Plan, Range, RangeEnd, plan_files
+from .read.read import read_range
 
 _PLACES = 8
 """A sample is taken from so many files, or places of a table, at even distances."""

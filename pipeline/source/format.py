@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from ...telemetry.spans import Span
-from ..chunk import Chunk, Selection
-from ..limits import LIMITS, Limits
-from ..open.compression import UTF8
+from ..telemetry.spans import Span
+from .chunk import Chunk, Selection
+from .compression import UTF8
+from .limits import LIMITS, Limits
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,9 @@ from ...storage.names import (
     printable,
     root_of,
 )
+from ..compression import SUFFIXES
+from ..format import Format, InputFile, Member
 from ..formats.arrow import Arrow
-from ..formats.base import Format, InputFile, Member
 from ..formats.csv import Csv, Tsv
 from ..formats.jsonl import Jsonl
 from ..formats.onehot import OneHot
@@ -38,7 +39,6 @@ from ..formats.parquet import Parquet
 from ..formats.record_format import Text
 from ..formats.wet import Wet
 from ..formats.xlsx import Xlsx
-from ..open.compression import SUFFIXES
 from ..open.front_to_back import ZIP_SUFFIX, is_hidden, list_members, member_path
 from ..open.opening import open_at, open_location, reason
 from .search import Listed, Problem, search

@@ -21,18 +21,18 @@ from distributed import CancelledError, Client, Future, KilledWorker, LocalClust
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
-from ..cluster.settings import NO_SCHEDULER, NO_WORKERS
-from .errors import BroadsheetError, SourceError
-from .job import tasks
-from .job.range_tasks import TOPIC, ChunksDone, Read, begin_no_more, count_rows, label_range
-from .job.starts import Starts
-from .job.tasks import Event, Job, Noted, SetAside, Stopped
-from .job.watchdog import Watchdog, run_of, task_key
-from .job.worker import forget_starts, set_starts
-from .source.chunk import Chunk
-from .source.inputs import Unread
-from .source.plan.plan import Range, Start, part_name
-from .source.read.readers import ReaderLost
+from ...cluster.settings import NO_SCHEDULER, NO_WORKERS
+from ..errors import BroadsheetError, SourceError
+from ..source.chunk import Chunk
+from ..source.inputs import Unread
+from ..source.plan.plan import Range, Start, part_name
+from ..source.read.readers import ReaderLost
+from . import tasks
+from .range_tasks import TOPIC, ChunksDone, Read, begin_no_more, count_rows, label_range
+from .starts import Starts
+from .tasks import Event, Job, Noted, SetAside, Stopped
+from .watchdog import Watchdog, run_of, task_key
+from .worker import forget_starts, set_starts
 
 _SUSPECT_LOSSES = 2
 """So many workers may be lost with a chunk that runs with others, before it has to run alone."""

@@ -5,7 +5,6 @@ whose score is too low, which get no label.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,16 +17,13 @@ import pyarrow.dataset as pa_dataset
 import pytest
 from conftest import AG_NEWS, Command, CommandHere
 from distributed import Client
-from hypothesis import given
-from hypothesis import strategies as st
 
 from broadsheet import pipeline
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.cpu import CpuEngine
 from broadsheet.pipeline.errors import ModelError, UsageError
-from broadsheet.pipeline.measures.evaluate import evaluate
-from broadsheet.pipeline.measures.reliability import reliability, threshold
-from broadsheet.pipeline.measures.rows import hold_out
+from broadsheet.pipeline.evaluation.evaluate import evaluate
+from broadsheet.pipeline.evaluation.rows import hold_out
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.scores import fitted, log_loss, log_scores, probabilities
 
@@ -64,28 +60,6 @@ def test_the_temperature_that_made_the_labels_is_found() -> None:
     assert best <= min(log_loss(logits, truth, found * factor) for factor in (0.99, 1.01))
     assert fitted(logits, logits.argmax(axis=1)) is None  # all right: the scores could be as high as one likes
     assert fitted(logits, logits.argmin(axis=1)) is None
-
-
-@given(st.lists(st.tuples(st.floats(0, 1, width=32), st.booleans()), max_size=60), st.floats(0.1, 1))
-def test_bins_and_thresholds_are_what_their_definitions_say(rows: list[tuple[float, bool]], target: float) -> None:
-    scores, right = np.array([s for s, _ in rows], np.float32), np.array([r for _, r in rows], np.bool_)
-    found = reliability(scores, right)
-    error = 0.0
-    for i, one in enumerate(found.bins):
-        inside = [(s, r) for s, r in rows if i / 15 < s <= (i + 1) / 15 or (i == 0 and s == 0)]
-        assert one.rows == len(inside)
-        error += abs(sum(s for s, _ in inside) - sum(r for _, r in inside))
-    assert (
-        found.expected_error == pytest.approx(error / len(rows), abs=1e-6) if rows else math.isnan(error / 1 - np.nan)
-    )
-    at = threshold(scores, right, target)
-    good = [s for s in scores if right[scores >= s].mean() >= target]
-    if good:
-        assert at.score == min(good)
-        assert (at.rows, at.precision) == ((scores >= min(good)).sum(), right[scores >= min(good)].mean())
-        assert at.coverage == at.rows / len(rows)
-    else:
-        assert math.isnan(at.score)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..labelling.scored import rows_of, texts_of
+from ..measures.reliability import improvement, reliability
 from ..model import cascade as cascades
 from ..model.cascade import AGREEMENT, ASKS, Cascade, asked, cuts, margins
 from ..model.charcnn import Model, load_model
@@ -27,11 +28,10 @@ from ..model.scores import CARD, LEAST_ROWS, SOFTMAX, fitted, log_scores, probab
 from ..model.several import load_one
 from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH
+from ..source.compression import encoding_named
 from ..source.formats.record_format import delimiter_named
 from ..source.inputs import identify
-from ..source.open.compression import encoding_named
-from ..source.plan.sample import sample_input
-from .reliability import improvement, reliability
+from ..source.sample import sample_input
 from .rows import files_of, hold_out, numbered, scored_rows, selection_of
 
 Doubles = NDArray[np.float64]

@@ -16,8 +16,8 @@ from ..engine.open import opened
 from ..labelling.scored import ScoredChunk, Scoring, scored
 from ..model.charcnn import Model
 from ..source.chunk import Chunk, Selection
-from ..source.find.files import Files
 from ..source.inputs import Given, chunks_here, open_input
+from ..source.plan.files import Files
 
 _CHUNK_ROWS = 2048
 

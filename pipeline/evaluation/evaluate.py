@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..labelling.counts import count_pairs
+from ..measures.accuracy import SHOWN_BYTES, Confusion, LabelCounts, confusion_of
+from ..measures.reliability import Reliability, Threshold, reliability, threshold
 from ..model.cascade import ASKS
 from ..model.charcnn import Model
 from ..model.scores import assigned, log_scores, probabilities
@@ -20,9 +22,7 @@ from ..model.several import head_of, load_one
 from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH, label_lists, label_sets
 from ..source.inputs import identify
-from .accuracy import SHOWN_BYTES, Confusion, LabelCounts, confusion_of
 from .fitting import Figures, figures_of
-from .reliability import Reliability, Threshold, reliability, threshold
 from .rows import scored_rows, selection_of
 
 

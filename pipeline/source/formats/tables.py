@@ -1,0 +1,148 @@
+"""Rows of Arrow tables, as chunks: of Parquet's row groups and Arrow's batches, in chunks of bounded size.
+
+A column with a dictionary may refer to one long value very many times. So the rows of a decoded table are taken out in
+runs of bounded size; where a fragment takes several, each text is cut to what the model reads, and its characters are
+counted before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ...errors import SourceError
+from ..chunk import HEAD_BYTES, Chunk, Selection, assemble, concat
+from ..columns import as_bytes, fields_of, is_textual, plain_type, projected
+from ..format import Fragment
+from ..limits import LIMITS, Limits
+from ..open.ahead import PARSING
+from .records import Cutting
+
+
+def types_of(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """The types of columns as `Schema` has them: all layouts of strings count as one type."""
+    return {name: plain_type(kind) for name, kind in fields_of(schema).items()}
+
+
+def most_decoded(limits: Limits) -> int:
+    """Bytes of decoded rows that are held of a file."""
+    return 4 * limits.chunk_bytes
+
+
+def bounded_chunk(tables: Iterable[pa.Table], fragment: Fragment, selection: Selection, length: int) -> Chunk:
+    """A chunk of a fragment's rows, which come in tables of any size. length: characters that the model reads.
+
+    Raises SourceError where the columns that are kept take too much memory.
+    """
+    limits, path = fragment.file.format.limits, fragment.file.path
+    selection = replace(selection, reads=selection.reads or length)
+    pieces: list[Chunk] = []
+    held = 0
+    for piece in PARSING.in_order(_parts(tables, fragment, selection)):
+        pieces.append(piece)
+        held += piece.kept_bytes
+        if held > (most := most_decoded(limits)):
+            raise SourceError(
+                f"{path}: the kept columns of {fragment.rows:,} rows from {fragment.first_row:,} "
+                f"on take more than {most >> 20} MiB: choose others, or smaller chunks"
+            )
+    return concat(pieces)
+
+
+def _parts(tables: Iterable[pa.Table], fragment: Fragment, selection: Selection) -> Iterator[Callable[[], Chunk]]:
+    """A call for each part of a fragment's rows, which makes a chunk of it."""
+    first = fragment.first_row
+    for decoded in tables:
+        for table, n_chars in _bounded(decoded, selection, fragment.file.format.limits):
+            yield partial(_chunk, table, fragment.file.path, first, selection, n_chars)
+            first += len(table)
+
+
+def _bounded(
+    table: pa.Table, selection: Selection, limits: Limits
+) -> Iterator[tuple[pa.Table, NDArray[np.int64] | None]]:
+    """Runs of rows that take a bounded size without dictionaries; with the characters of their text, where it is cut.
+
+    The only text column is cut in its dictionary, once for all rows that have a text.
+    """
+    encoded = [name for name in table.column_names if pa.types.is_dictionary(table.column(name).type)]
+    if not encoded:
+        yield table, None
+        return
+    table = table.combine_chunks()
+    n_chars = None
+    others = {*selection.kept, selection.truth}
+    if len(selection.text) == 1 and selection.text[0] in {*encoded} - others:
+        text = table.column(selection.text[0]).combine_chunks()
+        values, counts = _cut_values(text.dictionary, selection.reads)
+        place = table.column_names.index(selection.text[0])
+        short = pa.DictionaryArray.from_arrays(text.indices, values)
+        table, n_chars = table.set_column(place, selection.text[0], short), _gathered(counts, text.indices)
+    sizes = np.zeros(len(table), np.int64)
+    for name in encoded:
+        column = table.column(name).combine_chunks()
+        sizes += _gathered(pc.binary_length(column.dictionary), column.indices)
+    for first, last, _ in Cutting(len(table), min(limits.part_bytes, limits.chunk_bytes)).cut(sizes):
+        yield table.slice(first, last - first), None if n_chars is None else n_chars[first:last]
+
+
+def _cut_values(values: pa.Array, length: int) -> tuple[pa.Array, pa.Array]:
+    """Strings up to `length` characters, and how many each has; one that will be quarantined stays as it is."""
+    values = values.cast(pa.large_binary())
+    cut, counts = [], []
+    for value in values.to_pylist():
+        try:
+            text = "" if value is None or len(value) > LIMITS.field_bytes else value.decode("utf-8")
+        except UnicodeDecodeError:
+            text = ""
+        cut.append(text[:length].encode() if text else value)
+        counts.append(len(text))
+    return pa.array(cut, pa.large_binary()), pa.array(counts, pa.int64())
+
+
+def _gathered(values: pa.Array, indices: pa.Array) -> NDArray[np.int64]:
+    """int64, one for each index; 0 for nulls."""
+    found = pc.fill_null(pc.take(values, indices), 0)
+    return np.asarray(found.cast(pa.int64()).to_numpy(zero_copy_only=False))
+
+
+def _chunk(
+    table: pa.Table, path: str, first_row: int, selection: Selection, n_chars: NDArray[np.int64] | None
+) -> Chunk:
+    """n_chars: int64 [N], of each text where the table holds only its beginning."""
+    chunk = _assembled(table, path, first_row, selection)
+    if n_chars is None:
+        return chunk
+    return replace(chunk, n_chars=n_chars[chunk.rows.column("row").to_numpy() - first_row])
+
+
+def _assembled(table: pa.Table, path: str, first_row: int, selection: Selection) -> Chunk:
+    texts = table.column(selection.text[0])
+
+    def raw(i: int) -> tuple[None, bytes]:
+        value = texts[i].as_py() or b""
+        return None, (value.encode() if isinstance(value, str) else value)[:HEAD_BYTES]
+
+    return assemble(path, first_row + np.arange(len(table)), table, selection, raw)
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """The table without dictionaries and views, whose layout says nothing about the rows; its strings as bytes."""
+    for i, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            kind = field.type.value_type
+            kind = pa.large_string() if is_textual(kind) else kind  # Arrow takes nothing from an array of views
+            chunks = [chunk.dictionary.cast(kind).take(chunk.indices) for chunk in table.column(i).chunks]
+            table = table.set_column(i, field.name, pa.chunked_array(chunks, kind))
+    return as_bytes(table)
+
+
+def table_chunk(table: pa.Table, file: str, row: int, selection: Selection) -> Chunk:
+    """A chunk of a table's rows, the first of which is row `row`."""
+    return _assembled(plain(projected(table, selection.columns)), file, row, selection)
