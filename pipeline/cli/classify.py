@@ -54,7 +54,7 @@ _OF_UCX = ("distributed_ucxx", "rmm")
 
 _MODULES_OF_WORKERS = [
     f"broadsheet.{name}"
-    for name in ("pipeline.source.read.reader_process", "__main__", "cluster.plugin", "pipeline.job.group_tasks")
+    for name in ("pipeline.source.read.reader_process", "__main__", "cluster.plugin", "pipeline.job.range_tasks")
 ] + ["distributed.nanny"]
 """What the workers of a command import, as one process does of which they are forks; the first spares pandas."""
 

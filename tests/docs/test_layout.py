@@ -199,6 +199,17 @@ def test_the_house_has_few_floors_and_short_files() -> None:
     assert statistics.median(lines) <= MOST_LINES, "half of the files of pipeline/ are longer: split some"
 
 
+def test_modules_that_are_named_in_strings_are_there() -> None:
+    """Those that a process is started with, or imports before others fork from it, which says nothing of one that is
+    absent.
+    """
+    for file in files():
+        for node in ast.walk(ast.parse((ROOT / file).read_text())):
+            name = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if re.fullmatch(r"(broadsheet\.)?(pipeline|cluster)(\.[a-z_]+)+", name) and not name.endswith(".log"):
+                assert file_of(name), f"{file} names {name}, which is no module"
+
+
 def test_torch_stays_out_of_the_package_but_for_training() -> None:
     others = {file for file in files() if "torch" in imports(file)[1]}
     assert {file for file in others if not file.startswith((*TORCH_IN, "pipeline/cli/train.py"))} == set()
