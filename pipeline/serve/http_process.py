@@ -32,8 +32,8 @@ from .http_link import Held, Listens, Main
 from .settings import Settings, start_log
 from .tracing import open_traces
 
-_SIZE, _LAST_DATA_RECEIVED = 60, 52
-"""Of `struct tcp_info` (linux/tcp.h), and where `tcpi_last_data_recv` is in it."""
+_TCP_INFO = struct.Struct("8B12I")
+"""`struct tcp_info` (linux/tcp.h) from its beginning to `tcpi_last_data_recv`, in milliseconds."""
 
 _HALF_TICK_MS = 2
 """The kernel counts milliseconds in ticks, of 4 by default."""
@@ -48,8 +48,7 @@ class Connection(Protocol):
 def came(connection: Connection) -> float:
     """When the last that was read of a TCP connection came to this machine, by the monotonic clock, to some 2 ms."""
     now = time.monotonic()
-    told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
-    milliseconds: int = struct.unpack_from("I", told, _LAST_DATA_RECEIVED)[0]
+    *_, milliseconds = _TCP_INFO.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
     return now - max(0, milliseconds - _HALF_TICK_MS) / 1000
 
 
@@ -279,8 +278,19 @@ _SWITCH_SECONDS = 0.0005
 
 
 class Begin(NamedTuple):
-    """listening, held: numbers of open files: the socket that takes connections, and the file of `Held`. number: of the
-    process.
+    """What a process is started with.
+
+    Attributes
+    ----------
+    settings : Settings
+        The server's.
+    listening : int
+        File descriptor of the socket that takes connections.
+    held : int
+        File descriptor of the file of `Held`.
+    number : int
+        Of the process.
+
     """
 
     settings: Settings
