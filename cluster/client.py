@@ -23,7 +23,6 @@ from .local import cluster_here, cpu_cluster, cuda_cluster, nsys_cluster
 from .private import LINK, TOKEN
 from .protocol import choose, count_gpus
 from .settings import NO_SCHEDULER, default_scheduler, no_workers_seconds, with_settings
-from .steady_clock import use_steady_clock
 from .tls import load_certificates
 
 TLS_FOLDER = "tls"
@@ -103,7 +102,6 @@ def connect(
     ...     report = broadsheet.classify("news/*.parquet", "out/", client=client)
 
     """
-    use_steady_clock()
     context: AbstractContextManager[Client]
     if nsys is not None:
         if scheduler_file is not None or where not in ("local", "cuda") or protocol == "ucx":

@@ -10,7 +10,7 @@ from multiprocessing import resource_tracker
 
 from distributed.gc import disable_gc_diagnosis
 
-from ..pipeline.processes.child import protect_multiprocessing
+from ..pipeline.processes.child import safe_path
 
 
 @contextmanager
@@ -20,18 +20,18 @@ def postponed() -> Iterator[None]:
     """
     here = threading.current_thread() is threading.main_thread()  # no other gets signals
     caught: list[int] = []
-    protect_multiprocessing()
-    resource_tracker.ensure_running()  # else it would be started later, in a thread in which it unblocks SIGINT
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # new threads and processes inherit it
-    handler = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number)) if here else None
-    try:
-        yield
-    finally:
-        if here:
-            signal.signal(signal.SIGTERM, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if caught:
-            signal.raise_signal(signal.SIGTERM)
+    with safe_path():
+        resource_tracker.ensure_running()  # else it would be started later, in a thread in which it unblocks SIGINT
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # new threads and processes inherit it
+        handler = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number)) if here else None
+        try:
+            yield
+        finally:
+            if here:
+                signal.signal(signal.SIGTERM, handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if caught:
+                signal.raise_signal(signal.SIGTERM)
 
 
 def heard_in_collections() -> None:

@@ -14,7 +14,6 @@ from distributed.core import Status
 from ..pipeline.errors import UsageError
 from .local import worker_here
 from .settings import configured
-from .steady_clock import use_steady_clock
 
 
 class Kept:
@@ -42,7 +41,6 @@ class Kept:
                 "this process was forked from one that has run a job, whose threads Dask would wait for here: start "
                 "processes by 'spawn' or 'forkserver' (multiprocessing.set_start_method), or use broadsheet.load()"
             )
-        use_steady_clock()
         if not self._busy.acquire(blocking=False):
             with configured(), worker_here(set_as_default=False) as client:
                 yield client

@@ -18,12 +18,12 @@ from ..pipeline.engine.open import expected_device, is_short_of_memory
 from ..pipeline.errors import BroadsheetError, UsageError
 from ..pipeline.labelling.engines import ENGINES
 from ..pipeline.model.charcnn import Model
+from ..pipeline.processes.child import unset_safe_path
 from ..pipeline.processes.threads import available_cores, share_of_cores
 from .clock import ClockPlugin
 from .heartbeat import METRIC, QuietEnd, worker_metrics
 from .metrics import tell_scheduler, tell_worker
 from .settings import GPU_EXECUTOR, THREADS_PER_WORKER, no_workers_seconds
-from .steady_clock import use_steady_clock
 
 NAME = "broadsheet-engine"
 
@@ -72,7 +72,7 @@ class EnginePlugin(WorkerPlugin):
         self._read_in_processes = read_in_processes
 
     def setup(self, worker: Worker) -> None:
-        use_steady_clock()
+        unset_safe_path()
         QuietEnd().setup(worker)
         is_cuda = expected_device(self._device) == "cuda"
         if GPU_EXECUTOR not in worker.executors:
@@ -246,11 +246,10 @@ def _note(key: str, found: dict[str, Backend | None], dask_scheduler: Scheduler)
 
 
 async def _prepare(dask_scheduler: Scheduler) -> None:
-    """Before the first engine: tell metrics, turn work stealing off, limit the wait for workers, and use the steady
-    clock. A scheduler started here has the last three already; one that a user started may not.
+    """Before the first engine: tell metrics, turn work stealing off, and limit the wait for workers. A scheduler
+    started here has the last two already; one that a user started may not.
     """
     tell_scheduler(dask_scheduler)
-    use_steady_clock()
     if "stealing" in dask_scheduler.extensions:
         await dask_scheduler.extensions["stealing"].stop()
     if dask_scheduler.no_workers_timeout is None:

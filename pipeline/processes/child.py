@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
-from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing import forkserver, resource_tracker
 from typing import IO
 
 _END_SECONDS = 5.0
@@ -35,16 +35,31 @@ def import_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 
 
-def protect_multiprocessing() -> None:
-    """Have processes that `multiprocessing` starts, Dask's workers and its own helpers, begin with `-P` from now on.
+_SAFE_PATH, _SET_HERE = "PYTHONSAFEPATH", "broadsheet"
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """In the block, processes that `multiprocessing` starts, Dask's workers and its own helpers, begin as with `-P`.
 
     It starts them as `python -c`, which looks for modules in the current folder first. Workers then take over this
-    process's path, so that they find the modules beside a user's script. `PYTHONSAFEPATH` would do the same, but also
-    to scripts that the user starts. `multiprocessing` documents no such setting: a test has a folder of stub modules.
+    process's path, so that they find the modules beside a user's script. The variable is set in the block only, since
+    scripts that the user starts need their folder; so a worker that is started in place of a lost one is without it,
+    unless it is a fork.
     """
-    if "-P" not in util._args_from_interpreter_flags():  # type: ignore[attr-defined]
-        flags = [*util._args_from_interpreter_flags(), "-P"]  # type: ignore[attr-defined]
-        util._args_from_interpreter_flags = lambda: list(flags)  # type: ignore[attr-defined]
+    is_set = _SAFE_PATH in os.environ
+    os.environ.setdefault(_SAFE_PATH, _SET_HERE)
+    try:
+        yield
+    finally:
+        if not is_set:
+            unset_safe_path()
+
+
+def unset_safe_path() -> None:
+    """Let scripts find modules in their folder that a process starts which was itself started in `safe_path`."""
+    if os.environ.get(_SAFE_PATH) == _SET_HERE:
+        del os.environ[_SAFE_PATH]
 
 
 OF_WORKERS: Mapping[str, str] = {
@@ -79,15 +94,15 @@ class Forks:
         """
         if METHOD in os.environ or sys.version_info < (3, 11, 1):  # whose socket others can reach: CVE-2022-42919
             return
-        protect_multiprocessing()
         forkserver.set_forkserver_preload([*modules])
-        resource_tracker.ensure_running()  # else it would be started below, and unblock SIGINT
         found = {name: os.environ.get(name, value) for name, value in {**OF_WORKERS, **_ONE_THREAD}.items()}
         missing = found.keys() - os.environ.keys()
+        with safe_path():
+            resource_tracker.ensure_running()  # else it would be started below, and unblock SIGINT
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         os.environ.update(found)
         try:
-            with suppress(OSError):
+            with suppress(OSError), safe_path():
                 forkserver.ensure_running()
                 self.variables = found
                 atexit.register(self._end)
@@ -98,8 +113,12 @@ class Forks:
 
     def _end(self) -> None:
         """It may be importing still, and whoever reads what this process says would wait for it."""
-        with suppress(OSError, TypeError):
-            os.kill(forkserver._forkserver._forkserver_pid, signal.SIGTERM)  # type: ignore[attr-defined]
+        import psutil
+
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):
+                if any("forkserver" in word for word in child.cmdline()):
+                    child.terminate()
 
 
 FORKS = Forks()

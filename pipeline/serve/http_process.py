@@ -48,7 +48,8 @@ class Connection(Protocol):
 def came(connection: Connection) -> float:
     """When the last that was read of a TCP connection came to this machine, by the monotonic clock, to some 2 ms."""
     now = time.monotonic()
-    *_, milliseconds = _TCP_INFO.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size))
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    milliseconds: int = _TCP_INFO.unpack(info)[-1]
     return now - max(0, milliseconds - _HALF_TICK_MS) / 1000
 
 
