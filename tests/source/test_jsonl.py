@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from reading import block_of, same
 
 from broadsheet.pipeline.source.chunk import Selection
@@ -113,3 +115,14 @@ def test_of_what_is_no_such_object_no_text_is_taken(line: bytes) -> None:
 def test_numbers_of_other_programs_are_read(name: str) -> None:
     chunk = Jsonl().parse(block_of([b'{"id": 1, "text": "a"}', ODD[name]]), "f", 0, Selection(("text",)))
     assert (len(chunk), len(chunk.quarantine)) == (2, 0)
+
+
+NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]{0,20})\.[0-9]{1,20}([eE][+-]?[0-9]{1,4})?", fullmatch=True)
+
+
+@given(st.lists(NUMBERS, min_size=1))
+def test_a_kept_number_has_the_digits_with_which_it_is_written(numbers: list[str]) -> None:
+    lines = [f'{{"text": "a", "n": {n}, "in": {{"é": [{n}, null, 7]}}}}'.encode() for n in numbers]
+    chunk = Jsonl().parse(block_of(lines), "f", 0, Selection(("text",), kept=("n", "in")))
+    assert chunk.rows.column("n").to_pylist() == numbers
+    assert chunk.rows.column("in").to_pylist() == [f'{{"é": [{number}, null, 7]}}' for number in numbers]

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -382,11 +383,13 @@ def _parse_line(line: bytes, selection: Selection) -> dict[str, str | None]:
             item = None
         if name in selection.text and not isinstance(item, str | None):
             raise ValueError(f"the text {name!r} is {_kind(item)}, not a string")
-        row[name] = item if isinstance(item, str | None) else json.dumps(item, ensure_ascii=False)
         try:
+            row[name] = item if isinstance(item, str | None) else _written(item)
             (row[name] or "").encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValueError(f"{name!r} holds half of a surrogate pair") from error
+        except RecursionError as error:
+            raise ValueError(f"{name!r} is nested too deeply") from error
     return row
 
 
@@ -396,14 +399,31 @@ def _value(line: bytes) -> Any:
     """
     text = line.decode(UTF8)
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=_Number)
     except ValueError:
         as_json = _ARROW_NUMBERS.sub(_number_as_json, text)
         if as_json == text:
             raise
         with suppress(ValueError):
-            return json.loads(as_json)
+            return json.loads(as_json, parse_float=_Number)
         raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """A number that is no integer, as it is written: a float would have other digits."""
+
+    text: str
+
+
+def _written(value: Any) -> str:
+    """A value as `json.dumps` writes it, but for the digits of its numbers."""
+    if isinstance(value, dict):
+        members = (f"{json.dumps(key, ensure_ascii=False)}: {_written(item)}" for key, item in value.items())
+        return f"{{{', '.join(members)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    return value.text if isinstance(value, _Number) else json.dumps(value, ensure_ascii=False)
 
 
 def _number_as_json(found: re.Match[str]) -> str:
