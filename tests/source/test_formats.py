@@ -263,6 +263,17 @@ def test_a_missing_column_names_the_file_and_its_columns(tmp_path: Path) -> None
         chunks_of([tmp_path / "n.parquet"], Selection(text=()), 10)
 
 
+def test_a_parquet_page_that_is_not_what_was_written_is_no_text(tmp_path: Path) -> None:
+    """It has a checksum, where who wrote it wanted one: a byte that is another may be good UTF-8."""
+    path = tmp_path / "f.parquet"
+    table = pa.table({"text": [f"text number {i}" for i in range(50)]})
+    pq.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
+    path.write_bytes(path.read_bytes().replace(b"number 17", b"lumber 17"))
+    result, _ = chunks_of([path], Selection(text=("text",)), 100)
+    assert result.texts == []
+    assert "row group 0 cannot be read" in " ".join(result.messages)
+
+
 def test_parquet_rows_that_are_null_or_not_utf8_are_set_aside(tmp_path: Path) -> None:
     broken = pa.array([b"good", b"caf\xe9", None, b""], pa.binary()).view(pa.string())
     title = pa.array([None, None, None, "title"])

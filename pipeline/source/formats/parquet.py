@@ -258,6 +258,7 @@ class _RowGroup:
                 about, names = footer.row_group(self._group), list(self._columns)
                 compressed = sum(stop - start for start, stop in map(_bytes_of, _columns_of(about, names)))
                 how = {"buffer_size": 0 if compressed <= _ALL_AT_ONCE else _BUFFER, "pre_buffer": False}
+                how |= {"page_checksum_verification": True}  # where there are any
                 parquet = pq.ParquetFile(stream, metadata=footer, **how)
                 self._rows = about.num_rows
                 stored = _stored_bytes(about, self._columns)
