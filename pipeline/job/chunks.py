@@ -175,7 +175,7 @@ def _compute(
                             continue  # a range is read again, of which it was committed before
                         counted[one.name] = one.entry.digest
                     _count(report, one)
-                progress.advance(report)
+                (progress.wait if event is None else progress.advance)(report)
                 if request.folder and time.perf_counter() - checked > _SECONDS_BETWEEN_CLAIMS:
                     request.folder.check_claim(job.fingerprint)
                     checked = time.perf_counter()

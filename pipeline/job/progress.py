@@ -55,6 +55,11 @@ class DashboardProgress(Progress):
             self._tell()
         self._other.advance(report)
 
+    def wait(self, report: JobReport) -> None:
+        if time.monotonic() - self._told > _SECONDS_BETWEEN:
+            self._tell()
+        self._other.wait(report)
+
     def warn(self, message: str) -> None:
         self._other.warn(message)
 

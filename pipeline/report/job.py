@@ -322,6 +322,9 @@ class Progress:
     def advance(self, report: JobReport) -> None:
         """Called after each chunk."""
 
+    def wait(self, report: JobReport) -> None:
+        """Called after a moment in which no chunk was done, some ten times a second."""
+
     def warn(self, message: str) -> None:
         """Called, in a thread of its own, for each worker that is lost, and when nothing progresses."""
         logging.getLogger("broadsheet").warning("%s", in_python(message))

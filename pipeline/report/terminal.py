@@ -76,6 +76,8 @@ class TerminalProgress(Progress):
             self._spoke = now
             self._console.print(f"{_done(reach)} articles done, {pace}", soft_wrap=True)
 
+    wait = advance
+
     def _show_link(self, seconds: float) -> None:
         """Once. seconds: that the job takes, as far as can be told."""
         if self._dashboard and seconds > _LONG_SECONDS:
