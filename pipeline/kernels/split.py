@@ -43,10 +43,19 @@ Exponents = NDArray[np.int32]
 class SplitWeights:
     """A model's tensors as the split kernels read them.
 
-    products: by layer name, of parts, fp16 [kernel, outputs, 2 * inputs]. affine: fp32 [2, outputs], what a sum is
-    multiplied by and what is then added. norm: gamma and beta with their channels' scales. last: fp32 [outputs,
-    inputs], the last layer's weights, which take the scales away. least_variance: of block 6 before its norm; below it,
-    an article is too far from random characters for its parts to be accurate.
+    Attributes
+    ----------
+    products : dict of str to float16 [kernel, outputs, 2 * inputs]
+        The parts of weights, by layer name.
+    affine : dict of str to float32 [2, outputs]
+        What a sum is multiplied by and what is then added, by layer name.
+    norm : dict of str to Norm
+        Gamma and beta with their channels' scales, by layer name.
+    last : float32 [outputs, inputs]
+        The last layer's weights, which take the scales away.
+    least_variance : float
+        Of block 6 before its norm. Below it, an article is too far from random characters for its parts to be accurate.
+
     """
 
     products: dict[str, NDArray[np.float16]]

@@ -34,8 +34,17 @@ SPLIT = Element("Split", np.uint32)
 
 
 class Storage(NamedTuple):
-    """Where each type is used. rows: what blocks 1 to 5 write, and the convolutions' weights. norms: what block 6's
-    product writes, and γ and β of every norm. features: what the linear layers read, and their weights but the last's.
+    """Where each type is used.
+
+    Attributes
+    ----------
+    rows : Element
+        What blocks 1 to 5 write, and the convolutions' weights.
+    norms : Element
+        What block 6's product writes, and γ and β of every norm.
+    features : Element
+        What the linear layers read, and their weights but the last's.
+
     """
 
     rows: Element
