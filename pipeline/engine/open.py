@@ -96,10 +96,10 @@ def _missing_package() -> str | None:
     """The first of the extra's packages that is not installed."""
     for name, module in _GPU_PACKAGES.items():
         try:
-            found = importlib.util.find_spec(module)
+            spec = importlib.util.find_spec(module)
         except ModuleNotFoundError:  # nor is the package that contains it
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             return name
     return None
 
