@@ -51,6 +51,6 @@ def count_pairs(truth: NDArray[np.int32], predicted: NDArray[np.int32]) -> list[
     width = int(predicted.max(initial=0)) + 1
     # Pairs are counted as integers: sorting them held the GIL for 50 ms a chunk, and the device waited.
     counts = np.bincount((truth.astype(np.intp) - NO_TRUTH) * width + predicted)
-    found = np.flatnonzero(counts)
-    pairs = (found // width + NO_TRUTH, found % width + NO_LABEL, counts[found])
+    cells = np.flatnonzero(counts)
+    pairs = (cells // width + NO_TRUTH, cells % width + NO_LABEL, counts[cells])
     return list(zip(*(column.tolist() for column in pairs), strict=True))
