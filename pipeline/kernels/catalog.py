@@ -346,7 +346,7 @@ class FirstBlock:
 
 @cache
 def first_block(layer: Layer, rows: int, number: str) -> FirstBlock:
-    """For groups of so many rows. number: one of NUMBERS."""
+    """The kernels of block 1 for groups of so many rows. number: one of NUMBERS."""
 
     def kernel(name: str, *arguments: object) -> Kernel:
         return Kernel(

@@ -119,7 +119,7 @@ def compile_kernel(
 
 @cache
 def kernel_here(file: str, expression: str, architecture: str) -> Cubin:
-    """As of `compile_kernel`; once a process."""
+    """The same as `compile_kernel` with its defaults, once a process."""
     return compile_kernel(file, expression, architecture)
 
 

@@ -130,7 +130,7 @@ def result_shapes(layers: Sequence[Layer], count: int, top_k: int) -> Shapes:
 
 
 def places(arrays: Shapes) -> tuple[dict[str, ArrayPlace], int]:
-    """Where arrays lie that follow each other, aligned for every kernel, and how many bytes all take."""
+    """Where arrays lie that follow each other, by name, aligned for every kernel; and how many bytes all of them take."""
     by_name, end = {}, 0
     for name, (shape, dtype) in arrays.items():
         by_name[name] = ArrayPlace(end, shape, dtype)
@@ -139,7 +139,7 @@ def places(arrays: Shapes) -> tuple[dict[str, ArrayPlace], int]:
 
 
 def small_bytes(layers: Sequence[Layer], most: int) -> tuple[int, int]:
-    """For the text and for the results of such batches of up to `most` articles."""
+    """Bytes for the text and for the results of small batches of up to `most` articles."""
     classes = layers[-1].outputs
     return places(small_input(layers, most))[1], places(result_shapes(layers, most, classes))[1]
 

@@ -112,7 +112,7 @@ class Network:
         self._copying = ThreadPoolExecutor(min(_COPYING_THREADS, available_cores()), "broadsheet-copy")
 
     def _after_text(self) -> dict[str, cp.ndarray]:
-        """What each convolution after block 1 gives, [outputs], where no text reaches: of rows that are all alike."""
+        """The output of each convolution after block 1, [outputs], beyond the text, where all rows are alike."""
         units = CLOSING + 1
         packing = Packing(cp.empty(0, np.int32), cp.asarray([units, 0], np.int32), None, units)
         constants = {}
@@ -216,7 +216,7 @@ class Network:
         self._finish_start(slot, ids, units, top_k, keep)
 
     def _copy(self, data: NDArray[np.uint8], to: NDArray[np.uint8]) -> None:
-        """By several threads: one alone copies long texts at hardly the rate at which the GPU labels them."""
+        """Copy by several threads: one alone copies long texts at hardly the rate at which the GPU labels them."""
         if len(data) <= _COPIED_AT_ONCE:
             to[:] = data
             return
@@ -271,8 +271,8 @@ class Network:
     def _beside(
         self, ids: NDArray[np.uint8], text: tuple[NDArray[np.uint8], NDArray[np.int64]] | None
     ) -> NDArray[np.float32] | None:
-        """What the branch adds to the logits of a batch that is encoded on the host, or of fastText's models its mean
-        rows: in the kernel's bits.
+        """What the branch adds to the logits of a batch that is encoded on the host, or for a model of fastText's its
+        mean rows; with the bits of the kernel.
         """
         if isinstance(self._ngrams, NGrams):
             return scores_of_ids(ids, self._spelled, self._ngrams) if text is None else scores(*text, self._ngrams)
@@ -404,7 +404,7 @@ class Network:
             self.ops.ngrams(data, offsets, self._branch, out.logits)
 
     def _means_of(self, out: Scored) -> cp.ndarray | None:
-        """Where a batch's mean rows are, of a model of fastText's whose mean rows are not the logits yet."""
+        """Memory for a batch's mean rows; None for a model whose mean rows are its logits, or that has none."""
         branch = self._branch
         if not isinstance(branch, DeviceFastText) or (branch.output is None and branch.tree is None):
             return None

@@ -213,8 +213,8 @@ class Operations:
         )  # fmt: skip
 
     def fasttext_logits(self, means: cp.ndarray, branch: DeviceFastText, out: Scored) -> None:
-        """What decides the labels of texts by their mean rows, fp32 [N, columns], to `out.logits`: of a tree, scores.
-        What its nodes get lies in `out.scores` meanwhile.
+        """Compute what decides the labels of texts from their mean rows, fp32 [N, columns], to `out.logits`. With a
+        tree these are scores, and the values of its nodes are in `out.scores` meanwhile.
         """
         count, classes = out.logits.shape
         sums = means
@@ -628,7 +628,7 @@ def _load(file: str, expression: str, target: str, device: int) -> Any:
 
 @cache
 def _blocks_an_sm(architecture: str, kernel: Kernel) -> int:
-    """How many thread blocks of block 1's kernel an SM holds, by shared memory: the grid is one wave of them."""
+    """How many thread blocks of block 1's kernel an SM has shared memory for. The grid is one wave of them."""
     return shared_limit(architecture) // (kernel.shared_bytes + 1024)
 
 

@@ -19,7 +19,9 @@ from .ops import DeviceEncoded, Scored
 
 
 class Sums(NamedTuple):
-    """Of articles: their saturated activations, and about how many the network was asked, where it is not about all."""
+    """Counts over the articles of a batch: saturated activations, and articles about which the network was asked (0
+    where it is asked about all).
+    """
 
     saturated: int
     asked: int

@@ -52,11 +52,11 @@ class Storage(NamedTuple):
     features: Element
 
     def read_by(self, layer: Layer) -> Element:
-        """Of a product's input and weights."""
+        """The type of a product's input and weights."""
         return self.rows if layer.kind == "conv1d" else self.features
 
     def written_by(self, layer: Layer) -> Element:
-        """Of a product's output, or block 1's."""
+        """The type of a product's output, or of block 1's."""
         if layer.kind == "linear":
             return self.features
         return self.norms if layer.norm and not layer.is_lookup else self.rows

@@ -142,7 +142,7 @@ def ngram_tables(ngrams: NGrams) -> NGramTables:
 
 
 def ngram_bytes(ngrams: NGrams) -> int:
-    """Of all that `ngram_tables` returns."""
+    """Bytes of all that `ngram_tables` returns."""
     classes = ngrams.table.shape[1] - 1
     columns = slabs(classes) * lanes(classes) * COLUMNS
     return columns * (2 * len(ngrams.table) + 8) + sum(part.nbytes for part in script())
@@ -175,7 +175,9 @@ _ALWAYS_EXACT = 16
 
 
 def fasttext_shape(columns: int, exact: bool) -> FastTextShape:
-    """Of a table with so many columns. exact: whether probabilities are those of fp32, and not off by up to 1e-4."""
+    """The shape for a table with so many columns. exact: whether probabilities are those of fp32, and not off by up to
+    1e-4.
+    """
     bits = 32 if exact or columns <= _ALWAYS_EXACT else 16
     width = 2 if columns <= 2 else 4 if columns <= 4 else COLUMNS
     count = 1
@@ -253,7 +255,7 @@ def _slots(model: FastText, numbers: NDArray[np.int64]) -> NDArray[np.uint32]:
 
 
 def fasttext_bytes(model: FastText, exact: bool) -> int:
-    """Of all that `fasttext_tables` returns."""
+    """Bytes of all that `fasttext_tables` returns."""
     lanes, columns, bits, slabs = fasttext_shape(model.table.shape[1], exact)
     slots = 8 << (2 * len(model.ends)).bit_length()
     pruned = 0 if model.pruned is None else 4 * model.kinds.buckets

@@ -36,7 +36,7 @@ SHARED_LIMIT = {
 
 
 def shared_limit(architecture: str) -> int:
-    """The same as a function; for an architecture that is not in the table, the least of all since sm_80."""
+    """The entry of SHARED_LIMIT; for an architecture that is not there, the least of all since sm_80."""
     return SHARED_LIMIT.get(architecture.removesuffix("a"), 99 << 10)
 
 
@@ -128,7 +128,7 @@ class SlicedLookupTile:
 
 @dataclass(frozen=True)
 class SplitLookupTile(SlicedLookupTile):
-    """The same in fp32, its output in two fp16 parts."""
+    """Block 1 of `sm80/` in fp32, its output in two fp16 parts."""
 
     operation: ClassVar[str] = "split_lookup_norm_pool"
     writes_bytes: ClassVar[bool] = False
@@ -217,7 +217,7 @@ class Sm80Tile:
 
 @dataclass(frozen=True)
 class Sm80SplitTile(Sm80Tile):
-    """The same over numbers of two fp16 parts."""
+    """A product of `sm80/` over numbers of two fp16 parts."""
 
     operation: ClassVar[str] = "split_conv1d"
     writes_bytes: ClassVar[bool] = False
@@ -276,7 +276,7 @@ class Sm90Tile:
 
 @dataclass(frozen=True)
 class Sm90SplitTile(Sm90Tile):
-    """The same over numbers of two fp16 parts. A weight stage has two taps or slabs.
+    """A product of `sm90/` over numbers of two fp16 parts. A weight stage has two taps or slabs.
 
     Attributes
     ----------
