@@ -131,13 +131,13 @@ class Predictions:
         return Predictions(self.labels[rows], self.scores[rows], every, *counts, self.saturated, windows, self.asked)
 
     def of_whole_texts(self, texts: Texts, length: int) -> Predictions:
-        """These predictions with the counts of the whole texts, where `texts` were cut. length: what the model reads."""
+        """The predictions with the counts of the whole texts, where `texts` were cut. length: what the model reads."""
         if texts.n_chars is None:
             return self
         return replace(self, n_chars=texts.n_chars, truncated=texts.n_chars > length)
 
     def with_numbers(self, model: Model) -> Predictions:
-        """For a model of numbers: these predictions with numbers in place of logits, and probabilities of its levels."""
+        """For a model of numbers: the predictions with numbers in place of logits, and probabilities of levels."""
         if model.levels is None:
             return self
         numbers = model.levels.numbers_of(self.labels, self.scores, len(model.classes))

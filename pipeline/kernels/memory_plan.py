@@ -130,7 +130,7 @@ def result_shapes(layers: Sequence[Layer], count: int, top_k: int) -> Shapes:
 
 
 def places(arrays: Shapes) -> tuple[dict[str, ArrayPlace], int]:
-    """Where arrays lie that follow each other, by name, aligned for every kernel; and how many bytes all of them take."""
+    """Where arrays lie that follow each other, aligned for every kernel, by name; and how many bytes they take."""
     by_name, end = {}, 0
     for name, (shape, dtype) in arrays.items():
         by_name[name] = ArrayPlace(end, shape, dtype)

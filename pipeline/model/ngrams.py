@@ -342,7 +342,7 @@ def count_rows(data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams) -> int
 
 
 def scores_of_ids(ids: NDArray[np.uint8], alphabet: Alphabet, ngrams: NGrams) -> Floats:
-    """The same as `scores` for texts that are given as ids, uint8 [N, length], as `alphabet.texts_of_ids` spells them."""
+    """The same as `scores` for texts given as ids, uint8 [N, length], as `alphabet.texts_of_ids` spells them."""
     return scores(*texts_of_ids(ids, alphabet), ngrams)
 
 
