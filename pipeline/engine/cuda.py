@@ -41,11 +41,11 @@ _BATCH_PER_SM = 64
 """Articles of full length a batch for each SM: 64 units of block 2 are a tile, so such a batch is whole waves there."""
 
 _FIRST_SHARE = 4
-"""Of several batches, the first one is this part of a full one."""
+"""The first of several batches has this part of a full one's articles."""
 
 _TOGETHER, _SHARE_TOGETHER = 2, 1 / 8
-"""So many times that where n-grams may be alone, as the host launches as much however little the network has to do; and
-the share of the free memory that such a batch takes at most.
+"""Where n-grams may be alone, a batch is so many times as large, since the host launches as much however little the
+network has to do; and the share of the free memory that such a batch takes at most.
 """
 
 _LEAST_BATCH = 64
@@ -53,10 +53,10 @@ _BATCH_OF_REFERENCE = 512
 """Articles a batch of the engine that takes over where tensor cores cannot hold a value of fp32."""
 
 _ANCHOR_SECONDS = 60.0
-"""For so long the clocks of host and GPU go alike, to some microseconds."""
+"""Seconds during which the clocks of host and GPU stay alike, to some microseconds."""
 
 _ANCHOR_TRIES = 3
-"""Of which the shortest counts: on a busy host the others may end some milliseconds late."""
+"""The shortest try counts: on a busy host the others may end some milliseconds late."""
 
 _FREE_SHARE = 0.8
 """The share of the free memory that an engine plans to allocate at most."""
@@ -117,7 +117,7 @@ class CudaEngine:
     _anchored: tuple[float, cp.cuda.Event] | None = None
 
     _reference: CudaEngine | None = None
-    """For articles that tensor cores cannot compute in fp32; opened at the first of them."""
+    """An engine for articles that tensor cores cannot compute in fp32; opened at the first of them."""
 
     def __init__(
         self, model: Model, precision: str = "auto", kernels: str = "auto", batch: int | None = None, device: int = 0

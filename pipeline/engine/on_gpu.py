@@ -23,7 +23,7 @@ _OFFSETS: dict[str, np.dtype[Any]] = {
     "U": np.dtype("i8"),
     "Z": np.dtype("i8"),
 }
-"""Of strings and bytes, by Arrow's letter for the type."""
+"""The type of offsets of strings and bytes, by Arrow's letter for their type."""
 
 
 class _Schema(ctypes.Structure):

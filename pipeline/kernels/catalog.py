@@ -39,7 +39,7 @@ _NGRAMS_SHARED = 52 << 10
 """Bytes of shared memory that a block of that kernel takes at most."""
 
 _ALONE_SHARED = 4 * MOST_CLASSES
-"""The same of that which labels what has no network: a warp of any architecture has room for so many classes."""
+"""The same for the kernel that labels without a network: a warp of any architecture has room for so many classes."""
 
 PRODUCT_TEXTS = 16
 """Texts of a block that multiplies with fastText's output matrix, where each thread has a class."""
@@ -47,10 +47,10 @@ PRODUCT_TEXTS = 16
 _PRODUCT_DEEP = 256
 
 _MOST_TEXTS = 1 << 20
-"""Of a batch of whole texts."""
+"""Texts of a batch, for a model that reads whole texts."""
 
 _MOST_BLOCKS = 65_535
-"""Along a grid's second side (CUDA C++ Programming Guide)."""
+"""Thread blocks along a grid's second side at most (CUDA C++ Programming Guide)."""
 
 _INT32_MAX = (1 << 31) - 1
 
@@ -317,7 +317,7 @@ def choose_generation(kernels: str, precision: str, capability: tuple[int, int])
 
 
 FIRST_CAPABILITY = (8, 0)
-"""Of GPUs that compute in bf16, on which training has kernels of its own."""
+"""The least compute capability for bf16, from which on training has kernels of its own."""
 
 NUMBERS = ("float", "BFloat")
 """What the other blocks compute in, in training."""

@@ -22,16 +22,16 @@ GROUP = 32
 """Numbers whose parts are stored together: first all high parts, then all low ones."""
 
 _TYPICAL_EXPONENT = 9
-"""Of the largest value that a channel has on a text of random characters, once it is scaled."""
+"""The exponent of the largest value that a channel has on a text of random characters, once it is scaled."""
 
 _WEIGHT_EXPONENT = 14
-"""Of an output's largest weight, once it is scaled."""
+"""The exponent of an output's largest weight, once it is scaled."""
 
 _LARGEST_EXPONENT = 120
-"""Of a scale: beyond, fp32 has no room for scaled biases."""
+"""The largest exponent of a scale: beyond, fp32 has no room for scaled biases."""
 
 _LEAST_SHARE = 2.0**-20
-"""Of the variance that block 6 has on that text, before its norm: below it, an article's parts may lack bits."""
+"""A share of the variance of block 6 on that text, before its norm. Below it, an article's parts may lack bits."""
 
 _SEED = 0
 

@@ -27,7 +27,7 @@ INT8 = Element("Int8", np.uint8)
 """Activations are unsigned, weights signed."""
 
 TURING_INT8 = Element("TuringInt8", np.uint8)
-"""The same, multiplied by the instructions of compute capability 7.5."""
+"""As INT8, but multiplied by the instructions of compute capability 7.5."""
 
 SPLIT = Element("Split", np.uint32)
 """Numbers of fp32 as two fp16 parts (kernels/split.py)."""
@@ -88,4 +88,4 @@ STORAGE = {
     "sm80": _TENSOR_CORES,
     "sm90": _TENSOR_CORES,
 }
-"""By kernel generation, and then by precision, of which the first is the default."""
+"""The types by kernel generation, and then by precision, of which the first is the default."""

@@ -18,7 +18,7 @@ from ..model.layers import Layer
 from .storage import Element
 
 SLAB_BYTES = 128
-"""Of a row in a stage of tensor-core products: the widest that shared memory is swizzled by."""
+"""Bytes of a row in a stage of tensor-core products: the widest that shared memory is swizzled by."""
 
 SHARED_LIMIT = {
     "sm_75": 64 << 10,

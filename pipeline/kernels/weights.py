@@ -300,7 +300,7 @@ def _upload_table(weights: Weights, generation: str, precision: str, architectur
 
 
 Arrays = dict[str, cp.ndarray]
-"""By layer name."""
+"""Arrays by layer name."""
 
 
 def _upload_products(weights: Weights, stored: Storage) -> tuple[Arrays, Arrays]:

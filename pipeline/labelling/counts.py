@@ -23,10 +23,10 @@ SCORES = (*(i / 20 for i in range(20)), 0.99)
 """Scores at which the bins of a histogram begin; the last ends with 1."""
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-"""Of SCORES, those of which a report says how many rows they keep."""
+"""Those of SCORES for which a report says how many rows reach them."""
 
 _SCORES = np.array(SCORES[1:], np.float32)
-"""In the precision of scores, as `where` compares them."""
+"""SCORES in the precision of scores, as `where` compares them."""
 
 
 def count_scores(

@@ -20,7 +20,7 @@ from ..telemetry.activity import COUNTS
 from ..telemetry.spans import Place, here
 
 MOST_ENGINES = 8
-"""Of a process. An engine takes some 200 MB of a host, and on a GPU what its batches take."""
+"""Engines of a process at most. One takes some 200 MB of a host, and on a GPU what its batches take."""
 
 
 @dataclass
@@ -173,4 +173,4 @@ class EngineCache:
 
 
 ENGINES = EngineCache()
-"""Those of this process."""
+"""The engines of this process."""

@@ -45,13 +45,13 @@ MOST_ORDER = 32
 """Words of the longest n-gram of words."""
 
 MOST_CLASSES = 16_000
-"""Whose scores a block of threads holds."""
+"""A block of threads holds the scores of so many classes."""
 
 MOST_BYTES = 16 << 30
-"""Of a model file."""
+"""The largest model file."""
 
 MOST_BUCKETS = 1 << 28
-"""Of a pruned model, which takes four bytes for each."""
+"""Buckets of a pruned model at most, which takes four bytes for each."""
 
 TABLE, OUTPUT, WORDS, ENDS, PRUNED, COUNTS = (
     f"fasttext.{name}" for name in ("table", "output", "words", "ends", "pruned", "counts")

@@ -56,10 +56,10 @@ LARGEST_SQUARE = 14_563
 """Four ninths of LARGEST_WEIGHT, since b² is at most nine quarters of t."""
 
 _LARGEST_SCALE = 1e20
-"""With it, no score overflows."""
+"""The largest scale with which no score overflows."""
 
 _LEAST = 1e-30
-"""Of a largest weight, where all are zero."""
+"""What stands in for the largest weight where all are zero."""
 
 SPACE = 0x20
 BEYOND = 0xD800

@@ -43,7 +43,7 @@ _GROUP = 32
 
 _LARGEST_WEIGHT = 127
 _LARGEST_BIAS = 1 << 29
-"""With 1,792 products of 255 and 127 it stays within 32 bits."""
+"""The largest bias: with 1,792 products of 255 and 127 the sum stays within 32 bits."""
 
 Bytes = NDArray[np.uint8]
 Sums = NDArray[np.int32]

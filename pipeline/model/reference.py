@@ -46,7 +46,7 @@ LINEAR_BATCHES = (LinearBatch(32, 0),)
 _SIZES = (2, 8, 32, 128)
 _MARGINS = (0, 8)
 _OUTPUTS_AT_ONCE = 16
-"""Of fc1, whose weights are transposed: so few that the lines of memory that are read stay in the cache."""
+"""Outputs of fc1 that are transposed at once: so few that the lines of memory that are read stay in the cache."""
 
 NO_LABEL = -1
 """The class of an article whose scores are not finite."""

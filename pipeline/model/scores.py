@@ -148,11 +148,11 @@ def in_steps(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 DEFAULT_THRESHOLD = 0.5
-"""Of a class that no held-out row has."""
+"""The threshold of a class that no held-out row has."""
 
 
 def check_classes(classes: Sequence[str], model: str, heads: Heads | None) -> None:
-    """Names go into Parquet, CSV and JSON, where a label must be a text that is told from a missing one."""
+    """Check the names: in Parquet, CSV and JSON, a label must be a text that is not taken for a missing one."""
     if len(set(classes)) != len(classes):
         raise ModelError(f"{model}: two classes have the same name")
     if "" in classes:

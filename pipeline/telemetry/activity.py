@@ -139,4 +139,4 @@ class Counts:
 
 
 COUNTS = Counts()
-"""Those of this process."""
+"""The counts of this process."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _LEAST_SPREAD = 0.05
-"""In steps."""
+"""The least spread of a model of numbers, in steps."""
 
 
 def model_of(

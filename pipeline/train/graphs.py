@@ -17,7 +17,7 @@ from torch import Tensor
 _STEPS_PER_OCTAVE = 16
 
 EAGER_CALLS = 11
-"""So many run as they are in any case: in its first ten, DistributedDataParallel measures how long they take."""
+"""Calls that are not captured: in its first ten, DistributedDataParallel measures how long they take."""
 
 
 class Replayed:

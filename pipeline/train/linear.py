@@ -46,7 +46,7 @@ _LEAST, _ROUNDED = np.float32(1e-30), 1e-5
 
 _PARTS = 8
 _WORTH = 16_000_000
-"""So many features of rows, each for every class, take LIBLINEAR seconds: more than processes take to start."""
+"""For so many features of rows, each for every class, LIBLINEAR takes longer than processes take to start."""
 
 _OF_PROCESSES = {
     "OMP_NUM_THREADS": "1",

@@ -387,7 +387,7 @@ def _replace_characters(ids: Tensor, alphabet: Alphabet, share: float) -> Tensor
 
 
 FEW_ROWS = 20_000
-"""With more, the rate rises so slowly that the articles' differences are learnt before."""
+"""Gradients are centred below so many rows. With more, the rate rises so slowly that the network learns without it."""
 
 _CENTRED = ("conv2", "conv3", "conv4", "conv5", "conv6", "fc1", "fc2")
 
