@@ -72,7 +72,7 @@ class SmallBatches:
         self._network = network
         self._longest = head_bytes(network.layers[0].rows_in)
         self.most = small_batch(network.layers, network.room)
-        self._given, self._results = (_Twins(size) for size in small_bytes(network.layers, self.most))
+        self._given, self._found = (_Twins(size) for size in small_bytes(network.layers, self.most))
         self._captured = lru_cache(maxsize=_KEPT)(self._capture)
 
     def take(self, offsets: NDArray[np.int64]) -> bool:
@@ -92,13 +92,13 @@ class SmallBatches:
     def close(self) -> None:
         """Release the graphs, and the memory that they copy from and to."""
         self._captured.cache_clear()
-        del self._captured, self._given, self._results
+        del self._captured, self._given, self._found
 
     def _capture(self, count: int, top_k: int) -> _Captured:
         network, layers = self._network, self._network.layers
         given, given_bytes = places(small_input(layers, count))
         results, result_bytes = places(result_shapes(layers, count, top_k))
-        text, out = _views(self._given.device, given), _views(self._results.device, results)
+        text, out = _views(self._given.device, given), _views(self._found.device, results)
         encoded = DeviceEncoded(network.ids(count), out["n_chars"], out["truncated"], out["unknown_chars"])
         scored = Scored(out["logits"], out["scores"], out["labels"], out["best"])
 
@@ -107,9 +107,9 @@ class SmallBatches:
             network.encode(text["text"], text["offsets"], encoded)
             network.score_ngrams(text["text"], text["offsets"], scored)
             network.forward(encoded.ids, count * most_units(layers), scored, out["saturated"], out["asked"])
-            self._results.copy_out(result_bytes, network.compute)
+            self._found.copy_out(result_bytes, network.compute)
 
-        return _Captured(network.captured(work), _views(self._given.host, given), _views(self._results.host, results))
+        return _Captured(network.captured(work), _views(self._given.host, given), _views(self._found.host, results))
 
 
 def _views(of: Any, arrays: dict[str, ArrayPlace]) -> dict[str, Any]:
