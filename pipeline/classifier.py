@@ -141,10 +141,10 @@ class Classifier:
 
         """
         self._refuse_several()
-        found = self._predict([text] if isinstance(text, str) else text)
+        pieces = self._predict([text] if isinstance(text, str) else text)
         best = [
             Prediction(self.classes[label], score)
-            for piece in found
+            for piece in pieces
             for label, score in zip(piece.labels[:, 0].tolist(), piece.scores[:, 0].tolist(), strict=True)
         ]
         return best[0] if isinstance(text, str) else best
@@ -273,10 +273,10 @@ class Classifier:
 
     def _on_gpu(self, texts: Any) -> Texts | None:
         """Texts that are on a GPU. Raises SourceError for a null among them."""
-        found = texts_on_gpu(texts)
-        if found is not None and found.null.any():
-            raise SourceError(f"text {int(np.argmax(found.null))}: the text is null")
-        return None if found is None else found.texts
+        on_gpu = texts_on_gpu(texts)
+        if on_gpu is not None and on_gpu.null.any():
+            raise SourceError(f"text {int(np.argmax(on_gpu.null))}: the text is null")
+        return None if on_gpu is None else on_gpu.texts
 
     def _of_piece(self, first: int, texts: Texts, all_scores: bool) -> Predictions:
         """The predictions of texts, the first of which is number `first`. Raises SourceError for an overflow."""
@@ -284,13 +284,13 @@ class Classifier:
             if not self._close.alive:
                 raise UsageError("this classifier is closed: load another with broadsheet.load()")
             computed = self._thread.submit(self._engine.classify, texts, all_scores=all_scores)
-        found = computed.result()
-        if found.overflowed.any():
+        predictions = computed.result()
+        if predictions.overflowed.any():
             precision = self.backend.precision
             remedy = "" if precision == "fp32" else ". Load the model with precision='fp32'"
-            position = first + int(np.argmax(found.overflowed))
+            position = first + int(np.argmax(predictions.overflowed))
             raise SourceError(f"text {position}: the model overflows in {precision} on this text{remedy}")
-        return found
+        return predictions
 
     def _pieces(self, articles: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:
         """The texts in pieces no larger than the chunks of a job, which bounds memory; each with its first's number."""
@@ -365,7 +365,16 @@ def load(
 def _load_again(
     digest: str, model: str | Path | Model, device: str, precision: str, kernels: str, network: str
 ) -> Classifier:
-    """What a pickled classifier becomes. Raises ModelError where the model is another one than it had."""
+    """What a pickled classifier becomes. Raises ModelError where the model is another one than it had.
+
+    Parameters
+    ----------
+    digest : str
+        The digest of its model.
+    model, device, precision, kernels, network
+        What `load` was given.
+
+    """
     classifier = load(model, device=device, precision=precision, kernels=kernels, network=network)
     if classifier._engine.model.digest != digest:
         classifier.close()

@@ -218,7 +218,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
             del self._classifier
 
     def __getstate__(self) -> dict[str, Any]:
-        """With the bytes of the model file in place of the model."""
+        """The state with the bytes of the model file in place of the model."""
         state = {name: value for name, value in super().__getstate__().items() if name != _CLASSIFIER}
         if _MODEL in state:
             state[_MODEL] = state[_MODEL].to_bytes()

@@ -124,20 +124,20 @@ class Predictions:
         return ~np.isfinite(self.scores[:, 0])
 
     def take(self, rows: NDArray[np.bool_]) -> Predictions:
-        """The same of the articles where `rows`, [N], is true."""
+        """The predictions of the articles where `rows`, [N], is true."""
         every = None if self.all_scores is None else self.all_scores[rows]
         counts = (self.n_chars[rows], self.truncated[rows], self.unknown_chars[rows])
         windows = None if self.n_windows is None else self.n_windows[rows]
         return Predictions(self.labels[rows], self.scores[rows], every, *counts, self.saturated, windows, self.asked)
 
     def of_whole_texts(self, texts: Texts, length: int) -> Predictions:
-        """The same with the counts of the whole texts, where `texts` were cut. length: what the model reads."""
+        """The predictions with the counts of the whole texts, where `texts` were cut. length: what the model reads."""
         if texts.n_chars is None:
             return self
         return replace(self, n_chars=texts.n_chars, truncated=texts.n_chars > length)
 
     def with_numbers(self, model: Model) -> Predictions:
-        """The same with the number in place of a logit, of a model that gives one, and probabilities of its levels."""
+        """For a model of numbers: the predictions with numbers in place of logits, and probabilities of levels."""
         if model.levels is None:
             return self
         numbers = model.levels.numbers_of(self.labels, self.scores, len(model.classes))
@@ -145,8 +145,8 @@ class Predictions:
         return replace(self, scores=numbers, all_scores=every)
 
     def by_head(self, model: Model) -> Predictions:
-        """The same with probabilities that add up to one within each head, of a model with heads; NaN in a head whose
-        classes are all so unlikely beside those of others that their probabilities are 0.
+        """For a model with heads: these predictions with probabilities that add up to one within each head. They are
+        NaN in a head whose classes are all so unlikely beside those of others that their probabilities are 0.
         """
         if model.heads is None or self.all_scores is None:
             return self
@@ -158,7 +158,7 @@ class Predictions:
         return replace(self, all_scores=every)
 
     def cut(self, k: int) -> Predictions:
-        """The same with the `k` best labels only."""
+        """These predictions with the `k` best labels only."""
         return replace(self, labels=self.labels[:, :k], scores=self.scores[:, :k])
 
 

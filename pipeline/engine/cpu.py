@@ -92,6 +92,14 @@ class CpuEngine:
         each_kernel: bool = False,
         handed_over: Callable[[], object] | None = None,
     ) -> Predictions:
+        """Label N articles.
+
+        Parameters
+        ----------
+        texts, top_k, all_scores, spans, each_kernel, handed_over
+            As of `Engine.classify`.
+
+        """
         kernels = spans if each_kernel else None
         self._saturated.clear()
         with span("kernels", spans, "compute", self.device_name):
@@ -101,8 +109,8 @@ class CpuEngine:
             with span("head", kernels, "compute", self.device_name):
                 labels, best = reference.top_k(probabilities, top_k)
         every, saturated = probabilities if all_scores else None, sum(self._saturated)
-        found = Predictions(labels, best, every, n_chars, truncated, unknown, saturated, asked=asked)
-        return found.with_numbers(self.model).by_head(self.model).of_whole_texts(texts, self.model.length)
+        predictions = Predictions(labels, best, every, n_chars, truncated, unknown, saturated, asked=asked)
+        return predictions.with_numbers(self.model).by_head(self.model).of_whole_texts(texts, self.model.length)
 
     def _probabilities(self, texts: Texts, ids: NDArray[np.uint8], kernels: list[Span] | None) -> tuple[Floats, int]:
         """The score of every class, [N, classes], and `Predictions.asked`."""
@@ -110,15 +118,15 @@ class CpuEngine:
             return reference.class_scores(self._logits(ids, kernels), self.model), 0
         with span("ngrams", kernels, "compute", self.device_name):
             beside = self.branch(texts)
-        cascade, found, rows = self.model.cascade, np.empty_like(beside), np.ones(len(texts), np.bool_)
+        cascade, scores, rows = self.model.cascade, np.empty_like(beside), np.ones(len(texts), np.bool_)
         if self._alone is not None:
             logits = self._alone.tensors[BIAS].astype(np.float32) + beside
-            found = reference.class_scores(logits, self._alone)
+            scores = reference.class_scores(logits, self._alone)
             rows &= cascade is not None and asked(logits, cascade.margin, self.model.thresholds)
         if rows.any():
             logits = self._logits(ids[rows], kernels) + beside[rows]
-            found[rows] = reference.class_scores(logits, self.model)
-        return found, 0 if cascade is None else int(rows.sum())
+            scores[rows] = reference.class_scores(logits, self.model)
+        return scores, 0 if cascade is None else int(rows.sum())
 
     def _logits(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> Floats:
         logits = self.each_group(lambda group: self._forward(group, kernels), self.groups(ids))
@@ -131,8 +139,8 @@ class CpuEngine:
             return scores_of_ids(texts.ids, self.model.alphabet, ngrams)
         share = max(1, -(-len(texts) // self.threads))
         parts = [texts.offsets[first : first + share + 1] for first in range(0, len(texts), share)]
-        found = self.each_group(lambda offsets: self._of_texts(texts.data, offsets), parts)
-        return np.concatenate([np.empty((0, len(self.model.classes)), np.float32), *found])
+        logits = self.each_group(lambda offsets: self._of_texts(texts.data, offsets), parts)
+        return np.concatenate([np.empty((0, len(self.model.classes)), np.float32), *logits])
 
     def _forward(self, ids: NDArray[np.uint8], kernels: list[Span] | None) -> NDArray[np.float32]:
         x: Any = ids
@@ -163,8 +171,8 @@ def _architecture() -> str:
     blas = [b for b in loaded if "numpy" in b["filepath"]] or loaded  # others may be SciPy's or PyTorch's
     names = sorted({f"{b['internal_api']} {b.get('version')} {b.get('architecture', '')}".strip() for b in blas})
     simd = np.show_config(mode="dicts").get("SIMD Extensions", {})
-    found = simd.get("found") or simd.get("baseline") or ["no SIMD"]
-    return ", ".join([f"numpy {np.__version__} {found[-1]}", *names])
+    simd_levels = simd.get("found") or simd.get("baseline") or ["no SIMD"]
+    return ", ".join([f"numpy {np.__version__} {simd_levels[-1]}", *names])
 
 
 def text_blocks(weights: Weights) -> list[tuple[str, Callable[[Any], Any]]]:
@@ -185,8 +193,19 @@ def text_blocks(weights: Weights) -> list[tuple[str, Callable[[Any], Any]]]:
 class _TextConvolution:
     """One of blocks 2 to 6.
 
-    weight: fp32 [kernel * inputs, outputs]. before: the constant row of its input, fp32 [inputs]. step: the multiple at
-    which articles begin in its products.
+    Attributes
+    ----------
+    layer : Layer
+        The layer.
+    weight : float32 [kernel * inputs, outputs]
+        Its weights.
+    bias : float32 [outputs]
+        Its bias.
+    before : float32 [inputs]
+        The constant row of its input.
+    step : int
+        The multiple at which articles begin in its products.
+
     """
 
     layer: Layer
@@ -235,14 +254,14 @@ class _TextConvolution:
 def _convolutions(weights: Weights, layers: list[Layer]) -> list[_TextConvolution]:
     flat = {layer.name: weights.conv[layer.name].reshape(-1, layer.outputs) for layer in layers}
     period = next(period for period in _PERIODS if all(_repeats(weight, period) for weight in flat.values()))
-    found: list[_TextConvolution] = []
+    convolutions: list[_TextConvolution] = []
     before = np.zeros(layers[0].inputs, np.float32)
     for layer in layers:
         step = math.lcm(period, layer.product_pool)
-        found.append(_TextConvolution(layer, flat[layer.name], weights.bias[layer.name], before, step))
-        after = found[-1].after
+        convolutions.append(_TextConvolution(layer, flat[layer.name], weights.bias[layer.name], before, step))
+        after = convolutions[-1].after
         before = np.maximum(after, 0) if np.isfinite(after).all() else np.full_like(after, np.nan)
-    return found
+    return convolutions
 
 
 def _repeats(weight: Floats, period: int) -> bool:
@@ -276,7 +295,22 @@ def _first_block(ids: NDArray[np.uint8], weights: Weights, layer: Layer, followi
 
 
 def _normalise(values: Floats, scratch: Floats, rest: Floats, norm: Norm, rows: int) -> None:
-    """Layer norm of the first of `rows` rows, where the others are `rest`. Overwrites `values` and `scratch`."""
+    """Layer norm of the first of `rows` rows, where the others are `rest`.
+
+    Parameters
+    ----------
+    values : float32 [reached, channels]
+        The first rows, which are replaced by the result.
+    scratch : float32 [reached, channels]
+        Memory that is overwritten.
+    rest : float32 [channels]
+        Each of the other rows.
+    norm : Norm
+        Gamma and beta.
+    rows : int
+        How many rows there are in all.
+
+    """
     others, size = rows - len(values), rows * len(rest)
     mean = np.float32((float(values.sum()) + others * float(rest.sum())) / size)
     values -= mean

@@ -41,11 +41,11 @@ _BATCH_PER_SM = 64
 """Articles of full length a batch for each SM: 64 units of block 2 are a tile, so such a batch is whole waves there."""
 
 _FIRST_SHARE = 4
-"""Of several batches, the first one is this part of a full one."""
+"""The first of several batches has this part of a full one's articles."""
 
 _TOGETHER, _SHARE_TOGETHER = 2, 1 / 8
-"""So many times that where n-grams may be alone, as the host launches as much however little the network has to do; and
-the share of the free memory that such a batch takes at most.
+"""Where n-grams may be alone, a batch is so many times as large, since the host launches as much however little the
+network has to do; and the share of the free memory that such a batch takes at most.
 """
 
 _LEAST_BATCH = 64
@@ -53,10 +53,10 @@ _BATCH_OF_REFERENCE = 512
 """Articles a batch of the engine that takes over where tensor cores cannot hold a value of fp32."""
 
 _ANCHOR_SECONDS = 60.0
-"""For so long the clocks of host and GPU go alike, to some microseconds."""
+"""Seconds during which the clocks of host and GPU stay alike, to some microseconds."""
 
 _ANCHOR_TRIES = 3
-"""Of which the shortest counts: on a busy host the others may end some milliseconds late."""
+"""The shortest try counts: on a busy host the others may end some milliseconds late."""
 
 _FREE_SHARE = 0.8
 """The share of the free memory that an engine plans to allocate at most."""
@@ -65,8 +65,17 @@ _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY of the driver, cudaErrorMemoryAll
 
 
 class Batch(NamedTuple):
-    """Articles first to last of a chunk. units: that they take at most, as in `memory_plan`. given: their ids and
-    counts, where they are encoded on the host, or, for another model, on the GPU already.
+    """Some articles of a chunk, which are computed together.
+
+    Attributes
+    ----------
+    first, last : int
+        The articles from number `first` to before `last`.
+    units : int
+        Units that they take at most, as in `memory_plan`.
+    given : Encoded, optional
+        Their ids and counts, where they are encoded on the host, or, for another model, on the GPU already.
+
     """
 
     first: int
@@ -82,10 +91,24 @@ def _number_on_host(device: int) -> int:
 
 
 class CudaEngine:
-    """The network on one GPU. batch: articles at most, by default what free memory allows.
+    """The network on one GPU.
 
     One thread at a time may begin batches, while others wait for theirs. `network` is public for profiling, `small` for
     tests.
+
+    Parameters
+    ----------
+    model : Model
+        The model.
+    precision : str
+        "auto", "fp32", "fp16", "bf16" or "int8".
+    kernels : str
+        "auto", or a generation of CUDA kernels.
+    batch : int, optional
+        Articles of a batch at most; by default what free memory allows.
+    device : int
+        The number of the GPU among those that this process sees.
+
     """
 
     _failed: str | None = None
@@ -94,7 +117,7 @@ class CudaEngine:
     _anchored: tuple[float, cp.cuda.Event] | None = None
 
     _reference: CudaEngine | None = None
-    """For articles that tensor cores cannot compute in fp32; opened at the first of them."""
+    """An engine for articles that tensor cores cannot compute in fp32; opened at the first of them."""
 
     def __init__(
         self, model: Model, precision: str = "auto", kernels: str = "auto", batch: int | None = None, device: int = 0
@@ -185,13 +208,20 @@ class CudaEngine:
         each_kernel: bool = False,
         handed_over: Callable[[], object] | None = None,
     ) -> Predictions:
-        """Label N articles. Raises BroadsheetError, with the kernel and the batch, for an error of the GPU."""
+        """Label N articles. Raises BroadsheetError, with the kernel and the batch, for an error of the GPU.
+
+        Parameters
+        ----------
+        texts, top_k, all_scores, spans, each_kernel, handed_over
+            As of `Engine.classify`.
+
+        """
         if self._failed:
             raise BroadsheetError(f"the GPU of this worker failed before, restart the worker: {self._failed}")
         count = len(texts)
         classes = len(self.model.classes)
         top_k = min(top_k, classes)
-        found = Predictions(
+        predictions = Predictions(
             labels=np.empty((count, top_k), np.int32),
             scores=np.empty((count, top_k), np.float32),
             all_scores=np.empty((count, classes), np.float32) if all_scores else None,
@@ -202,13 +232,13 @@ class CudaEngine:
         if not _is_on_host(texts):
             self.device.synchronize()  # whoever wrote the text may have used any stream
         if self._is_small(texts) and not each_kernel:
-            sums = self._in_a_graph(texts, top_k, found, spans)
+            sums = self._in_a_graph(texts, top_k, predictions, spans)
         else:
-            sums = self._in_batches(texts, top_k, found, spans, each_kernel, handed_over)
-        if self.network.ops.stored.is_split and found.overflowed.any():
-            self._classify_by_reference(texts, found, top_k)
-        found = replace(found, saturated=sums.saturated, asked=sums.asked).with_numbers(self.model)
-        return found.by_head(self.model).of_whole_texts(texts, self.model.length)
+            sums = self._in_batches(texts, top_k, predictions, spans, each_kernel, handed_over)
+        if self.network.ops.stored.is_split and predictions.overflowed.any():
+            self._classify_by_reference(texts, predictions, top_k)
+        predictions = replace(predictions, saturated=sums.saturated, asked=sums.asked).with_numbers(self.model)
+        return predictions.by_head(self.model).of_whole_texts(texts, self.model.length)
 
     def _is_small(self, texts: Texts) -> bool:
         """Whether one graph labels these texts. A profile watches each launch, which a graph does not show."""
@@ -216,7 +246,7 @@ class CudaEngine:
         here = texts.ids is None and _is_on_host(texts)
         return here and len(texts) <= self.batch and not watched and self.small.take(texts.offsets)
 
-    def _in_a_graph(self, texts: Texts, top_k: int, found: Predictions, spans: list[Span] | None) -> Sums:
+    def _in_a_graph(self, texts: Texts, top_k: int, predictions: Predictions, spans: list[Span] | None) -> Sums:
         """Label a small batch at once."""
         try:
             with self.device:
@@ -225,7 +255,7 @@ class CudaEngine:
                 seconds = time.perf_counter() - began
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
             raise self._failure(error, Batch(0, len(texts), 0)) from error
-        _fill(found, slice(None), result, result)
+        _fill(predictions, slice(None), result, result)
         _note(device_spans(begun, [("kernels", "compute", 0.0, seconds * 1e3)], self.device_name), spans)
         return result.sums
 
@@ -233,7 +263,7 @@ class CudaEngine:
         self,
         texts: Texts,
         top_k: int,
-        found: Predictions,
+        predictions: Predictions,
         spans: list[Span] | None,
         each_kernel: bool,
         handed_over: Callable[[], object] | None,
@@ -242,6 +272,22 @@ class CudaEngine:
 
         Where several models share the texts, the first that reads them keeps their ids on the GPU, and the others with
         its alphabet and length neither copy nor encode the text.
+
+        Parameters
+        ----------
+        texts : Texts
+            N articles.
+        top_k : int
+            Labels of each article, no more than there are classes.
+        predictions : Predictions
+            Where the results go, but the sums.
+        spans : list of Span, or None
+            A span is appended for each copy and for the kernels of each batch.
+        each_kernel : bool
+            Also append a span for each kernel.
+        handed_over : callable or None
+            Called when the GPU has been given all texts.
+
         """
         sums = Sums(0, 0)
         shared, how = texts.shared, (f"{self.device_name} {self.model.alphabet.symbols}", self.model.length)
@@ -254,7 +300,7 @@ class CudaEngine:
                 anchor = self._anchor()
                 for batch in self.batches(texts) if kept is None else self._batches_of_kept(kept):
                     if len(running) == memory_plan.SLOTS:
-                        sums = sums.plus(self._collect(*running[0], found, anchor, spans))
+                        sums = sums.plus(self._collect(*running[0], predictions, anchor, spans))
                         running.popleft()
                     slot = self._next_slot()
                     running.append((slot, batch))
@@ -263,7 +309,7 @@ class CudaEngine:
                 if handed_over is not None:
                     handed_over()
                 while running:
-                    sums = sums.plus(self._collect(*running[0], found, anchor, spans))
+                    sums = sums.plus(self._collect(*running[0], predictions, anchor, spans))
                     running.popleft()
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
             raise self._failure(error, running[0][1] if running else batch) from error
@@ -274,7 +320,7 @@ class CudaEngine:
                 for slot, _ in running:
                     slot.taken.release()
         if shared is not None and keep is not None:
-            shared[how] = Encoded(keep, found.n_chars, found.truncated, found.unknown_chars)
+            shared[how] = Encoded(keep, predictions.n_chars, predictions.truncated, predictions.unknown_chars)
         return sums
 
     def _next_slot(self) -> Slot:
@@ -301,17 +347,17 @@ class CudaEngine:
         self._failed = f"{error} in {where}"
         return BroadsheetError(f"GPU {self.device.id}: {self._failed}")
 
-    def _classify_by_reference(self, texts: Texts, found: Predictions, top_k: int) -> None:
+    def _classify_by_reference(self, texts: Texts, predictions: Predictions, top_k: int) -> None:
         """Label what has no scores with the `simt` kernels: a value of two fp16 parts overflows before one of fp32."""
-        rows = found.overflowed
+        rows = predictions.overflowed
         with self._by_reference:
             if self._reference is None:
                 asked = self.model.asking("all")
                 self._reference = CudaEngine(asked, "fp32", "simt", _BATCH_OF_REFERENCE, self.device.id)
-            again = self._reference.classify(texts.take(rows), top_k, found.all_scores is not None)
-        found.labels[rows], found.scores[rows] = again.labels, again.scores
-        if found.all_scores is not None:
-            found.all_scores[rows] = again.all_scores
+            again = self._reference.classify(texts.take(rows), top_k, predictions.all_scores is not None)
+        predictions.labels[rows], predictions.scores[rows] = again.labels, again.scores
+        if predictions.all_scores is not None:
+            predictions.all_scores[rows] = again.all_scores
 
     def batches(self, texts: Texts) -> Iterator[Batch]:
         """Runs of articles that fit a slot; an article longer than a whole slot is encoded here."""
@@ -369,6 +415,22 @@ class CudaEngine:
             first += size
 
     def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int, keep: cp.ndarray | None) -> None:
+        """Start a batch, as text or as ids.
+
+        Parameters
+        ----------
+        slot : Slot
+            A free slot, which the batch takes.
+        texts : Texts
+            The texts of all batches.
+        batch : Batch
+            The batch.
+        top_k : int
+            Labels of each article.
+        keep : uint8 [N, pitch], or None
+            An array on the GPU that the ids are copied to.
+
+        """
         offsets = texts.offsets[batch.first : batch.last + 1]
         if batch.given is None:
             self.network.start_text(slot, texts.data, offsets, batch.units, top_k, keep)
@@ -385,7 +447,7 @@ class CudaEngine:
         anchored = self._anchored
         if anchored is None or self._is_idle or time.time() - anchored[0] > _ANCHOR_SECONDS:
             tries = [self._recorded() for _ in range(_ANCHOR_TRIES)]
-            _, at, event = min(tries, key=lambda each: each[0])
+            _, at, event = min(tries, key=lambda attempt: attempt[0])
             anchored = self._anchored = at, event
         return anchored
 
@@ -401,13 +463,28 @@ class CudaEngine:
         self,
         slot: Slot,
         batch: Batch,
-        found: Predictions,
+        predictions: Predictions,
         anchor: tuple[float, cp.cuda.Event],
         spans: list[Span] | None,
     ) -> Sums:
-        """Wait for a batch, copy its rows to their places, and append its spans."""
+        """Wait for a batch, copy its rows to their places, and append its spans.
+
+        Parameters
+        ----------
+        slot : Slot
+            The slot of the batch.
+        batch : Batch
+            The batch.
+        predictions : Predictions
+            Where the results go.
+        anchor : tuple of float and cupy.cuda.Event
+            What `_anchor` returned before the batches.
+        spans : list of Span, or None
+            The list that is appended to.
+
+        """
         result = self.network.finish(slot)
-        _fill(found, slice(batch.first, batch.last), result, batch.given or result)
+        _fill(predictions, slice(batch.first, batch.last), result, batch.given or result)
         at, event = anchor
         _note(device_spans(at, slot.stages(event), self.device_name), spans)
         slot.taken.release()
@@ -437,12 +514,12 @@ def _note(done: list[Span], spans: list[Span] | None) -> None:
         spans += done
 
 
-def _fill(found: Predictions, rows: slice, result: Result, counts: Result | Encoded) -> None:
+def _fill(predictions: Predictions, rows: slice, result: Result, counts: Result | Encoded) -> None:
     """Copy a batch's results to their rows. counts: of characters, by the GPU or the host."""
-    found.labels[rows] = result.labels
-    found.scores[rows] = result.best
-    if found.all_scores is not None:
-        found.all_scores[rows] = result.scores
-    found.n_chars[rows] = counts.n_chars
-    found.truncated[rows] = counts.truncated
-    found.unknown_chars[rows] = counts.unknown_chars
+    predictions.labels[rows] = result.labels
+    predictions.scores[rows] = result.best
+    if predictions.all_scores is not None:
+        predictions.all_scores[rows] = result.scores
+    predictions.n_chars[rows] = counts.n_chars
+    predictions.truncated[rows] = counts.truncated
+    predictions.unknown_chars[rows] = counts.unknown_chars

@@ -23,7 +23,7 @@ _OFFSETS: dict[str, np.dtype[Any]] = {
     "U": np.dtype("i8"),
     "Z": np.dtype("i8"),
 }
-"""Of strings and bytes, by Arrow's letter for the type."""
+"""The type of offsets of strings and bytes, by Arrow's letter for their type."""
 
 
 class _Schema(ctypes.Structure):
@@ -76,9 +76,31 @@ _pointer_in.restype, _pointer_in.argtypes = ctypes.c_void_p, [ctypes.py_object, 
 
 
 class Column(NamedTuple):
-    """A column of strings as its producer describes it. rows: of the column, which begins `offset` rows into its
-    buffers. validity, offsets, data: their addresses, 0 for a buffer that is not there. wide: the dtype of an offset.
-    event: the address of a CUDA event to wait for, or 0. owner: keeps the buffers alive.
+    """A column of strings as its producer describes it. Addresses are 0 for a buffer that is not there.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of the column.
+    offset : int
+        How many rows into its buffers the column begins.
+    nulls : int
+        The number of nulls; -1 where the producer has not counted them.
+    validity : int
+        Address of the bits that say which rows are no nulls.
+    offsets : int
+        Address of the offsets.
+    data : int
+        Address of the bytes of the texts.
+    wide : dtype
+        The type of an offset.
+    device : int
+        The number of the GPU.
+    event : int
+        Address of a CUDA event to wait for, or 0.
+    owner : Any
+        An object that keeps the buffers alive.
+
     """
 
     rows: int

@@ -96,10 +96,10 @@ def _missing_package() -> str | None:
     """The first of the extra's packages that is not installed."""
     for name, module in _GPU_PACKAGES.items():
         try:
-            found = importlib.util.find_spec(module)
+            spec = importlib.util.find_spec(module)
         except ModuleNotFoundError:  # nor is the package that contains it
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             return name
     return None
 
@@ -150,11 +150,11 @@ def why_no_gpu() -> str | None:
 
 
 _LEAST_FREE = 0.25
-"""Of a GPU's memory: an engine plans for four fifths of what is free, so with less its batches become small."""
+"""The least free share of a GPU's memory. An engine plans for four fifths of what is free: small batches with less."""
 
 _LEAST_AVAILABLE = 0.1
 _MOST_USED = 0.6
-"""Of a worker's limit: from 0.6 on Dask spills results, from 0.8 on it pauses."""
+"""The largest share of a worker's limit: from 0.6 on Dask spills results, from 0.8 on it pauses."""
 
 
 def is_short_of_memory(device: str, limit: int | None) -> bool:

@@ -83,21 +83,35 @@ def profile(
     """Measure every kernel of a model on this machine; on a GPU with `ncu` also the bytes that the hardware counts.
 
     Raises as `load_model` and `open_engine` do; warns where ncu is installed and cannot read the counters.
+
+    Parameters
+    ----------
+    model : str or Model
+        As `load_model` takes it.
+    batch : int, optional
+        Articles of the batch; by default `BATCH` of the device, or fewer where the engine takes no more.
+    device : str
+        "auto", "cpu" or "cuda".
+    precision : str
+        "auto", "fp32", "fp16", "bf16" or "int8".
+    kernels : str
+        "auto", or a generation of CUDA kernels.
+
     """
     loaded = _profiled(model)
     with closing(open_engine(loaded, device, precision, kernels=kernels)) as engine:
-        found = measure(engine, batch)
+        measured = measure(engine, batch)
     if engine.backend.device != "cuda":
-        return found
+        return measured
     try:
-        counted = _counted_bytes(loaded, engine.backend.precision, engine.backend.kernels, found.batch)
+        counted = _counted_bytes(loaded, engine.backend.precision, engine.backend.kernels, measured.batch)
     except (BroadsheetError, subprocess.TimeoutExpired) as error:
         warnings.warn(f"without hardware counters: {error}", RuntimeWarning, stacklevel=2)
-        return found
-    if counted is None or len(counted) < len(found.kernels):
-        return found
-    pairs = zip(found.kernels, counted[-len(found.kernels) :], strict=True)  # some run when the model is loaded
-    return replace(found, kernels=tuple(replace(kernel, counted_bytes=number) for kernel, number in pairs))
+        return measured
+    if counted is None or len(counted) < len(measured.kernels):
+        return measured
+    pairs = zip(measured.kernels, counted[-len(measured.kernels) :], strict=True)  # some run when the model is loaded
+    return replace(measured, kernels=tuple(replace(kernel, counted_bytes=number) for kernel, number in pairs))
 
 
 def sweep_batch(model: str | Model, device: str = "auto", precision: str = "auto") -> list[SweepPoint]:

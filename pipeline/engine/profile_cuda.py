@@ -35,7 +35,18 @@ _PRODUCT_SIDE = 8192
 
 @dataclass(frozen=True)
 class RecordedLaunch:
-    """A launch of a batch, recorded so that it can be repeated."""
+    """A launch of a batch, recorded so that it can be repeated.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        The kernel.
+    grid : tuple of int
+        How many thread blocks, along each side.
+    arguments : tuple
+        What the kernel was given.
+
+    """
 
     kernel: Kernel
     grid: tuple[int, ...]
@@ -59,7 +70,7 @@ def kernels(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
     rows, count = computed_rows(model, inner), len(inner)
     units = int(units_by_length(model.layers, model.frame)[np.minimum(np.diff(inner.offsets), model.length)].sum())
     layers = {layer.name: layer for layer in model.layers}
-    found = []
+    profiles = []
     for launch in launches:
         name, kernel = launch.kernel.name, launch.kernel
         work = works[name]
@@ -75,7 +86,7 @@ def kernels(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
             tiles, waste, shared = _tiles(layer, shape, computed, kept)
             moved += shared * ops.stored.read_by(layer).bytes
         waves = tiles / (resident * ops.sms)
-        found.append(
+        profiles.append(
             KernelProfile(
                 name=name,
                 category=work.category,
@@ -92,21 +103,21 @@ def kernels(engine: CudaEngine, texts: Texts) -> list[KernelProfile]:
                 tile_waste=waste,
             )
         )
-    return found
+    return profiles
 
 
 def ceilings(engine: CudaEngine) -> Ceilings:
     """A large copy within the GPU's memory and a square product by cuBLAS, on random data (zeros would run faster)."""
     with engine.device:
         stored = engine.network.ops.stored
-        found = _ceilings("fp32" if stored.rows is FLOAT else "fp16")
+        reached = _ceilings("fp32" if stored.rows is FLOAT else "fp16")
     if stored.is_int8:
         # By design tensor cores take 8-bit operands at twice the rate; cuBLAS's own int8 is far from that.
-        return replace(found, flop_per_second=2 * found.flop_per_second, how=f"twice {found.how}")
+        return replace(reached, flop_per_second=2 * reached.flop_per_second, how=f"twice {reached.how}")
     if stored.is_split:
-        three = f"{found.how}, three products for each one of fp32"
-        return replace(found, flop_per_second=found.flop_per_second / 3, how=three)
-    return found
+        three = f"{reached.how}, three products for each one of fp32"
+        return replace(reached, flop_per_second=reached.flop_per_second / 3, how=three)
+    return reached
 
 
 def _ceilings(number: str) -> Ceilings:
@@ -123,13 +134,13 @@ def _ceilings(number: str) -> Ceilings:
 
 def _record(engine: CudaEngine, texts: Texts) -> list[RecordedLaunch]:
     """Classify once and record the launches, with their arguments."""
-    found: list[RecordedLaunch] = []
-    engine.network.watcher = lambda kernel, grid, arguments: found.append(RecordedLaunch(kernel, grid, arguments))
+    launches: list[RecordedLaunch] = []
+    engine.network.watcher = lambda kernel, grid, arguments: launches.append(RecordedLaunch(kernel, grid, arguments))
     try:
         engine.classify(texts)
     finally:
         engine.network.watcher = None
-    return found
+    return launches
 
 
 def _launch(ops: Operations, launch: RecordedLaunch) -> None:
@@ -159,11 +170,11 @@ def _in_the_network(engine: CudaEngine, texts: Texts) -> dict[str, float]:
         engine.classify(texts, spans=spans, each_kernel=True)
         for span in spans:
             times.setdefault(span.name, []).append(span.seconds)
-    return {name: statistics.median(found[1:]) for name, found in times.items()}
+    return {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
 
 
 def _asked(model: Model, texts: Texts) -> Texts:
-    """Those about which the network is asked."""
+    """The texts about which the network is asked."""
     if model.cascade is None:
         return texts
     alone, ngrams = model.asking("none"), of_network(model.ngrams, model.name, PROFILED)

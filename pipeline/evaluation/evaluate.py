@@ -337,6 +337,22 @@ def _compared(
 
 
 def _mistake(chunk: Chunk, i: int, label: str, score: float, classes: tuple[str, ...]) -> Mistake:
+    """A row that was labelled wrong.
+
+    Parameters
+    ----------
+    chunk : Chunk
+        Its chunk.
+    i : int
+        Its number in the chunk.
+    label : str
+        The label that it was given.
+    score : float
+        That label's score.
+    classes : tuple of str
+        The names of the classes.
+
+    """
     assert chunk.truth is not None
     where = chunk.rows.slice(i, 1).to_pylist()[0]
     text = chunk.text[i].as_py()[:SHOWN_BYTES].decode(errors="ignore")

@@ -289,11 +289,23 @@ def fitted_cascade(
 ) -> Cascade:
     """The least margin with which new rows like these keep their label with a chance of `agreement` or more.
 
-    whole: logits of the whole model, [N, classes]. branch: what the n-grams add to them. truth: class indices, [N].
-
     Of N rows, let k lose their label at a margin. A new row then does so with a chance of (k + 1) / (N + 1) at most,
     whatever the rows are like, since it is as likely as each of them to have the highest margin. Where the rows are too
     few to vouch for so little, the chance is taken to fall with the margin as it does among them, exponentially.
+
+    Parameters
+    ----------
+    whole : float64 [N, classes]
+        Logits of the whole model.
+    branch : float32 [N, classes]
+        What the n-grams add to them.
+    truth : int64 [N], or None
+        Class indices, by which a temperature is fitted.
+    agreement : float
+        The chance.
+    thresholds : tuple of float, optional
+        Of each class, where a text may have several labels.
+
     """
     bias = (whole - branch).mean(axis=0).astype(np.float32)
     alone = branch + bias
@@ -326,7 +338,22 @@ def compare(
     cascade: Cascade,
     temperature: float,
 ) -> dict[str, Figures]:
-    """The figures of N rows with the network asked about all of them, about some, and about none."""
+    """The figures of N rows with the network asked about all of them, about some, and about none.
+
+    Parameters
+    ----------
+    whole : float64 [N, classes]
+        Logits of the whole model.
+    branch : float32 [N, classes]
+        What the n-grams add to them.
+    truth : int64 [N]
+        Class indices.
+    cascade : Cascade
+        By which the network is asked about some.
+    temperature : float
+        Of the whole model's scores.
+
+    """
     alone = branch + np.array(cascade.bias, np.float32)
     rows = asked(alone, cascade.margin, None)
     of_whole, of_alone = probabilities(whole, temperature), probabilities(alone.astype(np.float64), cascade.temperature)
@@ -342,12 +369,27 @@ def compare(
 def figures_of(
     labels: NDArray[Any], scores: NDArray[np.float32], truth: NDArray[Any], whole: NDArray[Any], share: float
 ) -> Figures:
-    """labels, scores, truth: of N rows. whole: their labels with the network asked about all. share: that was asked."""
+    """How good the labels of N rows are.
+
+    Parameters
+    ----------
+    labels : int [N]
+        The labels.
+    scores : float32 [N]
+        Their scores.
+    truth : int [N]
+        The true classes.
+    whole : int [N]
+        The labels with the network asked about all rows.
+    share : float
+        The share of rows about which the network was asked.
+
+    """
     right = labels == truth
     agreement = float((labels == whole).mean())
     return Figures(float(right.mean()), agreement, share, reliability(scores, right).expected_error)
 
 
 def figures_on_card(figures: dict[str, Figures], rows: int) -> dict[str, Any]:
-    """For a model's card."""
+    """The figures as a model's card has them."""
     return {"rows": rows, **{name: {k: round(v, 6) for k, v in f._asdict().items()} for name, f in figures.items()}}

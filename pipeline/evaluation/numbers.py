@@ -52,7 +52,7 @@ class NumberFigures(NamedTuple):
         return cls(len(off), spearman, *errors)
 
     def about(self) -> dict[str, Any]:
-        """As JSON values: None for what is not defined."""
+        """The figures as JSON values: None for what is not defined."""
         return {name: None if value != value else round(value, 6) for name, value in self._asdict().items()}
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class NumberFigures(NamedTuple):
 
 
 def _ranks(values: Numbers) -> NDArray[np.float64]:
-    """From 1; the mean rank of those that are equal."""
+    """Ranks from 1; equal values have the mean of theirs."""
     _, of_value, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[of_value]
     return ranks

@@ -38,11 +38,28 @@ def scored_rows(
     kernels: str,
     chosen: Callable[[Iterable[Chunk]], Iterable[Chunk]] = lambda chunks: chunks,
 ) -> Iterator[tuple[Backend, Iterator[ScoredChunk]]]:
-    """What computes, and the chunks of a source with the score of every class of each model. chosen: takes some of
-    their rows.
+    """The backend, and the chunks of a source with the score of every class of each model.
 
     Raises UsageError for a column, device or precision that is not available, and a model that overflows on every row;
     SourceError for a file that cannot be read.
+
+    Parameters
+    ----------
+    models : sequence of Model
+        The models.
+    source : Given
+        What is read.
+    selection : Selection
+        Which of its columns are read.
+    device : str
+        "auto", "cpu" or "cuda".
+    precision : str
+        "auto", "fp32", "fp16", "bf16" or "int8".
+    kernels : str
+        "auto", or a generation of CUDA kernels.
+    chosen : callable
+        A function that takes some of the chunks' rows; by default all.
+
     """
     chunks = chosen(chunks_here(open_input(source, selection, _CHUNK_ROWS)))
     with opened(models, device, precision, kernels) as engines:
@@ -55,7 +72,7 @@ def files_of(source: Given) -> dict[str, Any]:
 
 
 def numbered(texts: pa.Array) -> NDArray[np.int64]:
-    """Of each text a number, the same for equal texts."""
+    """A number for each text, the same for equal texts."""
     return np.asarray(texts.dictionary_encode().indices.to_numpy(), np.int64)
 
 
@@ -77,15 +94,15 @@ def hold_out(
 
 
 def strata(labels: NDArray[Any]) -> NDArray[np.int64]:
-    """By what `hold_out` takes its shares: class indices, [N]; of rows with a label in each of several columns, int
-    [N, columns], the first; of rows with several labels, bool [N, classes], the rarest.
+    """The classes of which `hold_out` takes shares: of labels int64 [N], these; of int [N, columns], those of the first
+    column; of several labels a row, bool [N, classes], the rarest of each row.
     """
     return labels if labels.ndim == 1 else rarest(labels) if labels.dtype == np.bool_ else labels[:, 0]
 
 
 def rarest(labels: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Of each row with several labels, [N, classes], the one that fewest rows have: by it `hold_out` takes a share of
-    every class. The number of classes for a row without labels.
+    """The label of each row, bool [N, classes], that fewest rows have; the number of classes for a row without labels.
+    By it `hold_out` takes a share of every class.
     """
     counts = np.where(labels, labels.sum(axis=0), len(labels) + 1)
     rarest_of_row: NDArray[np.int64] = np.where(labels.any(axis=1), counts.argmin(axis=1), labels.shape[1])

@@ -39,7 +39,7 @@ _NGRAMS_SHARED = 52 << 10
 """Bytes of shared memory that a block of that kernel takes at most."""
 
 _ALONE_SHARED = 4 * MOST_CLASSES
-"""The same of that which labels what has no network: a warp of any architecture has room for so many classes."""
+"""The same for the kernel that labels without a network: a warp of any architecture has room for so many classes."""
 
 PRODUCT_TEXTS = 16
 """Texts of a block that multiplies with fastText's output matrix, where each thread has a class."""
@@ -47,17 +47,32 @@ PRODUCT_TEXTS = 16
 _PRODUCT_DEEP = 256
 
 _MOST_TEXTS = 1 << 20
-"""Of a batch of whole texts."""
+"""Texts of a batch, for a model that reads whole texts."""
 
 _MOST_BLOCKS = 65_535
-"""Along a grid's second side (CUDA C++ Programming Guide)."""
+"""Thread blocks along a grid's second side at most (CUDA C++ Programming Guide)."""
 
 _INT32_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """An instance of a template. threads: of a block. shared_bytes: dynamic shared memory of a block."""
+    """An instance of a template.
+
+    Attributes
+    ----------
+    name : str
+        The operation or layer, as profiles and error messages name it.
+    file : str
+        The source, relative to the folder of the kernels.
+    expression : str
+        The template instance, in C++.
+    threads : int
+        Threads of a block.
+    shared_bytes : int
+        Dynamic shared memory of a block, in bytes.
+
+    """
 
     name: str
     file: str
@@ -100,7 +115,22 @@ def closing_units_kernel() -> Kernel:
 
 @cache
 def lookup_kernel(stored: Storage, layer: Layer, following: Layer, frame: Frame, at: LookupTile) -> Kernel:
-    """Block 1 whole."""
+    """Block 1 whole: look-up, norm, ReLU and pool.
+
+    Parameters
+    ----------
+    stored : Storage
+        The types in memory.
+    layer : Layer
+        Block 1.
+    following : Layer
+        Block 2, whose pool decides how rows are laid out.
+    frame : Frame
+        Whether what follows the text's end counts.
+    at : LookupTile
+        How thread blocks divide the work.
+
+    """
     text = "true" if frame == "text" else "false"
     shape = (layer.kernel, layer.outputs, layer.pool, following.product_pool, text)
     return _tiled(layer, (stored.norms, stored.rows), shape, at)
@@ -200,7 +230,22 @@ def fasttext_kernels(shape: FastTextShape, classes: int) -> list[Kernel]:
 def network_kernels(
     generation: str, precision: str, architecture: str, layers: Sequence[Layer], frame: Frame
 ) -> list[Kernel]:
-    """Every kernel that a model launches, in order; the second only for batches with a long article."""
+    """Every kernel that a model launches, in order; the second only for batches with a long article.
+
+    Parameters
+    ----------
+    generation : str
+        The kernel generation, such as "sm90".
+    precision : str
+        The precision, such as "fp16".
+    architecture : str
+        The GPU's architecture, such as "sm_90".
+    layers : sequence of Layer
+        The layers of the network.
+    frame : Frame
+        Whether what follows the text's end counts.
+
+    """
     first, second, *_ = layers
     stored = STORAGE[generation][precision]
     kernels = [encode_kernel(), count_kernel(), statistics_kernel(first)]
@@ -219,6 +264,20 @@ def largest_batch(generation: str, precision: str, architecture: str, layers: Se
 
     Block 1 of 16 bits counts its output in vectors of eight channels, and in 32 bits. The products of `simt` and `sm80`
     have a thread block for each tile of rows along their grid's second side; those of block 2 are the most.
+
+    Parameters
+    ----------
+    generation : str
+        The kernel generation, such as "sm90".
+    precision : str
+        The precision, such as "fp16".
+    architecture : str
+        The GPU's architecture, such as "sm_90".
+    layers : sequence of Layer
+        The layers of the network; one for a model of whole texts.
+    frame : Frame
+        Whether what follows the text's end counts.
+
     """
     if len(layers) == 1:
         return _MOST_TEXTS
@@ -258,7 +317,7 @@ def choose_generation(kernels: str, precision: str, capability: tuple[int, int])
 
 
 FIRST_CAPABILITY = (8, 0)
-"""Of GPUs that compute in bf16, on which training has kernels of its own."""
+"""The least compute capability for bf16, from which on training has kernels of its own."""
 
 NUMBERS = ("float", "BFloat")
 """What the other blocks compute in, in training."""
@@ -268,7 +327,16 @@ _TRAINING_FILE = "training/first_block.cu"
 
 @dataclass(frozen=True)
 class FirstBlock:
-    """Of a step of training, in order: two for the forward pass, two for the backward pass."""
+    """The kernels of block 1 in a step of training.
+
+    Attributes
+    ----------
+    sum_rows, normalise_and_pool : Kernel
+        The forward pass, in this order.
+    parameter_gradients, sum_gradients : Kernel
+        The backward pass, in this order.
+
+    """
 
     sum_rows: Kernel
     normalise_and_pool: Kernel
@@ -278,7 +346,7 @@ class FirstBlock:
 
 @cache
 def first_block(layer: Layer, rows: int, number: str) -> FirstBlock:
-    """For groups of so many rows. number: one of NUMBERS."""
+    """The kernels of block 1 for groups of so many rows. number: one of NUMBERS."""
 
     def kernel(name: str, *arguments: object) -> Kernel:
         return Kernel(

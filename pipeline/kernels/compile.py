@@ -35,7 +35,18 @@ _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Cubin:
-    """A compiled kernel. code: the cubin. symbol: its name there. log: the compiler's, with ptxas's report."""
+    """A compiled kernel.
+
+    Attributes
+    ----------
+    code : bytes
+        The cubin.
+    symbol : str
+        The kernel's name in it.
+    log : str
+        What the compiler wrote, with ptxas's report.
+
+    """
 
     code: bytes
     symbol: str
@@ -44,7 +55,22 @@ class Cubin:
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas reports of a kernel: 32-bit registers a thread, and bytes of local and static shared memory."""
+    """What ptxas reports of a kernel.
+
+    Attributes
+    ----------
+    registers : int
+        32-bit registers a thread.
+    stack_bytes : int
+        Bytes of the stack frame of a thread.
+    spill_bytes : int
+        Bytes of registers that a thread stores to local memory and loads again.
+    shared_bytes : int
+        Bytes of static shared memory of a block.
+    warnings : tuple of str
+        Lines of the log that may be warnings.
+
+    """
 
     registers: int
     stack_bytes: int
@@ -56,30 +82,44 @@ class Resources:
 def compile_kernel(
     file: str, expression: str, architecture: str, cache: Path | None = None, folder: Path = FOLDER
 ) -> Cubin:
-    """Compile the template instance `expression` of `file` for `architecture` ("sm_90a"), or find it in the cache.
+    """Compile a template instance, or find it in the cache.
 
-    folder holds the sources. The cache key covers the source, everything it includes, the options and the version of
-    the compiler. Processes that need the same kernel at once wait for the first. Raises BroadsheetError with the
-    compiler's log where it does not compile, UsageError where NVRTC is missing or the cache cannot be written.
+    The cache key covers the source, everything it includes, the options and the version of the compiler. Processes that
+    need the same kernel at once wait for the first. Raises BroadsheetError with the compiler's log where it does not
+    compile, UsageError where NVRTC is missing or the cache cannot be written.
+
+    Parameters
+    ----------
+    file : str
+        The source, relative to `folder`.
+    expression : str
+        The template instance, in C++.
+    architecture : str
+        The target, such as "sm_90a".
+    cache : Path, optional
+        The folder of the cache; by default `cache_folder`.
+    folder : Path
+        The folder of the sources.
+
     """
     cache = cache or cache_folder()
     key = _key(folder, file, expression, architecture)
     if not _is_ours(cache):
         return _compile(folder, file, expression, architecture)
     path = cache / f"{key}.kernel"
-    found = _read(path)
-    if found is None:
+    cubin = _read(path)
+    if cubin is None:
         with _locked(cache, key):
-            found = _read(path)
-            if found is None:
-                found = _compile(folder, file, expression, architecture)
-                _write(path, found, f"{file} {expression}")
-    return found
+            cubin = _read(path)
+            if cubin is None:
+                cubin = _compile(folder, file, expression, architecture)
+                _write(path, cubin, f"{file} {expression}")
+    return cubin
 
 
 @cache
 def kernel_here(file: str, expression: str, architecture: str) -> Cubin:
-    """As of `compile_kernel`; once a process."""
+    """The same as `compile_kernel` with its defaults, once a process."""
     return compile_kernel(file, expression, architecture)
 
 
@@ -234,8 +274,8 @@ def _read(path: Path) -> Cubin | None:
     if digest != hashlib.sha256(rest).hexdigest().encode():
         return None
     about, _, code = rest.partition(b"\n")
-    found = json.loads(about)
-    return Cubin(code, found["symbol"], found["log"])
+    fields = json.loads(about)
+    return Cubin(code, fields["symbol"], fields["log"])
 
 
 def _write(path: Path, cubin: Cubin, kernel: str) -> None:

@@ -79,7 +79,18 @@ _MOST_SMALL = 32
 
 
 class ArrayPlace(NamedTuple):
-    """An array within a run of bytes."""
+    """An array within a run of bytes.
+
+    Attributes
+    ----------
+    start : int
+        Its first byte.
+    shape : tuple of int
+        Its shape.
+    dtype : type
+        Its type.
+
+    """
 
     start: int
     shape: tuple[int, ...]
@@ -119,16 +130,16 @@ def result_shapes(layers: Sequence[Layer], count: int, top_k: int) -> Shapes:
 
 
 def places(arrays: Shapes) -> tuple[dict[str, ArrayPlace], int]:
-    """Where arrays lie that follow each other, aligned for every kernel, and how many bytes all take."""
-    found, end = {}, 0
+    """Where arrays lie that follow each other, aligned for every kernel, by name; and how many bytes they take."""
+    by_name, end = {}, 0
     for name, (shape, dtype) in arrays.items():
-        found[name] = ArrayPlace(end, shape, dtype)
-        end = -(-found[name].stop // _SMALL_ALIGNMENT) * _SMALL_ALIGNMENT
-    return found, end
+        by_name[name] = ArrayPlace(end, shape, dtype)
+        end = -(-by_name[name].stop // _SMALL_ALIGNMENT) * _SMALL_ALIGNMENT
+    return by_name, end
 
 
 def small_bytes(layers: Sequence[Layer], most: int) -> tuple[int, int]:
-    """For the text and for the results of such batches of up to `most` articles."""
+    """Bytes for the text and for the results of small batches of up to `most` articles."""
     classes = layers[-1].outputs
     return places(small_input(layers, most))[1], places(result_shapes(layers, most, classes))[1]
 
@@ -141,7 +152,18 @@ _ALIGNMENT = 512
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory for one purpose. count: how many buffers of this size there are."""
+    """Memory for one purpose.
+
+    Attributes
+    ----------
+    name : str
+        The purpose.
+    bytes : int
+        Bytes of one buffer.
+    count : int
+        How many buffers of this size there are.
+
+    """
 
     name: str
     bytes: int
@@ -159,8 +181,21 @@ def id_pitch(length: int) -> int:
 
 @dataclass(frozen=True)
 class Activation:
-    """A batch between two layers, in one of two buffers: packed [units, rows, channels] up to block 6, then [articles,
-    rows, channels].
+    """A batch between two layers, in one of two buffers.
+
+    Attributes
+    ----------
+    buffer : int
+        Which of the two, 0 or 1.
+    packed : bool
+        Whether it is [units, rows, channels], as up to block 6, or [articles, rows, channels].
+    rows : int
+        Rows of a unit or of an article.
+    channels : int
+        Channels of a row.
+    element : Element
+        The type of its numbers.
+
     """
 
     buffer: int
@@ -175,7 +210,18 @@ class Activation:
 
 @dataclass(frozen=True)
 class LayerStep:
-    """A layer and the activation that it writes; it reads that of the step before. raw: a product before its norm."""
+    """A layer and what it writes. It reads what the step before has written.
+
+    Attributes
+    ----------
+    layer : Layer
+        The layer.
+    raw : Activation or None
+        The product before its norm, where a kernel of its own computes the norm.
+    out : Activation
+        The activation that it writes.
+
+    """
 
     layer: Layer
     raw: Activation | None
@@ -271,7 +317,24 @@ def plan(
     ngrams: NGrams | FastText | None = None,
     parts: Parts = NETWORK_ALONE,
 ) -> list[Buffer]:
-    """Every buffer that an engine keeps on the GPU for batches of up to `batch` articles."""
+    """Every buffer that an engine keeps on the GPU.
+
+    Parameters
+    ----------
+    layers : tuple of Layer
+        The layers of the network; one for a model of whole texts.
+    batch : int
+        Articles of a batch at most.
+    stored : Storage
+        The types in memory.
+    frame : Frame
+        Whether what follows the text's end counts.
+    ngrams : NGrams or FastText, optional
+        The branch beside the network, or what stands in its place.
+    parts : Parts
+        What the model computes.
+
+    """
     room = capacity(layers, batch, frame)
     classes = layers[-1].outputs
     ids = id_pitch(WHOLE if len(layers) == 1 else layers[0].rows_in) * batch
@@ -310,11 +373,11 @@ def page_locked(layers: Sequence[Layer], batch: int, frame: Frame) -> list[Buffe
     """What an engine keeps page-locked on the host: a twin of each slot's arrays. CuPy allocates powers of two."""
     room = capacity(layers, batch, frame)
     sizes = {name: count * np.dtype(dtype).itemsize for name, (count, dtype) in slot_arrays(layers, room).items()}
-    text, found = small_bytes(layers, small_batch(layers, room))
+    text, results = small_bytes(layers, small_batch(layers, room))
     return [
         *(Buffer(name, _power_of_two(size), SLOTS) for name, size in sizes.items() if name != ON_GPU_ONLY),
         Buffer("text of small batches", _power_of_two(text)),
-        Buffer("results of small batches", _power_of_two(found)),
+        Buffer("results of small batches", _power_of_two(results)),
     ]
 
 

@@ -41,8 +41,30 @@ _COPIED_AT_ONCE = 1 << 20
 class Network:
     """Weights on a GPU, buffers for batches once `allocate` is called, and the launches from text to labels.
 
-    weights: those of n-grams alone have no network. integers: blocks 2 to 6, for int8. ngrams: the branch beside the
-    network, if there is one. whole: every article takes all rows of the frame, those beyond its text too.
+    Parameters
+    ----------
+    weights : Weights
+        The network's tensors. Those of n-grams alone have no network.
+    integers : Integers or None
+        Blocks 2 to 6 in 8 bits, for int8.
+    ngrams : NGrams or FastText or None
+        The branch beside the network, or fastText's model in its place.
+    alphabet : Alphabet
+        The characters that the model reads.
+    length : int
+        How many of them it reads of a text; `WHOLE` for all.
+    generation : str
+        The kernel generation, such as "sm90".
+    precision : str
+        The precision, such as "fp16".
+    device : cupy.cuda.Device
+        The GPU.
+
+    Attributes
+    ----------
+    whole : bool
+        Whether every article takes all rows of the frame, those beyond its text too.
+
     """
 
     def __init__(
@@ -90,7 +112,7 @@ class Network:
         self._copying = ThreadPoolExecutor(min(_COPYING_THREADS, available_cores()), "broadsheet-copy")
 
     def _after_text(self) -> dict[str, cp.ndarray]:
-        """What each convolution after block 1 gives, [outputs], where no text reaches: of rows that are all alike."""
+        """The output of each convolution after block 1, [outputs], beyond the text, where all rows are alike."""
         units = CLOSING + 1
         packing = Packing(cp.empty(0, np.int32), cp.asarray([units, 0], np.int32), None, units)
         constants = {}
@@ -153,8 +175,23 @@ class Network:
         top_k: int,
         keep: cp.ndarray | None = None,
     ) -> None:
-        """Start a batch: data[offsets[0]:offsets[-1]], UTF-8, on host or GPU. units: that it takes at most. keep: uint8
-        [N, pitch], for the ids.
+        """Start a batch of text: copy it, encode it, and launch the kernels.
+
+        Parameters
+        ----------
+        slot : Slot
+            A free slot, which the batch takes.
+        data : uint8 [bytes]
+            UTF-8 on the host or the GPU, of which ``data[offsets[0]:offsets[-1]]`` is the batch.
+        offsets : int64 [N + 1]
+            Where each article begins, and where the last ends.
+        units : int
+            Units that the batch takes at most.
+        top_k : int
+            Labels of each article.
+        keep : uint8 [N, pitch], optional
+            An array on the GPU that the ids are copied to.
+
         """
         count, size = len(offsets) - 1, int(offsets[-1] - offsets[0])
         given, is_on_host = data[offsets[0] : offsets[-1]], isinstance(data, np.ndarray)
@@ -179,7 +216,7 @@ class Network:
         self._finish_start(slot, ids, units, top_k, keep)
 
     def _copy(self, data: NDArray[np.uint8], to: NDArray[np.uint8]) -> None:
-        """By several threads: one alone copies long texts at hardly the rate at which the GPU labels them."""
+        """Copy by several threads: one alone copies long texts at hardly the rate at which the GPU labels them."""
         if len(data) <= _COPIED_AT_ONCE:
             to[:] = data
             return
@@ -196,8 +233,23 @@ class Network:
         top_k: int,
         keep: cp.ndarray | None = None,
     ) -> None:
-        """Start a batch that is encoded already, ids uint8 [N, length]. text: its data and offsets on the host, where
-        there is text. units: that it takes at most. keep: as of `start_text`.
+        """Start a batch that is encoded already.
+
+        Parameters
+        ----------
+        slot : Slot
+            A free slot, which the batch takes.
+        ids : uint8 [N, length]
+            The ids, on the host.
+        text : tuple of uint8 [bytes] and int64 [N + 1], or None
+            The text and its offsets on the host, where there is text.
+        units : int
+            Units that the batch takes at most.
+        top_k : int
+            Labels of each article.
+        keep : uint8 [N, pitch], optional
+            An array on the GPU that the ids are copied to.
+
         """
         pitch = memory_plan.id_pitch(self._length)
         size = len(ids) * pitch
@@ -219,8 +271,8 @@ class Network:
     def _beside(
         self, ids: NDArray[np.uint8], text: tuple[NDArray[np.uint8], NDArray[np.int64]] | None
     ) -> NDArray[np.float32] | None:
-        """What the branch adds to the logits of a batch that is encoded on the host, or of fastText's models its mean
-        rows: in the kernel's bits.
+        """What the branch adds to the logits of a batch that is encoded on the host, or for a model of fastText's its
+        mean rows; with the bits of the kernel.
         """
         if isinstance(self._ngrams, NGrams):
             return scores_of_ids(ids, self._spelled, self._ngrams) if text is None else scores(*text, self._ngrams)
@@ -248,6 +300,22 @@ class Network:
     def _finish_start(
         self, slot: Slot, ids: cp.ndarray, units: int, top_k: int, keep: cp.ndarray | None = None
     ) -> None:
+        """Launch the network on ids that are on the GPU or will be, and the copies of the results.
+
+        Parameters
+        ----------
+        slot : Slot
+            The slot of the batch.
+        ids : uint8 [N, pitch]
+            The ids, on the GPU.
+        units : int
+            Units that the batch takes at most.
+        top_k : int
+            Labels of each article.
+        keep : uint8 [N, pitch], optional
+            An array on the GPU that the ids are copied to.
+
+        """
         slot.articles, slot.top_k = len(ids), top_k
         with self.compute:
             if keep is not None:
@@ -336,7 +404,7 @@ class Network:
             self.ops.ngrams(data, offsets, self._branch, out.logits)
 
     def _means_of(self, out: Scored) -> cp.ndarray | None:
-        """Where a batch's mean rows are, of a model of fastText's whose mean rows are not the logits yet."""
+        """Memory for a batch's mean rows; None for a model whose mean rows are its logits, or that has none."""
         branch = self._branch
         if not isinstance(branch, DeviceFastText) or (branch.output is None and branch.tree is None):
             return None
@@ -347,9 +415,21 @@ class Network:
             self.ops.fasttext_logits(means, self._branch, out)
 
     def forward(self, ids: cp.ndarray, units: int, out: Scored, saturated: cp.ndarray, asked_count: cp.ndarray) -> None:
-        """Ids on the GPU, uint8 [N, pitch], to scores, on the current stream. units: that they take at most. saturated:
-        uint64 [1], the count of saturated values in int8. asked_count: int32 [1], of the articles about which the
-        network is asked, of a model whose n-grams can be alone. `out.logits` already holds what a branch adds to them.
+        """Ids on the GPU to scores, on the current stream.
+
+        Parameters
+        ----------
+        ids : uint8 [N, pitch]
+            The ids.
+        units : int
+            Units that the articles take at most.
+        out : Scored
+            Where the results go. `out.logits` already holds what a branch adds to the logits.
+        saturated : uint64 [1]
+            Where saturated values are counted, in int8.
+        asked_count : int32 [1]
+            Where the articles are counted about which the network is asked, of a model whose n-grams can be alone.
+
         """
         asked, stream = None, cp.cuda.get_current_stream()
         if self.ops.stored.is_int8:
@@ -367,7 +447,23 @@ class Network:
         self._ask(ids, units, out, saturated, asked)
 
     def _ask(self, ids: cp.ndarray, units: int, out: Scored, saturated: cp.ndarray, asked: Asked | None) -> None:
-        """The network. asked: which articles these are, of which the host knows only how many there are at most."""
+        """The network alone.
+
+        Parameters
+        ----------
+        ids : uint8 [N, pitch]
+            The ids.
+        units : int
+            Units that the articles take at most.
+        out : Scored
+            Where the results go.
+        saturated : uint64 [1]
+            Where saturated values are counted, in int8.
+        asked : Asked or None
+            Which articles these are, of which the host knows only how many there are at most; None for all of the
+            batch.
+
+        """
         count, weights = len(ids), self._weights
         statistics, text_end = self._statistics[:count], self._text_end[:count]
         packing = Packing(self._first_unit[: count + 1], self._counts, self._closing, units)

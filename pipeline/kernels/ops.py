@@ -39,8 +39,19 @@ from .weights import DeviceAlphabet, DeviceFastText, DeviceNGrams, DeviceNorm, D
 
 
 class Packing(NamedTuple):
-    """Where the rows of N articles lie. first: int32 [N + 1]. counts: int32 [2], the units and N, which products read.
-    closing: uint8, of each unit; None where none is one. most: what the host knows of the number of units.
+    """Where the rows of N articles lie.
+
+    Attributes
+    ----------
+    first : int32 [N + 1]
+        The first unit of each article, and last the number of units.
+    counts : int32 [2]
+        The number of units and N, which products read.
+    closing : uint8 [units], or None
+        1 for each closing unit; None where no unit is one.
+    most : int
+        How many units there are at most, as the host knows.
+
     """
 
     first: cp.ndarray
@@ -50,7 +61,20 @@ class Packing(NamedTuple):
 
 
 class DeviceEncoded(NamedTuple):
-    """`alphabet.Encoded` on the GPU; ids: uint8 [N, pitch], a multiple of 16, filled up with padding."""
+    """`alphabet.Encoded` on the GPU.
+
+    Attributes
+    ----------
+    ids : uint8 [N, pitch]
+        The ids, filled up with padding to a pitch that is a multiple of 16.
+    n_chars : int64 [N]
+        Characters of the whole text.
+    truncated : uint8 [N]
+        1 where the text is longer than the model reads.
+    unknown_chars : int64 [N]
+        Characters outside the alphabet, in the part that the model reads.
+
+    """
 
     ids: cp.ndarray
     n_chars: cp.ndarray
@@ -66,7 +90,20 @@ class Asked(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """logits, scores: fp32 [N, classes]. labels: int32 [N, k], best: fp32 [N, k]."""
+    """The results of N articles on the GPU.
+
+    Attributes
+    ----------
+    logits : float32 [N, classes]
+        The logits.
+    scores : float32 [N, classes]
+        The score of every class.
+    labels : int32 [N, k]
+        Indices of the best classes.
+    best : float32 [N, k]
+        Their scores.
+
+    """
 
     logits: cp.ndarray
     scores: cp.ndarray
@@ -80,10 +117,25 @@ Launched = Callable[[Kernel, tuple[int, ...], tuple[Any, ...]], None]
 
 @dataclass(frozen=True)
 class Operations:
-    """The operations in one kernel generation and precision, for one architecture ("sm_90").
+    """The operations in one kernel generation and precision, for one architecture.
 
-    stored: the types in memory. sms: the number of SMs. tiles: of products by layer name, in place of those of the
-    table. launched: called before each launch.
+    Attributes
+    ----------
+    generation : str
+        The kernel generation, such as "sm90".
+    precision : str
+        The precision, such as "fp16".
+    stored : Storage
+        The types in memory.
+    architecture : str
+        The GPU's architecture, such as "sm_90".
+    sms : int
+        How many SMs the GPU has.
+    tiles : dict of str to ProductTile
+        Tiles of products by layer name, in place of those of the table.
+    launched : callable
+        Called before each launch, with the kernel, its grid and its arguments.
+
     """
 
     generation: str
@@ -97,9 +149,21 @@ class Operations:
     def encode(
         self, data: cp.ndarray, offsets: cp.ndarray, alphabet: DeviceAlphabet, length: int, out: DeviceEncoded
     ) -> None:
-        """Encode UTF-8 bytes, uint8, by int64 offsets [N + 1]; data[0] is the byte at offsets[0].
+        """Encode UTF-8. `count_characters` completes the counts of long articles.
 
-        `count_characters` completes the counts of long articles.
+        Parameters
+        ----------
+        data : uint8 [bytes]
+            The text; ``data[0]`` is the byte at ``offsets[0]``.
+        offsets : int64 [N + 1]
+            Where each article begins, and where the last ends.
+        alphabet : DeviceAlphabet
+            The characters that the model reads.
+        length : int
+            How many of them it reads of an article.
+        out : DeviceEncoded
+            Where ids and counts go.
+
         """
         count = len(offsets) - 1
         points = len(alphabet.points)
@@ -113,8 +177,21 @@ class Operations:
     def count_characters(
         self, data: cp.ndarray, offsets: cp.ndarray, size: int, length: int, n_chars: cp.ndarray
     ) -> None:
-        """Complete `n_chars` of `encode` for articles longer than `head_bytes`; of whole texts, all of it, from zero.
-        size: bytes of the batch, or more.
+        """Complete `n_chars` of `encode` for articles longer than `head_bytes`; of whole texts, count all, from zero.
+
+        Parameters
+        ----------
+        data : uint8 [bytes]
+            The text, as for `encode`.
+        offsets : int64 [N + 1]
+            Where each article begins, and where the last ends.
+        size : int
+            Bytes of the batch, or more.
+        length : int
+            Characters that the model reads of an article; `WHOLE` for all.
+        n_chars : int64 [N]
+            The counts, which the kernel adds to.
+
         """
         counted = -1 if length == WHOLE else head_bytes(length)
         self._launch(
@@ -136,21 +213,21 @@ class Operations:
         )  # fmt: skip
 
     def fasttext_logits(self, means: cp.ndarray, branch: DeviceFastText, out: Scored) -> None:
-        """What decides the labels of texts by their mean rows, fp32 [N, columns], to `out.logits`: of a tree, scores.
-        What its nodes get lies in `out.scores` meanwhile.
+        """Compute what decides the labels of texts from their mean rows, fp32 [N, columns], to `out.logits`. With a
+        tree these are scores, and the values of its nodes are in `out.scores` meanwhile.
         """
         count, classes = out.logits.shape
-        found = means
+        sums = means
         if branch.output is not None:
             outputs = branch.output.shape[1]
-            found = out.logits if branch.tree is None else out.scores
+            sums = out.logits if branch.tree is None else out.scores
             kernel = catalog.output_kernel()
             grid = (-(-count // catalog.PRODUCT_TEXTS), -(-outputs // kernel.threads))
             sizes = (_int(count), _int(branch.columns), _int(outputs))
-            self._launch(kernel, grid, (means, branch.output, *sizes, found))
+            self._launch(kernel, grid, (means, branch.output, *sizes, sums))
         if branch.tree is not None:
             warps = -(-count // catalog.WARPS)
-            self._launch(catalog.tree_kernel(), (warps,), (found, *branch.tree, _int(count), _int(classes), out.logits))
+            self._launch(catalog.tree_kernel(), (warps,), (sums, *branch.tree, _int(count), _int(classes), out.logits))
 
     def ngrams(self, data: cp.ndarray, offsets: cp.ndarray, branch: DeviceNGrams, out: cp.ndarray) -> None:
         """What the branch adds to the logits, fp32 [N, classes], of UTF-8 bytes as for `encode`."""
@@ -173,9 +250,25 @@ class Operations:
         text_end: cp.ndarray,
         asked: Asked | None = None,
     ) -> None:
-        """Mean and 1 / standard deviation of block 1, fp32 [N, 2], and where each text ends, int32 [N].
+        """Mean and 1 / standard deviation of block 1, and where each text ends.
 
-        asked: as for `gather`, which has left their ids.
+        Parameters
+        ----------
+        ids : uint8 [N, pitch]
+            The ids.
+        length : int
+            Positions that the network reads, of the pitch.
+        layer : Layer
+            Block 1.
+        tables : StatisticsTables
+            The sums that stand in for its outputs.
+        out : float32 [N, 2]
+            Mean and 1 / standard deviation.
+        text_end : int32 [N]
+            Where each text ends.
+        asked : Asked, optional
+            As for `gather`, which has left the ids of these articles.
+
         """
         self._launch(
             catalog.statistics_kernel(layer),
@@ -188,8 +281,21 @@ class Operations:
     def pack(
         self, text_end: cp.ndarray, layers: Sequence[Layer], whole: bool, out: Packing, asked: Asked | None = None
     ) -> None:
-        """Where the rows of N articles lie. text_end: int32 [N]. whole: each article takes the whole frame. asked: as
-        for `gather`; the articles after them have no rows.
+        """Decide where the rows of N articles lie.
+
+        Parameters
+        ----------
+        text_end : int32 [N]
+            Where each text ends.
+        layers : sequence of Layer
+            The layers of the network.
+        whole : bool
+            Whether each article takes the whole frame.
+        out : Packing
+            Where the result goes.
+        asked : Asked, optional
+            As for `gather`; the articles after these have no rows.
+
         """
         first, second, *_ = layers
         count = _int(len(text_end))
@@ -204,9 +310,33 @@ class Operations:
         statistics: cp.ndarray, text_end: cp.ndarray, packing: Packing, out: cp.ndarray,
         steps_in_one: float = 1.0, saturated: cp.ndarray | None = None,
     ) -> None:  # fmt: skip
-        """Block 1 from ids, uint8 [N, pitch], and their statistics.
+        """Block 1.
 
-        steps_in_one, saturated: for an output in 8 bits, and where its saturated values are counted, uint64 [1].
+        Parameters
+        ----------
+        ids : uint8 [N, pitch]
+            The ids.
+        layers : sequence of Layer
+            The layers of the network.
+        frame : Frame
+            Whether what follows the text's end counts.
+        table : DeviceTable
+            The layer's weights by tap and id.
+        norm : DeviceNorm
+            Gamma and beta.
+        statistics : float32 [N, 2]
+            What `norm_statistics` gives.
+        text_end : int32 [N]
+            Where each text ends.
+        packing : Packing
+            Where the rows lie.
+        out : cupy.ndarray
+            The packed rows that block 2 reads.
+        steps_in_one : float
+            For an output in 8 bits: how many steps make 1.
+        saturated : uint64 [1], optional
+            For an output in 8 bits: where saturated values are counted.
+
         """
         first, second, *_ = layers
         count, pitch = ids.shape
@@ -233,8 +363,25 @@ class Operations:
     ) -> None:  # fmt: skip
         """A convolution of packed rows, then ReLU and pool where no norm comes before them.
 
-        rows: [units, inputs], before a pool [units, pool, inputs], out: [units, outputs], all with room for more.
-        constant: [outputs], what closing units get. saturated: as for `lookup_norm_pool`.
+        Parameters
+        ----------
+        rows : cupy.ndarray
+            The input, [units, inputs], before a pool [units, pool, inputs], with room for more.
+        layer : Layer
+            The layer.
+        weight : cupy.ndarray
+            Its weights, as in `DeviceWeights.products`.
+        bias : cupy.ndarray
+            Its bias, as in `DeviceWeights.bias`.
+        packing : Packing
+            Where the rows lie.
+        constant : cupy.ndarray or None
+            [outputs], What closing units get.
+        out : cupy.ndarray
+            The output, [units, outputs], with room for more.
+        saturated : uint64 [1], optional
+            For an output in 8 bits: where saturated values are counted.
+
         """
         count, closing = packing.counts[:1], packing.closing
         self._product(rows, layer, weight, bias, count, closing, constant, out, packing.most, saturated)
@@ -242,7 +389,24 @@ class Operations:
     def norm_relu_pool(
         self, rows: cp.ndarray, layer: Layer, norm: DeviceNorm, packing: Packing, constant: cp.ndarray, out: cp.ndarray
     ) -> None:
-        """Layer norm over an article's packed rows and as many rows `constant` as the frame has more; ReLU, pool."""
+        """Layer norm over an article's packed rows and as many rows `constant` as the frame has more; ReLU, pool.
+
+        Parameters
+        ----------
+        rows : cupy.ndarray
+            The product before its norm, [units, channels].
+        layer : Layer
+            The layer.
+        norm : DeviceNorm
+            Gamma and beta.
+        packing : Packing
+            Where the rows lie.
+        constant : cupy.ndarray
+            The row that stands beyond an article's own, [channels].
+        out : cupy.ndarray
+            The output, [N, rows, channels].
+
+        """
         count = len(packing.first) - 1
         self._launch(
             catalog.norm_kernel(self.stored, self.architecture, layer),
@@ -254,7 +418,24 @@ class Operations:
     def linear(
         self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing, out: cp.ndarray
     ) -> None:
-        """x weight + bias with ReLU: a convolution with one tap, whose units are articles. x has room for more."""
+        """x weight + bias with ReLU: a convolution with one tap, whose units are articles.
+
+        Parameters
+        ----------
+        x : cupy.ndarray
+            The input, [N, inputs], with room for more.
+        layer : Layer
+            The layer.
+        weight : cupy.ndarray
+            Its weights, as in `DeviceWeights.products`.
+        bias : cupy.ndarray
+            Its bias, as in `DeviceWeights.bias`.
+        packing : Packing
+            It holds the number of articles.
+        out : cupy.ndarray
+            The output, [N, outputs], with room for more.
+
+        """
         self._product(x, layer, weight, bias, packing.counts[1:], None, None, out, len(packing.first) - 1, None)
 
     def head(
@@ -264,9 +445,29 @@ class Operations:
     ) -> None:  # fmt: skip
         """The last layer, softmax at a temperature or another link, as in `scores`, and the k best classes.
 
-        statistics: block 1's, by which its overflow takes the scores where 8-bit rows have not shown it. beside: fp32
-        [N, classes], added to the logits; it may be `out.logits`. asked: whose rows x has, among those of `beside` and
-        `out`, of which the others stay as they are.
+        Parameters
+        ----------
+        x : cupy.ndarray
+            The input, [M, inputs]; M is the number of articles, or with `asked` what it is at most.
+        layer : Layer
+            The last layer.
+        weight : float32 [classes, inputs]
+            Its weights.
+        bias : float32 [classes]
+            Its bias.
+        out : Scored
+            Where the results go.
+        statistics : float32 [M, 2], optional
+            Those of block 1. Where they have overflowed, so do the scores, which 8-bit rows would not show.
+        beside : float32 [N, classes], optional
+            What is added to the logits; it may be `out.logits`.
+        temperature : float
+            By which logits are divided.
+        link : int
+            How scores follow from logits.
+        asked : Asked, optional
+            The articles that x has rows of, among those of `beside` and `out`; the others stay as they are.
+
         """
         kernel = catalog.head_kernel(self.stored, layer)
         articles = catalog.HEAD_WARPS * catalog.HEAD_ARTICLES
@@ -282,10 +483,25 @@ class Operations:
         self, bias: cp.ndarray, out: Scored, temperature: float, link: int, margin: float | None = None,
         cuts: cp.ndarray | None = None, asked: Asked | None = None,
     ) -> None:  # fmt: skip
-        """Scores and best classes of n-grams alone, what they add to the logits being in `out.logits`, which stays.
+        """Scores and best classes of n-grams alone. What they add to the logits is in `out.logits`, which stays.
 
-        bias: fp32 [classes]. margin, cuts: as in `cascade`, by which the articles are found that the network is asked
-        about; their number is added to `asked.count`.
+        Parameters
+        ----------
+        bias : float32 [classes]
+            What is added to the logits.
+        out : Scored
+            Where the results go.
+        temperature : float
+            By which logits are divided.
+        link : int
+            How scores follow from logits.
+        margin : float, optional
+            As in `cascade`: the network is asked about articles below it.
+        cuts : float32 [classes], optional
+            As in `cascade`, of a model that gives several labels.
+        asked : Asked, optional
+            Where these articles go; their number is added to `asked.count`.
+
         """
         count, classes = out.logits.shape
         kernel = catalog.alone_kernel(classes)
@@ -307,7 +523,32 @@ class Operations:
         closing: cp.ndarray | None, constant: cp.ndarray | None, out: cp.ndarray, most: int,
         saturated: cp.ndarray | None,
     ) -> None:  # fmt: skip
-        """count: int32 [1], the units on the GPU, of which the host knows that there are `most` at most."""
+        """Launch the product of a convolution or a linear layer.
+
+        Parameters
+        ----------
+        rows : cupy.ndarray
+            The input.
+        layer : Layer
+            The layer.
+        weight : cupy.ndarray
+            Its weights, as in `DeviceWeights.products`.
+        bias : cupy.ndarray
+            Its bias, as in `DeviceWeights.bias`.
+        count : int32 [1]
+            The number of units.
+        closing : uint8 [units], or None
+            As in `Packing`.
+        constant : cupy.ndarray or None
+            [outputs], What closing units get.
+        out : cupy.ndarray
+            The output.
+        most : int
+            How many units there are at most, as the host knows.
+        saturated : uint64 [1], or None
+            For an output in 8 bits: where saturated values are counted.
+
+        """
         at = self.tiles.get(layer.name) or product_tile(self.generation, self.precision, self.architecture, layer)
         kernel = catalog.product_kernel(self.stored, layer, at)
         m_tiles, n_tiles = -(-most * layer.product_pool // at.rows), layer.outputs // at.outputs
@@ -387,7 +628,7 @@ def _load(file: str, expression: str, target: str, device: int) -> Any:
 
 @cache
 def _blocks_an_sm(architecture: str, kernel: Kernel) -> int:
-    """How many thread blocks of block 1's kernel an SM holds, by shared memory: the grid is one wave of them."""
+    """How many thread blocks of block 1's kernel an SM has shared memory for. The grid is one wave of them."""
     return shared_limit(architecture) // (kernel.shared_bytes + 1024)
 
 
@@ -413,7 +654,7 @@ def tensor_map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> ND
     """
     rank = len(shape)
     strides = [int(np.prod(shape[axis:])) for axis in range(rank - 1, 0, -1)]
-    error, found = driver.cuTensorMapEncodeTiled(
+    error, descriptor = driver.cuTensorMapEncodeTiled(
         driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
         rank,
         pointer,
@@ -429,5 +670,5 @@ def tensor_map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> ND
     if error != driver.CUresult.CUDA_SUCCESS:
         raise BroadsheetError(f"no tensor map of {list(shape)} in boxes of {list(box)}: {error.name}")
     value = np.zeros(1, "V128")
-    value.view(np.uint64)[:] = np.array(found.opaque, np.uint64)
+    value.view(np.uint64)[:] = np.array(descriptor.opaque, np.uint64)
     return value

@@ -19,7 +19,9 @@ from .ops import DeviceEncoded, Scored
 
 
 class Sums(NamedTuple):
-    """Of articles: their saturated activations, and about how many the network was asked, where it is not about all."""
+    """Counts over the articles of a batch: saturated activations, and articles about which the network was asked (0
+    where it is asked about all).
+    """
 
     saturated: int
     asked: int
@@ -29,7 +31,26 @@ class Sums(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The results of a batch in page-locked memory, valid until its slot is used again."""
+    """The results of a batch in page-locked memory, valid until its slot is used again.
+
+    Attributes
+    ----------
+    labels : int32 [N, k]
+        Class indices, the best first.
+    best : float32 [N, k]
+        Their scores.
+    scores : float32 [N, classes]
+        The score of every class.
+    n_chars : int64 [N]
+        Characters of the whole text.
+    truncated : uint8 [N]
+        1 where the text is longer than the model reads.
+    unknown_chars : int64 [N]
+        Characters outside the alphabet, in the part that the model reads.
+    sums : Sums
+        What is counted of the batch as a whole.
+
+    """
 
     labels: NDArray[np.int32]
     best: NDArray[np.float32]
@@ -53,8 +74,22 @@ class NotPageLocked(Exception):
 class Slot:
     """A batch in flight: its text on the host (page-locked) and on the GPU, its results on both, and its events.
 
-    taken: held from when a batch gets the slot until its results are copied. Events are recorded at the beginning and
-    the end of the copy in, the kernels and the copy out. marks: one before each kernel, with `each_kernel`.
+    Events are recorded at the beginning and the end of the copy in, of the kernels and of the copy out.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+        The layers of the network.
+    room : Capacity
+        What a batch takes at most.
+
+    Attributes
+    ----------
+    taken : Lock
+        Held from when a batch gets the slot until its results are copied.
+    marks : list of (str, Event)
+        Of each kernel, with `each_kernel`: its name and an event before it.
+
     """
 
     def __init__(self, layers: Sequence[Layer], room: Capacity) -> None:
@@ -78,8 +113,8 @@ class Slot:
         self.top_k = 1
 
     def encoded(self, ids: cp.ndarray) -> DeviceEncoded:
-        found = (self.device[name][: len(ids)] for name in ("n_chars", "truncated", "unknown_chars"))
-        return DeviceEncoded(ids, *found)
+        counts = (self.device[name][: len(ids)] for name in ("n_chars", "truncated", "unknown_chars"))
+        return DeviceEncoded(ids, *counts)
 
     def scored(self, count: int, classes: int, k: int) -> Scored:
         def table(name: str, columns: int) -> cp.ndarray:
@@ -93,14 +128,14 @@ class Slot:
         def after(event: cp.cuda.Event) -> float:
             return float(cp.cuda.get_elapsed_time(anchor, event))
 
-        found = [
+        copies_and_kernels = [
             ("copy-in", "copy-in", after(self.copy_begun), after(self.copied_in)),
             ("kernels", "compute", after(self.begun), after(self.computed)),
             ("copy-out", "copy-out", after(self.out_begun), after(self.copied_out)),
         ]
         times = [(name, after(event)) for name, event in self.marks]
-        ends = [*(time for _, time in times), found[1][3]]
-        return found + [(name, "compute", begin, ends[i + 1]) for i, (name, begin) in enumerate(times)]
+        ends = [*(time for _, time in times), copies_and_kernels[1][3]]
+        return copies_and_kernels + [(name, "compute", begin, ends[i + 1]) for i, (name, begin) in enumerate(times)]
 
     def copy_in(self, name: str, size: int, stream: cp.cuda.Stream) -> None:
         nbytes = size * self.host[name].itemsize

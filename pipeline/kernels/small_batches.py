@@ -47,11 +47,22 @@ class _Twins:
 
 
 class _Captured(NamedTuple):
-    """A graph, and the arrays on the host where it finds a batch and leaves its results."""
+    """A graph, and the arrays on the host where it finds a batch and leaves its results.
+
+    Attributes
+    ----------
+    graph : cupy.cuda.Graph
+        The graph.
+    given : dict of str to ndarray
+        Text and offsets, as in `small_input`.
+    results : dict of str to ndarray
+        The results, as in `result_shapes`.
+
+    """
 
     graph: Any
     given: dict[str, NDArray[Any]]
-    found: dict[str, NDArray[Any]]
+    results: dict[str, NDArray[Any]]
 
 
 class SmallBatches:
@@ -71,12 +82,12 @@ class SmallBatches:
     def run(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], top_k: int) -> Result:
         """Label data[offsets[0]:offsets[-1]], UTF-8, and wait for it. The result is valid until the next call."""
         count = len(offsets) - 1
-        graph, given, found = self._captured(count, top_k)
+        graph, given, results = self._captured(count, top_k)
         given["text"][: offsets[-1] - offsets[0]] = data[offsets[0] : offsets[-1]]
         given["offsets"][:] = offsets
         self._network.run(graph)
-        arrays = {name: found[name] for name in Result._fields if name != "sums"}
-        return Result(**arrays, sums=self._network.sums(found))
+        arrays = {name: results[name] for name in Result._fields if name != "sums"}
+        return Result(**arrays, sums=self._network.sums(results))
 
     def close(self) -> None:
         """Release the graphs, and the memory that they copy from and to."""
@@ -86,8 +97,8 @@ class SmallBatches:
     def _capture(self, count: int, top_k: int) -> _Captured:
         network, layers = self._network, self._network.layers
         given, given_bytes = places(small_input(layers, count))
-        found, found_bytes = places(result_shapes(layers, count, top_k))
-        text, out = _views(self._given.device, given), _views(self._found.device, found)
+        results, result_bytes = places(result_shapes(layers, count, top_k))
+        text, out = _views(self._given.device, given), _views(self._found.device, results)
         encoded = DeviceEncoded(network.ids(count), out["n_chars"], out["truncated"], out["unknown_chars"])
         scored = Scored(out["logits"], out["scores"], out["labels"], out["best"])
 
@@ -96,9 +107,9 @@ class SmallBatches:
             network.encode(text["text"], text["offsets"], encoded)
             network.score_ngrams(text["text"], text["offsets"], scored)
             network.forward(encoded.ids, count * most_units(layers), scored, out["saturated"], out["asked"])
-            self._found.copy_out(found_bytes, network.compute)
+            self._found.copy_out(result_bytes, network.compute)
 
-        return _Captured(network.captured(work), _views(self._given.host, given), _views(self._found.host, found))
+        return _Captured(network.captured(work), _views(self._given.host, given), _views(self._found.host, results))
 
 
 def _views(of: Any, arrays: dict[str, ArrayPlace]) -> dict[str, Any]:

@@ -22,16 +22,16 @@ GROUP = 32
 """Numbers whose parts are stored together: first all high parts, then all low ones."""
 
 _TYPICAL_EXPONENT = 9
-"""Of the largest value that a channel has on a text of random characters, once it is scaled."""
+"""The exponent of the largest value that a channel has on a text of random characters, once it is scaled."""
 
 _WEIGHT_EXPONENT = 14
-"""Of an output's largest weight, once it is scaled."""
+"""The exponent of an output's largest weight, once it is scaled."""
 
 _LARGEST_EXPONENT = 120
-"""Of a scale: beyond, fp32 has no room for scaled biases."""
+"""The largest exponent of a scale: beyond, fp32 has no room for scaled biases."""
 
 _LEAST_SHARE = 2.0**-20
-"""Of the variance that block 6 has on that text, before its norm: below it, an article's parts may lack bits."""
+"""A share of the variance of block 6 on that text, before its norm. Below it, an article's parts may lack bits."""
 
 _SEED = 0
 
@@ -43,10 +43,19 @@ Exponents = NDArray[np.int32]
 class SplitWeights:
     """A model's tensors as the split kernels read them.
 
-    products: by layer name, of parts, fp16 [kernel, outputs, 2 * inputs]. affine: fp32 [2, outputs], what a sum is
-    multiplied by and what is then added. norm: gamma and beta with their channels' scales. last: fp32 [outputs,
-    inputs], the last layer's weights, which take the scales away. least_variance: of block 6 before its norm; below it,
-    an article is too far from random characters for its parts to be accurate.
+    Attributes
+    ----------
+    products : dict of str to float16 [kernel, outputs, 2 * inputs]
+        The parts of weights, by layer name.
+    affine : dict of str to float32 [2, outputs]
+        What a sum is multiplied by and what is then added, by layer name.
+    norm : dict of str to Norm
+        Gamma and beta with their channels' scales, by layer name.
+    last : float32 [outputs, inputs]
+        The last layer's weights, which take the scales away.
+    least_variance : float
+        Of block 6 before its norm. Below it, an article is too far from random characters for its parts to be accurate.
+
     """
 
     products: dict[str, NDArray[np.float16]]

@@ -27,15 +27,24 @@ INT8 = Element("Int8", np.uint8)
 """Activations are unsigned, weights signed."""
 
 TURING_INT8 = Element("TuringInt8", np.uint8)
-"""The same, multiplied by the instructions of compute capability 7.5."""
+"""As INT8, but multiplied by the instructions of compute capability 7.5."""
 
 SPLIT = Element("Split", np.uint32)
 """Numbers of fp32 as two fp16 parts (kernels/split.py)."""
 
 
 class Storage(NamedTuple):
-    """Where each type is used. rows: what blocks 1 to 5 write, and the convolutions' weights. norms: what block 6's
-    product writes, and γ and β of every norm. features: what the linear layers read, and their weights but the last's.
+    """Where each type is used.
+
+    Attributes
+    ----------
+    rows : Element
+        What blocks 1 to 5 write, and the convolutions' weights.
+    norms : Element
+        What block 6's product writes, and γ and β of every norm.
+    features : Element
+        What the linear layers read, and their weights but the last's.
+
     """
 
     rows: Element
@@ -43,11 +52,11 @@ class Storage(NamedTuple):
     features: Element
 
     def read_by(self, layer: Layer) -> Element:
-        """Of a product's input and weights."""
+        """The type of a product's input and weights."""
         return self.rows if layer.kind == "conv1d" else self.features
 
     def written_by(self, layer: Layer) -> Element:
-        """Of a product's output, or block 1's."""
+        """The type of a product's output, or of block 1's."""
         if layer.kind == "linear":
             return self.features
         return self.norms if layer.norm and not layer.is_lookup else self.rows
@@ -79,4 +88,4 @@ STORAGE = {
     "sm80": _TENSOR_CORES,
     "sm90": _TENSOR_CORES,
 }
-"""By kernel generation, and then by precision, of which the first is the default."""
+"""The types by kernel generation, and then by precision, of which the first is the default."""

@@ -18,7 +18,18 @@ from ..model.reference import Floats, Weights
 
 
 class StatisticsTables(NamedTuple):
-    """What common/statistics.cu reads. first: fp32 [kernel, ids, 2]; pairs: fp32 [kernel, kernel - 1, ids, ids]."""
+    """What common/statistics.cu reads, where the formulas are.
+
+    Attributes
+    ----------
+    first : float32 [kernel, ids, 2]
+        Prefix sums over the taps, for each id.
+    pairs : float32 [kernel, kernel - 1, ids, ids]
+        The same for each pair of ids, by their distance.
+    sum_of_biases, sum_of_square_biases : float
+        Over the channels of block 1.
+
+    """
 
     first: Floats
     pairs: Floats
@@ -84,8 +95,17 @@ MOST_LANES = 32
 
 
 class NGramTables(NamedTuple):
-    """table: int16 [slabs, buckets, columns], squares and then classes. scale: fp32 [2, slabs, columns]. script: what
-    characters are.
+    """A branch's table as the kernel reads it.
+
+    Attributes
+    ----------
+    table : int16 [slabs, buckets, columns]
+        Squares, and then the weights of some of the classes.
+    scale : float32 [2, slabs, columns]
+        What one step of a weight stands for: of words, then of characters.
+    script : Script
+        What characters are.
+
     """
 
     table: NDArray[np.int16]
@@ -95,10 +115,10 @@ class NGramTables(NamedTuple):
 
 def lanes(classes: int) -> int:
     """Lanes that read a row together: a power of two, so that whole rows fit a warp."""
-    found = 1
-    while found < MOST_LANES and found * COLUMNS <= classes:
-        found *= 2
-    return found
+    count = 1
+    while count < MOST_LANES and count * COLUMNS <= classes:
+        count *= 2
+    return count
 
 
 def slabs(classes: int) -> int:
@@ -122,14 +142,27 @@ def ngram_tables(ngrams: NGrams) -> NGramTables:
 
 
 def ngram_bytes(ngrams: NGrams) -> int:
-    """Of all that `ngram_tables` returns."""
+    """Bytes of all that `ngram_tables` returns."""
     classes = ngrams.table.shape[1] - 1
     columns = slabs(classes) * lanes(classes) * COLUMNS
     return columns * (2 * len(ngrams.table) + 8) + sum(part.nbytes for part in script())
 
 
 class FastTextShape(NamedTuple):
-    """How a row is read: by so many lanes, each so many columns of so many bits, in so many slabs."""
+    """How a row is read: each lane reads some columns of each slab.
+
+    Attributes
+    ----------
+    lanes : int
+        Lanes that read a row together.
+    columns : int
+        Columns of a lane.
+    bits : int
+        Bits of a number, 16 or 32.
+    slabs : int
+        Parts of a row that are read one after another.
+
+    """
 
     lanes: int
     columns: int
@@ -142,19 +175,41 @@ _ALWAYS_EXACT = 16
 
 
 def fasttext_shape(columns: int, exact: bool) -> FastTextShape:
-    """Of a table with so many columns. exact: whether probabilities are those of fp32, and not off by up to 1e-4."""
+    """The shape for a table with so many columns. exact: whether probabilities are those of fp32, and not off by up to
+    1e-4.
+    """
     bits = 32 if exact or columns <= _ALWAYS_EXACT else 16
     width = 2 if columns <= 2 else 4 if columns <= 4 else COLUMNS
-    found = 1
-    while found < MOST_LANES and found * width < columns:
-        found *= 2
-    return FastTextShape(found, width, bits, -(-columns // (found * width)))
+    count = 1
+    while count < MOST_LANES and count * width < columns:
+        count *= 2
+    return FastTextShape(count, width, bits, -(-columns // (count * width)))
 
 
 class FastTextTables(NamedTuple):
-    """slots: uint32 [slots, 2], the hash of an entry of the dictionary and its number plus 1, at the place of the hash
-    or the next free one. end: the number of "</s>", -1 for none. table: int32 or int16 [slabs, rows, columns]. scale:
-    fp32 [slabs, columns]. output: fp32 [columns, classes]. Others as in `FastText`.
+    """A model of fastText's as the kernels read it.
+
+    Attributes
+    ----------
+    slots : uint32 [slots, 2]
+        The hash of an entry of the dictionary and its number plus 1, at the place of the hash or the next free one.
+    words : uint8 [bytes]
+        As in `FastText`.
+    ends : int64 [entries]
+        As in `FastText`.
+    end : int
+        The number of "</s>"; -1 for none.
+    pruned : int32 [buckets], or None
+        Of a pruned model: the row of each bucket, as `FastText.rows_of_buckets` returns it.
+    table : int32 or int16 [slabs, rows, columns]
+        The rows as integers.
+    scale : float32 [slabs, columns]
+        What one step stands for.
+    output : float32 [columns, classes], or None
+        The matrix of the product; None where it is folded into the table.
+    paths : Paths or None
+        The tree of hierarchical softmax; None for other models.
+
     """
 
     slots: NDArray[np.uint32]
@@ -200,7 +255,7 @@ def _slots(model: FastText, numbers: NDArray[np.int64]) -> NDArray[np.uint32]:
 
 
 def fasttext_bytes(model: FastText, exact: bool) -> int:
-    """Of all that `fasttext_tables` returns."""
+    """Bytes of all that `fasttext_tables` returns."""
     lanes, columns, bits, slabs = fasttext_shape(model.table.shape[1], exact)
     slots = 8 << (2 * len(model.ends)).bit_length()
     pruned = 0 if model.pruned is None else 4 * model.kinds.buckets

@@ -18,7 +18,7 @@ from ..model.layers import Layer
 from .storage import Element
 
 SLAB_BYTES = 128
-"""Of a row in a stage of tensor-core products: the widest that shared memory is swizzled by."""
+"""Bytes of a row in a stage of tensor-core products: the widest that shared memory is swizzled by."""
 
 SHARED_LIMIT = {
     "sm_75": 64 << 10,
@@ -36,7 +36,7 @@ SHARED_LIMIT = {
 
 
 def shared_limit(architecture: str) -> int:
-    """The same as a function; for an architecture that is not in the table, the least of all since sm_80."""
+    """The entry of SHARED_LIMIT; for an architecture that is not there, the least of all since sm_80."""
     return SHARED_LIMIT.get(architecture.removesuffix("a"), 99 << 10)
 
 
@@ -52,7 +52,20 @@ class Launch(NamedTuple):
 
 @dataclass(frozen=True)
 class SimtLookupTile:
-    """Block 1 of `simt/`. positions: pooled rows of a thread block. articles: that it loops over."""
+    """Block 1 of `simt/`.
+
+    Attributes
+    ----------
+    positions : int
+        Pooled rows of a thread block.
+    articles : int
+        Articles that a thread block loops over.
+    folder, operation : str
+        Where the source is.
+    writes_bytes : bool
+        Whether it may write bytes.
+
+    """
 
     positions: int
     articles: int
@@ -72,7 +85,22 @@ class SimtLookupTile:
 
 @dataclass(frozen=True)
 class SlicedLookupTile:
-    """Block 1 of `sm80/`. channels: of a slice of the table. positions: pooled rows of a slab. articles: of a task."""
+    """Block 1 of `sm80/`.
+
+    Attributes
+    ----------
+    channels : int
+        Channels of a slice of the table.
+    positions : int
+        Pooled rows of a slab.
+    articles : int
+        Articles of a task.
+    folder, operation : str
+        Where the source is.
+    writes_bytes : bool
+        Whether it may write bytes.
+
+    """
 
     channels: int
     positions: int
@@ -100,7 +128,7 @@ class SlicedLookupTile:
 
 @dataclass(frozen=True)
 class SplitLookupTile(SlicedLookupTile):
-    """The same in fp32, its output in two fp16 parts."""
+    """Block 1 of `sm80/` in fp32, its output in two fp16 parts."""
 
     operation: ClassVar[str] = "split_lookup_norm_pool"
     writes_bytes: ClassVar[bool] = False
@@ -116,7 +144,18 @@ class SplitLookupTile(SlicedLookupTile):
 
 @dataclass(frozen=True)
 class SimtTile:
-    """A product of `simt/`."""
+    """A product of `simt/`.
+
+    Attributes
+    ----------
+    rows, outputs : int
+        Rows and outputs of a tile.
+    folder, operation : str
+        Where the source is.
+    writes_bytes : bool
+        Whether it may write bytes.
+
+    """
 
     rows: ClassVar[int] = 144
     outputs: ClassVar[int] = 128
@@ -137,7 +176,24 @@ class SimtTile:
 
 @dataclass(frozen=True)
 class Sm80Tile:
-    """A product of `sm80/`. Stages: buffers of input slabs and of weight tiles."""
+    """A product of `sm80/`.
+
+    Attributes
+    ----------
+    a_stages : int
+        Buffers of input slabs.
+    b_stages : int
+        Buffers of weight tiles.
+    rows : int
+        Rows of a tile.
+    outputs : int
+        Outputs of a tile.
+    folder, operation : str
+        Where the source is.
+    writes_bytes : bool
+        Whether it may write bytes.
+
+    """
 
     a_stages: int
     b_stages: int
@@ -161,7 +217,7 @@ class Sm80Tile:
 
 @dataclass(frozen=True)
 class Sm80SplitTile(Sm80Tile):
-    """The same over numbers of two fp16 parts."""
+    """A product of `sm80/` over numbers of two fp16 parts."""
 
     operation: ClassVar[str] = "split_conv1d"
     writes_bytes: ClassVar[bool] = False
@@ -172,8 +228,25 @@ class Sm80SplitTile(Sm80Tile):
 
 @dataclass(frozen=True)
 class Sm90Tile:
-    """A product of `sm90/`. Stages: buffers of input slabs and of weight tiles. cluster: blocks that share each weight
-    tile.
+    """A product of `sm90/`.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of a tile.
+    a_stages : int
+        Buffers of input slabs.
+    b_stages : int
+        Buffers of weight tiles.
+    cluster : int
+        Thread blocks that share each weight tile.
+    outputs : int
+        Outputs of a tile.
+    folder, operation : str
+        Where the source is.
+    writes_bytes : bool
+        Whether it may write bytes.
+
     """
 
     rows: int
@@ -203,7 +276,18 @@ class Sm90Tile:
 
 @dataclass(frozen=True)
 class Sm90SplitTile(Sm90Tile):
-    """The same over numbers of two fp16 parts. A weight stage has two taps or slabs."""
+    """A product of `sm90/` over numbers of two fp16 parts. A weight stage has two taps or slabs.
+
+    Attributes
+    ----------
+    outputs : int
+        Outputs of a tile.
+    operation : str
+        Where the source is.
+    writes_bytes : bool
+        Whether it may write bytes.
+
+    """
 
     outputs: ClassVar[int] = 128
     operation: ClassVar[str] = "split_conv1d"
@@ -301,8 +385,8 @@ def _tile(generation: str, precision: str, architecture: str, *names: str) -> Ti
     Raises KeyError where the generation has none.
     """
     for target in (architecture, ""):
-        found = _TILES.get((generation, target), {})
+        tiles = _TILES.get((generation, target), {})
         for name in (*(f"{precision} {name}" for name in names), *names):
-            if name in found:
-                return found[name]
+            if name in tiles:
+                return tiles[name]
     raise KeyError(f"no tile of {names[0]} for {generation} kernels on {architecture}")

@@ -38,7 +38,20 @@ _LARGEST = {HALF: (65_504.0, "--precision bf16 or --precision fp32"), BFLOAT: (2
 
 @dataclass(frozen=True)
 class DeviceAlphabet:
-    """byte_ids uint8 [256]; points uint32 [P] ascending and point_ids uint8 [P]: symbols beyond ASCII."""
+    """The characters that a model reads.
+
+    Attributes
+    ----------
+    byte_ids : uint8 [256]
+        The id of each single byte.
+    points : uint32 [P]
+        Symbols beyond ASCII: their code points, ascending.
+    point_ids : uint8 [P]
+        Their ids.
+    unknown : int
+        The id of all other characters.
+
+    """
 
     byte_ids: cp.ndarray
     points: cp.ndarray
@@ -59,7 +72,16 @@ class DeviceTable:
 
 @dataclass(frozen=True)
 class DeviceNorm:
-    """gamma and beta, [rows, channels]. least_variance: below it an article gets no score, where it is in two parts."""
+    """The parameters of a layer norm.
+
+    Attributes
+    ----------
+    gamma, beta : cupy.ndarray
+        [rows, channels], in the type `Storage.norms`.
+    least_variance : float
+        With numbers in two fp16 parts: an article whose variance is below it gets no score.
+
+    """
 
     gamma: cp.ndarray
     beta: cp.ndarray
@@ -68,7 +90,24 @@ class DeviceNorm:
 
 @dataclass(frozen=True)
 class DeviceNGrams:
-    """A branch, as in `NGramTables`. shift: from a hash to its bucket."""
+    """A branch on the GPU.
+
+    Attributes
+    ----------
+    kinds : Kinds
+        Which n-grams there are.
+    classes : int
+        How many classes the model has.
+    shift : int
+        By how many bits a hash is shifted to its bucket.
+    symbols, letters : cupy.ndarray
+        The arrays of `NGramTables.script`.
+    table : int16 [slabs, buckets, columns]
+        As in `NGramTables`.
+    scale : float32 [2, slabs, columns]
+        As in `NGramTables`.
+
+    """
 
     kinds: Kinds
     classes: int
@@ -81,7 +120,32 @@ class DeviceNGrams:
 
 @dataclass(frozen=True)
 class DeviceFastText:
-    """A model of fastText's, as in `FastTextTables`. steps, ends_of_steps: its tree, if it has one."""
+    """A model of fastText's on the GPU. Arrays that are not described here are those of `FastTextTables`.
+
+    Attributes
+    ----------
+    kinds : Settings
+        What the model reads.
+    shape : FastTextShape
+        How a row is read.
+    known : int
+        Words of the dictionary, which have the first rows.
+    columns : int
+        Columns of the table.
+    slots, words, ends : cupy.ndarray
+        The dictionary.
+    end : int
+        The number of "</s>"; -1 for none.
+    pruned : cupy.ndarray or None
+        The row of each bucket.
+    table, scale : cupy.ndarray
+        The rows, and what one step stands for.
+    output : cupy.ndarray or None
+        The matrix of the product.
+    tree : tuple of cupy.ndarray, or None
+        Steps and ends of the tree of hierarchical softmax, as in `fasttext.Paths`.
+
+    """
 
     kinds: Settings
     shape: FastTextShape
@@ -102,10 +166,23 @@ class DeviceFastText:
 class DeviceWeights:
     """`reference.Weights` on the GPU.
 
-    table: block 1's. products: by layer name [kernel, inputs, outputs] fp32, or [kernel, outputs, inputs] in 16 or 8
-    bits, or [kernel, outputs, 2 * inputs] in two fp16 parts; fc3 is fp32 [outputs, inputs] always. bias: fp32; of
-    products in 8 bits as in `rescale_table`, of those in two parts [2, outputs], scale and bias. steps_in_one: of the
-    8-bit output of block 1.
+    Attributes
+    ----------
+    statistics : StatisticsTables
+        The sums that stand in for block 1's outputs.
+    table : DeviceTable
+        Block 1's.
+    products : dict of str to cupy.ndarray
+        By layer name, [kernel, inputs, outputs] in fp32, [kernel, outputs, inputs] in 16 or 8 bits, or [kernel,
+        outputs, 2 * inputs] in two fp16 parts. The last layer's is always fp32 [outputs, inputs].
+    bias : dict of str to cupy.ndarray
+        By layer name, fp32 [outputs]; of products in 8 bits as in `rescale_table`, of those in two parts [2, outputs],
+        scale and bias.
+    norm : dict of str to DeviceNorm
+        Gamma and beta by layer name.
+    steps_in_one : float
+        How many steps of block 1's 8-bit output make 1.
+
     """
 
     statistics: StatisticsTables
@@ -118,7 +195,20 @@ class DeviceWeights:
 
 @dataclass(frozen=True)
 class DeviceAlone:
-    """`reference.NGramsAlone` on the GPU."""
+    """`reference.NGramsAlone` on the GPU.
+
+    Attributes
+    ----------
+    bias : float32 [classes]
+        What is added to the logits of n-grams.
+    temperature : float
+        Of the scores.
+    margin : float or None
+        The network is asked about articles below it; None where there is no network to ask.
+    cuts : float32 [classes], or None
+        Of a model that gives several labels: as in `cascade`.
+
+    """
 
     bias: cp.ndarray
     temperature: float
@@ -141,7 +231,19 @@ def upload(
 ) -> DeviceWeights:
     """Rearrange and copy a model's tensors to the GPU; takes about 30 ms for the shipped model.
 
-    integers: the convolutions after block 1, for products in 8 bits.
+    Parameters
+    ----------
+    weights : Weights
+        The tensors.
+    integers : Integers or None
+        The convolutions after block 1, for products in 8 bits.
+    generation : str
+        The kernel generation, such as "sm90".
+    precision : str
+        The precision, such as "fp16".
+    architecture : str
+        The GPU's architecture, such as "sm_90".
+
     """
     stored = STORAGE[generation][precision]
     parts = split.prepare(weights) if stored.is_split else None
@@ -198,7 +300,7 @@ def _upload_table(weights: Weights, generation: str, precision: str, architectur
 
 
 Arrays = dict[str, cp.ndarray]
-"""By layer name."""
+"""Arrays by layer name."""
 
 
 def _upload_products(weights: Weights, stored: Storage) -> tuple[Arrays, Arrays]:
@@ -217,14 +319,14 @@ def _upload_products(weights: Weights, stored: Storage) -> tuple[Arrays, Arrays]
 def _upload_integers(layers: Sequence[Layer], integers: Integers, generation: str) -> tuple[Arrays, Arrays]:
     products, bias = {}, {}
     for layer in layers:
-        found = integers.convolutions.get(layer.name)
-        if found is None:
+        convolution = integers.convolutions.get(layer.name)
+        if convolution is None:
             continue
-        by_output = found.weight.transpose(0, 2, 1)
+        by_output = convolution.weight.transpose(0, 2, 1)
         if generation == "sm90" and not layer.norm:
             by_output = by_output[:, eight_bit_order(layer.outputs)]
         products[layer.name] = cp.asarray(np.ascontiguousarray(by_output))
-        bias[layer.name] = cp.asarray(rescale_table(found.bias, found.scale))
+        bias[layer.name] = cp.asarray(rescale_table(convolution.bias, convolution.scale))
     return products, bias
 
 
@@ -236,11 +338,11 @@ def _upload_parts(weights: Weights, parts: split.SplitWeights) -> tuple[Arrays, 
 
 
 def _upload_norms(weights: Weights, parts: split.SplitWeights | None, stored: Storage) -> dict[str, DeviceNorm]:
-    first, found = weights.layers[0].name, {}
+    first, norms = weights.layers[0].name, {}
     for name, (gamma, beta) in (parts.norm if parts else weights.norm).items():
         least = parts.least_variance if parts and name != first else 0
-        found[name] = DeviceNorm(_to_device(gamma, stored.norms), _to_device(beta, stored.norms), least)
-    return found
+        norms[name] = DeviceNorm(_to_device(gamma, stored.norms), _to_device(beta, stored.norms), least)
+    return norms
 
 
 def _to_device(values: Floats, element: Element) -> cp.ndarray:

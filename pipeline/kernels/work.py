@@ -35,8 +35,19 @@ class TextBatch(Protocol):
 
 @dataclass(frozen=True)
 class KernelWork:
-    """The work of one kernel for a batch. flop: a multiply and an add count as two; a comparison or a conversion does
-    not count. least_bytes: every input, weight and output moved once.
+    """The work of one kernel for a batch.
+
+    Attributes
+    ----------
+    name : str
+        The kernel's name.
+    category : str
+        Element-wise, reduction or product.
+    flop : int
+        Operations. A multiply and an add count as two; a comparison or a conversion does not count.
+    least_bytes : int
+        Bytes of every input, weight and output, moved once.
+
     """
 
     name: str
@@ -50,12 +61,12 @@ def computed_rows(model: Model, texts: TextBatch) -> dict[str, int]:
     convolutions = [layer for layer in model.layers if layer.kind == "conv1d"]
     if model.frame == "dense":
         return {layer.name: len(texts) * layer.rows_out for layer in convolutions}
-    rows, found = np.diff(texts.offsets), {}
+    rows, by_layer = np.diff(texts.offsets), {}
     for layer in convolutions:
         pool = layer.pool if layer.is_lookup else layer.product_pool
         rows = np.minimum(-(-rows // pool), layer.rows_out // pool)
-        found[layer.name] = int(rows.sum()) * pool
-    return found
+        by_layer[layer.name] = int(rows.sum()) * pool
+    return by_layer
 
 
 def kernels_of(model: Model, texts: TextBatch, stored: Storage) -> list[KernelWork]:
@@ -82,9 +93,9 @@ def kernels_of(model: Model, texts: TextBatch, stored: Storage) -> list[KernelWo
         moved = share * read + (articles if layer.norm and not layer.is_lookup else share) * written
         works.append(KernelWork(layer.name, category, round(share * flop), round(moved) + weights))
     if (ngrams := of_network(model.ngrams, model.name, PROFILED)) is not None:
-        found, row_bytes = count_rows(texts.data, texts.offsets, ngrams), ngrams.table[0].nbytes
-        moved = len(texts.data) + 4 * articles * classes + min(found * row_bytes, ngrams.table.nbytes)
-        works.append(KernelWork("ngrams", REDUCTION, found * (classes + 1), moved))
+        rows_read, row_bytes = count_rows(texts.data, texts.offsets, ngrams), ngrams.table[0].nbytes
+        moved = len(texts.data) + 4 * articles * classes + min(rows_read * row_bytes, ngrams.table.nbytes)
+        works.append(KernelWork("ngrams", REDUCTION, rows_read * (classes + 1), moved))
     # softmax: subtract, exponential, sum, divide; the outputs are a label and a score
     works.append(KernelWork("head", REDUCTION, articles * 4 * classes, articles * (classes * 4 + 8)))
     return works

@@ -23,10 +23,10 @@ SCORES = (*(i / 20 for i in range(20)), 0.99)
 """Scores at which the bins of a histogram begin; the last ends with 1."""
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-"""Of SCORES, those of which a report says how many rows they keep."""
+"""Those of SCORES for which a report says how many rows reach them."""
 
 _SCORES = np.array(SCORES[1:], np.float32)
-"""In the precision of scores, as `where` compares them."""
+"""SCORES in the precision of scores, as `where` compares them."""
 
 
 def count_scores(
@@ -51,6 +51,6 @@ def count_pairs(truth: NDArray[np.int32], predicted: NDArray[np.int32]) -> list[
     width = int(predicted.max(initial=0)) + 1
     # Pairs are counted as integers: sorting them held the GIL for 50 ms a chunk, and the device waited.
     counts = np.bincount((truth.astype(np.intp) - NO_TRUTH) * width + predicted)
-    found = np.flatnonzero(counts)
-    pairs = (found // width + NO_TRUTH, found % width + NO_LABEL, counts[found])
+    cells = np.flatnonzero(counts)
+    pairs = (cells // width + NO_TRUTH, cells % width + NO_LABEL, counts[cells])
     return list(zip(*(column.tolist() for column in pairs), strict=True))

@@ -20,12 +20,27 @@ from ..telemetry.activity import COUNTS
 from ..telemetry.spans import Place, here
 
 MOST_ENGINES = 8
-"""Of a process. An engine takes some 200 MB of a host, and on a GPU what its batches take."""
+"""Engines of a process at most. One takes some 200 MB of a host, and on a GPU what its batches take."""
 
 
 @dataclass
 class _Held:
-    """holds: how many uses there are now. used: the number of the last one. kept: whether it stays after its uses."""
+    """An engine that is loaded.
+
+    Attributes
+    ----------
+    engine : Engine
+        The engine.
+    place : Place
+        The process and its moments, for reports.
+    holds : int
+        How many uses there are now.
+    used : int
+        The number of the last use.
+    kept : bool
+        Whether it stays after its uses.
+
+    """
 
     engine: Engine
     place: Place
@@ -56,7 +71,7 @@ class EngineCache:
 
     @property
     def engines(self) -> dict[str, Engine]:
-        """Those that are loaded now."""
+        """The engines that are loaded now."""
         with self._lock:
             return {key: loaded.engine for key, loaded in self._engines.items()}
 
@@ -70,16 +85,16 @@ class EngineCache:
         """Give up one offer; the last one of a key closes its engine, once nobody uses it."""
         with self._lock:
             self._offers[key] -= 1
-            found = None
+            held = None
             if self._offers[key] <= 0:
                 del self._offers[key]
                 self._loads.pop(key, None)
-                found = self._engines.pop(key, None)
-            if found is not None:
-                found.kept = False
-            is_idle, is_last = found is not None and not found.holds, not self._offers
-        if found is not None and is_idle:
-            self._close(found)
+                held = self._engines.pop(key, None)
+            if held is not None:
+                held.kept = False
+            is_idle, is_last = held is not None and not held.holds, not self._offers
+        if held is not None and is_idle:
+            self._close(held)
         if is_last:
             self.when_empty()
 
@@ -147,8 +162,8 @@ class EngineCache:
             idle = {key: loaded for key, loaded in self._engines.items() if not loaded.holds}
             if not idle:
                 return False
-            found = self._engines.pop(min(idle, key=lambda key: idle[key].used))
-        self._close(found)
+            oldest = self._engines.pop(min(idle, key=lambda key: idle[key].used))
+        self._close(oldest)
         COUNTS.add(engines_evicted=1)
         return True
 
@@ -158,4 +173,4 @@ class EngineCache:
 
 
 ENGINES = EngineCache()
-"""Those of this process."""
+"""The engines of this process."""

@@ -46,8 +46,17 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Scoring:
-    """What is asked of a model. top_k: that many of the best labels. all_scores: the score of every class. windows: how
-    long texts are scored; None where only their beginning is.
+    """What is asked of a model.
+
+    Attributes
+    ----------
+    top_k : int
+        How many of the best labels.
+    all_scores : bool
+        Whether the score of every class is wanted.
+    windows : Windows, optional
+        How long texts are scored; None where only their beginning is.
+
     """
 
     top_k: int = 1
@@ -61,9 +70,19 @@ class Scoring:
 
 @dataclass(frozen=True)
 class ScoredChunk:
-    """A chunk without the rows on which a model overflows, which are in its quarantine, and what each model says of it.
+    """A chunk, and what each model says of it.
 
-    doubtful: rows that the model could hardly judge by reason, for each model. overflowed: rows taken out.
+    Attributes
+    ----------
+    chunk : Chunk
+        The chunk without the rows on which a model overflows, which are in its quarantine.
+    predictions : tuple of Predictions
+        Of each model.
+    doubtful : tuple of dict of str to int
+        Of each model, the rows that it could hardly judge, by reason.
+    overflowed : int
+        Rows taken out.
+
     """
 
     chunk: Chunk
@@ -90,9 +109,21 @@ def score_chunk(
     is_first: bool = False,
     compute: Callable[[Texts], tuple[Predictions, ...]] | None = None,
 ) -> ScoredChunk:
-    """One of the chunks of `scored`. is_first: of its job. compute: what calls `score`, where more is to be done.
+    """One of the chunks of `scored`. Raises UsageError as that does.
 
-    Raises UsageError as `scored` does.
+    Parameters
+    ----------
+    chunk : Chunk
+        The chunk.
+    engines : sequence of Engine
+        An engine for each model.
+    scoring : sequence of Scoring
+        What is asked of each model, or of each of its heads.
+    is_first : bool
+        Whether the chunk is the first of its job.
+    compute : callable, optional
+        A function that calls `score`, where more is to be done.
+
     """
     texts = texts_of(chunk)
     rows = len(chunk)
@@ -102,10 +133,10 @@ def score_chunk(
         lost = predictions[i].overflowed
         if lost.any():
             chunk = _without_overflowed(chunk, lost, engine, is_first)
-            predictions = tuple(found.take(~lost) for found in predictions)
+            predictions = tuple(of_model.take(~lost) for of_model in predictions)
     doubtful = tuple(
-        _count_doubtful(chunk, found, each.reads(engine.model.length))
-        for engine, each, found in zip(of_each, scoring, predictions, strict=True)
+        _count_doubtful(chunk, of_model, wanted.reads(engine.model.length))
+        for engine, wanted, of_model in zip(of_each, scoring, predictions, strict=True)
     )
     return ScoredChunk(chunk, predictions, doubtful, rows - len(chunk))
 
@@ -118,33 +149,48 @@ def score(
     each_kernel: bool = False,
     handed_over: Callable[[], object] | None = None,
 ) -> tuple[Predictions, ...]:
-    """What each model says of N texts, and of one with heads each of these. handed_over: called where another thread
-    may use the engines before this one has the labels.
+    """What each model says of N texts; of a model with heads, what each head says.
 
     Raises UsageError for texts that are encoded already, in a way that is not a model's.
+
+    Parameters
+    ----------
+    texts : Texts
+        The texts.
+    engines : sequence of Engine
+        An engine for each model.
+    scoring : sequence of Scoring
+        What is asked of each model, or of each of its heads.
+    spans : list of Span, optional
+        As of `Engine.classify`.
+    each_kernel : bool
+        As of `Engine.classify`.
+    handed_over : callable, optional
+        Called where another thread may use the engines before this one has the labels.
+
     """
     if len(engines) > 1:
         texts = replace(texts, shared={})
-    found: list[Predictions] = []
+    predictions: list[Predictions] = []
     for number, engine in enumerate(engines, 1):
         if texts.ids is not None:
             _refuse_other_ids(engine, engines[0])
         over = handed_over if number == len(engines) else None
-        each, heads = scoring[len(found)], engine.model.heads
-        label = engine.classify if each.windows is None else partial(each.windows.classify, engine)
-        best, every = (each.top_k, each.all_scores) if heads is None else (1, True)
+        wanted, heads = scoring[len(predictions)], engine.model.heads
+        label = engine.classify if wanted.windows is None else partial(wanted.windows.classify, engine)
+        best, every = (wanted.top_k, wanted.all_scores) if heads is None else (1, True)
         whole = label(texts, best, every, spans, each_kernel, over)
-        found += [whole] if heads is None else _of_heads(whole, heads, scoring[len(found) :])
-    return tuple(found)
+        predictions += [whole] if heads is None else _of_heads(whole, heads, scoring[len(predictions) :])
+    return tuple(predictions)
 
 
 def _of_heads(whole: Predictions, heads: Heads, scoring: Sequence[Scoring]) -> Iterator[Predictions]:
     """What each head says of N texts, of the scores of all their classes."""
     assert whole.all_scores is not None
-    for part, each in zip(parts_of(heads), scoring, strict=False):
+    for part, wanted in zip(parts_of(heads), scoring, strict=False):
         own = np.ascontiguousarray(whole.all_scores[:, part])
-        labels, best = top_k(own, each.top_k)
-        yield replace(whole, labels=labels, scores=best, all_scores=own if each.all_scores else None)
+        labels, best = top_k(own, wanted.top_k)
+        yield replace(whole, labels=labels, scores=best, all_scores=own if wanted.all_scores else None)
 
 
 def texts_of(chunk: Chunk) -> Texts:
@@ -202,14 +248,14 @@ def _without_overflowed(chunk: Chunk, lost: NDArray[np.bool_], engine: Engine, i
     )
 
 
-def _count_doubtful(chunk: Chunk, found: Predictions, reads: int) -> dict[str, int]:
+def _count_doubtful(chunk: Chunk, predictions: Predictions, reads: int) -> dict[str, int]:
     """Rows that a model which reads so many characters can hardly judge, by reason. A row has one reason at most."""
-    empty = found.n_chars == 0
+    empty = predictions.n_chars == 0
     filled = np.flatnonzero(np.diff(chunk.offsets) > 0) if chunk.ids is None else np.empty(0, np.intp)
     # Only what begins with a space is searched: a search of all texts would take a tenth of a GPU's time.
     spaced = filled[chunk.data[chunk.offsets[filled]] <= ord(" ")]
     blank = pc.utf8_is_space(chunk.text.take(pa.array(spaced)).cast(pa.large_string()))
     empty[spaced] |= blank.to_numpy(zero_copy_only=False)
-    outside = ~empty & (found.unknown_chars >= OUTSIDE_SHARE * np.minimum(found.n_chars, reads))
+    outside = ~empty & (predictions.unknown_chars >= OUTSIDE_SHARE * np.minimum(predictions.n_chars, reads))
     counts = {EMPTY: int(empty.sum()), OUTSIDE: int(outside.sum())}
     return {reason: rows for reason, rows in counts.items() if rows}

@@ -38,8 +38,18 @@ class _Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Windows:
-    """most: windows of a text. overlap: characters that a window shares with the next. score: "mean", the mean of each
-    class's scores over the windows, or "best", the scores of the window whose best score is highest, the first of such.
+    """How texts are cut into windows.
+
+    Attributes
+    ----------
+    most : int
+        Windows of a text at most.
+    overlap : int
+        Characters that a window shares with the next.
+    score : str
+        "mean", the mean of each class's scores over the windows, or "best", the scores of the window whose best score
+        is highest, the first of such.
+
     """
 
     most: int
@@ -76,28 +86,37 @@ class Windows:
         each_kernel: bool,
         handed_over: Callable[[], object] | None = None,
     ) -> Predictions:
-        """What the model says of N texts. Their counts are those of whole texts, as far as windows reach."""
+        """What the model says of N texts. Their counts are those of whole texts, as far as windows reach.
+
+        Parameters
+        ----------
+        engine : Engine
+            The model's engine.
+        texts, top_k, all_scores, spans, each_kernel, handed_over
+            As of `Engine.classify`.
+
+        """
         length, many = engine.model.length, len(texts)
         if texts.ids is not None:
-            found = engine.classify(texts, top_k, all_scores, spans, each_kernel, handed_over)
-            return replace(found, n_windows=np.ones(many, np.int64))
+            predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, handed_over)
+            return replace(predictions, n_windows=np.ones(many, np.int64))
         n_chars = count_characters(texts.data, texts.offsets) if texts.n_chars is None else texts.n_chars
         counts = self.counts(n_chars, length)
         truncated = n_chars > self.reads(length)
         if counts.max(initial=1) == 1:
-            found = engine.classify(texts, top_k, all_scores, spans, each_kernel, handed_over)
-            return replace(found, n_chars=n_chars, truncated=truncated, n_windows=counts)
+            predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, handed_over)
+            return replace(predictions, n_chars=n_chars, truncated=truncated, n_windows=counts)
         together = _Together(many, engine.model, self.score)
         reached = _beginnings(texts, self.reads(length))
         for pieces in _slabs(self._pieces(reached, counts, length)):
             windows = pa.concat_arrays([piece.texts for piece in pieces])
-            found = engine.classify(_texts_of(windows), 1, True, spans, each_kernel)
-            together.saturated += found.saturated
-            together.asked += found.asked
+            predictions = engine.classify(_texts_of(windows), 1, True, spans, each_kernel)
+            together.saturated += predictions.saturated
+            together.asked += predictions.asked
             first = 0
             for piece in pieces:
-                if found.all_scores is not None:
-                    together.add(piece.rows, found.all_scores[first : first + len(piece.rows)])
+                if predictions.all_scores is not None:
+                    together.add(piece.rows, predictions.all_scores[first : first + len(piece.rows)])
                 first += len(piece.rows)
         scores = together.scores(counts)
         labels, best = best_of(scores, min(top_k, scores.shape[1]))
@@ -139,10 +158,10 @@ class _Together:
             self._scores[rows[better], part], so_far[rows[better]] = scores[better, part], best[better]
 
     def scores(self, counts: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Of every class, float32 [N, classes]; NaN where the model overflows on a window."""
+        """The scores of every class, float32 [N, classes]; NaN where the model overflows on a window."""
         scores = self._scores / counts[:, None] if self._is_mean else self._scores
-        found: NDArray[np.float32] = scores.astype(np.float32)
-        return found
+        rounded: NDArray[np.float32] = scores.astype(np.float32)
+        return rounded
 
 
 def _slabs(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
@@ -170,7 +189,7 @@ def _beginnings(texts: Texts, reads: int) -> pa.Array:
 
 
 def _texts_of(texts: pa.Array) -> Texts:
-    """As an engine takes them."""
+    """A large_string array as an engine takes it."""
     _, offsets, data = texts.buffers()
     bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     return Texts(np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8), bounds)

@@ -131,7 +131,22 @@ class Confusion:
 def closest(
     chunk: Chunk, labels: NDArray[np.int32], scores: NDArray[np.float32], classes: tuple[str, ...], count: int
 ) -> list[Example]:
-    """The `count` rows of a chunk whose two best classes are closest. labels, scores: [N, 2 or more], best first."""
+    """The `count` rows of a chunk whose two best classes are closest.
+
+    Parameters
+    ----------
+    chunk : Chunk
+        The chunk.
+    labels : int32 [N, 2 or more]
+        The best classes, best first.
+    scores : float32 [N, 2 or more]
+        Their scores.
+    classes : tuple of str
+        The names of the classes.
+    count : int
+        How many rows.
+
+    """
     if not count or not len(chunk):
         return []
     margins = scores[:, 0] - scores[:, 1]

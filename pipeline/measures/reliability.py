@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..model.scores import log_loss, probabilities
 
 BINS = 15
-"""Of equal width, from 0 to 1, as in Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks"
+"""Bins of equal width, from 0 to 1, as in Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks"
 (2017), whose formula is that of Naeini, Cooper and Hauskrecht, "Obtaining Well Calibrated Probabilities Using Bayesian
 Binning" (2015)."""
 

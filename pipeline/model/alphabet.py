@@ -279,6 +279,24 @@ def _encode_batch(
     out: Encoded,
     part: slice,
 ) -> NDArray[np.int64]:
+    """Encode some of the articles of `encode`; returns their numbers of characters, int64 [M].
+
+    Parameters
+    ----------
+    data : uint8 [bytes]
+        Their text.
+    bounds : int64 [M + 1]
+        Where each of them begins in it, and where the last ends.
+    alphabet : Alphabet
+        The characters that the model reads.
+    length : int
+        How many of them it reads of an article.
+    out : Encoded
+        The arrays of all articles, of which ids and unknown characters are filled in here.
+    part : slice
+        Which of all articles these are.
+
+    """
     leads = _sequences(data, bounds[1:], 0, len(data))
     starts = _starts(data, leads)
     before = np.searchsorted(starts, bounds)  # characters before each bound

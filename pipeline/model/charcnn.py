@@ -420,14 +420,29 @@ def from_params(
 ) -> Model:
     """A model from the parent program's parameter file: tensors as flat little-endian fp32, in layer table order.
 
-    The number of classes follows from the size of the file; `classes` names them, else they are called 0, 1, ….
-    Raises ModelError where the size fits no number of classes.
+    The number of classes follows from the size of the file. Raises ModelError where the size fits no number of classes.
+
+    Parameters
+    ----------
+    data : bytes
+        The content of the file.
+    classes : sequence of str, optional
+        The names of the classes; by default 0, 1, ….
+    alphabet : str
+        The symbols that the model reads.
+    name : str
+        The name of the model, also in messages.
+    card : mapping, optional
+        What the model's card says beside its origin.
+    frame : Frame
+        Whether what follows a text's end counts.
+
     """
     symbols = _alphabet(alphabet, name)
     least = parameter_count(len(alphabet), CLASSES[0])
-    each = HIDDEN + 1
+    of_class = HIDDEN + 1
     values, rest = divmod(len(data), 4)
-    count, left = divmod(values - least, each)
+    count, left = divmod(values - least, of_class)
     count += CLASSES[0]
     if rest or left or not CLASSES[0] <= count <= CLASSES[1]:
         four = 4 * parameter_count(len(alphabet), 4)

@@ -45,13 +45,13 @@ MOST_ORDER = 32
 """Words of the longest n-gram of words."""
 
 MOST_CLASSES = 16_000
-"""Whose scores a block of threads holds."""
+"""A block of threads holds the scores of so many classes."""
 
 MOST_BYTES = 16 << 30
-"""Of a model file."""
+"""The largest model file."""
 
 MOST_BUCKETS = 1 << 28
-"""Of a pruned model, which takes four bytes for each."""
+"""Buckets of a pruned model at most, which takes four bytes for each."""
 
 TABLE, OUTPUT, WORDS, ENDS, PRUNED, COUNTS = (
     f"fasttext.{name}" for name in ("table", "output", "words", "ends", "pruned", "counts")
@@ -176,8 +176,8 @@ class FastText:
                 continue
             same = tensor.ndim == len(shape) and all(b in (None, a) for a, b in zip(tensor.shape, shape, strict=True))
             if tensor.dtype != dtype or not same:
-                found = f"{tensor.dtype} {list(tensor.shape)}"
-                raise ModelError(f"{model}: tensor {name} is {found}, expected {dtype} {shape}")
+                actual = f"{tensor.dtype} {list(tensor.shape)}"
+                raise ModelError(f"{model}: tensor {name} is {actual}, expected {dtype} {shape}")
             if dtype == "float32" and not np.isfinite(tensor).all():
                 raise ModelError(f"{model}: tensor {name} holds a value that is not finite")
         ends, buckets = self.ends, self.kinds.buckets if self.kinds.hashes else 0
@@ -197,7 +197,7 @@ class FastText:
 
     @property
     def link(self) -> int:
-        """How scores follow from what the product gives; of a tree, they follow from what `tree` makes of that."""
+        """How scores follow from the outputs of the product; with a tree, from what `tree` makes of them."""
         return _OF_LOSS[self.kinds.loss]
 
     @property
@@ -222,7 +222,9 @@ class FastText:
         return {words[first:last]: number for number, (first, last) in enumerate(pairwise([0, *self.ends.tolist()]))}
 
     def rows_of_buckets(self) -> NDArray[np.int32] | None:
-        """Of each bucket of a pruned model the row after those of the words, -1 for none; None of other models."""
+        """The row of each bucket of a pruned model, counted after those of the words, -1 for none; None for other
+        models.
+        """
         if self.pruned is None:
             return None
         rows = np.full(max(self.kinds.buckets, 1), -1, np.int32)
@@ -276,13 +278,22 @@ class FastText:
             right = np.float32(1) / (np.exp(-nodes) + np.float32(1))
         both = np.stack([np.float32(1) - right, right], axis=2).reshape(len(nodes), -1)
         steps, firsts = self.paths.steps, np.concatenate([[0], self.paths.ends[:-1]])
-        found: Floats = np.multiply.reduceat(both[:, steps], firsts, axis=1)
-        return found
+        scores: Floats = np.multiply.reduceat(both[:, steps], firsts, axis=1)
+        return scores
 
 
 class Words(NamedTuple):
-    """The tokens of N texts but labels. numbers: int32 [T], in the dictionary; -1 for none, -2 for "</s>" without one.
-    texts: int64 [T], ascending, of which text each is.
+    """The tokens of N texts but labels, T of them.
+
+    Attributes
+    ----------
+    tokens : list of bytes
+        The tokens.
+    numbers : int32 [T]
+        Their numbers in the dictionary; -1 for none, -2 for "</s>" where the dictionary lacks it.
+    texts : int64 [T]
+        The text that each is in, ascending.
+
     """
 
     tokens: list[bytes]
@@ -319,7 +330,9 @@ class Reader:
         return means
 
     def rows(self, data: NDArray[np.uint8], offsets: Offsets) -> Iterator[tuple[NDArray[np.int64], Offsets]]:
-        """Of N texts, in several parts: numbers of rows, and of the texts that have them, ascending."""
+        """The rows that N texts have, in several parts: numbers of rows, and for each the number of its text,
+        ascending.
+        """
         words = self._words(data, offsets)
         is_known = words.numbers >= 0
         yield words.numbers[is_known].astype(np.int64), words.texts[is_known]
@@ -386,8 +399,8 @@ class Reader:
             hashes = hashed(hashes, text, starts[at + n - 1], sizes[at + n - 1])
             if n >= lowest:
                 some = at > firsts[of_token[at]] if n == 1 else slice(None)
-                found = hashes[some] % np.uint32(self._kinds.buckets)
-                yield self._in_buckets(found, words.texts[of_token[at[some]]])
+                buckets = hashes[some] % np.uint32(self._kinds.buckets)
+                yield self._in_buckets(buckets, words.texts[of_token[at[some]]])
 
     def _in_buckets(self, buckets: NDArray[Any], texts: Offsets) -> tuple[NDArray[np.int64], Offsets]:
         if self._rows is None:

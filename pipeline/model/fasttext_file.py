@@ -31,7 +31,18 @@ _LONGEST_WORD = 1 << 24
 
 
 class Read(NamedTuple):
-    """What is in a file. card: about its training."""
+    """What is in a file.
+
+    Attributes
+    ----------
+    classes : tuple of str
+        The labels, without the usual prefix.
+    model : FastText
+        The classifier.
+    card : dict
+        What a model's card says of its training.
+
+    """
 
     classes: tuple[str, ...]
     model: FastText
@@ -59,13 +70,15 @@ class _Bytes:
         size = count * np.dtype(dtype).itemsize
         if not 0 <= size <= self._left:
             raise self.damaged(f"{what} should take {size:,} bytes, and {self._left:,} are left")
-        found = np.fromfile(self._file, dtype, count)
-        if len(found) != count:
+        numbers = np.fromfile(self._file, dtype, count)
+        if len(numbers) != count:
             raise self.damaged(f"{what} was cut off while it was read")
-        return found
+        return numbers
 
     def entries(self, count: int) -> tuple[list[bytes], list[int], list[int]]:
-        """Of the dictionary: each ends with a zero byte, a count of eight and a kind of one."""
+        """The words, counts and kinds of the dictionary's entries. A word ends with a zero byte; its count has eight
+        bytes, its kind one.
+        """
         if not 0 <= 10 * count <= self._left:
             raise self.damaged(f"it has no room for a dictionary of {count:,} entries")
         words, counts, kinds = [], [], []
@@ -93,11 +106,11 @@ class _Bytes:
         rows, columns = self._shape(what)
         (size,) = self.values("i", what)
         codes = self.array("u1", size, what)
-        found = self._decoded(codes, rows, columns, what)
+        matrix = self._decoded(codes, rows, columns, what)
         if has_norms:
             norms = self.array("u1", rows, what)
-            found *= self._decoded(norms, rows, 1, what)
-        return found
+            matrix *= self._decoded(norms, rows, 1, what)
+        return matrix
 
     def _shape(self, what: str) -> tuple[int, int]:
         rows, columns = self.values("qq", what)
@@ -113,13 +126,13 @@ class _Bytes:
         if len(codes) != rows * parts:
             raise self.damaged(f"{what} has {len(codes):,} codes for {rows:,} rows of {parts} parts")
         centroids = self.array("<f4", dim * _CENTROIDS, what)
-        found = np.empty((rows, columns), np.float32)
+        matrix = np.empty((rows, columns), np.float32)
         for part, of_rows in enumerate(codes.reshape(rows, parts).T):
             first = part * width
             size = last if part == parts - 1 else width
             begin = first * _CENTROIDS
-            found[:, first : first + size] = centroids[begin : begin + size * _CENTROIDS].reshape(-1, size)[of_rows]
-        return found
+            matrix[:, first : first + size] = centroids[begin : begin + size * _CENTROIDS].reshape(-1, size)[of_rows]
+        return matrix
 
     def end(self) -> None:
         if self._left:
@@ -210,12 +223,12 @@ def _read(data: _Bytes, is_classifier: bool = True) -> Read:
 
 def _folded(table: Floats, output: Floats) -> Floats:
     """What each row adds to each class, in float64 until it is rounded."""
-    found = np.empty((len(table), len(output)), np.float32)
+    folded = np.empty((len(table), len(output)), np.float32)
     step = max(1, _FOLDED_AT_ONCE // table.shape[1])
     for first in range(0, len(table), step):
         part = slice(first, first + step)
-        found[part] = table[part].astype(np.float64) @ output.T.astype(np.float64)
-    return found
+        folded[part] = table[part].astype(np.float64) @ output.T.astype(np.float64)
+    return folded
 
 
 def _names(labels: list[bytes], data: _Bytes) -> tuple[str, ...]:

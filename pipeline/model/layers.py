@@ -48,9 +48,28 @@ _CONVOLUTIONS = (
 class Layer:
     """One block: a valid stride-1 convolution or a linear layer, then norm, ReLU and pool where it has them.
 
-    `rows_in`, `rows_out` and `rows_pooled` are the lengths before the convolution, after it and after the pool; they
-    are 1 for a linear layer. Every block but the last ends with ReLU. `is_lookup`: the input is ids, each one of
-    `inputs` symbols or a zero column, so that the product is a sum of table rows.
+    Attributes
+    ----------
+    name : str
+        Such as "conv1" or "fc1".
+    kind : str
+        "conv1d" or "linear".
+    inputs, outputs : int
+        Channels that it reads and writes.
+    kernel : int
+        Taps of the convolution; 1 for a linear layer.
+    norm : str or None
+        The name of the layer norm; None where it has none.
+    pool : int
+        Rows of a window of the max pool; 1 for none.
+    relu : bool
+        Whether it ends with ReLU; so does every block but the last.
+    rows_in, rows_out, rows_pooled : int
+        Rows before the convolution, after it and after the pool; 1 for a linear layer.
+    is_lookup : bool
+        Whether the input is ids, each one of `inputs` symbols or a zero column, so that the product is a sum of table
+        rows.
+
     """
 
     name: str
@@ -92,7 +111,7 @@ class Layer:
 
     @property
     def description(self) -> dict[str, Any]:
-        """For people and other programs, in a model file."""
+        """The layer as a model file describes it to people and other programs."""
         names = ("name", "kind", "inputs", "outputs", "kernel", "norm", "pool", "relu")
         return {name: getattr(self, name) for name in names} | {"rows": self.rows_pooled}
 

@@ -147,12 +147,12 @@ def check_tensors(tensors: Mapping[str, NDArray[Any]], expected: Mapping[str, tu
     for tensor, shape in expected.items():
         if tensor not in tensors:
             raise ModelError(f"{model}: tensor {tensor} is missing")
-        found = tensors[tensor]
-        if found.shape != shape:
-            raise ModelError(f"{model}: tensor {tensor} is {list(found.shape)}, expected {list(shape)}")
-        if found.dtype not in (np.float32, np.float16):
-            raise ModelError(f"{model}: tensor {tensor} is {found.dtype}, expected float32 or float16")
-        if not np.isfinite(found).all():
+        array = tensors[tensor]
+        if array.shape != shape:
+            raise ModelError(f"{model}: tensor {tensor} is {list(array.shape)}, expected {list(shape)}")
+        if array.dtype not in (np.float32, np.float16):
+            raise ModelError(f"{model}: tensor {tensor} is {array.dtype}, expected float32 or float16")
+        if not np.isfinite(array).all():
             raise ModelError(f"{model}: tensor {tensor} holds a value that is not finite")
     extra = sorted(set(tensors) - set(expected))
     if extra:
@@ -190,7 +190,7 @@ def encode(tensors: Mapping[str, NDArray[Any]], about: About, layers: list[dict[
 
 
 def _checksum(metadata: Mapping[str, str], digest: str) -> str:
-    """Of the values of the metadata, and of the model's digest, which covers the tensors."""
+    """A checksum of the metadata's values, and of the model's digest, which covers the tensors."""
     values = sorted((name, value) for name, value in metadata.items() if name != _CHECKSUM)
     return hashlib.sha256(json.dumps([digest, values]).encode()).hexdigest()
 
@@ -201,7 +201,7 @@ def _json(value: Any) -> str:
     except (ValueError, TypeError, RecursionError) as error:
         raise ModelError(f"the card of a model holds JSON values: {error}") from error
     # A lone surrogate stands for a byte of a file name that is not UTF-8; no reader of the file could take it.
-    return _SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text)
+    return _SURROGATE.sub(lambda match: f"\\\\u{ord(match[0]):04x}", text)
 
 
 def decode(data: bytes, name: str) -> tuple[dict[str, NDArray[Any]], About, Record]:
@@ -278,7 +278,7 @@ def read_sidecar(params: Path, data: bytes) -> Sidecar | None:
     """
     path = sidecar_path(params)
     try:
-        found = msgspec.json.decode(read_file(path, MOST_HEADER_BYTES), type=Sidecar)
+        sidecar = msgspec.json.decode(read_file(path, MOST_HEADER_BYTES), type=Sidecar)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -286,13 +286,28 @@ def read_sidecar(params: Path, data: bytes) -> Sidecar | None:
             f"{path}, which has the class names of {params.name}, is damaged ({str(error)[:200]}): remove it, and give "
             "--classes to broadsheet convert"
         ) from error
-    if found.sha256 != hashlib.sha256(data).hexdigest():
+    if sidecar.sha256 != hashlib.sha256(data).hexdigest():
         raise ModelError(f"{path} belongs to another {params.name}: one of the two was replaced. Remove {path.name}")
-    return found
+    return sidecar
 
 
 def sidecar_json(alphabet: str, classes: list[str], frame: Frame, card: dict[str, Any], data: bytes) -> bytes:
-    """The content of the sidecar of a parameter file with this content."""
+    """The content of the sidecar of a parameter file.
+
+    Parameters
+    ----------
+    alphabet : str
+        The symbols that the model reads.
+    classes : list of str
+        The names of the classes.
+    frame : Frame
+        Whether what follows a text's end counts.
+    card : dict
+        The model's card.
+    data : bytes
+        The content of the parameter file.
+
+    """
     digest = hashlib.sha256(data).hexdigest()
     sidecar = Sidecar(alphabet=alphabet, classes=classes, frame=frame, card=card, sha256=digest)
     return msgspec.json.format(msgspec.json.encode(sidecar), indent=1) + b"\n"
@@ -342,9 +357,19 @@ def fetch_from_hub(url: str) -> Fetched:
 class Shipped(NamedTuple):
     """A model that comes with the package.
 
-    header: SHA-256 of what comes before its tensors, by which a copy under another name is recognised. digest: of the
-    model that belongs there. meant_for: the texts that it was trained on. cascade: what `calibrate` finds on the rows
-    that were held out. Its file says neither.
+    Attributes
+    ----------
+    file : str
+        Its file's name.
+    header : str
+        SHA-256 of what comes before its tensors, by which a copy under another name is recognised.
+    digest : str
+        The digest of the model that belongs there.
+    meant_for : str
+        The texts that it was trained on, which its file does not say.
+    cascade : Cascade
+        What `calibrate` finds on the rows that were held out, which its file does not say.
+
     """
 
     file: str

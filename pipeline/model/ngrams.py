@@ -56,10 +56,10 @@ LARGEST_SQUARE = 14_563
 """Four ninths of LARGEST_WEIGHT, since b² is at most nine quarters of t."""
 
 _LARGEST_SCALE = 1e20
-"""With it, no score overflows."""
+"""The largest scale with which no score overflows."""
 
 _LEAST = 1e-30
-"""Of a largest weight, where all are zero."""
+"""What stands in for the largest weight where all are zero."""
 
 SPACE = 0x20
 BEYOND = 0xD800
@@ -171,7 +171,18 @@ class FoundGrams(NamedTuple):
 
 
 class CountedBuckets(NamedTuple):
-    """The buckets of N texts. buckets: uint32 [B]. times: int32 [B], `b` above. offsets: int64 [N + 1], ascending."""
+    """The buckets of N texts, B in all.
+
+    Attributes
+    ----------
+    buckets : uint32 [B]
+        Their numbers, in ascending order within each text.
+    times : int32 [B]
+        The number `b` above: how much each counts.
+    offsets : int64 [N + 1]
+        Where the buckets of each text begin, and where those of the last end.
+
+    """
 
     buckets: NDArray[np.uint32]
     times: NDArray[np.int32]
@@ -280,9 +291,25 @@ class NGrams:
 
 
 def _expect(model: str, name: str, tensor: NDArray[Any], dtype: str, shape: list[int]) -> None:
+    """Raise ModelError unless a tensor has this type and shape.
+
+    Parameters
+    ----------
+    model : str
+        The model's name, for the message.
+    name : str
+        The tensor's name.
+    tensor : ndarray
+        The tensor.
+    dtype : str
+        The type that it should have.
+    shape : list of int
+        The shape that it should have.
+
+    """
     if tensor.dtype != dtype or list(tensor.shape) != shape:
-        found = f"{tensor.dtype} {list(tensor.shape)}"
-        raise ModelError(f"{model}: tensor {name} is {found}, expected {dtype} {shape}")
+        actual = f"{tensor.dtype} {list(tensor.shape)}"
+        raise ModelError(f"{model}: tensor {name} is {actual}, expected {dtype} {shape}")
 
 
 def of_network(branch: object, model: str, what: str) -> NGrams | None:
@@ -299,8 +326,8 @@ def scores(data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams) -> Floats:
     """
     out = np.zeros((len(offsets) - 1, ngrams.table.shape[1] - 1), np.float32)
     for texts, part, bounds in _parts(data, offsets, ngrams):
-        found = find(part, bounds, ngrams.kinds, ngrams.bits)
-        for grams, scale in zip(found, ngrams.scale, strict=True):
+        grams_of_kinds = find(part, bounds, ngrams.kinds, ngrams.bits)
+        for grams, scale in zip(grams_of_kinds, ngrams.scale, strict=True):
             out[texts] += _weighted(_sums(grams, ngrams.table, len(bounds) - 1), scale)
     return out
 
@@ -315,7 +342,7 @@ def count_rows(data: NDArray[np.uint8], offsets: Offsets, ngrams: NGrams) -> int
 
 
 def scores_of_ids(ids: NDArray[np.uint8], alphabet: Alphabet, ngrams: NGrams) -> Floats:
-    """The same of texts that are given as ids, uint8 [N, length], as `alphabet.texts_of_ids` spells them."""
+    """The same as `scores` for texts given as ids, uint8 [N, length], as `alphabet.texts_of_ids` spells them."""
     return scores(*texts_of_ids(ids, alphabet), ngrams)
 
 
@@ -332,7 +359,7 @@ def find(data: NDArray[np.uint8], offsets: Offsets, kinds: Kinds, bits: int) -> 
     begins = bounds + np.arange(count + 1)
     words = _of_words(symbols, begins, kinds.words) if kinds.words else []
     letters = _of_characters(symbols, begins, *kinds.characters) if kinds.characters[0] else []
-    return FoundGrams(*([Grams(_buckets(h, bits), at) for h, at in found] for found in (words, letters)))
+    return FoundGrams(*([Grams(_buckets(h, bits), at) for h, at in kind] for kind in (words, letters)))
 
 
 def _symbols(points: NDArray[np.uint32]) -> NDArray[np.uint16]:
@@ -346,7 +373,7 @@ def _of_characters(symbols: NDArray[np.uint16], begins: Offsets, lowest: int, hi
     space = symbols == SPACE
     hashes = np.full(len(symbols), _OF_CHARACTERS)
     whole = np.ones(len(symbols), np.bool_)
-    found = []
+    hashed = []
     for n in range(1, highest + 1):
         places = max(len(symbols) - n + 1, 0)
         hashes = _step(hashes[:places], symbols[n - 1 :])
@@ -355,8 +382,8 @@ def _of_characters(symbols: NDArray[np.uint16], begins: Offsets, lowest: int, hi
             whole &= ~space[n - 2 : n - 2 + places]
         if n >= lowest:
             at = np.flatnonzero(whole & ~(space[:places] & space[n - 1 :]) if n < 3 else whole)
-            found.append((hashes[at], np.searchsorted(at, begins)))
-    return found
+            hashed.append((hashes[at], np.searchsorted(at, begins)))
+    return hashed
 
 
 def _of_words(symbols: NDArray[np.uint16], begins: Offsets, highest: int) -> list[_Hashed]:
@@ -380,21 +407,21 @@ def _of_words(symbols: NDArray[np.uint16], begins: Offsets, highest: int) -> lis
     return [(hashes, of_text), (pairs, np.searchsorted(at, of_text))]
 
 
-def counted(found: list[Grams], count: int, bits: int) -> CountedBuckets:
+def counted(grams_of_kind: list[Grams], count: int, bits: int) -> CountedBuckets:
     """The buckets of each of N texts over all n of one kind, in ascending order, with the times that each counts."""
     kind: type[np.unsignedinteger] = (
         np.uint32 if count <= 1 << (32 - bits) else np.uint64
     )  # the smaller one is sorted in half the time
     keys = [
         (np.repeat(np.arange(count, dtype=kind), np.diff(grams.offsets)) << kind(bits)) | grams.buckets.astype(kind)
-        for grams in found
+        for grams in grams_of_kind
     ]
-    each, often = np.unique(np.concatenate(keys), return_counts=True)
-    offsets = np.searchsorted(each, np.arange(count + 1) << bits)
-    return CountedBuckets((each & kind((1 << bits) - 1)).astype(np.uint32), np.frexp(often)[1], offsets)
+    unique, often = np.unique(np.concatenate(keys), return_counts=True)
+    offsets = np.searchsorted(unique, np.arange(count + 1) << bits)
+    return CountedBuckets((unique & kind((1 << bits) - 1)).astype(np.uint32), np.frexp(often)[1], offsets)
 
 
-def _sums(found: list[Grams], table: NDArray[np.int16], count: int) -> NDArray[np.int32]:
+def _sums(grams_of_kind: list[Grams], table: NDArray[np.int16], count: int) -> NDArray[np.int32]:
     """The sums of the rows of each text, [N, classes + 1].
 
     BLAS adds the weights of a tile, in float32: a text has at most 2^16 n-grams of a kind, so the rows of a tile count
@@ -402,19 +429,19 @@ def _sums(found: list[Grams], table: NDArray[np.int16], count: int) -> NDArray[n
     count. (In integers, four more classes took a third more time.)
     """
     sums = np.zeros((count, table.shape[1]), np.int32)
-    if not any(len(grams.buckets) for grams in found):
+    if not any(len(grams.buckets) for grams in grams_of_kind):
         return sums
-    buckets, times, offsets = counted(found, count, (len(table) - 1).bit_length())
+    buckets, times, offsets = counted(grams_of_kind, count, (len(table) - 1).bit_length())
     tiles_of = -(-(rows_of := np.diff(offsets)) // _TILE)
     begins = np.cumsum(tiles_of) - tiles_of
     places = np.arange(len(buckets)) + np.repeat(_TILE * begins - offsets[:-1], rows_of)
-    each, often = np.zeros((2, tiles_of.sum(), _TILE), np.int32)
-    each.reshape(-1)[places], often.reshape(-1)[places] = buckets, times
-    of_tiles = np.empty((len(each), table.shape[1]), np.int32)
+    rows_of_tiles, often = np.zeros((2, tiles_of.sum(), _TILE), np.int32)
+    rows_of_tiles.reshape(-1)[places], often.reshape(-1)[places] = buckets, times
+    of_tiles = np.empty((len(rows_of_tiles), table.shape[1]), np.int32)
     most = max(1, _TILES_BYTES // (4 * _TILE * table.shape[1]))
-    for first in range(0, len(each), most):
+    for first in range(0, len(rows_of_tiles), most):
         tiles = slice(first, first + most)
-        rows, counts = table.take(each[tiles], axis=0), often[tiles]
+        rows, counts = table.take(rows_of_tiles[tiles], axis=0), often[tiles]
         of_tiles[tiles] = (counts[:, None].astype(np.float32) @ rows.astype(np.float32))[:, 0]
         of_tiles[tiles, -1] = (counts * counts * rows[:, :, -1]).sum(axis=1)
     sums[rows_of > 0] = np.add.reduceat(of_tiles, begins[rows_of > 0], axis=0)

@@ -43,15 +43,24 @@ _GROUP = 32
 
 _LARGEST_WEIGHT = 127
 _LARGEST_BIAS = 1 << 29
-"""With 1,792 products of 255 and 127 it stays within 32 bits."""
+"""The largest bias: with 1,792 products of 255 and 127 the sum stays within 32 bits."""
 
 Bytes = NDArray[np.uint8]
 Sums = NDArray[np.int32]
 
 
 class Convolution(NamedTuple):
-    """One of blocks 2 to 6. weight: int8 [kernel, inputs, outputs]. bias: int32 [outputs]. scale: fp32 [outputs], from
-    sums to steps of the next block's input, or for the last block to values.
+    """One of blocks 2 to 6.
+
+    Attributes
+    ----------
+    weight : int8 [kernel, inputs, outputs]
+        Its weights.
+    bias : int32 [outputs]
+        Its bias, in the unit of the sums.
+    scale : float32 [outputs]
+        From sums to steps of the next block's input, or for the last block to values.
+
     """
 
     weight: NDArray[np.int8]
@@ -87,7 +96,7 @@ def scales_of(model: Model) -> ActivationScales:
 def prepare(weights: Weights, scales: ActivationScales) -> Integers:
     """Quantise a model's weights, by output channel. Raises ModelError where fp32 cannot hold a scale."""
     layers = [layer for layer in weights.layers if layer.kind == "conv1d" and not layer.is_lookup]
-    found = {}
+    convolutions = {}
     for layer, following in zip(layers, [*layers[1:], None], strict=True):
         step = scales.steps[layer.name]
         exact, bias = weights.conv[layer.name].astype(np.float64), weights.bias[layer.name].astype(np.float64)
@@ -97,10 +106,10 @@ def prepare(weights: Weights, scales: ActivationScales) -> Integers:
         scale = (step * unit / (scales.steps[following.name] if following else 1)).astype(np.float32)
         if not (np.isfinite(scale).all() and (scale > np.finfo(np.float32).tiny).all()):
             raise ModelError(f"the weights of {layer.name} and the activation scales leave the range of fp32")
-        found[layer.name] = Convolution(
+        convolutions[layer.name] = Convolution(
             np.rint(exact / unit).astype(np.int8), np.rint(bias / (step * unit)).astype(np.int32), scale
         )
-    return Integers(found, scales.steps[layers[0].name])
+    return Integers(convolutions, scales.steps[layers[0].name])
 
 
 def quantise(values: Floats, step: float) -> Bytes:
@@ -142,7 +151,7 @@ def blocks(
     weights: Weights, integers: Integers, saturated: Callable[[int], object] = lambda count: None
 ) -> list[tuple[str, Callable[[Any], Any]]]:
     """The nine blocks, as in `reference.blocks`. saturated: called with the count of saturated values of a block."""
-    found: list[tuple[str, Callable[[Any], Any]]] = []
+    named_blocks: list[tuple[str, Callable[[Any], Any]]] = []
     for layer, (name, block) in zip(weights.layers, reference.blocks(weights), strict=True):
         if layer.is_lookup:
             block = partial(_first_block, block=block, layer=layer, step=integers.first_step, saturated=saturated)
@@ -150,24 +159,40 @@ def blocks(
             block = partial(_norm_block, weights=weights, layer=layer, here=integers.convolutions[name])
         elif layer.kind == "conv1d":
             block = partial(_block, layer=layer, here=integers.convolutions[name], saturated=saturated)
-        found.append((name, block))
-    return found
+        named_blocks.append((name, block))
+    return named_blocks
 
 
 def _first_block(
     ids: NDArray[np.uint8], block: Callable[[Any], Rows], layer: Layer, step: float, saturated: Callable[[int], object]
 ) -> Activations:
+    """Block 1, its output as steps.
+
+    Parameters
+    ----------
+    ids : uint8 [N, length]
+        The ids.
+    block : callable
+        Block 1 of `reference.blocks`.
+    layer : Layer
+        Its layer.
+    step : float
+        The value of one step.
+    saturated : callable
+        Called with the number of saturated values.
+
+    """
     values = block(ids).values.reshape(len(ids), layer.rows_pooled, layer.outputs)
     overflowed = np.array([not np.isfinite(article).all() for article in values], np.bool_)
-    found = quantise(np.nan_to_num(values), step)
-    saturated(_count_saturated(found))
-    return Activations(found, overflowed)
+    steps = quantise(np.nan_to_num(values), step)
+    saturated(_count_saturated(steps))
+    return Activations(steps, overflowed)
 
 
 def _block(x: Activations, layer: Layer, here: Convolution, saturated: Callable[[int], object]) -> Activations:
-    found = requantise(conv1d(x.values, here.weight, layer.product_pool), here)
-    saturated(_count_saturated(found))
-    return x._replace(values=found)
+    steps = requantise(conv1d(x.values, here.weight, layer.product_pool), here)
+    saturated(_count_saturated(steps))
+    return x._replace(values=steps)
 
 
 def _norm_block(x: Activations, weights: Weights, layer: Layer, here: Convolution) -> Rows:
@@ -198,18 +223,18 @@ def with_scales(model: Model, ids: NDArray[np.uint8]) -> Model:
 
     def largest(group: NDArray[np.uint8]) -> list[float]:
         x: Any = group
-        found = []
+        maxima = []
         for _, block in blocks[: len(inputs)]:
             x = block(x)
-            found.append(float(x.values.max()))  # NaN where one of them is
-        return found
+            maxima.append(float(x.values.max()))  # NaN where one of them is
+        return maxima
 
     groups = [ids[first : first + _GROUP] for first in range(0, len(ids), _GROUP)]
     with SINGLE_THREADED_BLAS, ThreadPoolExecutor(available_cores()) as pool:
-        found = np.array(list(pool.map(largest, groups))).max(axis=0)
-    if not np.isfinite(found).all():
+        maxima = np.array(list(pool.map(largest, groups))).max(axis=0)
+    if not np.isfinite(maxima).all():
         raise UsageError(f"{model.name}: the model overflows on a text of the sample: it cannot compute in int8")
     # A tensor that is always zero may have any step.
-    steps = {after: float(most) / LARGEST or 1.0 for (_, after), most in zip(inputs, found, strict=True)}
+    steps = {after: float(most) / LARGEST or 1.0 for (_, after), most in zip(inputs, maxima, strict=True)}
     digest = hashlib.sha256(_METHOD + np.ascontiguousarray(ids).tobytes()).hexdigest()
     return replace(model, scales=ActivationScales(steps, digest))

@@ -46,7 +46,7 @@ LINEAR_BATCHES = (LinearBatch(32, 0),)
 _SIZES = (2, 8, 32, 128)
 _MARGINS = (0, 8)
 _OUTPUTS_AT_ONCE = 16
-"""Of fc1, whose weights are transposed: so few that the lines of memory that are read stay in the cache."""
+"""Outputs of fc1 that are transposed at once: so few that the lines of memory that are read stay in the cache."""
 
 NO_LABEL = -1
 """The class of an article whose scores are not finite."""
@@ -68,8 +68,19 @@ class Norm(NamedTuple):
 
 @dataclass(frozen=True)
 class NGramsAlone:
-    """What n-grams have without a network. bias: fp32 [classes]. margin: as in `cascade`, where there is a network that
-    may be asked. cuts: then, of a model that gives several labels, fp32 [classes].
+    """What n-grams have without a network.
+
+    Attributes
+    ----------
+    bias : float32 [classes]
+        What is added to their logits.
+    temperature : float
+        By which the logits are divided.
+    margin : float, optional
+        As in `cascade`; None where there is no network to ask.
+    cuts : float32 [classes], optional
+        Of a model with a network that gives several labels: as in `cascade`.
+
     """
 
     bias: Floats
@@ -82,13 +93,35 @@ class NGramsAlone:
 class Weights:
     """A model's tensors in the layouts that the operations read.
 
-    table: fp32 [7, symbols + 2, 256], block 1's weights by tap and id, zero for unknown and padding.
-    conv: by layer name fp32 [kernel, inputs, outputs]. linear: fp32 [inputs, outputs], fc1's inputs in channels-last
-    order. bias: fp32 [outputs]. norm: gamma and beta by layer name. temperature: of the scores. link: how they follow
-    from logits. alone: what the n-grams give without the network. linear_batches: of the linear
-    layers, the one with the least room first.
-
     A model of n-grams alone has no more than layers, padding, frame and `alone`.
+
+    Attributes
+    ----------
+    layers : tuple of Layer
+        The layers.
+    padding : int
+        The id that follows the end of a text.
+    table : float32 [7, symbols + 2, 256]
+        Block 1's weights by tap and id, zero for unknown and padding.
+    conv : dict of str to float32 [kernel, inputs, outputs]
+        The weights of blocks 2 to 6, by layer name.
+    linear : dict of str to float32 [inputs, outputs]
+        Those of the linear layers, fc1's inputs in channels-last order.
+    bias : dict of str to float32 [outputs]
+        Of each layer.
+    norm : dict of str to Norm
+        Gamma and beta by layer name.
+    frame : Frame
+        Whether what follows a text's end counts.
+    temperature : float
+        Of the scores.
+    link : int
+        How scores follow from logits.
+    alone : NGramsAlone, optional
+        What the n-grams give without the network.
+    linear_batches : tuple of LinearBatch
+        Batches of the linear layers, the one with the least room first.
+
     """
 
     layers: tuple[Layer, ...]
@@ -154,9 +187,27 @@ def lookup_norm_pool(
 ) -> Rows:
     """Block 1: each output row is the bias plus one table row a tap; then layer norm, ReLU, max pool.
 
-    ids: uint8 [N, length]. table: fp32 [kernel, ids, channels]. Returns N articles of (length - kernel + 1) // pool
-    rows. A window that lies wholly in the padding is the bias, so only the windows that touch text are summed. In the
-    text frame, these are also the rows that are kept: after ReLU, all others are zero.
+    Returns N articles of (length - kernel + 1) // pool rows. A window that lies wholly in the padding is the bias, so
+    only the windows that touch text are summed. In the text frame, these are also the rows that are kept: after ReLU,
+    all others are zero.
+
+    Parameters
+    ----------
+    ids : uint8 [N, length]
+        The ids.
+    padding : int
+        The id that follows the end of a text.
+    table : float32 [kernel, ids, channels]
+        The weights by tap and id.
+    bias : float32 [channels]
+        The bias.
+    norm : Norm
+        Gamma and beta.
+    pool : int
+        Rows of a window of the pool.
+    frame : Frame
+        "text" or "dense".
+
     """
     kernel, _, channels = table.shape
     count, length = ids.shape
@@ -180,7 +231,19 @@ def lookup_norm_pool(
 def conv1d(rows: Rows, weight: Floats, bias: Floats, pool: int = 1, norm: Norm | None = None) -> Rows:
     """A valid convolution as a sum over taps of shifted products; then layer norm if given, ReLU, max pool.
 
-    weight: fp32 [kernel, inputs, outputs]. An article of L rows gives (L - kernel + 1) // pool rows.
+    Parameters
+    ----------
+    rows : Rows
+        N articles; one of L rows gives (L - kernel + 1) // pool rows.
+    weight : float32 [kernel, inputs, outputs]
+        The weights.
+    bias : float32 [outputs]
+        The bias.
+    pool : int
+        Rows of a window of the pool.
+    norm : Norm, optional
+        Gamma and beta.
+
     """
     kernel, _, outputs = weight.shape
     lengths = np.diff(rows.offsets) - kernel + 1
@@ -214,9 +277,23 @@ def relu_pool(values: Floats, pool: int, out: Floats) -> None:
 
 
 def norm_relu_pool(values: Floats, norm: Norm, pool: int, out: Floats, scratch: Floats, kept: int) -> None:
-    """Layer norm over all values, ReLU, max pool; after ReLU, rows from `kept` on are zero.
+    """Layer norm over all values, ReLU, max pool. NumPy sums pairwise, in an order that depends on the shape alone.
 
-    Overwrites `values` and `scratch`. NumPy sums pairwise, in an order that depends on the shape alone.
+    Parameters
+    ----------
+    values : float32 [rows, channels]
+        The rows of an article, which are overwritten.
+    norm : Norm
+        Gamma and beta.
+    pool : int
+        Rows of a window of the pool.
+    out : float32 [rows // pool, channels]
+        Where the result goes.
+    scratch : float32 [rows, channels]
+        Memory that is overwritten.
+    kept : int
+        Rows from this one on are zero after ReLU.
+
     """
     values -= values.mean()
     np.multiply(values, values, out=scratch)
@@ -240,19 +317,19 @@ def even_batches(weights: Mapping[str, Floats]) -> tuple[LinearBatch, ...]:
     rows = {name: rng.standard_normal(len(weight), np.float32) for name, weight in weights.items()}
 
     def products(size: int) -> Floats:
-        found = [_product(np.tile(rows[name], (size, 1)), weight) for name, weight in weights.items()]
-        return np.concatenate(found, axis=1)
+        sums = [_product(np.tile(rows[name], (size, 1)), weight) for name, weight in weights.items()]
+        return np.concatenate(sums, axis=1)
 
     with np.errstate(over="ignore", invalid="ignore"):  # of weights that overflow on every article
-        found = {size: products(size) for size in _SIZES}
+        by_size = {size: products(size) for size in _SIZES}
     best: tuple[LinearBatch, ...] = (LinearBatch(1, 0),)
     for least, rest in ((size, _SIZES[place + 1 :]) for place, size in enumerate(_SIZES)):
-        row = found[least][0]
-        if not _all_equal(found[least], row):
+        row = by_size[least][0]
+        if not _all_equal(by_size[least], row):
             continue
         batches = [LinearBatch(least, 0)]
         for size in rest:
-            margin = next((m for m in _MARGINS if 2 * m < size and _all_equal(found[size][m : size - m], row)), None)
+            margin = next((m for m in _MARGINS if 2 * m < size and _all_equal(by_size[size][m : size - m], row)), None)
             batches += [] if margin is None else [LinearBatch(size, margin)]
         best = max(best, tuple(batches), key=lambda batches: batches[-1].room)
     return best
@@ -271,9 +348,21 @@ def _product(x: Floats, weight: Floats) -> Floats:
 def linear(
     x: Floats, weight: Floats, bias: Floats | np.float32, relu: bool, batches: tuple[LinearBatch, ...] = LINEAR_BATCHES
 ) -> Floats:
-    """x weight + bias, in batches; then ReLU if `relu`. x: fp32 [N, inputs], weight [inputs, outputs].
+    """x weight + bias, in batches; then ReLU if `relu`. A row with a value that is not finite becomes NaN.
 
-    A row with a value that is not finite becomes NaN.
+    Parameters
+    ----------
+    x : float32 [N, inputs]
+        The input.
+    weight : float32 [inputs, outputs]
+        The weights.
+    bias : float32 [outputs], or one number
+        The bias.
+    relu : bool
+        Whether ReLU follows.
+    batches : tuple of LinearBatch
+        Batches in which a row has the same bits at each position, the one with the least room first.
+
     """
     out = np.empty((len(x), weight.shape[1]), np.float32)
     first = 0
@@ -314,8 +403,8 @@ def class_scores(logits: Floats, model: Model) -> Floats:
 
 
 def of_texts(ngrams: NGrams | FastText) -> Callable[[NDArray[np.uint8], Offsets], Floats]:
-    """What gives logits fp32 [N, classes] of texts, as `ngrams.scores`: what n-grams add to those of a network, or what
-    a model of fastText's has alone. BLAS must be limited to one thread, here as where it is called.
+    """A function from texts to fp32 [N, classes], as `ngrams.scores`: what n-grams add to the logits of a network, or
+    the logits of a model of fastText's. BLAS must be limited to one thread, here and where the function is called.
     """
     if isinstance(ngrams, NGrams):
         return partial(scores, ngrams=ngrams)
@@ -326,8 +415,8 @@ def of_texts(ngrams: NGrams | FastText) -> Callable[[NDArray[np.uint8], Offsets]
     batches = even_batches({OUTPUT: weight})
 
     def logits(data: NDArray[np.uint8], offsets: Offsets) -> Floats:
-        found = linear(reader.means(data, offsets), weight, np.float32(0), False, batches)
-        return ngrams.tree(found) if is_tree else found
+        outputs = linear(reader.means(data, offsets), weight, np.float32(0), False, batches)
+        return ngrams.tree(outputs) if is_tree else outputs
 
     return logits
 

@@ -38,8 +38,8 @@ def log_scores(scores: NDArray[np.float32], temperature: float = 1.0) -> NDArray
 def probabilities(logits: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
     """Softmax of [N, classes] at a temperature, in float64."""
     powers = np.exp((logits - logits.max(axis=1, keepdims=True)) / temperature)
-    found: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
-    return found
+    shares: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
+    return shares
 
 
 def log_loss(
@@ -66,8 +66,8 @@ def fitted(
     def slope(sharpness: float) -> float:
         """Of the negative log likelihood, which is convex in one over the temperature, times N."""
         expected = (probabilities(logits, 1 / sharpness) * logits).sum(axis=1)
-        each = expected - logits[np.arange(len(truth)), truth]
-        return float(each.sum() if weights is None else each @ weights)
+        differences = expected - logits[np.arange(len(truth)), truth]
+        return float(differences.sum() if weights is None else differences @ weights)
 
     low, high = 1 / TEMPERATURES[1], 1 / TEMPERATURES[0]
     if slope(low) >= 0 or slope(high) <= 0:
@@ -83,7 +83,7 @@ SOFTMAX, SIGMOID, STEPS, GIVEN = range(4)
 
 
 class Levels(Struct, frozen=True):
-    """How a model that gives a text a number has it from logits, of which each class is a level: one of equal steps.
+    """How a model gives a text a number: each class is a level, at equal steps, and the number follows from its logit.
 
     The number is linear in the n-grams. Let x be it, counted in steps from 1 at the lowest level. The level k = 1, 2, …
     nearest to x is the one with the largest k x - k²/2, so it is the class of a linear model, which every engine
@@ -115,11 +115,11 @@ class Levels(Struct, frozen=True):
             raise ModelError(f"{model}: levels from {self.low:g} in steps of {self.step:g}, spread {self.spread:g}")
 
     def steps(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How many steps numbers are from below the lowest level."""
+        """Numbers counted in steps, from 1 at the lowest level."""
         return 1 + (numbers - self.low) / self.step
 
     def numbers(self, steps: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
-        """The numbers of so many steps, none of them outside of the levels, of which there are `levels`."""
+        """The numbers for steps, which are first limited to the levels. levels: how many there are."""
         return self.low + self.step * (np.clip(steps, 1, levels) - 1)
 
     def numbers_of(self, labels: NDArray[np.int32], logits: NDArray[np.float32], levels: int) -> NDArray[np.float32]:
@@ -128,17 +128,15 @@ class Levels(Struct, frozen=True):
         return self.numbers(logits / class_ + class_ / 2, levels).astype(np.float32)
 
     def probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """How probable each level is for texts with these logits, [N, levels], if true numbers are normal about those
-        that are given.
-        """
+        """The probability of each level, [N, levels], if true numbers are normally distributed around the model's."""
         return probabilities(logits.astype(np.float64), self.spread**2).astype(np.float32)
 
 
 def of_levels(steps: NDArray[np.float64], levels: int, weights: bool) -> NDArray[np.float64]:
-    """What each level's logit has, [..., levels], of weights of the number in steps, [..., 1], or of its bias."""
-    each = np.arange(1, levels + 1)
-    found: NDArray[np.float64] = steps * each if weights else steps * each - each**2 / 2
-    return found
+    """The weights or bias of each level's logit, [..., levels], from those of the number in steps, [..., 1]."""
+    level = np.arange(1, levels + 1)
+    of_each_level: NDArray[np.float64] = steps * level if weights else steps * level - level**2 / 2
+    return of_each_level
 
 
 def in_steps(logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -150,11 +148,11 @@ def in_steps(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 DEFAULT_THRESHOLD = 0.5
-"""Of a class that no held-out row has."""
+"""The threshold of a class that no held-out row has."""
 
 
 def check_classes(classes: Sequence[str], model: str, heads: Heads | None) -> None:
-    """Names go into Parquet, CSV and JSON, where a label must be a text that is told from a missing one."""
+    """Check the names: in Parquet, CSV and JSON, a label must be a text that is not taken for a missing one."""
     if len(set(classes)) != len(classes):
         raise ModelError(f"{model}: two classes have the same name")
     if "" in classes:
@@ -181,7 +179,7 @@ def parts_of(heads: Heads) -> Iterator[slice]:
 
 
 def of_head(head: str, label: str) -> str:
-    """What a head's class is called among those of all heads, where two may have a class of one name."""
+    """The name of a head's class among those of all heads, since two heads may have classes of one name."""
     return f"{head}: {label}"
 
 

@@ -33,7 +33,7 @@ class Models:
         """The models, and in place of one with heads its heads: each gives a text one label, or several, or a number.
         The first counts where one has to, as for `partition_by`.
         """
-        return tuple(each for model in self.loaded for each in heads_of(model))
+        return tuple(head for model in self.loaded for head in heads_of(model))
 
     @property
     def first(self) -> Model:
@@ -41,21 +41,21 @@ class Models:
 
     @property
     def name(self) -> str:
-        """For messages and reports."""
-        each = ((model.name, _named(model.heads)) for model in self.loaded)
-        return ", ".join(f"{name} ({heads})" if heads else name for name, heads in each)
+        """The names of the models, for messages and reports."""
+        named = ((model.name, _named(model.heads)) for model in self.loaded)
+        return ", ".join(f"{name} ({heads})" if heads else name for name, heads in named)
 
     @property
     def short_names(self) -> tuple[str, ...]:
-        """By which columns are named, where there are several: the name of a file without folder and suffix,
-        or of a repository; of a head its own.
+        """The names that columns have, where there are several models: of a file without folder and suffix, of a
+        repository, or of a head.
         """
         of_each = ([name for name, _ in model.heads or ()] or [_short(model.name)] for model in self.loaded)
         return tuple(chain.from_iterable(of_each))
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """Of each model's columns: nothing for one model alone."""
+        """What the names of each model's columns begin with: nothing for one model alone."""
         return ("",) if len(self.every) == 1 else tuple(f"{name}_" for name in self.short_names)
 
     @cached_property
@@ -70,12 +70,12 @@ class Models:
 
     @property
     def cost(self) -> float:
-        """Of labelling a row on a CPU, about: 1 is that of a network in the text frame, of an ordinary text."""
+        """About how long a row takes on a CPU: 1 is a network in the text frame on an ordinary text."""
         return sum(map(_cost, self.loaded))
 
     @cached_property
     def digest(self) -> str:
-        """Of all that decides labels and names of columns; of one model its own."""
+        """A digest of all that decides labels and names of columns; for one model its own."""
         if len(self.loaded) == 1:
             return self.loaded[0].digest
         about = [(_short(model.name) if model.heads is None else "", model.digest) for model in self.loaded]
@@ -111,22 +111,22 @@ def heads_of(model: str | Path | Model) -> tuple[Model, ...]:
     whole = load_model(model)
     if whole.heads is None:
         return (whole,)
-    found = []
+    heads = []
     for (name, _), part in zip(whole.heads, parts_of(whole.heads), strict=True):
         tensors = {n: tensor[part] if n.startswith("fc3.") else tensor for n, tensor in whole.tensors.items()}
         classes = tuple(label.removeprefix(of_head(name, "")) for label in whole.classes[part])
         ngrams = whole.ngrams.of_classes(part) if isinstance(whole.ngrams, NGrams) else None
-        found.append(replace(whole, classes=classes, tensors=tensors, name=name, ngrams=ngrams, heads=None))
-    return tuple(found)
+        heads.append(replace(whole, classes=classes, tensors=tensors, name=name, ngrams=ngrams, heads=None))
+    return tuple(heads)
 
 
 def head_of(model: str | Path | Model, name: str) -> Model:
     """The head of this name; of a model without heads, the model itself. Raises UsageError where no head has it."""
     whole = load_model(model)
-    found = next((head for head in heads_of(whole) if whole.heads is None or head.name == name), None)
-    if found is None:
+    head = next((candidate for candidate in heads_of(whole) if whole.heads is None or candidate.name == name), None)
+    if head is None:
         raise UsageError(f"{whole.name} has no head {name!r}: its heads are {_named(whole.heads)}")
-    return found
+    return head
 
 
 def load_one(source: str | Path | Model) -> Model:

@@ -48,7 +48,7 @@ class ActivityLog:
             self._changes.append((self._clock(), before))
 
     def count(self, rows: int) -> None:
-        """So many more rows are classified."""
+        """Count more rows as classified."""
         with self._counting:
             self.rows += rows
 
@@ -82,12 +82,12 @@ class ActivityLog:
 
     def _changes_of(self, since: float) -> list[tuple[float, str]]:
         """The changes after a moment, and the last one before it, in order."""
-        found = []
+        changes = []
         for change in reversed(tuple(self._changes)):
-            found.append(change)
+            changes.append(change)
             if change[0] <= since:
                 break
-        return found[::-1]
+        return changes[::-1]
 
 
 ACTIVITY = ActivityLog()
@@ -139,4 +139,4 @@ class Counts:
 
 
 COUNTS = Counts()
-"""Those of this process."""
+"""The counts of this process."""

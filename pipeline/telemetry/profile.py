@@ -24,11 +24,37 @@ _SECONDS = 300
 class KernelProfile:
     """A kernel's measurements for a batch.
 
-    seconds: median, run alone, its input in memory. stream_seconds: median, within the whole network. modelled_bytes:
-    moved by the design of the kernel, without regard to caches. counted_bytes: the same by hardware counters, where
-    they could be read. occupancy: resident warps over the maximum of an SM. registers: a thread. shared_bytes: a block.
-    waves: blocks over the blocks that fit the device at once. tail_waste: share of the capacity of all waves that the
-    last one leaves idle. tile_waste: share of computed rows and columns that is discarded.
+    Attributes
+    ----------
+    name : str
+        The kernel's name.
+    category : str
+        Element-wise, reduction or product.
+    seconds : float
+        Median, run alone, its input in memory.
+    stream_seconds : float
+        Median, within the whole network.
+    flop : int
+        Operations, of which a multiply and an add count as two.
+    least_bytes : int
+        Bytes of every input, weight and output, moved once.
+    modelled_bytes : int
+        Bytes moved by the design of the kernel, without regard to caches.
+    counted_bytes : int, optional
+        Bytes moved as hardware counters count them, where they could be read.
+    occupancy : float, optional
+        Resident warps over the maximum of an SM.
+    registers : int, optional
+        Registers of a thread.
+    shared_bytes : int, optional
+        Shared memory of a block.
+    waves : float, optional
+        Blocks over the blocks that fit the device at once.
+    tail_waste : float, optional
+        The share of the capacity of all waves that the last one leaves idle.
+    tile_waste : float, optional
+        The share of computed rows and columns that is discarded.
+
     """
 
     name: str
@@ -49,8 +75,17 @@ class KernelProfile:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the device reached in this run. flop_per_second: of a large product, in the engine's precision.
-    bytes_per_second: of a large copy, reads and writes. how: a description of the two measurements.
+    """What the device reached in this run.
+
+    Attributes
+    ----------
+    flop_per_second : float
+        Of a large product, in the engine's precision.
+    bytes_per_second : float
+        Of a large copy, reads and writes.
+    how : str
+        A description of the two measurements.
+
     """
 
     flop_per_second: float
@@ -60,8 +95,23 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Profile:
-    """The measurements of a model. kernels: in the order they run. seconds: median to classify the batch, from text to
-    labels.
+    """The measurements of a model.
+
+    Attributes
+    ----------
+    backend : str
+        What computed, in words.
+    device : str
+        "cpu", or "cuda:" and the number of the GPU.
+    batch : int
+        Articles of the batch.
+    seconds : float
+        Median to classify the batch, from text to labels.
+    kernels : tuple of KernelProfile
+        In the order they run.
+    ceilings : Ceilings
+        What the device reached.
+
     """
 
     backend: str
@@ -77,7 +127,18 @@ class Profile:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One point of a sweep. seconds: median latency of classifying `batch` articles."""
+    """One point of a sweep.
+
+    Attributes
+    ----------
+    precision : str
+        The precision.
+    batch : int
+        Articles of a batch.
+    seconds : float
+        Median latency of classifying the batch.
+
+    """
 
     precision: str
     batch: int
@@ -108,11 +169,11 @@ def counted_bytes(command: Sequence[str], environment: Mapping[str, str], kernel
         timeout=_SECONDS,
         check=False,
     )
-    found = read_report(run.stdout.splitlines())
-    if not found:
+    bytes_of_kernels = read_report(run.stdout.splitlines())
+    if not bytes_of_kernels:
         words = [line for line in (run.stdout + run.stderr).splitlines() if "ERR" in line or "rror" in line]
         raise BroadsheetError(f"ncu counted nothing: {' '.join(words[:2]) or 'it printed no kernel'}")
-    return found
+    return bytes_of_kernels
 
 
 def read_report(lines: Iterable[str]) -> list[int]:

@@ -69,9 +69,25 @@ infer: the task `infer`. copy-in, copy-out: to and from the device. compute: spa
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A step. start: seconds since the epoch, by the clock of its host. where: host and process id. lane: one of LANES.
+    """A step.
 
-    device: "cpu", "cuda:0", or "" for steps that use no device. chunk: name of its part; filled in on the client.
+    Attributes
+    ----------
+    name : str
+        What is done.
+    start : float
+        When it began, in seconds since the epoch, by the clock of its host.
+    seconds : float
+        How long it took.
+    where : str
+        Host and process id.
+    lane : str
+        One of `LANES`, or a compute thread's.
+    device : str
+        "cpu", "cuda:0", or "" for steps that use no device.
+    chunk : str
+        The name of the chunk's part, which is filled in on the client.
+
     """
 
     name: str
@@ -89,10 +105,24 @@ class Span:
 
 @dataclass(frozen=True)
 class Place:
-    """A worker process that spans come from, with its moments before the first chunk, by its own clock.
+    """A worker process that spans come from, with its moments before the first chunk, in seconds since the epoch by its
+    own clock.
 
-    started: the model began to load. memory_ready: weights and buffers were in the device's memory. engine_ready: it
-    could classify.
+    Attributes
+    ----------
+    where : str
+        Host and process id.
+    device : str
+        "cpu", or "cuda:" and the number of the GPU.
+    started : float
+        When the model began to load.
+    memory_ready : float
+        When weights and buffers were in the device's memory.
+    engine_ready : float
+        When it could classify.
+    clock : Clock
+        Its clock against the scheduler's.
+
     """
 
     where: str
@@ -111,10 +141,23 @@ class Place:
 def span(
     name: str, into: list[Span] | None, lane: str = "", device: str = "", number: int | None = None
 ) -> Iterator[None]:
-    """Append the span of the `with` block to `into` (unless None), also when the block raises.
+    """Append the span of the `with` block to `into`, also when the block raises.
 
-    The block is an NVTX range in the domain "broadsheet" too, with `number` as its payload; without a profiler that
-    costs a microsecond.
+    The block is an NVTX range in the domain "broadsheet" too; without a profiler that costs a microsecond.
+
+    Parameters
+    ----------
+    name : str
+        What is done.
+    into : list of Span, or None
+        The list; None to append nothing.
+    lane : str
+        One of `LANES`, or a compute thread's.
+    device : str
+        The device, where the step uses one.
+    number : int, optional
+        The payload of the range.
+
     """
     start, began = time.time(), time.perf_counter()
     try:

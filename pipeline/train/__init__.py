@@ -256,7 +256,7 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
 
 
 def rare(data: LabelledArticles, rows: NDArray[np.int64]) -> Iterator[str]:
-    """For the user, where some classes have few of these rows: a tenth of what the classes have on average, or less."""
+    """A warning for the user, where some classes have few of these rows: a tenth of the average class's, or less."""
     for column in () if data.is_multi_label else data.columns:
         counts, names = data.counts(column, rows), data.classes[column.part]
         few = [f"{names[i]} {counts[i]:,}" for i in np.flatnonzero(counts <= _RARE * counts.mean())[:_RARE_SHOWN]]

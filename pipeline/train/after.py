@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _LEAST_SPREAD = 0.05
-"""In steps."""
+"""The least spread of a model of numbers, in steps."""
 
 
 def model_of(
@@ -54,8 +54,25 @@ def model_of(
 
     Its accuracy and temperature come from rows that nothing was fitted to: the held-out ones, or if there are none and
     the network was not trained, those that the branch held out in turn. With it comes what that accuracy compares with,
-    where each text has one label, by the name of the head, or "". keep_network: also where the rows are not likelier
-    with it.
+    where each text has one label, by the name of the head, or "".
+
+    Parameters
+    ----------
+    outcome : Outcome
+        What the run left.
+    job : TrainingJob
+        How the run went.
+    prepared : TrainingData
+        The rows.
+    dtype : str
+        The type of the tensors in the model, such as "float16".
+    about : mapping
+        What else the card says.
+    branch : Branch or None
+        The n-grams, if they were fitted.
+    keep_network : bool
+        Keep the network also where the rows are not likelier with it.
+
     """
     parts = _Parts(outcome, job, prepared, dtype, branch, keep_network)
     card = parts.card(about)
@@ -67,7 +84,7 @@ def model_of(
 
 
 def _model_of_heads(parts: _Parts, card: dict[str, Any]) -> tuple[Model, dict[str, Compared]]:
-    """With a temperature of each head's own, by which its logits are divided in the model."""
+    """A model with several heads. The logits of each head are divided by a temperature of its own."""
     prepared, rows, data = parts.prepared, parts.rows, parts.prepared.data
     tested = None if prepared.tested is None else (prepared.tested, parts.logits_of(prepared.tested))
     if len(rows):
@@ -93,7 +110,7 @@ def _model_of_heads(parts: _Parts, card: dict[str, Any]) -> tuple[Model, dict[st
 
 
 def _one_label_model(parts: _Parts, card: dict[str, Any]) -> tuple[Model, dict[str, Compared]]:
-    """With a temperature."""
+    """A model that gives one label, with a temperature."""
     prepared, branch, rows, logits = parts.prepared, parts.branch, parts.rows, parts.logits
     data = prepared.data
     truth = data.labels[rows]
@@ -119,7 +136,7 @@ def _one_label_model(parts: _Parts, card: dict[str, Any]) -> tuple[Model, dict[s
 
 
 def _multi_label_model(parts: _Parts, card: dict[str, Any]) -> Model:
-    """With thresholds that have the best F1 on the rows that nothing was fitted to."""
+    """A model that gives several labels, with the thresholds of the best F1 on the rows that nothing was fitted to."""
     data = parts.prepared.data
     truth = data.labels[parts.rows]
     thresholds = (DEFAULT_THRESHOLD,) * len(data.classes)
@@ -140,7 +157,9 @@ def _multi_label_model(parts: _Parts, card: dict[str, Any]) -> Model:
 
 
 def _number_model(parts: _Parts, card: dict[str, Any], levels: Levels) -> Model:
-    """Of numbers, with the spread of the true ones about those that rows are given which nothing was fitted to."""
+    """A model of numbers, with the spread of true numbers around those that it gives to rows that nothing was fitted
+    to.
+    """
     data, branch, rows = parts.prepared.data, parts.branch, parts.rows
     assert branch is not None
     assert data.numbers is not None
@@ -161,8 +180,22 @@ def _number_model(parts: _Parts, card: dict[str, Any], levels: Levels) -> Model:
 class _Parts:
     """The network and the branch of a run, each with its factor; one may be missing.
 
-    branch: scaled by its factor. rows: which nothing was fitted to. logits: of these rows, [N, classes], the sum.
-    beside: what the n-grams add to them, where there are both parts, and enough rows to fit a margin.
+    Parameters
+    ----------
+    outcome, job, prepared, dtype, branch, keep_network : Outcome
+        As of `model_of`.
+
+    Attributes
+    ----------
+    branch : Branch or None
+        The branch, scaled by its factor.
+    rows : int64 [N]
+        Numbers of the rows that nothing was fitted to.
+    logits : float64 [N, classes]
+        The sum of both parts, of these rows.
+    beside : float32 [N, classes], or None
+        What the n-grams add to them, where there are both parts, and enough rows to fit a margin.
+
     """
 
     def __init__(
@@ -207,7 +240,7 @@ class _Parts:
         self._sample = np.random.default_rng(0).permutation(prepared.fit)[:count]
 
     def card(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """What a model's card says of how it was trained."""
+        """The card that says how the model was trained."""
         held = len(self.prepared.held)
         crossed = {} if held or not len(self.rows) else {"cross_validated_rows": len(self.rows)}
         card = {
@@ -252,7 +285,22 @@ class _Parts:
         cascade: Cascade | None = None,
         levels: Levels | None = None,
     ) -> Model:
-        """The model, with its scales for int8."""
+        """The model, with its scales for int8.
+
+        Parameters
+        ----------
+        card : dict
+            The model's card.
+        temperature : float
+            Of the scores.
+        thresholds : tuple of float, optional
+            Of each class, where a text may have several labels.
+        cascade : Cascade, optional
+            About which texts the network is asked.
+        levels : Levels, optional
+            Of a model of numbers.
+
+        """
         data = self.prepared.data
         model = Model(
             self.prepared.symbols, data.classes, self.job.length, self._tensors, card, frame=self.job.frame,
@@ -271,7 +319,20 @@ def _scaled(branch: Branch, factor: Any) -> Branch:
 def _factors_of(
     data: LabelledArticles, rows: Labels, network: Doubles, branch: Doubles, always: bool
 ) -> tuple[Any, Any]:
-    """What `factors` finds; with heads for each by itself, and given for each class, [classes]."""
+    """What `factors` finds; with heads, for each head by itself, and repeated for each class, [classes].
+
+    Parameters
+    ----------
+    data : LabelledArticles
+        The articles.
+    rows : int64 [N]
+        Numbers of the rows that nothing was fitted to.
+    network, branch : float64 [N, classes]
+        The logits of both parts.
+    always : bool
+        As of `factors`.
+
+    """
     if data.heads is None:
         return factors(network, branch, data.labels[rows], always)
     both = np.empty((2, len(data.classes)))
@@ -295,7 +356,7 @@ def _f1(
 
 
 def _network(job: TrainingJob) -> PackedCNN:
-    """With weights that do not matter, on the device that predicts."""
+    """A network whose weights are yet to be loaded, on the device that predicts."""
     import torch
 
     from .packed import PackedCNN
@@ -324,7 +385,8 @@ _HALVES = 2
 
 
 def factors(network: Doubles, branch: Doubles, truth: NDArray[Any], always: bool = False) -> tuple[float, float]:
-    """Of the network's logits and the branch's, [N, classes], those with which their sum fits the true classes best.
+    """The factors of the network's logits and the branch's, [N, classes], with which their sum fits the true classes
+    best.
 
     truth: class indices [N], of a softmax; or bool [N, classes], of sigmoids. The mean cross-entropy of N rows that
     neither was fitted to is least; no factor is below 0. Few rows say little: they move the factors less from one half.
@@ -345,8 +407,8 @@ def _gain(network: Doubles, branch: Doubles, truth: NDArray[Any]) -> float:
     gain = 0.0
     for half in range(_HALVES):
         others = np.arange(len(truth)) % _HALVES == half
-        fit, told = (_BothLogits(network[rows], branch[rows], truth[rows]) for rows in (others, ~others))
-        gain += (~others).sum() * (told.loss(fit.fitted(0.0)) - told.loss(fit.fitted(_MOST)))
+        fit, rest = (_BothLogits(network[rows], branch[rows], truth[rows]) for rows in (others, ~others))
+        gain += (~others).sum() * (rest.loss(fit.fitted(0.0)) - rest.loss(fit.fitted(_MOST)))
     return float(gain)
 
 
@@ -367,7 +429,7 @@ class _BothLogits:
         return float((normaliser - (self._target * logits).sum(axis=1)).mean())
 
     def fitted(self, most: float) -> Doubles:
-        """Both factors; that of the network is at most so large."""
+        """The two factors that fit best. most: the largest that the network's may be."""
         from scipy.optimize import minimize  # half a second, which a network alone does not need
 
         def held(both: Any) -> tuple[float, Doubles]:
@@ -390,8 +452,19 @@ _CLEARLY = 1.0  # standard errors
 class Compared:
     """Accuracies on the same held-out rows.
 
-    rows: how many. model, most_frequent, linear: shares of rows labelled right by the model, by always giving the most
-    frequent class, and by a plain linear model on words. unclear: what the model is not clearly better than.
+    Attributes
+    ----------
+    rows : int
+        How many rows.
+    model : float
+        The share that the model labels right.
+    most_frequent : float
+        The share that is right when every row gets the most frequent class.
+    linear : float
+        The share that a plain linear model on words labels right.
+    unclear : tuple of str
+        What the model is not clearly better than.
+
     """
 
     rows: int
@@ -410,8 +483,8 @@ class Compared:
 
     def lines(self) -> list[str]:
         """For the user: the figures, and a warning where the model is not clearly better."""
-        told = f"on the same {self.rows:,} rows: always the most frequent class {self.most_frequent:.2%}"
-        lines = [f"{told}, a plain linear model on words {self.linear:.2%}"]
+        frequent = f"on the same {self.rows:,} rows: always the most frequent class {self.most_frequent:.2%}"
+        lines = [f"{frequent}, a plain linear model on words {self.linear:.2%}"]
         if self.unclear:
             lines.append(
                 f"warning: the model ({self.model:.2%}) is not clearly better than {' or '.join(self.unclear)}"
@@ -444,6 +517,6 @@ def compared(right: NDArray[np.bool_], linear: NDArray[np.float64], truth: Label
 
 
 def _is_clear(right: NDArray[np.bool_], other: NDArray[np.bool_]) -> bool:
-    """By McNemar's test: of the rows about which one of the two is right, how many more are ours."""
+    """By McNemar's test, which looks at the rows that one of the two has right and the other wrong."""
     ours, its = int((right & ~other).sum()), int((other & ~right).sum())
     return bool(ours - its > _CLEARLY * np.sqrt(ours + its))

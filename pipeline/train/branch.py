@@ -45,8 +45,19 @@ _BLOCK = 512  # texts whose n-grams are found at once
 
 @dataclass(frozen=True)
 class BranchSettings:
-    """strength: of the penalty. salience: the power of what n-grams say about classes. words: share of their kind.
-    vectors: how long the mean word vector of a text is on average, where its n-grams have length one.
+    """How the branch is fitted.
+
+    Attributes
+    ----------
+    strength : float
+        Of the penalty.
+    salience : float
+        The power of what n-grams say about classes.
+    words : float
+        The share of n-grams of words; the rest is that of n-grams of characters.
+    vectors : float
+        The average length of a text's mean word vector, where its n-grams have length one.
+
     """
 
     strength: float
@@ -59,10 +70,25 @@ _PLAIN_STRENGTH = 1.0  # of the rows, each: as C=1 of scikit-learn's LinearSVC
 
 
 class Answers(NamedTuple):
-    """What N texts are labelled with. labels: as above; of a text without one, its most probable class. classes: how
-    many there are. weights: [N], or with heads [N, classes], how much each counts. soft: float [N, classes], what is
-    learned in place of `labels`. steps: [N], a number that is learned in place of them, of which they are the levels;
-    absolute: by which loss. heads: whose labels they are.
+    """What N texts are labelled with.
+
+    Attributes
+    ----------
+    labels : Labels
+        The labels, as above; of a text without one, its most probable class.
+    classes : int
+        How many there are.
+    weights : float64 [N], or with heads [N, classes]
+        How much each text counts.
+    soft : float [N, classes], optional
+        What is learned in place of `labels`.
+    steps : float64 [N], optional
+        Numbers that are learned in place of `labels`, which are then the nearest levels.
+    absolute : bool
+        Whether the loss of a number is its absolute error, or its square.
+    heads : Heads, optional
+        Whose labels they are.
+
     """
 
     labels: Labels
@@ -83,7 +109,7 @@ class Answers(NamedTuple):
         return cls(labels, classes, weights, heads=heads)
 
     def rows(self, rows: RowNumbers) -> Answers:
-        """Those of some texts."""
+        """The answers of some texts."""
         soft = None if self.soft is None else self.soft[rows]
         steps = None if self.steps is None else self.steps[rows]
         return self._replace(labels=self.labels[rows], weights=self.weights[rows], soft=soft, steps=steps)
@@ -104,13 +130,15 @@ class Answers(NamedTuple):
         return truth.astype(np.float64)
 
     def log_loss(self, logits: Floats) -> tuple[float, Any]:
-        """As `sharpened` gives it; of a number its own loss; of heads the sum, and the factor of each class's head."""
+        """The least log loss and its factor, as `sharpened` returns them; for a number its own loss and 1; for heads
+        the sum of the losses, and for each class the factor of its head.
+        """
         if self.heads is not None:
             losses, factors = np.zeros(self.classes), np.ones(self.classes)
             for part, own in zip(parts_of(self.heads), self.labels.T, strict=True):
                 if len(known := np.flatnonzero(own != NO_TRUTH)):
-                    told = logits[known, part], own[known], self.weights[known, part.start]
-                    losses[part.start], factors[part] = sharpened(*told)
+                    of_known = logits[known, part], own[known], self.weights[known, part.start]
+                    losses[part.start], factors[part] = sharpened(*of_known)
             return float(losses.sum()), factors
         if self.steps is not None:
             off = np.abs(logits[:, 0] - self.steps)
@@ -119,7 +147,7 @@ class Answers(NamedTuple):
 
 
 def _weights(labels: Labels, classes: int, balanced: bool) -> Floats:
-    """Of N texts, 1 on average over those that have a label; 0 of one that has none."""
+    """The weights of N texts: 1 on average over those that have a label, and 0 for others."""
     if labels.ndim > 1:
         return np.ones(len(labels))
     known = labels != NO_TRUTH
@@ -128,8 +156,17 @@ def _weights(labels: Labels, classes: int, balanced: bool) -> Floats:
 
 
 class Pretrained(NamedTuple):
-    """Word vectors by bucket. columns: W of the used buckets. vectors: float32 [W, d], without what those of the texts'
-    words have in common, weighed by the inverse document frequency. sums: float64 [N, d], of the words of N texts.
+    """Word vectors by bucket.
+
+    Attributes
+    ----------
+    columns : int64 [W]
+        Which of the used buckets have a vector.
+    vectors : float32 [W, d]
+        The vectors, without what those of the texts' words have in common, weighed by the inverse document frequency.
+    sums : float64 [N, d]
+        The sums over the words of N texts.
+
     """
 
     columns: NDArray[np.int64]
@@ -138,8 +175,19 @@ class Pretrained(NamedTuple):
 
 
 class Bags(NamedTuple):
-    """N texts. words, letters: [N, used buckets], how often each counts. buckets: which they are, ascending.
-    pretrained: vectors of their words, if there are any. on_gpu: where many of them are fitted to.
+    """The n-grams of N texts.
+
+    Attributes
+    ----------
+    words, letters : sparse [N, used buckets]
+        How often each bucket counts, of n-grams of words and of characters.
+    buckets : uint32 [used buckets]
+        Which buckets are used, ascending.
+    pretrained : Pretrained, optional
+        Vectors of their words.
+    on_gpu : bool
+        Whether a fit to many of them runs on a GPU.
+
     """
 
     words: sp.csr_array
@@ -149,7 +197,7 @@ class Bags(NamedTuple):
     on_gpu: bool = False
 
     def rows(self, rows: NDArray[np.int64]) -> Bags:
-        """Those of some texts."""
+        """The n-grams of some texts."""
         known = self.pretrained and self.pretrained._replace(sums=self.pretrained.sums[rows])
         return self._replace(words=self.words[rows], letters=self.letters[rows], pretrained=known)
 
@@ -157,9 +205,23 @@ class Bags(NamedTuple):
 class Branch(NamedTuple):
     """The result of `fit_branch`.
 
-    ngrams, bias: [classes]; what they give a text are its logits. settings: the chosen ones. rows: M row numbers.
-    logits: [M, classes], of each of these by a fit to other rows, or [M, 1], a number in steps. plain: the same by a
-    plain linear model on words, to compare with. vectors: what is known of word vectors that were tried.
+    Attributes
+    ----------
+    ngrams : NGrams
+        The n-grams; what they and `bias` give a text are its logits.
+    bias : float64 [classes]
+        The bias.
+    settings : BranchSettings
+        The chosen settings.
+    rows : int64 [M]
+        Row numbers.
+    logits : float64 [M, classes], or [M, 1]
+        Logits of each of these by a fit to other rows; or a number in steps.
+    plain : float64 [M, classes], or [M, 1]
+        The same by a plain linear model on words, to compare with.
+    vectors : dict, optional
+        What is known of word vectors that were tried.
+
     """
 
     ngrams: NGrams
@@ -184,7 +246,22 @@ class Branch(NamedTuple):
 def bags(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], kinds: Kinds, bits: int, vectors: WordVectors | None = None
 ) -> Bags:
-    """The n-grams of N texts: data[offsets[i]:offsets[i + 1]], UTF-8. vectors: whose buckets count as used."""
+    """The n-grams of N texts.
+
+    Parameters
+    ----------
+    data : uint8 [bytes]
+        UTF-8.
+    offsets : int64 [N + 1]
+        Text i is ``data[offsets[i]:offsets[i + 1]]``.
+    kinds : Kinds
+        Which n-grams.
+    bits : int
+        The number of buckets is 2 to this power.
+    vectors : WordVectors, optional
+        Vectors whose buckets count as used.
+
+    """
     of_kinds: list[list[sp.csr_array]] = [[], []]
     for first in range(0, len(offsets) - 1, _BLOCK):
         bounds = offsets[first : first + _BLOCK + 1]
@@ -230,9 +307,32 @@ def fit_branch(
 
     Its settings are chosen on rows that were held out of these in turn, or if there are more than 10,000, on a fifth of
     them; its logits are scaled so that the log loss of rows that it was not fitted to is least: `held`, or if there are
-    none, those on which the settings were chosen. balanced: every class weighs the same, in the fit and in the choice.
-    (In the fit alone it was 3.2 points of macro-F1 worse on average over eight sets with 500 rows, every other class a
-    tenth of its rows.) on_gpu: as of `Bags`.
+    none, those on which the settings were chosen.
+
+    Parameters
+    ----------
+    text : TextBuffers
+        All texts.
+    answers : Answers
+        Their labels.
+    fit : int64 [M]
+        Numbers of the rows to fit to.
+    held : int64 [K]
+        Numbers of the rows that are held out.
+    kinds : Kinds
+        Which n-grams.
+    bits : int
+        The number of buckets is 2 to this power.
+    balanced : bool
+        Every class weighs the same, in the fit and in the choice. (In the fit alone it was 3.2 points of macro-F1 worse
+        on average over eight sets with 500 rows, every other class a tenth of its rows.)
+    vectors : WordVectors, optional
+        Word vectors to try.
+    tell : callable
+        Called after each fit.
+    on_gpu : bool
+        As of `Bags`.
+
     """
     grams = bags(*text.rows(np.concatenate([fit, held])), kinds, bits, vectors)._replace(on_gpu=on_gpu)
     ours, others = np.arange(len(fit)), np.arange(len(fit), len(fit) + len(held))
@@ -261,7 +361,18 @@ def fit_branch(
 
 
 class _Tried(NamedTuple):
-    """Settings, with the log loss of rows that they were not fitted to, and their logits."""
+    """Settings, and how good they are.
+
+    Attributes
+    ----------
+    loss : float
+        The log loss of rows that they were not fitted to.
+    settings : BranchSettings
+        The settings.
+    logits : float64 [N, columns]
+        The logits of these rows.
+
+    """
 
     loss: float
     settings: BranchSettings
@@ -269,7 +380,22 @@ class _Tried(NamedTuple):
 
 
 def _chosen(grams: Bags, answers: Answers, folds: list[RowNumbers], strengths: Sequence[float], tell: Tell) -> _Tried:
-    """The settings with the least loss."""
+    """The settings with the least loss.
+
+    Parameters
+    ----------
+    grams : Bags
+        The n-grams of the rows to fit to.
+    answers : Answers
+        Their labels.
+    folds : list of RowNumbers
+        Numbers of the rows that are held out in turn.
+    strengths : sequence of float
+        Strengths of the penalty, descending.
+    tell : callable
+        Called after each fit.
+
+    """
     weighing = BranchSettings(0.0)
     tries = len(strengths) + len(_SHARES) + (len(_VECTORS) * len(_AROUND) if grams.pretrained else 0)
     done = count(1)
@@ -307,18 +433,35 @@ def _best_strength(
     strengths: Sequence[float],
     fitted: Callable[[], None] = lambda: None,
 ) -> _Tried:
-    """The best of descending strengths, given up where the loss is larger twice. fitted: called after each fit."""
+    """The best of descending strengths, given up where the loss is larger twice.
+
+    Parameters
+    ----------
+    rows : list of _Fold
+        For each fold the rows to fit to.
+    answers : Answers
+        The labels of all rows.
+    folds : list of RowNumbers
+        Numbers of the rows that are held out in turn.
+    weighing : BranchSettings
+        The other settings.
+    strengths : sequence of float
+        Strengths of the penalty, descending.
+    fitted : callable
+        Called after each fit.
+
+    """
     for fold in rows:
         fold.weigh(weighing)
     known = np.concatenate(folds)
-    told = answers.rows(known)
+    of_known = answers.rows(known)
     tried: list[_Tried] = []
     for strength in strengths:
         logits = np.zeros((len(answers.labels), answers.columns))
         for held, fold in zip(folds, rows, strict=True):
             logits[held] = fold.fit(strength)
             fitted()
-        tried.append(_Tried(told.log_loss(logits[known])[0], replace(weighing, strength=strength), logits))
+        tried.append(_Tried(of_known.log_loss(logits[known])[0], replace(weighing, strength=strength), logits))
         best = min(tried, key=attrgetter("loss"))
         if best.loss < min(it.loss for it in tried[-2:]):
             break
@@ -326,7 +469,7 @@ def _best_strength(
 
 
 def plain_logits(grams: Bags, answers: Answers, folds: list[RowNumbers]) -> Floats:
-    """Of the rows of `folds`, by a plain linear model on words, fitted to the other rows."""
+    """The logits of the rows of `folds`, by a plain linear model on words, fitted to the other rows."""
     plain = BranchSettings(0.0, salience=0.0, words=1.0)
     alike = Answers.of(answers.labels, answers.classes, heads=answers.heads)
     alike = alike._replace(steps=answers.steps, absolute=answers.absolute)
@@ -349,7 +492,22 @@ def folds_of(labels: Labels, texts: NDArray[np.int64]) -> list[RowNumbers]:
 
 
 class _Fold:
-    """Rows to fit to, and others, whose logits are wanted; `weigh` says by which settings, but for their strength."""
+    """Rows to fit to, and others, whose logits are wanted; `weigh` says by which settings, but for their strength.
+
+    Parameters
+    ----------
+    grams : Bags
+        The n-grams of all rows.
+    answers : Answers
+        The labels of `rows`.
+    rows : int64 [M]
+        Numbers of the rows to fit to.
+    others : int64 [K]
+        Numbers of the rows whose logits are wanted.
+    salience : float
+        As of `BranchSettings`.
+
+    """
 
     def __init__(self, grams: Bags, answers: Answers, rows: RowNumbers, others: RowNumbers, salience: float) -> None:
         self._grams, self._count, self._answers = grams.rows(np.concatenate([rows, others])), len(rows), answers
@@ -418,7 +576,7 @@ class _Fold:
 
 
 def importances(grams: Bags, truth: Floats, salience: float) -> Floats:
-    """Of each used bucket; 0 of those that no row has. truth: [N, classes], by how much each is right."""
+    """The importance of each used bucket; 0 for one that no row has. truth: [N, classes], by how much each is right."""
     present = ((grams.words + grams.letters) > 0).astype(np.float64)
     of_classes = np.asarray(present.T @ truth)
     rows = np.asarray(present.sum(axis=0)).ravel()
@@ -446,5 +604,5 @@ def _of_kind(counts: sp.csr_array, importance: Floats, share: float) -> sp.csr_a
 
 
 def _lengths(counts: sp.csr_array, importance: Floats) -> Floats:
-    """Of the weighed n-grams of N texts, of one kind."""
+    """The lengths of N texts' features of one kind of n-grams, before they are scaled."""
     return np.asarray(np.maximum(np.sqrt(counts.power(2) @ np.square(importance)), 1e-12))

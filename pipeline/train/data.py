@@ -1,7 +1,7 @@
 """The first stage of `train`: labelled articles, encoded once, in memory, which are held out, and which are copies.
 
-They are read as `classify` reads. Of held-out rows that have the text of another row, or nearly, the model was told the
-answer. Two texts are nearly the same where they share most of their words and pairs of neighbouring words. Such rows
+They are read as `classify` reads. A held-out row that has the text of another row, or nearly, measures what the model
+remembers. Two texts are nearly the same where they share most of their words and pairs of neighbouring words. Such rows
 are found by MinHash (Broder, "On the resemblance and containment of documents", 1997): of each text the least of some
 hashes of its words; two texts agree in as large a share of these as they share of their words.
 """
@@ -48,21 +48,30 @@ class TextBuffers(NamedTuple):
     offsets: NDArray[np.int64]
 
     def rows(self, rows: NDArray[np.int64]) -> TextBuffers:
-        """Those of some texts."""
+        """Some of the texts."""
         sizes = np.diff(self.offsets)[rows]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         at = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], sizes)
         return TextBuffers(self.data[at], offsets)
 
     def numbered(self) -> NDArray[np.int64]:
-        """Of each text a number, the same for equal texts."""
+        """A number for each text, the same for equal texts."""
         buffers = [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
         return numbered(pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self.offsets) - 1, buffers))
 
 
 class LabelColumn(NamedTuple):
-    """The labels of N articles in one column. name: of a head. part: which of all classes are its own. labels: int64
-    [N], indices into these, or NO_TRUTH; or bool [N, classes].
+    """The labels of N articles in one column.
+
+    Attributes
+    ----------
+    name : str
+        The name of a head; "" for a model without heads.
+    part : slice
+        Which of all classes are the column's own.
+    labels : int64 [N], or bool [N, classes]
+        Indices into these classes, or NO_TRUTH; or which classes an article has.
+
     """
 
     name: str
@@ -72,11 +81,30 @@ class LabelColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class LabelledArticles:
-    """N articles. ids: uint8 [N, length] as `alphabet.encode` gives them. text: their first MOST_READ characters.
-    labels: int64 [N], indices into `classes`; or bool [N, classes], where an article may have several; or with heads
-    int64 [N, heads], indices into the classes of each, or NO_TRUTH. files: path and sha256 of each input file (one
-    entry "memory" for rows in memory). skipped: unreadable rows. numbers: float64 [N], where these are learned;
-    `labels` are then the nearest of the levels.
+    """N articles with what they are labelled with.
+
+    Attributes
+    ----------
+    ids : uint8 [N, length]
+        What the network reads, as `alphabet.encode` gives it.
+    text : TextBuffers
+        Their first MOST_READ characters.
+    labels : int64 [N], bool [N, classes], or int64 [N, heads]
+        Indices into `classes`; or where an article may have several labels, which it has; or with heads, indices into
+        the classes of each, or NO_TRUTH.
+    classes : tuple of str
+        The names of the classes.
+    files : tuple of dict
+        Path and sha256 of each input file; one entry "memory" for rows in memory.
+    skipped : int
+        Unreadable rows.
+    numbers : float64 [N], optional
+        The numbers to learn; `labels` are then the nearest of the levels.
+    levels : Levels, optional
+        The levels of these numbers.
+    heads : Heads, optional
+        Name and number of classes of each head.
+
     """
 
     ids: NDArray[np.uint8]
@@ -124,7 +152,18 @@ class LabelledArticles:
 
 
 class _Articles(NamedTuple):
-    """What was read. ids, texts: of each chunk. files, skipped: as of `LabelledArticles`."""
+    """What was read.
+
+    Attributes
+    ----------
+    ids : list of uint8 [N, length]
+        Of each chunk.
+    texts : list of TextBuffers
+        Of each chunk.
+    files, skipped : tuple of dict of str to str
+        As of `LabelledArticles`.
+
+    """
 
     ids: list[NDArray[np.uint8]]
     texts: list[TextBuffers]
@@ -138,7 +177,20 @@ class _Articles(NamedTuple):
 
 @dataclass(frozen=True)
 class ArticleReader:
-    """How articles are read, and encoded. header: column names of a CSV without a header line."""
+    """How articles are read, and encoded.
+
+    Attributes
+    ----------
+    text_columns : tuple of str
+        Columns with the text, which are joined.
+    alphabet : Alphabet
+        The characters that the network reads.
+    length : int
+        How many of them it reads.
+    header : tuple of str, optional
+        Column names of a CSV without a header line.
+
+    """
 
     text_columns: tuple[str, ...]
     alphabet: Alphabet
@@ -178,12 +230,25 @@ def read_labelled(
 ) -> LabelledArticles:
     """Read every article of `source` with its label.
 
-    classes: the class names in the order of the model; labels are then names or numbers from 1. By default the classes
-    are the labels that occur, sorted (as numbers if all are).
-    multi_label: an article may have several labels, or none; they are lists, or texts with a separator between them.
-
     Raises UsageError for a column that is missing, a null or unknown label, or fewer than two classes; SourceError for
     a file that cannot be read.
+
+    Parameters
+    ----------
+    source : Any
+        Anything that `classify` takes.
+    reading : ArticleReader
+        How articles are read.
+    label_column : str
+        The column with the labels.
+    classes : iterable of str, optional
+        The class names in the order of the model; labels are then names or numbers from 1. By default the classes are
+        the labels that occur, sorted (as numbers if all are).
+    multi_label : bool
+        An article may have several labels, or none; they are lists, or texts with a separator between them.
+    separator : str, optional
+        What is between two labels of a text.
+
     """
     names = None if classes is None else tuple(classes)
     if label_column in reading.text_columns:
@@ -257,11 +322,24 @@ def read_numbers(
     names: tuple[str, ...] | None,
     like: LabelledArticles | None = None,
 ) -> LabelledArticles:
-    """Read every article of `source` with its number. names: of levels, from the lowest, which stand for 1, 2, …; None
-    where the column holds numbers. like: articles whose levels these have.
+    """Read every article of `source` with its number.
 
     Raises UsageError for a column that is missing, a value that is no number or name, or only one; SourceError for a
     file that cannot be read.
+
+    Parameters
+    ----------
+    source : Any
+        Anything that `classify` takes.
+    reading : ArticleReader
+        How articles are read.
+    column : str
+        The column with the numbers.
+    names : tuple of str or None
+        Names of levels, from the lowest, which stand for 1, 2, …; None where the column holds numbers.
+    like : LabelledArticles, optional
+        Articles whose levels these have.
+
     """
     if column in reading.text_columns:
         raise UsageError(f"column {column!r} is the target, it cannot be the text too")
@@ -344,9 +422,25 @@ def _count(names: tuple[str, ...]) -> str:
 class TrainingData:
     """What is trained on.
 
-    data: every labelled article. tested: those of `test`, if there are any. fit, held: row numbers of `data` to train
-    on and to hold out, int64. targets: what is learned of each article, float32 [N, classes], where that is not its
-    label alone; sure: how much it counts then, [N]; taught_right: the share of held-out rows that teachers get right.
+    Attributes
+    ----------
+    data : LabelledArticles
+        Every labelled article.
+    tested : LabelledArticles or None
+        Those of `test`, if there are any.
+    fit : int64 [M]
+        Numbers of the rows of `data` to train on.
+    held : int64 [K]
+        Numbers of those that are held out.
+    symbols : Alphabet
+        The alphabet of the model.
+    targets : float32 [N, classes], optional
+        What is learned of each article, where that is not its label alone.
+    sure : float64 [N], optional
+        How much each article counts then.
+    taught_right : float, optional
+        The share of held-out rows that teachers get right.
+
     """
 
     data: LabelledArticles
@@ -360,33 +454,44 @@ class TrainingData:
 
 
 class Copies(NamedTuple):
-    """Of some rows, how many have the text of a row that is trained on, and how many more have nearly that."""
+    """How many of some rows are copies of rows that are trained on.
+
+    Attributes
+    ----------
+    rows : int
+        How many rows there are.
+    same : int
+        Those that have the text of a row that is trained on.
+    near : int
+        Others that have nearly the text of one.
+
+    """
 
     rows: int
     same: int
     near: int
 
     def about(self) -> dict[str, Any]:
-        """For a model's card."""
+        """The copies as a model's card has them."""
         return {"copies": {"same text": self.same, "nearly the same text": self.near}} if any(self[1:]) else {}
 
     def lines(self) -> Iterator[str]:
-        """For the user, of the rows of the training data."""
+        """Messages for the user about the rows of the training data."""
         if self.same:
             yield f"{self.same:,} of {self.rows:,} rows have the same text as another row: held out together"
         if self.near:
-            told = f"{self.near:,} of {self.rows:,} rows have nearly the same text as another row"
-            yield f"{told}, which the model may have learned from: on new text it may be worse than the figures here"
+            start = f"{self.near:,} of {self.rows:,} rows have nearly the same text as another row"
+            yield f"{start}, which the model may have learned from: on new text it may be worse than the figures here"
 
     def test_lines(self) -> Iterator[str]:
-        """For the user, of the rows of a test."""
+        """A message for the user about the rows of a test."""
         if self.same or self.near:
-            told = f"{self.same:,} of {self.rows:,} test rows have the same text as a row of the training data"
-            yield f"{told}, {self.near:,} more have nearly the same: the test is easier than new text"
+            start = f"{self.same:,} of {self.rows:,} test rows have the same text as a row of the training data"
+            yield f"{start}, {self.near:,} more have nearly the same: the test is easier than new text"
 
 
 def copies(text: TextBuffers, tested: TextBuffers | None = None) -> tuple[Copies, Copies]:
-    """Of the rows of `text`, and of those of `tested`, how many have the text of another row of `text`."""
+    """How many rows of `text`, and of `tested`, have the text of another row of `text`, or nearly."""
     known = len(text.offsets) - 1
     both = text if tested is None else joined([text, tested])
     partner = _partners(both.numbered(), known)
@@ -403,7 +508,7 @@ def copies(text: TextBuffers, tested: TextBuffers | None = None) -> tuple[Copies
 
 
 def _partners(keys: NDArray[Any], known: int) -> Rows:
-    """Of each row another one, among the first `known`, that has the same key; -1 where there is none."""
+    """For each row another one with the same key, among the first `known`; -1 where there is none."""
     values, first, of_row = np.unique(keys[:known], return_index=True, return_inverse=True)
     last = np.zeros_like(first)
     last[of_row] = np.arange(known)

@@ -17,7 +17,7 @@ from torch import Tensor
 _STEPS_PER_OCTAVE = 16
 
 EAGER_CALLS = 11
-"""So many run as they are in any case: in its first ten, DistributedDataParallel measures how long they take."""
+"""Calls that are not captured: in its first ten, DistributedDataParallel measures how long they take."""
 
 
 class Replayed:
@@ -49,7 +49,20 @@ class Replayed:
 
 
 class _Graph:
-    """A captured call. Its parameters' gradients and its result lie in memory that the graphs of a pool share."""
+    """A captured call. Its parameters' gradients and its result lie in memory that the graphs of a pool share.
+
+    Parameters
+    ----------
+    function : callable
+        The function of `Replayed`.
+    ids, targets : Tensor
+        Its first two arguments, whose values may differ when the graph is replayed.
+    others : tuple
+        Its other arguments.
+    pool : Any
+        The memory pool that the graphs share.
+
+    """
 
     def __init__(
         self, function: Callable[..., Tensor | None], ids: Tensor, targets: Tensor, others: tuple[Any, ...], pool: Any

@@ -48,7 +48,7 @@ class ProcessGroup:
         return wrapped
 
     def apart(self, model: nn.Module, really: bool) -> AbstractContextManager[Any]:
-        """Where gradients are only added up in this process, if `really`."""
+        """Within this context gradients are added up in this process only, if `really`."""
         return model.no_sync() if really and isinstance(model, DistributedDataParallel) else nullcontext()
 
     def total(self, value: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ _LEAST, _ROUNDED = np.float32(1e-30), 1e-5
 
 _PARTS = 8
 _WORTH = 16_000_000
-"""So many features of rows, each for every class, take LIBLINEAR seconds: more than processes take to start."""
+"""For so many features of rows, each for every class, LIBLINEAR takes longer than processes take to start."""
 
 _OF_PROCESSES = {
     "OMP_NUM_THREADS": "1",
@@ -55,7 +55,18 @@ _OF_PROCESSES = {
 
 
 class Fitted(NamedTuple):
-    """What was fitted. weights: [features, classes]. of_dense: [more, classes], of the dense ones. bias: [classes]."""
+    """What was fitted.
+
+    Attributes
+    ----------
+    weights : float64 [features, classes]
+        Of the sparse features.
+    of_dense : float64 [more, classes]
+        Of the dense ones.
+    bias : float64 [classes]
+        The bias.
+
+    """
 
     weights: Doubles
     of_dense: Doubles
@@ -63,7 +74,7 @@ class Fitted(NamedTuple):
 
 
 def products(left: sp.csr_array, right: sp.csr_array) -> Singles:
-    """Of N rows with M others, [N, M]."""
+    """The products of N rows with M others, [N, M]."""
     rows = np.minimum(*(np.bincount(side.indices, minlength=right.shape[1]) for side in (left, right)))
     common, others = np.flatnonzero(rows > _COMMON * right.shape[0]), np.flatnonzero(rows)
     others = np.setdiff1d(others, common, assume_unique=True)
@@ -189,7 +200,7 @@ class NewtonFitter:
         return solution
 
     def _loss(self, solution: Singles, given: Singles, strength: float) -> tuple[Singles, Singles]:
-        """Of each class; and how it changes with what each row is given."""
+        """The loss of each class, and its slope with respect to each output of a row."""
         short, over = np.maximum(1 - given, 0), np.maximum(1 + given, 0)
         of_rows = self._pull * (self._truth * short**2 + (1 - self._truth) * over**2)
         loss = (of_rows.sum(axis=0) + strength * (solution**2).sum(axis=0)) / 2
@@ -197,21 +208,32 @@ class NewtonFitter:
 
 
 def _pulled(truth: Singles, given: Singles, pull: Singles) -> Singles:
-    """How much each row would count, by the slopes of its losses."""
+    """The weight that each row would have by the slope of its loss."""
     pulled: Singles = pull * (truth * np.maximum(1 - given, 0) - (1 - truth) * np.maximum(1 + given, 0))
     return pulled
 
 
 def _loss(truth: Singles, given: Singles, of_rows: Singles, pull: Singles) -> Singles:
-    """Of each class, over the strength."""
+    """The loss of each class, divided by the strength."""
     short = truth * np.maximum(1 - given, 0) ** 2 + (1 - truth) * np.maximum(1 + given, 0) ** 2
     loss: Singles = (of_rows * given + pull * short).sum(axis=0) / 2
     return loss
 
 
 class Problem(NamedTuple):
-    """What all fits to some rows have in common. truth, weights: as of `Fitter`. one_label: whether each row has one,
-    which counts alike for all classes.
+    """What all fits to some rows have in common.
+
+    Attributes
+    ----------
+    features : sparse [rows, features]
+        The features.
+    truth : float64 [rows, classes]
+        As of `Fitter`.
+    weights : float64 [rows], or [rows, classes]
+        As of `Fitter`.
+    one_label : bool
+        Whether each row has one label, which counts alike for all classes.
+
     """
 
     features: sp.csr_array
@@ -366,7 +388,7 @@ class GpuFitter:
             self._newton = NewtonFitter(_OnGpu(rows), _OnGpu(rows.T.tocsr()), *arrays)
 
     def fit(self, strength: float) -> Fitted:
-        """As of `Fitter`."""
+        """The same as `Fitter.fit`."""
         with _enough_memory():
             weights = self._newton.fit(strength).get().astype(np.float64)
         return Fitted(weights[: self._sparse], weights[self._sparse : -1], weights[-1])
@@ -403,7 +425,7 @@ def _enough_memory() -> Iterator[None]:
 
 
 def _processes_for(problem: Problem) -> int:
-    """How many are worth their start, and have memory: each has the features, and LIBLINEAR's own copy."""
+    """How many processes are worth their start, and have memory: each has the features, and LIBLINEAR's own copy."""
     size = 40 * int(problem.features.nnz)
     if problem.features.nnz * problem.truth.shape[1] < _WORTH:
         return 1

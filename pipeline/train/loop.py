@@ -44,7 +44,18 @@ class DeviceExamples:
 
 @dataclass(frozen=True)
 class Saving:
-    """Where checkpoints of `job` are written, and after how many epochs each (0: only when the run is stopped)."""
+    """Where checkpoints are written.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    every : int
+        Epochs between two writes; 0 to write only when the run is stopped.
+    job : dict
+        The identity of the job.
+
+    """
 
     path: Path
     every: int
@@ -52,10 +63,32 @@ class Saving:
 
 
 class TrainingRun:
-    """A run of `recipe` from `seed` over the rows `train`, evaluated on the rows `held_out` (maybe none).
+    """A run over the rows `train`, evaluated on the rows `held_out`. Every process of a group has all rows, and
+    computes its share of each batch.
 
-    Every process of `group` has all rows, and computes its share of each batch. begun: all layers but the last come
-    from another model. eager: so many steps on a GPU are launched kernel by kernel, before CUDA graphs are made.
+    Parameters
+    ----------
+    network : PackedCNN
+        The network, which is trained in place.
+    train : DeviceExamples
+        The rows to train on.
+    held_out : DeviceExamples
+        The rows to evaluate on; maybe none.
+    alphabet : Alphabet
+        The characters that the network reads.
+    recipe : Recipe
+        The settings of the run.
+    objective : Objective
+        What is least.
+    seed : int
+        Of every random choice.
+    group : ProcessGroup
+        The processes that share the run.
+    begun : bool
+        All layers but the last come from another model.
+    eager : int
+        How many steps on a GPU are launched kernel by kernel, before CUDA graphs are made.
+
     """
 
     def __init__(
@@ -93,9 +126,9 @@ class TrainingRun:
         self.history: tuple[Epoch, ...] = ()
 
     def finish(self, tell: Tell, saving: Saving | None, stop: Callable[[], bool], name: str) -> None:
-        """Train what is left, and `tell` of it. name: of the device.
+        """Train what is left, and report it to `tell`. name: of the device.
 
-        Raises Stopped, after a checkpoint, where `stop` becomes true, and BroadsheetError where the loss diverges.
+        Raises TrainingStopped, after a checkpoint, where `stop` becomes true; BroadsheetError where the loss diverges.
         """
         if len(self.history) < self.recipe.epochs:
             tell(self._cost(name))
@@ -354,7 +387,7 @@ def _replace_characters(ids: Tensor, alphabet: Alphabet, share: float) -> Tensor
 
 
 FEW_ROWS = 20_000
-"""With more, the rate rises so slowly that the articles' differences are learnt before."""
+"""Gradients are centred below so many rows. With more, the rate rises so slowly that the network learns without it."""
 
 _CENTRED = ("conv2", "conv3", "conv4", "conv5", "conv6", "fc1", "fc2")
 
@@ -384,7 +417,7 @@ def device_of(job: TrainingJob) -> torch.device:
 
 
 def _on(device: torch.device, examples: Examples) -> tuple[DeviceExamples, DeviceExamples]:
-    """Those to train on and those held out."""
+    """The rows to train on and the held-out rows, on a device."""
     fit, held = (
         DeviceExamples(*(torch.from_numpy(values[rows]).to(device) for values in (examples.ids, examples.targets)))
         for rows in (examples.fit, examples.held)
@@ -401,10 +434,22 @@ def run(
 ) -> Outcome:
     """Run a job in this process, which may be one of a group.
 
-    stop: becomes true when the run is to stop.
-
     Raises UsageError for a device that is not there, a checkpoint that is missing, of another job, or would be
-    overwritten, and a folder that this host does not see; Stopped; BroadsheetError where the loss diverges.
+    overwritten, and a folder that this host does not see; TrainingStopped; BroadsheetError where the loss diverges.
+
+    Parameters
+    ----------
+    job : TrainingJob
+        How the run goes.
+    examples : Examples
+        The articles and their targets.
+    tell : callable
+        Called with the progress of the run.
+    stop : callable
+        Returns whether the run is to stop.
+    group : ProcessGroup, optional
+        The processes that share the run; by default this one alone.
+
     """
     device, group, recipe = device_of(job), group or ProcessGroup(), job.recipe
     cuda = device.type == "cuda"

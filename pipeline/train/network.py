@@ -29,10 +29,24 @@ _ON_A_GPU = 512
 
 
 class CharCNN(nn.Module):
-    """The network of `layers` (`model.layer_table`) and a frame; its state dict has the model file's names and shapes.
+    """The network of a layer table; its state dict has the model file's names and shapes.
 
-    Convolutions and fc1, fc2 compute in `compute`, everything else in the weights' dtype, float32. Initial weights are
-    PyTorch's own, drawn from its global generator. Training computes the same with less work (`packed.py`).
+    Initial weights are PyTorch's own, drawn from its global generator. Training computes the same with less work
+    (`packed.py`).
+
+    Parameters
+    ----------
+    layers : tuple of Layer
+        The layers, as `model.layers.layer_table` returns them.
+    frame : Frame
+        Whether what follows a text's end counts.
+    compute : torch.dtype
+        The type in which convolutions, fc1 and fc2 compute. Everything else computes in the weights' type, float32.
+    dropout : float
+        The share of the inputs of fc2 and fc3 that training leaves out.
+    input_dropout : float
+        The share of the inputs of fc1 that training leaves out.
+
     """
 
     def __init__(

@@ -55,7 +55,7 @@ class OneLabel:
         return F.cross_entropy(logits, targets, weights, label_smoothing=self.label_smoothing)
 
     def _weighted(self, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        """As `cross_entropy`, which waits for the GPU to smooth labels that have weights."""
+        """The same as PyTorch's `cross_entropy`, which would wait for the GPU to smooth labels that have weights."""
         negative = -logits.log_softmax(1)
         known, targets = targets != NO_TRUTH, targets.clamp(min=0)
         own = weights[targets] * known
@@ -77,22 +77,22 @@ class SeveralColumns:
     """The losses of several columns, added up. Targets: int64 [N, columns], of each the index among its own classes, or
     NO_TRUTH: such a row does not count for that column.
 
-    each: the objectives, of as many classes as `counts` says.
+    objectives: of as many classes as `counts` says.
     """
 
-    each: tuple[OneLabel, ...]
+    objectives: tuple[OneLabel, ...]
     counts: tuple[int, ...]
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """Of all classes; none for weights of 1."""
-        return tuple(weight for one in self.each for weight in one.weights)
+        """The weights of all classes; none where they are 1."""
+        return tuple(weight for one in self.objectives for weight in one.weights)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The sum over the columns of the mean over their rows."""
         import torch
 
-        parts = zip(self.each, torch.split(logits, list(self.counts), 1), targets.unbind(1), strict=True)
+        parts = zip(self.objectives, torch.split(logits, list(self.counts), 1), targets.unbind(1), strict=True)
         return torch.stack([one.of_known(own, labels) for one, own, labels in parts]).sum()
 
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -114,8 +114,8 @@ class SeveralLabels:
         """Mean over the rows of the sum over the classes."""
         import torch.nn.functional as F  # noqa: N812
 
-        each = F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="none")
-        return each.sum(1).mean()
+        losses = F.binary_cross_entropy_with_logits(logits, targets.float(), reduction="none")
+        return losses.sum(1).mean()
 
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Whether exactly the row's labels have a score of one half or more."""
@@ -127,14 +127,16 @@ _NO_ROWS = 1e-30  # of weights, where there are none
 
 @cache
 def _on(device: torch.device, weights: tuple[float, ...]) -> Tensor:
-    """On a device, copied once: a CUDA graph cannot copy what lies on the host."""
+    """The weights on a device, copied once: a CUDA graph cannot copy what lies on the host."""
     import torch
 
     return torch.tensor(weights, dtype=torch.float32, device=device)
 
 
 def objective_of(columns: Sequence[tuple[NDArray[np.int64], int]], smoothing: float, balanced: bool) -> Objective:
-    """Of one label an article, in one column or in each of several. columns: labels, and how many classes there are."""
+    """The objective for one label an article, in one column or in each of several. columns: labels, and how many
+    classes there are.
+    """
     objectives = tuple(
         OneLabel(smoothing, class_weights(labels[labels != NO_TRUTH], count) if balanced else ())
         for labels, count in columns
@@ -143,7 +145,7 @@ def objective_of(columns: Sequence[tuple[NDArray[np.int64], int]], smoothing: fl
 
 
 def class_weights(labels: NDArray[np.int64], classes: int) -> tuple[float, ...]:
-    """With which each class that occurs weighs the same in all, and a row on average 1."""
+    """A weight for each class, so that all classes that occur weigh the same, and a row 1 on average."""
     rows = np.bincount(labels, minlength=classes)
     return tuple(len(labels) / (max(n, 1) * np.count_nonzero(rows)) for n in rows.tolist())
 

@@ -60,8 +60,8 @@ def run_on(
     if len(addresses) > 1:
         port = client.submit(_free_port, workers=addresses[:1], pure=False).result()
         meeting = f"tcp://{f'[{hosts[0]}]' if ':' in hosts[0] else hosts[0]}:{port}"
-    topic, told = f"broadsheet-training-{uuid4().hex}", SimpleQueue[Any]()
-    client.subscribe_topic(topic, lambda event: told.put(pickle.loads(event[1])))
+    topic, reports = f"broadsheet-training-{uuid4().hex}", SimpleQueue[Any]()
+    client.subscribe_topic(topic, lambda event: reports.put(pickle.loads(event[1])))
     there = client.scatter(examples, workers=addresses, broadcast=True, hash=False)
     answers = []
     try:
@@ -73,7 +73,7 @@ def run_on(
             )  # fmt: skip
             answers.append(_PartAnswer(address, future))
         ask_to_stop = partial(client.run, _end_parts, topic, at_once=False, on_error="ignore")
-        return outcome(answers, told, tell, stop, ask_to_stop, job)
+        return outcome(answers, reports, tell, stop, ask_to_stop, job)
     finally:
         client.run(_end_parts, topic, on_error="ignore")
         client.unsubscribe_topic(topic)
@@ -81,7 +81,7 @@ def run_on(
 
 @dataclass(frozen=True)
 class _PartAnswer:
-    """What comes of a part, on the worker at an address."""
+    """The result of a part, which runs on the worker at an address."""
 
     address: str
     future: Future
@@ -91,7 +91,7 @@ class _PartAnswer:
         return bool(self.future.done())
 
     def result(self) -> Outcome | None:
-        """What the part has left. Raises what it raised, or Lost where its worker was."""
+        """What the part returned. Raises what it raised, or Lost where its worker was lost."""
         try:
             left: Outcome | None = self.future.result()
         except (KilledWorker, FutureCancelledError) as error:
@@ -124,7 +124,7 @@ def _run_part(examples: Examples, part: Part, neighbours: int, topic: str) -> Ou
 
 
 def _end_parts(topic: str, at_once: bool = True) -> None:
-    """On a worker: end its parts of a run, whatever they do; or have them stop between two steps."""
+    """End this worker's parts of a run at once, or ask them to stop between two steps."""
     for (of, _), process in list(_RUNNING.items()):
         if of == topic:
             (process.kill if at_once else process.stop)()

@@ -40,8 +40,17 @@ _NUMBERS = {torch.float32: "float", torch.bfloat16: "BFloat"}
 class Layout:
     """The groups of N articles, G of them. Those that no article needs belong to an empty article, number N.
 
-    article: int64 [G]. number: int64 [G], of a group within its article. reached: int64 [N + 1], rows of block 1 that
-    the text reaches. groups: int64 [N + 1].
+    Attributes
+    ----------
+    article : int64 [G]
+        The article of each group.
+    number : int64 [G]
+        The number of each group within its article.
+    reached : int64 [N + 1]
+        Rows of block 1 that the text reaches.
+    groups : int64 [N + 1]
+        How many groups each article has, and last those of the empty one.
+
     """
 
     article: Tensor
@@ -51,9 +60,9 @@ class Layout:
 
     def is_text(self, rows_of_group: int) -> Tensor:
         """Whether the text reaches each row, of which a group has 9 or 1: bool [G, rows_of_group]."""
-        each = GROUP // rows_of_group
+        rows_of_one = GROUP // rows_of_group
         row = self.number[:, None] * rows_of_group + torch.arange(rows_of_group, device=self.number.device)
-        return row * each < self.reached[self.article][:, None]
+        return row * rows_of_one < self.reached[self.article][:, None]
 
 
 def groups_of(reached: Tensor) -> Tensor:
@@ -74,8 +83,17 @@ def lay_out(reached: Tensor, total: int) -> Layout:
 
 
 class FirstBlockParameters(NamedTuple):
-    """What is learnt of block 1. table: [taps * ids, channels]. bias: [channels]; it is in the table, too. gamma, beta:
-    of the norm, [rows, channels].
+    """What is learnt of block 1.
+
+    Attributes
+    ----------
+    table : Tensor [taps * ids, channels]
+        The weights by tap and id, with the bias in them.
+    bias : Tensor [channels]
+        The bias.
+    gamma, beta : Tensor [rows, channels]
+        Of the norm.
+
     """
 
     table: Tensor
@@ -108,9 +126,21 @@ def _can_compute(device: int, layer: Layer) -> bool:
 def first_block_pooled(
     given: FirstBlockParameters, windows: Tensor, layout: Layout, layer: Layer, compute: torch.dtype
 ) -> Tensor:
-    """Rows [3 G, channels] of block 2's input, in `compute`.
+    """The rows that block 2 reads, [3 G, channels], with gradients of the parameters.
 
-    windows: table rows of each row's characters, int64 [9 G, 7]. Gradients are those of the parameters.
+    Parameters
+    ----------
+    given : FirstBlockParameters
+        The parameters.
+    windows : int64 [9 G, 7]
+        Table rows of each row's characters.
+    layout : Layout
+        The groups of the articles.
+    layer : Layer
+        Block 1.
+    compute : torch.dtype
+        The type of the result.
+
     """
     pooled_rows: Tensor = _FirstBlock.apply(*given, windows, layout, layer, compute)  # type: ignore[no-untyped-call]
     return pooled_rows
@@ -133,7 +163,18 @@ class _FirstBlock(torch.autograd.Function):
         layer: Layer,
         compute: torch.dtype,
     ) -> Tensor:
-        """Rows [3 G, channels]."""
+        """Rows [3 G, channels].
+
+        Parameters
+        ----------
+        ctx : FunctionCtx
+            Keeps what the backward pass needs.
+        table, bias, gamma, beta : Tensor
+            As of `FirstBlockParameters`.
+        windows, layout, layer, compute : Tensor
+            As of `first_block_pooled`.
+
+        """
         groups, channels = len(layout.article), layer.outputs
         launch = partial(_launch, groups)
         kernels = first_block(layer, GROUP, _NUMBERS[compute])
@@ -163,7 +204,7 @@ class _FirstBlock(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Of the table, bias, γ and β."""
+        """The gradients of the table, the bias, γ and β."""
         table, bias, gamma, windows, sums, norms, number, chosen, others = ctx.saved_tensors  # type: ignore[attr-defined]
         layout, kernels, size = ctx.layout, ctx.kernels, ctx.size  # type: ignore[attr-defined]
         upstream = gradients[0].contiguous()
@@ -190,7 +231,7 @@ def _by_article(values: Tensor, layout: Layout) -> Tensor:
 
 
 def _launch(groups: int, kernel: Kernel, *tensors: Tensor) -> None:
-    """On PyTorch's stream of this thread, which is autograd's in the backward pass."""
+    """Launch a kernel on PyTorch's stream of this thread, which is autograd's in the backward pass."""
     import cupy as cp
 
     device = tensors[0].device

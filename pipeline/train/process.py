@@ -25,7 +25,7 @@ from .loop import device_of, run
 from .processes import Done, Failed, Part, Told, WasStopped
 from .progress import Cost, Epoch, Fit, Note, Step, TrainingStopped
 
-_SECONDS_BETWEEN_STEPS = 0.2  # that are told
+_SECONDS_BETWEEN_STEPS = 0.2  # that are reported
 
 
 @contextmanager

@@ -60,7 +60,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Told:
-    """Of the progress of a run."""
+    """A report of the progress of a run."""
 
     what: Cost | Fit | Step | Epoch | Note
 
@@ -74,7 +74,7 @@ class Done:
 
 @dataclass(frozen=True)
 class WasStopped:
-    """A run has stopped since it was told to."""
+    """A run has stopped because it was asked to."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Process:
         self._child = Child("broadsheet.pipeline.train.process", defaults=defaults)
 
     def follow(self, tell: Tell) -> Outcome | None:
-        """Let it run to its end. Raises Stopped where it was stopped, Lost, or what it raised."""
+        """Let it run to its end. Raises TrainingStopped where it was stopped, Lost, or what it raised."""
         try:
             send(self._child.connection, packed((self._part, self._examples)))
             while isinstance(message := unpacked(receive(self._child.connection)), Told):
@@ -112,12 +112,12 @@ class Process:
         return done.outcome
 
     def stop(self) -> None:
-        """Tell it to stop between two steps."""
+        """Ask it to stop between two steps."""
         with suppress(Closed):
             send(self._child.connection, packed(None))
 
     def kill(self) -> None:
-        """End it, whatever it does; whoever follows it hears of it."""
+        """End it, whatever it does; `follow` then raises Lost."""
         self._child.kill()
 
     def end(self) -> None:
@@ -126,7 +126,22 @@ class Process:
 
 
 def run_here(job: TrainingJob, examples: Examples, count: int, tell: Tell, stop: Callable[[], bool]) -> Outcome:
-    """Run a job in `count` processes on this machine. Raises as `job.run` does, and Lost."""
+    """Run a job in several processes on this machine. Raises as `loop.run` does, and Lost.
+
+    Parameters
+    ----------
+    job : TrainingJob
+        How the run goes.
+    examples : Examples
+        The articles and their targets.
+    count : int
+        How many processes, each on a GPU of its own unless they compute on the CPU.
+    tell : callable
+        Called with the progress of the run.
+    stop : callable
+        Returns whether the run is to stop.
+
+    """
     import torch  # not on a cluster's workers, whose processes import it
 
     if job.device != "cpu" and torch.cuda.device_count() < count:
@@ -134,7 +149,7 @@ def run_here(job: TrainingJob, examples: Examples, count: int, tell: Tell, stop:
             f"{count} GPUs are wanted, and PyTorch finds {torch.cuda.device_count()} here (with --device cpu, so many "
             "processes use its cores)"
         )
-    told: SimpleQueue[Cost | Fit | Step | Epoch | Note] = SimpleQueue()
+    reports: SimpleQueue[Cost | Fit | Step | Epoch | Note] = SimpleQueue()
     threads = share_of_cores(count)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(count) as pool:
         meeting = f"file://{folder}/meeting"
@@ -143,20 +158,20 @@ def run_here(job: TrainingJob, examples: Examples, count: int, tell: Tell, stop:
             for rank in range(count):
                 part = Part(job, rank, count, meeting, rank, threads=threads)
                 processes.append(Process(part, examples, loopback=True))
-            futures = [pool.submit(process.follow, told.put) for process in processes]
+            futures = [pool.submit(process.follow, reports.put) for process in processes]
 
             def ask_to_stop() -> None:
                 for process in processes:
                     process.stop()
 
-            return outcome(futures, told, tell, stop, ask_to_stop, job)
+            return outcome(futures, reports, tell, stop, ask_to_stop, job)
         finally:
             for process in processes:
                 process.end()
 
 
 class Future(Protocol):
-    """Of a part: concurrent.futures' or Dask's."""
+    """The future of a part: concurrent.futures' or Dask's."""
 
     def done(self) -> bool: ...
 
@@ -165,25 +180,42 @@ class Future(Protocol):
 
 def outcome(
     futures: Sequence[Future],
-    told: SimpleQueue[Any],
+    reports: SimpleQueue[Any],
     tell: Tell,
     stop: Callable[[], bool],
     ask_to_stop: Callable[[], object],
     job: TrainingJob,
 ) -> Outcome:
-    """Wait for the parts of a run, and `tell` what is told. Raises what ended it."""
+    """Wait for the parts of a run, and pass on what they report. Raises what ended it.
+
+    Parameters
+    ----------
+    futures : sequence of Future
+        Of each part, the first process's first.
+    reports : queue
+        What the parts report.
+    tell : callable
+        Called with each report.
+    stop : callable
+        Returns whether the run is to stop.
+    ask_to_stop : callable
+        Asks all parts to stop.
+    job : TrainingJob
+        How the run goes.
+
+    """
     asked, last = False, 0
 
-    def hear() -> None:
+    def pass_on() -> None:
         nonlocal last
         with suppress(Empty):
             while True:
-                what = told.get(timeout=0.1)
+                what = reports.get(timeout=0.1)
                 last = what.number if isinstance(what, Epoch) else last
                 tell(what)
 
     while not all(future.done() for future in futures):
-        hear()
+        pass_on()
         if stop() and not asked:
             asked = True
             ask_to_stop()
@@ -192,7 +224,7 @@ def outcome(
             while time.monotonic() < waited and not all(future.done() for future in futures):
                 time.sleep(0.05)
             break
-    hear()
+    pass_on()
     errors = [error for future in futures if future.done() and (error := error_of(future))]
     if errors:
         cause = min(errors, key=_importance)
@@ -203,13 +235,13 @@ def outcome(
     of_first = futures[0].result()
     assert of_first is not None
     waited = time.monotonic() + _OTHERS_SECONDS
-    while last < len(of_first.history) and time.monotonic() < waited:  # what was told last may still be on its way
-        hear()
+    while last < len(of_first.history) and time.monotonic() < waited:  # the last report may still be on its way
+        pass_on()
     return of_first
 
 
 def error_of(future: Future) -> BaseException | None:
-    """What a future that is done has raised."""
+    """What a finished future has raised, or None."""
     try:
         future.result()
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: what it will cost, each step, each epoch, a loss that does not move.
+"""What a run reports while it goes on: what it will cost, each step, each epoch, a loss that does not move.
 
 Its curve as an image, and Ctrl-C and SIGTERM: it stops between two steps, when its state is whole.
 """
@@ -52,7 +52,7 @@ class Cost:
 
 
 class Fit(NamedTuple):
-    """So many fits of n-grams are done, of at most so many: where weaker penalties are no better, there are fewer."""
+    """How many fits of n-grams are done, of at most so many: fewer are made where weaker penalties are no better."""
 
     done: int
     most: int
@@ -133,13 +133,13 @@ def interrupts_noted() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-_SHARE = 0.1  # of the epochs, after which it is told
+_SHARE = 0.1  # of the epochs, after which the note is given
 _LEAST = 3  # epochs
 _MOVED = 0.02  # of the loss of guessing
 
 
 class Stuck:
-    """Tells what it is told, and once that the loss is still that of guessing by how frequent the classes are."""
+    """Passes on each report, and notes once that the loss is still that of guessing by how frequent the classes are."""
 
     def __init__(self, tell: Tell, labels: NDArray[np.int64], classes: int, recipe: Recipe) -> None:
         self._tell, self._recipe, self._told = tell, recipe, False
@@ -149,7 +149,7 @@ class Stuck:
         self.guessing = float(-(shares * np.log(np.maximum(shares, np.finfo(float).tiny))).sum())
 
     def __call__(self, what: Told) -> None:
-        """What a run tells."""
+        """Pass on a report of the run."""
         self._tell(what)
         if self._told or not isinstance(what, Epoch) or what.number < self._after:
             return

@@ -40,7 +40,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SoftLabels:
-    """Where soft labels come from: columns, or teachers, of several the mean.
+    """The source of soft labels: columns, or teachers, whose mean is taken.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class SoftLabels:
             raise UsageError("unlabelled text needs a teacher")
 
     def about(self) -> dict[str, Any]:
-        """For the card of a model."""
+        """The source as a model's card has it."""
         models = [m.name if isinstance(m, Model) else str(m) for m in self.models]
         return {"share": self.share, **({"teachers": models} if models else {"columns": list(self.columns)})}
 
@@ -101,7 +101,9 @@ class SoftLabels:
         return taught
 
     def taught(self, taught: Taught, held: Rows) -> Taught:
-        """With the mean of what the teachers say; those that learn do so from labelled rows that are not `held`."""
+        """The rows with the mean of the teachers' probabilities. Teachers that learn do so from labelled rows that are
+        not `held`.
+        """
         if not self.models:
             return taught
         data = taught.data
@@ -170,13 +172,15 @@ def _encoded(name: str, texts: list[str], device: str) -> NDArray[np.float32]:
 
 
 def _learned(vectors: NDArray[np.float32], data: LabelledArticles, known: Rows) -> Doubles:
-    """What a linear model on some vectors says, fitted to the rows `known`; of each of these, one fitted to others."""
+    """The probabilities of a linear model on vectors, fitted to the rows `known`; those of `known` by fits to others of
+    them.
+    """
     classes = len(data.classes)
     labels, ours = data.labels[known], vectors[known].astype(np.float64)
     if len(np.unique(labels)) < 2:
         raise UsageError("a sentence encoder as teacher needs labelled rows of two classes or more")
     folds = folds_of(labels, data.text.numbered()[known])
-    told = np.concatenate(folds)
+    held = np.concatenate(folds)
 
     def fitted(rows: Rows, strength: float) -> tuple[Doubles, Doubles]:
         truth = (labels[rows, None] == np.arange(classes)).astype(np.float64)
@@ -189,11 +193,11 @@ def _learned(vectors: NDArray[np.float32], data: LabelledArticles, known: Rows) 
         for fold in folds:
             weights, bias = fitted(np.setdiff1d(np.arange(len(known)), fold), strength)
             logits[fold] = ours[fold] @ weights + bias
-        tried.append((*sharpened(logits[told], labels[told]), strength, logits))
+        tried.append((*sharpened(logits[held], labels[held]), strength, logits))
     _, sharpness, strength, logits = min(tried, key=lambda one: one[0])
     weights, bias = fitted(np.arange(len(known)), strength)
     logits_of_all = vectors @ weights + bias
-    logits_of_all[known[told]] = logits[told]
+    logits_of_all[known[held]] = logits[held]
     return np.asarray(softmax(sharpness * logits_of_all, axis=1))
 
 
@@ -232,7 +236,9 @@ class Taught(NamedTuple):
         )
 
     def targets(self, share: float, held: Rows) -> NDArray[np.float32]:
-        """What is learned, float32 [N, classes]: `share` of it soft where there are both. Held-out rows: the label."""
+        """What is learned, float32 [N, classes]: where a row has a label and probabilities, `share` of these. A
+        held-out row has its label.
+        """
         hard = np.eye(len(self.data.classes))[self.data.labels]
         weight = np.where(self.labelled, share, 1.0)
         weight[np.isnan(self.probabilities).any(1)] = 0.0
@@ -241,13 +247,13 @@ class Taught(NamedTuple):
         return mixed.astype(np.float32)
 
     def sure(self) -> Doubles:
-        """How much each row counts: one with a label 1, another as much as its entropy falls short of the greatest."""
+        """How much each row counts: 1 with a label; else as much as its entropy falls short of the greatest."""
         shares = np.clip(np.nan_to_num(self.probabilities), 1e-12, 1)
         entropy = -(shares * np.log(shares)).sum(axis=1) / np.log(shares.shape[1])
         return np.where(self.labelled, 1.0, np.maximum(1 - entropy, 0.0))
 
     def right(self, rows: Rows) -> float | None:
-        """Of those rows that have a label, the share that the teacher gets right; None where there are none."""
+        """The share of the labelled rows among `rows` that the teacher gets right; None where there are none."""
         rows = rows[self.labelled[rows] & ~np.isnan(self.probabilities[rows]).any(axis=1)]
         right = self.probabilities[rows].argmax(axis=1) == self.data.labels[rows]
         return float(right.mean()) if len(rows) else None
@@ -261,13 +267,28 @@ def read_taught(
     classes: tuple[str, ...] | None = None,
     has_teacher: bool = False,
 ) -> Taught:
-    """Read every article of `source`, with its label if it has one, and with the probabilities in `soft_columns` (one
-    column of lists, or one for each class).
+    """Read every article of `source`, with its label if it has one, and with its probabilities.
 
     The classes are those given, or as `read_labelled` finds them, or named by the columns.
 
     Raises UsageError as that does, and for a row with negative probabilities, or without a teacher with neither label
     nor probabilities.
+
+    Parameters
+    ----------
+    source : Any
+        Anything that `classify` takes.
+    reading : ArticleReader
+        How articles are read.
+    label_column : str or None
+        The column with the labels, if there is one.
+    soft_columns : tuple of str
+        The columns with the probabilities: one of lists, or one for each class.
+    classes : tuple of str, optional
+        The names of the classes.
+    has_teacher : bool
+        Whether a teacher labels rows that have neither label nor probabilities.
+
     """
     kept = tuple(dict.fromkeys((*([label_column] if label_column else []), *soft_columns)))
     if both := set(kept) & set(reading.text_columns):
@@ -296,7 +317,8 @@ def read_taught(
 
 
 def hold_out_labelled(labels: Rows, labelled: NDArray[np.bool_], share: float, texts: Rows) -> tuple[Rows, Rows]:
-    """As `hold_out`, of the labelled rows; of all where there are none, to see how well soft labels are learned.
+    """The same as `hold_out` over the labelled rows; over all where none is labelled, to see how well soft labels are
+    learned.
 
     A row without a label is not trained on either where its text is held out.
     """
@@ -319,7 +341,7 @@ def _named(label: pa.Array, columns: Sequence[str]) -> tuple[str, ...]:
 
 def _in_columns(table: pa.Table, columns: tuple[str, ...], classes: tuple[str, ...]) -> Doubles:
     """Probabilities [N, classes] of one column of lists, or of a column for each class."""
-    told = f"soft labels in {', '.join(columns)}"
+    where = f"soft labels in {', '.join(columns)}"
     try:
         if len(columns) == 1:
             rows = [[np.nan] * len(classes) if row is None else row for row in table.column(0).to_pylist()]
@@ -330,16 +352,18 @@ def _in_columns(table: pa.Table, columns: tuple[str, ...], classes: tuple[str, .
             values = (table.column(name).cast(pa.float64()).combine_chunks() for name in order)
             given = np.stack([column.to_numpy(zero_copy_only=False) for column in values], axis=1)
     except (ValueError, TypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise UsageError(f"{told}: not a probability for each class ({error})") from error
+        raise UsageError(f"{where}: not a probability for each class ({error})") from error
     if given.shape[1] != len(classes):
-        raise UsageError(f"{told}: {given.shape[1]} probabilities a row, for {len(classes)} classes")
-    return shares(given, told)
+        raise UsageError(f"{where}: {given.shape[1]} probabilities a row, for {len(classes)} classes")
+    return shares(given, where)
 
 
-def shares(given: Doubles, told: str) -> Doubles:
-    """Of each row, [N, classes], what sums to one. told: where they come from, for a UsageError where it cannot."""
+def shares(given: Doubles, where: str) -> Doubles:
+    """The probabilities of each row, [N, classes], scaled to a sum of one. where: their source, for the UsageError
+    where they cannot be scaled.
+    """
     sums: Doubles = given.sum(1, keepdims=True)
     if (given < 0).any() or (sums <= 0).any() or np.isinf(sums).any():
-        raise UsageError(f"{told}: a row has negative, infinite or no probabilities")
+        raise UsageError(f"{where}: a row has negative, infinite or no probabilities")
     scaled: Doubles = given / sums
     return scaled

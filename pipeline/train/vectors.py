@@ -175,7 +175,9 @@ def _table(path: Path) -> Vectors:
 
 
 def _of_vocabulary(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
-    """Of a table whose rows are words: a list in the metadata under "vocabulary", or lines of NAME.txt beside it."""
+    """The vectors of a table whose rows are words: a list in the metadata under "vocabulary", or lines of NAME.txt
+    beside it.
+    """
     with safe_open(path, "np") as file:
         listed = (file.metadata() or {}).get("vocabulary")
     beside = path.with_suffix(".txt")
@@ -190,7 +192,7 @@ def _of_vocabulary(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
 
 
 def _of_fasttext(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
-    """Also of words that the file does not have, by their subwords, if it has these."""
+    """The vectors of fastText's file, also of words that it lacks, by their subwords, if it has these."""
     tokens, model = read_vectors_of_fasttext(path)
     spelled: dict[str, str] = {}
     for token in tokens:
@@ -203,7 +205,7 @@ def _of_fasttext(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
 
 
 def _of_text(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
-    """Of lines with a word and its numbers, after one with how many there are, or without."""
+    """The vectors of lines with a word and its numbers. The first line may say how many there are."""
     needed, by_word = set(wanted), dict[str, Vectors]()
     width, own = 0, 0
     with open(path, encoding="utf-8", newline="\n") as file:
