@@ -103,9 +103,9 @@ def classify(
     cluster = Running(client) if isinstance(client, Client) else OnDemand(client or _embedded(settings.workers))
     loaded = load_models(model, settings.network)
     if settings.precision == "int8":
-        for each in loaded.every:
-            if each.has_network:
-                scales_of(each)  # each worker needs them: without them none is started
+        for own in loaded.every:
+            if own.has_network:
+                scales_of(own)  # each worker needs them: without them none is started
     request = Request(source, folder, loaded, cluster, settings, progress or Progress(), stop)
     result = run_job(request)
     remark = doubt(result.job, result.tally)

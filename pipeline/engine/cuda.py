@@ -44,8 +44,9 @@ _FIRST_SHARE = 4
 """The first of several batches has this part of a full one's articles."""
 
 _TOGETHER, _SHARE_TOGETHER = 2, 1 / 8
-"""Where n-grams may be alone, a batch is so many times as large, since the host launches as much however little the
-network has to do; and the share of the free memory that such a batch takes at most.
+"""A model whose n-grams may decide without its network has batches so many times larger, if such a batch takes at most
+this share of the free memory: the host launches the same kernels for a batch however few of its articles need the
+network.
 """
 
 _LEAST_BATCH = 64

@@ -30,7 +30,20 @@ HELD = {"root", "resume", "overwrite", "update"} | {n for n, o in TABLE.items() 
 
 
 class Asked(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a job was asked for that its fingerprint does not hold. Paths are absolute; truth: of the answer file."""
+    """What a job was asked for that its fingerprint does not hold. All paths are absolute.
+
+    Attributes
+    ----------
+    inputs : tuple of str
+        The paths and URLs of the input.
+    models : tuple of str
+        The names or paths of the models.
+    root : str or None
+        The folder that paths in the output are relative to.
+    truth : str or None
+        The file of answers.
+
+    """
 
     inputs: tuple[str, ...]
     models: tuple[str, ...]
@@ -39,10 +52,25 @@ class Asked(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def save_asked(folder: OutputFolder, source: Any, models: Models, options: Options, check: Callable[[], None]) -> None:
-    """Save it in the folder of a job over files, unless one of their URLs holds a password or a signature."""
+    """Save what a job over files was asked for, unless one of their URLs holds a password or a signature.
+
+    Parameters
+    ----------
+    folder : OutputFolder
+        The folder of the job, in which it is saved.
+    source : object
+        The input, as `classify` takes it.
+    models : Models
+        The models of the job.
+    options : Options
+        Its options.
+    check : callable
+        Raises where the folder has been taken over by another job.
+
+    """
     inputs = [absolute(as_url(name) or name) for name in paths_of(source) or ()]
     if inputs and inputs == [*map(without_secrets, inputs)]:
-        names = [each.name for each in models.loaded]
+        names = [model.name for model in models.loaded]
         names = [absolute(name) if os.path.isfile(name) and name not in SHIPPED else name for name in names]
         truth = None if options.truth is None else absolute(os.fspath(options.truth))
         folder.store.put(REQUEST, to_json(Asked((*inputs,), (*names,), root_of(options.root), truth)), check)
@@ -78,13 +106,13 @@ def taken_up(place: Location) -> tuple[Paths, list[str], dict[str, Any]]:
 def options_of(job: Fingerprint) -> dict[str, Any]:
     """The options other than the defaults that make a job what it is; of the answers, the hash."""
     held, backend = job.settings, job.backend
-    found = {name: getattr(held, name) for name in Settings.__struct_fields__ if name in TABLE}
-    found |= {"text_column": held.text_columns, "id_column": held.kept_columns}
-    found |= {"device": backend.device, "precision": backend.precision}
-    found["kernels"] = "auto" if backend.device == "cpu" else backend.kernels
+    options = {name: getattr(held, name) for name in Settings.__struct_fields__ if name in TABLE}
+    options |= {"text_column": held.text_columns, "id_column": held.kept_columns}
+    options |= {"device": backend.device, "precision": backend.precision}
+    options["kernels"] = "auto" if backend.device == "cpu" else backend.kernels
     if held.windows is not UNSET:
-        found |= zip(("windows", "overlap", "window_score"), held.windows, strict=True)
-    return {name: value for name, value in found.items() if value is not UNSET and value != TABLE[name].default}
+        options |= zip(("windows", "overlap", "window_score"), held.windows, strict=True)
+    return {name: value for name, value in options.items() if value is not UNSET and value != TABLE[name].default}
 
 
 def flags(name: str, value: Any, quoted: Callable[[str], str] = shlex.quote) -> str:
@@ -100,21 +128,21 @@ def refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprin
     """Raise UsageError, naming all that is to change, unless the job begun in the folder is this one."""
     if before == now:
         return
-    found, was, given = [], options_of(before), options_of(now)
+    steps, was, given = [], options_of(before), options_of(now)
     for name in TABLE:
         old, new = was.get(name), given.get(name)
         if old is None and new is not None:
-            found.append(f"leave out {_shown(name, new)}")
+            steps.append(f"leave out {_shown(name, new)}")
         elif name == "truth" and old != new:
-            found.append("give the --truth that it had, with the same answers")
+            steps.append("give the --truth that it had, with the same answers")
         elif old != new:
-            found.append(f"add {_shown(name, old)}" + ("" if new is None else f" in place of {_shown(name, new)}"))
+            steps.append(f"add {_shown(name, old)}" + ("" if new is None else f" in place of {_shown(name, new)}"))
     for what, here in ((before.backend, now.backend), (before.writer, now.writer)):
-        found += [f"go on with {what}: this is {here}"] if what != here else []
+        steps += [f"go on with {what}: this is {here}"] if what != here else []
     if before.model != now.model:
         asked = from_json(folder.store.read(REQUEST), Asked, REQUEST) if folder.store.has(REQUEST) else None
-        found.append(f"another model labelled its rows: {_shown('model', asked.models) if asked else 'give that'}")
-    remedies = "; ".join(found) or "its manifest is not that of such a job"
+        steps.append(f"another model labelled its rows: {_shown('model', asked.models) if asked else 'give that'}")
+    remedies = "; ".join(steps) or "its manifest is not that of such a job"
     raise UsageError(
         f"cannot {'update' if update else 'resume'} {folder.path}: {remedies}. Or start again with --overwrite"
     )

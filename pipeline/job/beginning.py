@@ -57,7 +57,26 @@ class OnDemand:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user requests. folder: None for rows in memory. stop: called before each chunk is submitted."""
+    """What the user requests.
+
+    Attributes
+    ----------
+    source : object
+        The input, as `classify` takes it.
+    folder : OutputFolder or None
+        The output folder; None for results in memory.
+    models : Models
+        The models that label it.
+    cluster : Running or OnDemand
+        The workers.
+    options : Options
+        The options of the job.
+    progress : Progress
+        What shows the job's progress to the user.
+    stop : callable
+        Called before each chunk is submitted; the job ends early once it returns True.
+
+    """
 
     source: Any
     folder: OutputFolder | None
@@ -94,8 +113,17 @@ def refuse_files(source: Any, output: Location | None, models: Iterable[str], op
 
 @dataclass(frozen=True)
 class Resumed:
-    """A job that goes on. before: its manifest. saved: its plan, with those of its updates, where it is there. growth:
-    where files have come since.
+    """A job that goes on.
+
+    Attributes
+    ----------
+    before : Manifest
+        Its manifest.
+    saved : SavedPlan or None
+        Its plan, with those of its updates; None where the folder has no plan.
+    growth : Growth or None
+        The files that have come since; None where there are none.
+
     """
 
     before: Manifest
@@ -107,13 +135,13 @@ class Resumed:
         """Whether it was updated before: what it is planned from is saved."""
         return bool(self.before.updates)
 
-    def plan(self, folder: OutputFolder, found: Files, asked: Selection, cut: bool) -> Plan | None:
+    def plan(self, folder: OutputFolder, files: Files, asked: Selection, cut: bool) -> Plan | None:
         """Its plan; None where that is to be made again. asked: what the options select. Raises OutputError."""
         if self.saved is not None and (self.is_updated or self.saved.whole is not UNSET):
-            return plan_again(self.saved, found.found, asked)
+            return plan_again(self.saved, files.found, asked)
         data, settings = folder.plan(), self.before.fingerprint.settings
         path = folder.path / PLAN
-        return None if data is None else plan_from(data, found.found, asked, settings.chunk_size, path, settings.limit)
+        return None if data is None else plan_from(data, files.found, asked, settings.chunk_size, path, settings.limit)
 
 
 @dataclass(frozen=True)
@@ -128,16 +156,16 @@ class Updated:
     def growth(self) -> Growth:
         return self.update.growth
 
-    def plan(self, folder: OutputFolder, found: Files, asked: Selection, cut: bool) -> Plan:
-        return self.update.plan(found, asked, cut)
+    def plan(self, folder: OutputFolder, files: Files, asked: Selection, cut: bool) -> Plan:
+        return self.update.plan(files, asked, cut)
 
 
 Beginning = Resumed | Updated | None
 """None: fresh, with rows in memory or a folder without a manifest, or in place of whatever is in its folder."""
 
 
-def beginning_of(request: Request, found: Given, identity: str) -> Beginning:
-    """How a job begins. identity: the digest of what was found.
+def beginning_of(request: Request, given: Given, identity: str) -> Beginning:
+    """How a job begins. given: its input. identity: the digest of that.
 
     Raises UsageError where the job in the folder is a different one or cannot be resumed or updated, OutputError where
     the folder is damaged.
@@ -154,32 +182,32 @@ def beginning_of(request: Request, found: Given, identity: str) -> Beginning:
     now = msgspec.structs.replace(before.fingerprint, settings=settings, model=digest, writer=WRITER)
     refuse_difference(folder, before.fingerprint, now, options.update)
     if options.update:
-        return Updated(before, _begin_update(folder, before, found, options.strict))
-    update = _continued(folder, before, found)
-    return _resumed(folder, before, found, identity) if update is None else Updated(before, update)
+        return Updated(before, _begin_update(folder, before, given, options.strict))
+    update = _continued(folder, before, given)
+    return _resumed(folder, before, given, identity) if update is None else Updated(before, update)
 
 
-def _resumed(folder: OutputFolder, before: Manifest, found: Given, identity: str) -> Resumed:
+def _resumed(folder: OutputFolder, before: Manifest, given: Given, identity: str) -> Resumed:
     """Raises UsageError where the input has changed; new files are left to an update."""
     saved = None
-    if isinstance(found, Files) and (before.updates or folder.plan() is not None):
+    if isinstance(given, Files) and (before.updates or folder.plan() is not None):
         saved = folder.checked_plan(before)
-    if saved is None or not isinstance(found, Files):
+    if saved is None or not isinstance(given, Files):
         if before.fingerprint.input != identity:
             raise UsageError(f"cannot resume {folder.path}: the input changed. Start again with --overwrite")
         return Resumed(before, None, None)
-    differ = changes(saved, found)
+    differ = changes(saved, given)
     if differ.changed or differ.gone:
         raise UsageError(f"cannot resume {folder.path}: {differ}. Start again with --overwrite")
     return Resumed(before, saved, Growth(0, len(saved.files), later=len(differ.new)) if differ.new else None)
 
 
-def _continued(folder: OutputFolder, before: Manifest, found: Given) -> Update | None:
+def _continued(folder: OutputFolder, before: Manifest, given: Given) -> Update | None:
     """The update that was interrupted, for a job that is resumed. Raises UsageError where its files have changed."""
-    update = _unfinished(folder, before, found)
-    if update is None or update.saved is None or not isinstance(found, Files):
+    update = _unfinished(folder, before, given)
+    if update is None or update.saved is None or not isinstance(given, Files):
         return None
-    differ = changes(update.saved, found)
+    differ = changes(update.saved, given)
     if differ.changed or differ.gone:
         differ = replace(differ, new=())
         raise UsageError(f"cannot resume the update of {folder.path}: {differ}. --update begins it anew without that")
@@ -188,9 +216,25 @@ def _continued(folder: OutputFolder, before: Manifest, found: Given) -> Update |
 
 @dataclass(frozen=True)
 class Update:
-    """An update that a run is to do. number: from 1. saved: its plan, where an earlier run has begun it. whole: the
-    plan of all that was labelled before, and earlier its totals. files: of the update. first_range: the number of its
-    first range.
+    """An update that a run is to do.
+
+    Attributes
+    ----------
+    number : int
+        Its number among the updates of the job, from 1.
+    saved : SavedPlan or None
+        Its plan, where an earlier run has begun it.
+    whole : SavedPlan
+        The plan of all that was labelled before.
+    earlier : Totals
+        The totals of that.
+    files : sequence of InputFile
+        The files that it adds.
+    growth : Growth
+        What has changed since the job, for the report.
+    first_range : int
+        The number of its first range.
+
     """
 
     number: int
@@ -205,10 +249,10 @@ class Update:
     def is_empty(self) -> bool:
         return self.saved is None and not self.files
 
-    def plan(self, found: Files, asked: Selection, cut: bool) -> Plan:
+    def plan(self, listed: Files, asked: Selection, cut: bool) -> Plan:
         """Its plan: by the columns of the job that it adds to, and with ranges numbered on from there.
 
-        found: the input as it was listed. asked: what the options select. cut: as of `plan_files`. Raises OutputError.
+        listed: the input. asked: what the options select. cut: as of `plan_files`. Raises OutputError.
         """
         if self.saved is not None:
             return plan_again(self.saved, self.files, asked)
@@ -227,8 +271,8 @@ class Update:
             selection=selection,
             chunk_rows=self.whole.chunk_rows,
             first=(path, Schema(names)),
-            problems=found.problems,
-            unread=tuple((path, None) for path, _ in found.problems),
+            problems=listed.problems,
+            unread=tuple((path, None) for path, _ in listed.problems),
             first_range=self.first_range,
         )
 
@@ -245,19 +289,19 @@ def _begin_update(folder: OutputFolder, manifest: Manifest, now: Given, strict: 
         raise UsageError(f"cannot update {folder.path}: its job is not finished. Continue with --resume")
     if manifest.fingerprint.settings.limit is not None:
         raise UsageError(f"cannot update {folder.path}: its job had a --limit, which ends before the new files")
-    found, least = _unfinished(folder, manifest, now), 0
-    if found is not None and found.saved is not None:
-        differ = changes(found.saved, now)
+    update, least = _unfinished(folder, manifest, now), 0
+    if update is not None and update.saved is not None:
+        differ = changes(update.saved, now)
         if differ.changed or differ.gone:
-            folder.discard_update(found.number, found.saved, manifest.fingerprint.id)
-            least = groups_of(found.saved).stop  # a worker that is late may still write chunks of those groups
-            found = None
-    if found is None and not folder.store.has(SUCCESS):
+            folder.discard_update(update.number, update.saved, manifest.fingerprint.id)
+            least = groups_of(update.saved).stop  # a worker that is late may still write chunks of those groups
+            update = None
+    if update is None and not folder.store.has(SUCCESS):
         seal(folder, manifest)
-    found = found or _update_of(folder, manifest, manifest.totals, now, None, least)
-    if strict and found.growth.changed:
-        raise SourceError(f"{found.growth.lines[0]} (--strict stops here)")
-    return found
+    update = update or _update_of(folder, manifest, manifest.totals, now, None, least)
+    if strict and update.growth.changed:
+        raise SourceError(f"{update.growth.lines[0]} (--strict stops here)")
+    return update
 
 
 def _unfinished(folder: OutputFolder, manifest: Manifest, now: Given) -> Update | None:
@@ -271,7 +315,24 @@ def _unfinished(folder: OutputFolder, manifest: Manifest, now: Given) -> Update 
 def _update_of(
     folder: OutputFolder, manifest: Manifest, earlier: Totals, now: Files, saved: SavedPlan | None, least: int = 0
 ) -> Update:
-    """least: the number that its first group has at least."""
+    """The update that adds what is new in a listing, or goes on with a saved one.
+
+    Parameters
+    ----------
+    folder : OutputFolder
+        The folder of the job.
+    manifest : Manifest
+        Its manifest.
+    earlier : Totals
+        The totals of that.
+    now : Files
+        The input as it is listed now.
+    saved : SavedPlan or None
+        The plan of an update that is under way.
+    least : int
+        The number of its first range is this one or a later one.
+
+    """
     whole = folder.checked_plan(manifest)
     if whole is None:
         raise UsageError(f"cannot update {folder.path}: the rows of its job were in memory, and not in files")
@@ -292,7 +353,18 @@ def only_known(whole: SavedPlan, now: Files) -> Files:
 
 @dataclass(frozen=True)
 class Engines:
-    """The models on every worker. keys: by which tasks find each. backend: that they share. seconds: the job waited."""
+    """The models on every worker.
+
+    Attributes
+    ----------
+    keys : tuple of str
+        The keys by which tasks find the engine of each model.
+    backend : Backend
+        The backend of the first model's engines.
+    seconds : float
+        How long the job waited for them.
+
+    """
 
     keys: tuple[str, ...]
     backend: Backend
@@ -301,9 +373,23 @@ class Engines:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request whose input is found. identity: SHA-256 of the listing of its files, or of what identifies rows in
-    memory. beginning: how the job begins. began, started: the same moment by `time.perf_counter` and in seconds since
-    the epoch.
+    """A request whose input is known.
+
+    Attributes
+    ----------
+    request : Request
+        The request.
+    found : Given
+        Its input: the listed files, or rows in memory.
+    identity : str
+        SHA-256 of the listing of its files, or of what identifies rows in memory.
+    beginning : Beginning
+        How the job begins.
+    began : float
+        When preparation began, by `time.perf_counter`.
+    started : float
+        The same moment, in seconds since the epoch.
+
     """
 
     request: Request
@@ -316,7 +402,22 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Planned:
-    """A prepared job whose groups are known. seconds: planning took, without the loading of engines."""
+    """A prepared job whose ranges are known.
+
+    Attributes
+    ----------
+    prepared : Prepared
+        The request, with its input.
+    input : JobInput
+        The input, cut into ranges.
+    columns : Columns
+        The columns that are computed and written.
+    chunk_rows : int
+        Rows in a chunk at most.
+    seconds : float
+        How long preparation and planning took, without the loading of engines.
+
+    """
 
     prepared: Prepared
     input: JobInput
@@ -327,7 +428,18 @@ class Planned:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A job whose chunks are done. counted: the digest of the entry of each chunk in the report's totals."""
+    """A job whose chunks are done.
+
+    Attributes
+    ----------
+    report : JobReport
+        Its report.
+    fingerprint : Fingerprint
+        What decides the content of its output folder.
+    counted : dict of str to bytes
+        The digest of the entry of each chunk in the report's totals, by the chunk's name.
+
+    """
 
     report: JobReport
     fingerprint: Fingerprint

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.base import Backend
 from ..engine.open import why_gpu_unused
-from ..output.account import Committed
+from ..output.account import Entries
 from ..output.commit import is_of
 from ..output.folder import OutputFolder
 from ..output.record import WRITER, Fingerprint
@@ -63,7 +63,7 @@ def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
     reach = Reach(planned.input.rows, {part.number: part.bytes for part in of_files})
     report = JobReport(facts, tally, RunFacts(_timeline(client, prepared.started), reach), results)
     report.run.timings |= {"plan": planned.seconds, "start": time.perf_counter() - began + engines.seconds}
-    before = _open_folder(planned, folder, fingerprint) if folder else Committed({}, {})
+    before = _open_folder(planned, folder, fingerprint) if folder else Entries({}, {})
     _count_earlier(report, before)
     counted = {name: entry.digest for name, entry in before.chunks.items()}
     ranges = planned.input.ranges(before, partial(_close, folder, fingerprint.id, report))
@@ -94,8 +94,8 @@ def facts_of(prepared: Prepared, backend: Backend, chunk_rows: int, no_gpu: str 
     )
 
 
-def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprint) -> Committed:
-    """Begin the job in its folder, or go on there; what is committed of it. Raises UsageError for another job."""
+def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprint) -> Entries:
+    """Begin the job in its folder, or go on there; the entries that it keeps. Raises UsageError for another job."""
     request, beginning, plan = planned.prepared.request, planned.prepared.beginning, planned.input.plan
     options = request.options
     schema, job, number, goes_on = planned.columns.written, fingerprint.id, 0, options.resume
@@ -114,7 +114,7 @@ def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprin
         folder.create(fingerprint, schema, saved, options.resume or options.update, options.overwrite)
     save_asked(folder, request.source, request.models, options, partial(folder.check_claim, job))
     fits = partial(is_of, models=planned.columns.models)
-    return folder.committed(job, fits, schema, number) if goes_on else Committed({}, {})
+    return folder.keep_entries(job, fits, schema, number) if goes_on else Entries({}, {})
 
 
 def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
@@ -158,7 +158,24 @@ def _compute(
     ranges: Iterator[Range | Unread],
     counted: dict[str, bytes],
 ) -> None:
-    """Run the ranges. counted: the digests of the entries in the report, by chunk; those of this run are added."""
+    """Run the ranges.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        The cluster.
+    planned : Planned
+        The planned job.
+    job : Job
+        What tasks receive.
+    report : JobReport
+        Where chunks are counted.
+    ranges : iterator of Range or Unread
+        What is left to label.
+    counted : dict of str to bytes
+        The digests of the entries in the report, by chunk; those of this run are added.
+
+    """
     began = time.perf_counter()
     request, timeline = planned.prepared.request, report.run.timeline
     progress = DashboardProgress(request.progress, client, report)
@@ -169,7 +186,7 @@ def _compute(
         with Watchdog(client, "no chunk has finished", progress.warn, progress.patience) as watchdog:
             sources = _until(request.stop, timeline.watch(ranges), report.run)
             for event in classify_chunks(client, sources, job, watchdog, request.stop):
-                for one in () if event is None else _found(event, request.folder, job):
+                for one in () if event is None else _whole(event, request.folder, job):
                     if isinstance(one, Done):
                         if one.name in counted:
                             continue  # a range is read again, of which it was committed before
@@ -185,14 +202,14 @@ def _compute(
     timeline.ended = time.time() + timeline.clock.offset
 
 
-def _count_earlier(report: JobReport, before: Committed) -> None:
+def _count_earlier(report: JobReport, before: Entries) -> None:
     """Count chunks that an earlier run committed, and groups that are not read again."""
     for entry in before.chunks.values():
         report.tally.add([entry])
         report.run.reach.add(entry.chunk, entry.rows_read)
-    for number, end in before.closed.items():
+    for number, closing in before.closed.items():
         if range_name(number) in before.done:
-            _close_range(report, RangeEnd(number, end.files, end.chunks, end.problems, end.unread))
+            _close_range(report, RangeEnd(number, closing.files, closing.chunks, closing.problems, closing.unread))
     report.run.reach.begin()
     report.run.chunks_before = len(before.chunks)
 
@@ -235,12 +252,12 @@ def _tell_what_is_slow(job_input: JobInput, run: RunFacts, progress: Progress) -
         progress.warn(remark)
 
 
-def _found(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Event]:
+def _whole(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Event]:
     """The event; for what is set aside, first the chunks of it that were committed, and then what is left."""
     if folder is None or not isinstance(event, SetAside):
         yield event
         return
-    entries = folder.chunks_of(event.name if event.number is None else event.number, job.fingerprint, job.names)
+    entries = folder.entries_of(event.name if event.number is None else event.number, job.fingerprint, job.names)
     yield from (Done(name, entry, [], None, []) for name, entry in entries.items())
     if event.number is not None:
         names = (part_name(event.number, chunk) for chunk in itertools.count())

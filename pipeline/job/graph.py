@@ -1,6 +1,6 @@
 """The Dask graph, kept a window ahead of the workers.
 
-A range is one task: it reads, classifies and commits chunk after chunk, and the client hears of each. Tasks are
+A range is one task: it reads, classifies and commits chunk after chunk, and reports each to the client. Tasks are
 unrestricted, so the scheduler queues them, and each goes to a worker that has a thread for it.
 """
 
@@ -65,7 +65,7 @@ def classify_chunks(
     job : Job
         What is to be done with each.
     watchdog : Watchdog
-        Is told of progress and of losses.
+        Receives progress and losses.
     stop : callable
         Called while ranges are in flight; once it returns True, these begin no further chunk.
 
@@ -341,8 +341,8 @@ class _Run:
             await self._client.run(set_starts, self._name, starts, on_error="ignore")
 
     def next_event(self, wait: bool) -> _Ended | Noted | None:
-        """What is heard next; None where nothing has been, after a moment if it is to be waited for. Raises what stops
-        the job.
+        """The next result or report of a task; None where there is none, after a moment's wait if `wait`. Raises what
+        stops the job.
         """
         while True:
             self._check_stop()

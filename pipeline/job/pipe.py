@@ -50,11 +50,27 @@ _PIECES_AHEAD = 16
 class Piped:
     """What went through a pipe.
 
-    models: that labelled. rows_written, rows_filtered, rows_quarantined: rows by what became of them. unlabelled: of
-    those that were written, the ones to which the first model gives no label. doubtful: those
-    that the first model could hardly judge, by reason. confusion: of the first model. not_decoded: those that are not
-    text, by the encoding that they do not have. problems: messages about files that were not wholly readable. left_out:
-    files that belong to no format.
+    Attributes
+    ----------
+    models : Models
+        The models that labelled.
+    rows_written, rows_filtered, rows_quarantined : int
+        Rows by what became of them.
+    unlabelled : int
+        Of the rows that were written, those to which the first model gives no label.
+    seconds : float
+        How long it took, without the loading of the models.
+    confusion : Confusion or None
+        Of the first model; None without true classes.
+    doubtful : Counter of str
+        Rows that the first model could hardly judge, by reason.
+    not_decoded : Counter of str
+        Rows that are not text, by the encoding that they do not have.
+    problems : list of str
+        Messages about files that were not wholly readable.
+    left_out : tuple of str
+        Files that belong to no format.
+
     """
 
     models: Models
@@ -84,17 +100,36 @@ def pipe(
 ) -> Piped:
     """Label every row of `source`, and write the rows in input order as they are labelled.
 
-    A row that cannot be labelled is written too: its label is null, and its column `reason` says why. kind: one of
-    KINDS. Raises UsageError for an option or column that does not fit; with `options.strict` SourceError at the first
-    bad row, after the rows before it.
+    A row that cannot be labelled is written too: its label is null, and its column `reason` says why.
+
+    Parameters
+    ----------
+    source : Stdin or Paths
+        The input.
+    write : callable
+        Called with the bytes of some rows.
+    model : str, path or Model, or several
+        As `classify` takes it.
+    options : Options
+        The options of the job.
+    kind : str
+        The format of the rows, one of KINDS.
+
+    Raises
+    ------
+    UsageError
+        For an option or column that does not fit.
+    SourceError
+        With `options.strict` at the first bad row, after the rows before it.
+
     """
     models = load_models(model, options.network)
     with opened(models.loaded, options.device, options.precision, options.kernels) as engines:
         most = engines[0].batch or _ROWS_A_CORE * available_cores()
-        found = Piped(models)
+        piped = Piped(models)
         began = time.perf_counter()
-        selection, pieces = _opened(source, models, options, most, found)
-        labelling = _Columns(engines, selection, options, kind, found)
+        selection, pieces = _opened(source, models, options, most, piped)
+        labelling = _Columns(engines, selection, options, kind, piped)
         writer = _RowWriter(PART_FORMATS[kind], labelling.schema)
         for batch in _batches(pieces, most):
             table = labelling.of(batch)
@@ -103,18 +138,31 @@ def pipe(
             if bad is not None:
                 row = table.slice(bad, 1).to_pylist()[0]
                 raise SourceError(f"{row['file']}: row {row['row']}: {row['reason']} (--strict stops here)")
-            if options.strict and found.problems:
-                raise SourceError(f"{found.problems[0]} (--strict stops here)")
+            if options.strict and piped.problems:
+                raise SourceError(f"{piped.problems[0]} (--strict stops here)")
         write(writer.bytes_of(labelling.schema.empty_table()))  # without any row, CSV still has its header
-        found.seconds = time.perf_counter() - began
-        return found
+        piped.seconds = time.perf_counter() - began
+        return piped
 
 
 def _opened(
-    source: Stdin | Paths, models: Models, options: Options, most: int, found: Piped
+    source: Stdin | Paths, models: Models, options: Options, most: int, piped: Piped
 ) -> tuple[Selection, Iterator[Chunk]]:
-    """The selection with its columns resolved, and the rows in input order. found: to which problems of files are added
-    as they are met.
+    """The selection with its columns resolved, and the rows in input order.
+
+    Parameters
+    ----------
+    source : Stdin or Paths
+        The input.
+    models : Models
+        The models that label it.
+    options : Options
+        The options of the job.
+    most : int
+        Rows that are read at a time, at most.
+    piped : Piped
+        Problems of files are added to it as they are met.
+
     """
     asked, first = options.selection(models), models.first
     refuse_files(source, None, (), options)
@@ -123,15 +171,15 @@ def _opened(
         return selection, _of_stdin(first_chunks(source.arriving(selection, most), options.limit))
     given = identify(source, len(first.alphabet), first.length, root=options.root, endpoint=options.endpoint)
     planned = open_input(given, asked, options.chunk_size or most, limit=options.limit)
-    found.left_out = given.left_out if isinstance(given, Files) else ()
-    found.problems += [message for _, message in planned.problems]
+    piped.left_out = given.left_out if isinstance(given, Files) else ()
+    piped.problems += [message for _, message in planned.problems]
 
     def read() -> Iterator[Chunk]:
         for item in read_here(planned):
             if isinstance(item, RangeEnd):
-                found.problems += [message for _, message in item.problems]
+                piped.problems += [message for _, message in item.problems]
             elif isinstance(item, Unread):
-                found.problems.append(item.reason)
+                piped.problems.append(item.reason)
             else:
                 yield item
 
@@ -182,33 +230,53 @@ def _batches(pieces: Iterator[Chunk], most: int) -> Iterator[Chunk]:
 
 
 class _Columns:
-    """What is done with each batch. schema: of the rows that are written. found: where they are counted."""
+    """What is done with each batch.
 
-    def __init__(self, engines: list[Engine], selection: Selection, options: Options, kind: str, found: Piped) -> None:
-        self._engines, self._found = engines, found
-        self._columns = columns_of(selection, options.model_columns(found.models), options.where)
+    Parameters
+    ----------
+    engines : list of Engine
+        The engine of each model.
+    selection : Selection
+        The columns of the input.
+    options : Options
+        The options of the job.
+    kind : str
+        The format of the rows that are written, one of KINDS.
+    piped : Piped
+        Where the rows are counted.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        Of the rows that are written.
+
+    """
+
+    def __init__(self, engines: list[Engine], selection: Selection, options: Options, kind: str, piped: Piped) -> None:
+        self._engines, self._piped = engines, piped
+        self._columns = columns_of(selection, options.model_columns(piped.models), options.where)
         self.schema = self._columns.written.append(REASON)
         check_writable(self.schema, PartNames(kind), ())
 
     def of(self, batch: Chunk) -> pa.Table:
         """The rows to write: labelled ones for which `where` is true, and all that could not be labelled."""
-        columns, found = self._columns, self._found
+        columns, piped = self._columns, self._piped
         scored = score_chunk(batch, self._engines, columns.scoring)
         chunk, first = scored.chunk, columns.models[0]
         if chunk.truth is not None:
             pairs = first.pairs(scored.predictions[0], chunk.truth)
-            found.confusion = confusion_of(pairs, first.classes, found.confusion)
-        found.doubtful.update(scored.doubtful[0])
+            piped.confusion = confusion_of(pairs, first.classes, piped.confusion)
+        piped.doubtful.update(scored.doubtful[0])
         table = columns.table(chunk, scored.predictions)
         chosen = columns.chosen(table)
         table = columns.of_written(table, chosen)
-        found.unlabelled += first.unlabelled(scored.predictions[0].take(chosen))
-        found.problems += chunk.problems
-        found.rows_written += len(table)
-        found.rows_filtered += len(chunk) - len(table)
-        found.rows_quarantined += len(chunk.quarantine)
+        piped.unlabelled += first.unlabelled(scored.predictions[0].take(chosen))
+        piped.problems += chunk.problems
+        piped.rows_written += len(table)
+        piped.rows_filtered += len(chunk) - len(table)
+        piped.rows_quarantined += len(chunk.quarantine)
         encodings = map(not_decoded, chunk.quarantine.column("reason").to_pylist())
-        found.not_decoded.update(name for name in encodings if name)
+        piped.not_decoded.update(name for name in encodings if name)
         return every_row(table, chunk)
 
 

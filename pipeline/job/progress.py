@@ -102,8 +102,8 @@ class DashboardProgress(Progress):
 def _kept(tally: Tally) -> list[tuple[str, int, list[int]]]:
     """Of the most frequent labels so far: the name, its rows, and how many of these have each threshold's score."""
     scores = () if tally.scores is UNSET else tally.scores.items()
-    found = [(printable(label), sum(bins), kept(bins)) for label, bins in scores]
-    return sorted(found, key=lambda each: -each[1])[:_MOST_LABELS]
+    labels = [(printable(label), sum(bins), kept(bins)) for label, bins in scores]
+    return sorted(labels, key=lambda label: -label[1])[:_MOST_LABELS]
 
 
 def _knows_page(dask_scheduler: Scheduler) -> bool:

@@ -46,8 +46,8 @@ _RUNNING = ("executing", "long-running")
 """The states of a task that somebody waits for; the second once it has left its thread."""
 
 _KEPT_WHOLE = 64
-"""Of the chunks that a task has committed, the last so many are returned with their spans: of earlier ones, the client
-has heard (`Noted`) before the task ends.
+"""So many of the last chunks that a task has committed are returned with their spans. Earlier ones were reported to
+the client (`Noted`) before the task ends.
 """
 
 _PACKED_TOGETHER = 64
@@ -331,7 +331,7 @@ class _Chunks(AbstractContextManager["_Chunks"]):
 
     def _write(self, work: Work) -> Done:
         done = write(work, self._job)
-        if done.place is not None and self.part.files:  # of rows in memory the client hears at the end
+        if done.place is not None and self.part.files:  # rows in memory are reported at the end
             noted = Noted(done.name, done.entry.rows_read, work.chunk.stored, done.spans, done.place)
             _report(self._worker, self._key, noted)
         return done

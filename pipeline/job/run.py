@@ -139,7 +139,7 @@ def prepare(request: Request) -> Prepared:
         raise UsageError("stdin cannot be read a second time, so its job cannot be resumed: save it to a file first")
     symbols, length = len(request.models.first.alphabet), request.models.first.length
     whole, by_content = options.hash == "full", folder is not None
-    found = identify(
+    given = identify(
         request.source,
         symbols,
         length,
@@ -148,45 +148,45 @@ def prepare(request: Request) -> Prepared:
         root=options.root,
         endpoint=options.endpoint,
     )
-    files = found.found if isinstance(found, Files) else ()
+    files = given.found if isinstance(given, Files) else ()
     remote = [file.location for file in files if is_url(file.location)]  # which `refuse_files` does not list
     refuse_outputs({}, True, lambda: remote, str(folder.path) if folder else None)
-    found = _share_of(found, request)
-    if folder and options.resume and folder.is_begun and isinstance(found, RowsInMemory) and found.once:
+    given = _share_of(given, request)
+    if folder and options.resume and folder.is_begun and isinstance(given, RowsInMemory) and given.once:
         raise UsageError(
-            f"cannot resume {folder.path}: a {found.held.kind} is read once, so which of its rows the job has labelled "
+            f"cannot resume {folder.path}: a {given.held.kind} is read once, so which of its rows the job has labelled "
             "is not known. Start again with --overwrite. What a list, a table or files hold can be resumed"
         )
-    identity = listing_digest(ListedFile(**about) for about in found.identity)
+    identity = listing_digest(ListedFile(**about) for about in given.identity)
     if folder:
         folder.store.probe()
-    beginning = beginning_of(request, found, identity)
+    beginning = beginning_of(request, given, identity)
     if beginning is not None:
         identity = beginning.before.fingerprint.input
-    if isinstance(beginning, Resumed) and beginning.saved is not None and isinstance(found, Files):
-        found = only_known(beginning.saved, found)
-    return Prepared(request, found, identity, beginning, began, started)
+    if isinstance(beginning, Resumed) and beginning.saved is not None and isinstance(given, Files):
+        given = only_known(beginning.saved, given)
+    return Prepared(request, given, identity, beginning, began, started)
 
 
-def _share_of(found: Given, request: Request) -> Given:
+def _share_of(given: Given, request: Request) -> Given:
     """The share that was asked for: the files that it began with, where it goes on. Raises UsageError."""
     shard, folder = request.options.shard, request.folder
     if shard is None:
-        return found
-    if folder is None or not isinstance(found, Files):
+        return given
+    if folder is None or not isinstance(given, Files):
         raise UsageError("--shard is for files, whose labels go into a folder: leave it out")
     known = None
-    with suppress(OutputError):  # which is told, or repaired, later
+    with suppress(OutputError):  # a damaged plan is reported, or repaired, by a later step
         if request.options.resume and folder.is_begun and (saved := folder.plan()) is not None:
             known = {file.path for file in from_json(saved, SavedPlan, PLAN).files}
-    return divided(found, shard, known)
+    return divided(given, shard, known)
 
 
 def _nothing_new(prepared: Prepared, before: Manifest, update: Update) -> JobReport:
     """The report of an update that has nothing to do. Nothing is written, and no worker is started."""
     request, fingerprint = prepared.request, before.fingerprint
-    options, models, folder, found = request.options, request.models, request.folder, prepared.found
-    problems = found.problems if isinstance(found, Files) else ()
+    options, models, folder, given = request.options, request.models, request.folder, prepared.found
+    problems = given.problems if isinstance(given, Files) else ()
     tally = Tally.after(update.earlier, models.first.classes, problems, [(path, None) for path, _ in problems])
     schema = folder.schema(before) if folder else pa.schema([])
     results = Results(schema, folder, fingerprint.id, origin_of(request.source, options.selection(models)))
@@ -304,9 +304,9 @@ def _start_engines(client: Client, prepared: Prepared) -> Engines:
     from ...cluster.interrupts import heard_in_collections
 
     heard_in_collections()
-    request, found = prepared.request, prepared.found
+    request, given = prepared.request, prepared.found
     began, options = time.perf_counter(), request.options
-    stored = sum(file.stored for file in found.found) if isinstance(found, Files) else 0
+    stored = sum(file.stored for file in given.found) if isinstance(given, Files) else 0
     reading = partial(read_in_processes, at_once=-(-stored // _BYTES_OF_A_READER))
     how = (options.device, options.precision, options.kernels, options.allow_mixed, reading)
     with Watchdog(client, "the model is not loaded", request.progress.warn, request.progress.patience):

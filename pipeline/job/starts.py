@@ -10,8 +10,8 @@ from ..source.plan.plan import Range, RangeEnd, Start
 class Starts:
     """What the client of a job knows of the starts of its ranges, by their numbers; in place of one, why there is none.
 
-    A task reads its part of a file by a guess of where its first record begins. The guess counts if it is where the
-    part before ends; else the task is given the start, and reads again.
+    A task guesses where the first record of its part begins, and reads from there. The guess is right if the part
+    before ends there; else the task receives the start, and reads again.
     """
 
     def __init__(self) -> None:

@@ -42,10 +42,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """The values that every task of a job needs. engines: the keys under which workers hold each model. chunk_rows:
-    rows in a chunk at most. names: of the parts. out: where the output folder is, or None for results in memory.
-    backend: that of every worker; None where they may differ. each_kernel: record a span for every kernel. examples:
-    how many of the rows whose two best classes were closest each chunk returns.
+    """The values that every task of a job needs.
+
+    Attributes
+    ----------
+    selection : Selection
+        The columns of the input that the job uses.
+    engines : tuple of str
+        The keys under which workers hold the engine of each model.
+    backend : Backend or None
+        The backend of every worker; None where they may differ.
+    columns : Columns
+        The columns that are computed and written.
+    names : PartNames
+        The names of the parts.
+    strict : bool
+        Whether the first bad row stops the job.
+    chunk_rows : int
+        Rows in a chunk at most.
+    out : Location or None
+        Where the output folder is; None for results in memory.
+    fingerprint : str
+        The id of the job's `Fingerprint`.
+    each_kernel : bool
+        Whether to record a span for every kernel.
+    examples : int
+        How many of the rows whose two best classes were closest each chunk returns.
+
     """
 
     selection: Selection
@@ -185,7 +208,7 @@ class Stopped:
 
 
 Event = Done | RangeEnd | Noted | SetAside | Stopped
-"""What a job hears of its chunks."""
+"""What the client of a job receives about its chunks."""
 
 
 def reported(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -260,7 +283,7 @@ def infer(chunk: Chunk, spans: list[Span], job: Job) -> Work:
     # Of a model that gives several labels, two that are close are both given.
     count = job.examples if models[0].thresholds is None else 0
     examples = closest(chunk, of_first.labels, of_first.scores, models[0].classes, count)
-    cut = tuple(each.cut(columns.top_k) for each, columns in zip(scored.predictions, models, strict=True))
+    cut = tuple(own.cut(columns.top_k) for own, columns in zip(scored.predictions, models, strict=True))
     texts = chunk.digest if job.out is None else b""
     return Work(chunk.without_text(), cut, scored.doubtful, place, spans, examples, texts)
 
@@ -341,7 +364,22 @@ def _judged(
     chunk: Chunk,
     chosen: NDArray[np.bool_],
 ) -> Judged:
-    """One model's share of the totals."""
+    """One model's share of the totals.
+
+    Parameters
+    ----------
+    columns : ModelColumns
+        What is written of the model.
+    predictions : Predictions
+        Its predictions for all rows of the chunk.
+    doubtful : dict of str to int
+        The rows that it could hardly judge, by reason.
+    chunk : Chunk
+        The chunk.
+    chosen : numpy.ndarray
+        Which rows are written, as booleans of shape [rows].
+
+    """
     written = predictions if chosen.all() else predictions.take(chosen)
     scores = columns.counts(written)
     return Judged(

@@ -1,5 +1,5 @@
-"""Tells the user of each worker that is lost, of processes that somebody has stopped, and what a job waits for when
-nothing progresses; the keys of tasks, from which step and range can be told.
+"""Warns the user of each worker that is lost, of processes that somebody has stopped, and of what a job waits for when
+nothing progresses; the keys of tasks, which hold the step and the range.
 """
 
 from __future__ import annotations
@@ -41,8 +41,19 @@ Key = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class InFlight:
-    """What the scheduler knows of the tasks of jobs. running: (seconds, step, chunk, worker), the longest first.
-    waiting: tasks that a worker has, or will get, but has not begun. silent: (worker, seconds since its heartbeat).
+    """What the scheduler knows of the tasks of jobs.
+
+    Attributes
+    ----------
+    workers : int
+        How many workers there are.
+    running : list of tuple
+        Seconds, step, chunk and worker of each task that runs, the longest first.
+    waiting : int
+        Tasks that a worker has, or will get, but has not begun.
+    silent : list of tuple
+        Worker, and seconds since its heartbeat.
+
     """
 
     workers: int
@@ -79,8 +90,8 @@ class Watchdog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._subscribed and self._client.status == "running":
             self._client.unsubscribe_topic(_EVENTS)
-            for each in _stopped() if self._last > self._began else ():  # not after the model is loaded, too
-                self.warn(f"{each}; whoever reads what this command says waits for that process, too")
+            for process in _stopped() if self._last > self._began else ():  # not after the model is loaded, too
+                self.warn(f"{process}; whoever reads what this command says waits for that process, too")
         self._lost.put(None)
         self._thread.join(timeout=1.0)  # it may be waiting for a scheduler that does not answer
 
@@ -110,7 +121,7 @@ class Watchdog:
         self._client.subscribe_topic(_EVENTS, self._hear)
         self._subscribed = True
         seconds = time.monotonic() - self._began
-        with suppress(OSError, RuntimeError, TimeoutError):  # a scheduler in trouble: a stall tells of it
+        with suppress(OSError, RuntimeError, TimeoutError):  # no answer: `_watch` reports the stall
             for message in self._client.run_on_scheduler(_losses, seconds, callback_timeout=_ANSWER_SECONDS):
                 self.warn(_loss(message["worker"], message["processing-tasks"]))
 
@@ -140,12 +151,12 @@ class Watchdog:
             doing, since = self._doing
             return f"{doing} for {time.monotonic() - since:.0f} s"
         try:
-            found = self._client.run_on_scheduler(_in_flight, callback_timeout=_ANSWER_SECONDS)
+            in_flight = self._client.run_on_scheduler(_in_flight, callback_timeout=_ANSWER_SECONDS)
         except TimeoutError:
             return f"the scheduler {self._client.scheduler.address} does not answer"
         except (OSError, RuntimeError) as error:
             return f"the scheduler cannot be reached ({error})"
-        return "; ".join(_reasons(found))
+        return "; ".join(_reasons(in_flight))
 
 
 def _is_a_loss(message: Any) -> bool:
@@ -159,7 +170,7 @@ def _losses(seconds: float, dask_scheduler: Scheduler) -> list[dict[str, Any]]:
 
 
 def _loss(worker: str, keys: Iterable[Any]) -> str:
-    chunks = sorted({found[1] for key in keys if (found := step_and_chunk(key))})
+    chunks = sorted({named[1] for key in keys if (named := step_and_chunk(key))})
     if not chunks:
         return f"worker {worker} was lost; it had nothing to do"
     return (
@@ -168,32 +179,32 @@ def _loss(worker: str, keys: Iterable[Any]) -> str:
     )
 
 
-def _reasons(found: InFlight) -> Iterator[str]:
-    if not found.workers:
+def _reasons(state: InFlight) -> Iterator[str]:
+    if not state.workers:
         yield "there are no workers"
-    running = [f"{chunk} is in {step} on worker {worker} for {s:.0f} s" for s, step, chunk, worker in found.running]
+    running = [f"{chunk} is in {step} on worker {worker} for {s:.0f} s" for s, step, chunk, worker in state.running]
     if running:
         yield first_of(running)
-    elif found.workers and found.waiting:
-        yield f"{found.waiting} tasks wait for a worker to begin them"
-    elif found.workers:
+    elif state.workers and state.waiting:
+        yield f"{state.waiting} tasks wait for a worker to begin them"
+    elif state.workers:
         yield "the scheduler has no task of this job left to run"
-    if found.silent:
+    if state.silent:
         yield first_of(
-            [f"worker {worker} has sent no heartbeat for {seconds:.0f} s" for worker, seconds in found.silent]
+            [f"worker {worker} has sent no heartbeat for {seconds:.0f} s" for worker, seconds in state.silent]
         )
 
 
 def _stopped() -> list[str]:
     """The processes of this job on this machine that somebody has stopped."""
-    found = []
+    processes = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if process.status() == psutil.STATUS_STOPPED:
                 command = " ".join(process.cmdline())
                 what = next((_HELPERS[name] for name in _HELPERS if name in command), process.name())
-                found.append(f"process {process.pid} ({what}) is stopped: kill -CONT {process.pid} lets it go on")
-    return found
+                processes.append(f"process {process.pid} ({what}) is stopped: kill -CONT {process.pid} lets it go on")
+    return processes
 
 
 def _in_flight(dask_scheduler: Scheduler) -> InFlight:
@@ -207,9 +218,9 @@ def _in_flight(dask_scheduler: Scheduler) -> InFlight:
             silent.append((worker.address, since))
         waiting += [task for task in worker.processing if task not in worker.executing]
         for task, seconds in worker.executing.items():
-            found = step_and_chunk(task.key)
-            if found and task in worker.processing:
-                running.append((seconds + since, *found, worker.address))
+            named = step_and_chunk(task.key)
+            if named and task in worker.processing:
+                running.append((seconds + since, *named, worker.address))
     count = sum(step_and_chunk(task.key) is not None for task in waiting)
     silent.sort(key=lambda item: item[1], reverse=True)
     return InFlight(len(dask_scheduler.workers), sorted(running, reverse=True), count, silent)

@@ -99,17 +99,28 @@ class WorkerState:
         spans: list[Span],
         take: Callable[[int], bool],
     ) -> Reading:
-        """As of `Readers`."""
+        """Read a range in a reader process, or in this one where there are none.
+
+        Parameters
+        ----------
+        part, selection, chunk_rows, skip, spans, take
+            As of `Readers.read_range`.
+
+        """
         if self.readers:
             return self.readers.read_range(part, selection, chunk_rows, skip, spans, take)
-        return _with_room(read_range(part, selection, chunk_rows, skip, spans), take)
+        return _as_room_allows(read_range(part, selection, chunk_rows, skip, spans), take)
 
 
-def _with_room(reading: Reading, take: Callable[[int], bool]) -> Reading:
-    """What is read in this process, where how large a chunk is shows once it is read."""
-    with closing(reading):
+def _as_room_allows(items: Reading, take: Callable[[int], bool]) -> Reading:
+    """Read one item at a time, and only after `take` has reserved room for it; stop where `take` returns False.
+
+    A chunk's size is known once it is read. So room for the largest chunk, `MOST_OF_ONE`, is reserved before, and the
+    task gives back what the chunk does not take.
+    """
+    with closing(items):
         while take(MOST_OF_ONE):
-            if (item := next(reading, None)) is None:
+            if (item := next(items, None)) is None:
                 return
             yield item
 

@@ -25,8 +25,8 @@ Sources = tuple[RowRange, ...]
 
 
 @dataclass(frozen=True)
-class Committed:
-    """What the entries of a job say. chunks: by name. closed: the closing entries by the number of the group."""
+class Entries:
+    """Entries of a job. chunks: those of chunks, by name. closed: the closing ones, by the number of the group."""
 
     chunks: Mapping[str, Entry]
     closed: Mapping[int, ClosingEntry]
@@ -50,8 +50,17 @@ class Committed:
 
 @dataclass(frozen=True)
 class Gap:
-    """Rows that the entries do not account for once. chunk: whose entry is missing or wrong; None for another cause.
-    group: whose closing entry is wrong; None where none is.
+    """Rows that the entries do not account for exactly once.
+
+    Attributes
+    ----------
+    message : str
+        What is wrong.
+    chunk : str or None
+        The chunk whose entry is missing or wrong; None for another cause.
+    group : int or None
+        The group whose closing entry is wrong; None where none is.
+
     """
 
     message: str
@@ -155,10 +164,10 @@ def _of_group(
 
 def most_quarantined(limit: str | int, rows: int) -> int:
     """How many of so many rows may be in quarantine. limit: a number, or a share such as "10%". Raises UsageError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)%|(\d+)", str(limit))
-    if not found or float(found[1] or 0) > 100:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)%|(\d+)", str(limit))
+    if not match or float(match[1] or 0) > 100:
         raise UsageError(f"max_quarantined is {limit!r}, it must be a number of rows, or a share such as 10%")
-    return int(found[2]) if found[2] else int(float(found[1]) / 100 * rows)
+    return int(match[2]) if match[2] else int(float(match[1]) / 100 * rows)
 
 
 class Sums:
@@ -176,23 +185,23 @@ class Sums:
         self._problems = [*plan.problems] if plan else []
         self._unread = [*plan.unread] if plan else []
 
-    def add(self, found: Entry | ClosingEntry) -> None:
+    def add(self, entry: Entry | ClosingEntry) -> None:
         """Count an entry, unless it is of another group."""
-        if isinstance(found, ClosingEntry):
-            if found.group in self._groups:
-                self._problems += found.problems
-                self._unread += found.unread
-        elif group_of(found.chunk) in self._groups:
-            self._figures.update(chunks=1, **{name: getattr(found, name) for name in SUMS})
-            self._labels.update(found.labels)
-            self._doubtful.update(found.doubtful)
-            self._lengths = tuple(map(add, self._lengths, found.lengths))
-            self._confusion = _confusion((self._confusion, found.confusion))
-            self._scores = summed_scores((self._scores, found.scores))
-            others = found.judged[1:]
-            pairs = zip(self._others, others, strict=True) if self._others else ((each,) for each in others)
+        if isinstance(entry, ClosingEntry):
+            if entry.group in self._groups:
+                self._problems += entry.problems
+                self._unread += entry.unread
+        elif group_of(entry.chunk) in self._groups:
+            self._figures.update(chunks=1, **{name: getattr(entry, name) for name in SUMS})
+            self._labels.update(entry.labels)
+            self._doubtful.update(entry.doubtful)
+            self._lengths = tuple(map(add, self._lengths, entry.lengths))
+            self._confusion = _confusion((self._confusion, entry.confusion))
+            self._scores = summed_scores((self._scores, entry.scores))
+            others = entry.judged[1:]
+            pairs = zip(self._others, others, strict=True) if self._others else ((model,) for model in others)
             self._others = tuple(map(summed, pairs))
-            self._problems += [(found.sources[0][0], problem) for problem in found.problems]
+            self._problems += [(entry.sources[0][0], problem) for problem in entry.problems]
 
     @property
     def totals(self) -> Totals:
@@ -213,23 +222,23 @@ class Sums:
 def summed(judged: Sequence[Judged]) -> Judged:
     """What one model says of the rows of several entries, together."""
     return Judged(
-        labels=_sum(each.labels for each in judged),
-        unlabelled=sum(each.unlabelled for each in judged),
-        multi_label=any(each.multi_label for each in judged),
-        truncated=sum(each.truncated for each in judged),
-        unknown_chars=sum(each.unknown_chars for each in judged),
-        saturated=sum(each.saturated for each in judged),
-        asked=sum(each.asked for each in judged),
-        doubtful=_sum(each.doubtful for each in judged),
-        confusion=_confusion(each.confusion for each in judged),
-        scores=summed_scores(each.scores for each in judged),
+        labels=_sum(model.labels for model in judged),
+        unlabelled=sum(model.unlabelled for model in judged),
+        multi_label=any(model.multi_label for model in judged),
+        truncated=sum(model.truncated for model in judged),
+        unknown_chars=sum(model.unknown_chars for model in judged),
+        saturated=sum(model.saturated for model in judged),
+        asked=sum(model.asked for model in judged),
+        doubtful=_sum(model.doubtful for model in judged),
+        confusion=_confusion(model.confusion for model in judged),
+        scores=summed_scores(model.scores for model in judged),
     )
 
 
-def summed_scores(found: Iterable[Scores]) -> Scores:
-    """Rows by label and bin of all entries; not known where one of them, of an earlier version, does not tell."""
+def summed_scores(counts: Iterable[Scores]) -> Scores:
+    """Rows by label and bin of all entries; UNSET where one of them, of an earlier version, has no such counts."""
     total: dict[str, tuple[int, ...]] = {}
-    for scores in found:
+    for scores in counts:
         if scores is UNSET:
             return UNSET
         for label, bins in scores.items():
@@ -239,15 +248,15 @@ def summed_scores(found: Iterable[Scores]) -> Scores:
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
+    for labels in counts:
+        total.update(labels)
     return dict(total)
 
 
-def _confusion(found: Iterable[tuple[tuple[int, int, int], ...] | None]) -> tuple[tuple[int, int, int], ...] | None:
+def _confusion(given: Iterable[tuple[tuple[int, int, int], ...] | None]) -> tuple[tuple[int, int, int], ...] | None:
     """As `accuracy.Confusion.pairs` has it; None where no entry has one."""
     counts: Counter[tuple[int, int]] = Counter()
-    told = [pairs for pairs in found if pairs is not None]
-    for true, label, rows in (pair for pairs in told for pair in pairs):
+    known = [pairs for pairs in given if pairs is not None]
+    for true, label, rows in (pair for pairs in known for pair in pairs):
         counts[true, 0 if true == NO_TRUTH else label] += rows
-    return tuple((true, label, rows) for (true, label), rows in sorted(counts.items())) if told else None
+    return tuple((true, label, rows) for (true, label), rows in sorted(counts.items())) if known else None

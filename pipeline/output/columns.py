@@ -55,20 +55,31 @@ def label_table(
     chunk: Chunk, predictions: Sequence[Predictions], schema: pa.Schema, models: Sequence[ModelColumns]
 ) -> pa.Table:
     """The labelled rows: the columns of `chunk.rows` and of its predictions by each model, in the order of `schema`."""
-    found = {N_CHARS.name: pa.array(predictions[0].n_chars)}
+    arrays = {N_CHARS.name: pa.array(predictions[0].n_chars)}
     for model, predicted in zip(models, predictions, strict=True):
-        found |= model.columns(predicted)
+        arrays |= model.columns(predicted)
     if chunk.truth is not None:
         names = pa.array(models[0].truths or models[0].classes, pa.string())
-        found[TRUTH.name] = names.take(pa.array(chunk.truth, mask=chunk.truth == NO_TRUTH))
+        arrays[TRUTH.name] = names.take(pa.array(chunk.truth, mask=chunk.truth == NO_TRUTH))
     computed = schema.names[chunk.rows.num_columns :]
-    return pa.table([*chunk.rows.columns, *(found[name] for name in computed)], schema)
+    return pa.table([*chunk.rows.columns, *(arrays[name] for name in computed)], schema)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """written: of the parts. computed: the same, or also the score of every class, where `where` names one of them.
-    models: those that each model fills, for `computed`. where: which rows are written; None for all.
+    """The columns of a job's output.
+
+    Attributes
+    ----------
+    written : pyarrow.Schema
+        The columns of the parts.
+    computed : pyarrow.Schema
+        The same; where `where` names the score of a class that is not written, also the score of every class.
+    models : tuple of ModelColumns
+        Those of `computed` that each model fills.
+    where : Where or None
+        Which rows are written; None for all.
+
     """
 
     written: pa.Schema

@@ -38,10 +38,24 @@ _ESCAPE = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
 
 
 def commit_chunk(store: Store, table: pa.Table, quarantine: pa.Table, about: Entry, names: PartNames) -> Entry:
-    """Write a chunk's files, then its entry, which is returned: `about` with the files. names: of the job's parts.
+    """Write a chunk's files, then its entry, which is returned.
 
     Safe to run twice, also at the same time: every attempt writes the same bytes. Raises OutputError, also where
     another job has taken the folder.
+
+    Parameters
+    ----------
+    store : Store
+        The store of the output folder.
+    table : pyarrow.Table
+        The rows of the parts.
+    quarantine : pyarrow.Table
+        The rows in quarantine, with the columns of QUARANTINE_SCHEMA.
+    about : Entry
+        The entry, without its files.
+    names : PartNames
+        The names of the job's parts.
+
     """
     check = partial(check_claim, store, about.job)
     files = part_files(table, names, about.chunk, about.job)
@@ -102,11 +116,11 @@ def committed_rows(store: Store, entry: Entry, schema: pa.Schema, chosen: pa.Sch
     """
     chosen = schema if chosen is None else chosen
     files = [file for file in entry.files if not file.name.startswith(QUARANTINE)]
-    found = [
+    tables = [
         read_part(read_committed(store, file), file.name, store.root / file.name, schema, chosen) for file in files
     ]
-    rows = pa.concat_tables([chosen.empty_table(), *found])
-    if len(found) < 2:
+    rows = pa.concat_tables([chosen.empty_table(), *tables])
+    if len(tables) < 2:
         return rows
     sources = pa.array([file for file, *_ in entry.sources], pa.string()).unique()
     order = pa.table([pc.index_in(rows.column("file"), sources), rows.column("row")], ["file", "row"])
@@ -118,7 +132,7 @@ def escape(head: bytes) -> str:
 
 
 def unescape(text: str) -> bytes:
-    return _ESCAPE.sub(lambda found: bytes.fromhex(found[1].decode()) if found[1] else b"\\", text.encode())
+    return _ESCAPE.sub(lambda match: bytes.fromhex(match[1].decode()) if match[1] else b"\\", text.encode())
 
 
 def quarantine_bytes(rows: pa.Table) -> bytes:
@@ -138,15 +152,29 @@ def quarantine_table(data: bytes, path: object) -> pa.Table:
 
 def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | None, names: Sequence[Names]) -> None:
     """Raise OutputError unless the files of an entry are as they were written, hold what it says, and each row of its
-    sources is there once, written or quarantined, but for as many as were filtered. schema: of the job's parts. Each
-    written row must satisfy `where`, if all its columns are there; and the figures of the entry must be those of its
-    rows, where their columns are there: of rows chosen from another job's, some may be left out. names: of each model's
-    columns.
+    sources is there once, written or quarantined, but for as many as were filtered.
+
+    The figures of the entry must be those of its rows, where their columns are there: of rows chosen from another
+    job's, some columns may be left out.
+
+    Parameters
+    ----------
+    store : Store
+        The store of the output folder.
+    entry : Entry
+        The entry.
+    schema : pyarrow.Schema
+        Of the job's parts.
+    where : Where or None
+        Each written row must satisfy it, if all its columns are there.
+    names : sequence of Names
+        The names of each model's columns.
+
     """
     named = where.columns if where is not None else set()
     decided = where if named <= set(schema.names) else None
-    filled = {*_ROWS, N_CHARS.name, *(column for each in names for column in _figures(each).values())}
-    judged = filled | {name for each in names for name in (each.label, each.score)}
+    filled = {*_ROWS, N_CHARS.name, *(column for own in names for column in _figures(own).values())}
+    judged = filled | {name for own in names for name in (own.label, own.score)}
     looked_at = judged | (named if decided else set())
     columns = pa.schema([field for field in schema if field.name in looked_at])
     parts, tables = [], []
@@ -178,9 +206,9 @@ def _figures(names: Names) -> dict[str, str]:
 def _check_figures(entry: Entry, rows: pa.Table, names: Sequence[Names]) -> None:
     """The entry's share of the totals must be that of its written rows."""
     same = len(entry.judged) == len(names) and entry.chars == (pc.sum(rows.column(N_CHARS.name)).as_py() or 0)
-    for each, judged in zip(names, entry.judged, strict=False):
-        scores, unlabelled = scores_of(rows.column(each.label), rows.column(each.score))
-        sums = {name: pc.sum(rows.column(column)).as_py() or 0 for name, column in _figures(each).items()}
+    for own, judged in zip(names, entry.judged, strict=False):
+        scores, unlabelled = scores_of(rows.column(own.label), rows.column(own.score))
+        sums = {name: pc.sum(rows.column(column)).as_py() or 0 for name, column in _figures(own).items()}
         labels = {name: sum(bins) for name, bins in scores.items()}
         same = same and (labels, unlabelled) == (judged.labels, judged.unlabelled)
         same = same and judged.scores in (UNSET, scores)
@@ -203,13 +231,13 @@ def scores_of(labels: pa.ChunkedArray, scores: pa.ChunkedArray) -> tuple[dict[st
 
 def _check_rows(entry: Entry, tables: Iterable[pa.Table]) -> None:
     """Each row of the entry's sources must be there once, but for those that were filtered."""
-    found: dict[str, list[np.ndarray]] = defaultdict(list)
+    rows_of: dict[str, list[np.ndarray]] = defaultdict(list)
     for table in tables:
         names = table.column("file").combine_chunks().dictionary_encode()
         numbers, which = table.column("row").to_numpy(), names.indices.to_numpy()
         for i, file in enumerate(names.dictionary.to_pylist()):
-            found[file].append(numbers[which == i])
-    count = sum(len(piece) for pieces in found.values() for piece in pieces)
+            rows_of[file].append(numbers[which == i])
+    count = sum(len(piece) for pieces in rows_of.values() for piece in pieces)
     if count != entry.rows_read - entry.rows_filtered:
         raise OutputError(
             f"{entry.chunk}: {entry.rows_read:,} rows were read and {entry.rows_filtered:,} filtered, {count:,} are "
@@ -218,7 +246,7 @@ def _check_rows(entry: Entry, tables: Iterable[pa.Table]) -> None:
     expected: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for file, first, rows in entry.sources:
         expected[file].append((first, first + rows))
-    for file, pieces in found.items():  # as many as there must be, none twice, none that was not read
+    for file, pieces in rows_of.items():  # as many as there must be, none twice, none that was not read
         here = np.concatenate(pieces)
         if len(np.unique(here)) < len(here) or not _within(here, expected[file]).all():
             raise OutputError(f"{entry.chunk}: rows of {file} are missing or duplicated")
@@ -226,10 +254,10 @@ def _check_rows(entry: Entry, tables: Iterable[pa.Table]) -> None:
 
 def _within(rows: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
     """Which rows are in one of the ranges."""
-    found = np.zeros(len(rows), np.bool_)
+    within = np.zeros(len(rows), np.bool_)
     for first, end in ranges:
-        found |= (rows >= first) & (rows < end)
-    return found
+        within |= (rows >= first) & (rows < end)
+    return within
 
 
 def is_of(entry: Entry, models: Sequence[ModelColumns]) -> bool:

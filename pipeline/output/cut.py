@@ -63,8 +63,8 @@ class Amount:
             raise UsageError(f"--count is {count}, it must not be negative")
         if top is None:
             return cls(None, count)
-        found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(%?)", str(top).strip())
-        share = Fraction(found[1]) / (100 if found[2] else 1) if found else Fraction(-1)
+        match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(%?)", str(top).strip())
+        share = Fraction(match[1]) / (100 if match[2] else 1) if match else Fraction(-1)
         if not 0 <= share <= 1:
             raise UsageError(f"--top is {top!r}, it must be a share such as 10% or 0.1; --count takes a number of rows")
         return cls(share)
@@ -82,7 +82,18 @@ class Amount:
 
 @dataclass(frozen=True)
 class Cut:
-    """Of one group: its rows, how many of them are chosen, and the lowest score among these; None where none is."""
+    """What is chosen of one group of rows.
+
+    Attributes
+    ----------
+    rows : int
+        Its rows.
+    chosen : int
+        How many of them are chosen.
+    score : float or None
+        The lowest score among the chosen; None where none is.
+
+    """
 
     rows: int
     chosen: int

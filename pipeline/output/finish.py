@@ -32,11 +32,27 @@ def finish(
 ) -> None:
     """Check all that was committed, and write the totals into the manifest, then _SUCCESS.
 
-    schema: of the job's parts. counted: the digest of the entry of each chunk that this run has counted: of the
-    update of number `update`, or if that is 0 of the whole job with its `updates`. Whatever belongs to none of
-    these entries, such as files of a job that was overwritten, and temporary files are removed; those of earlier
-    updates are not looked at. Raises OutputError where another job took the folder, or where not all is there as it
-    was committed.
+    Whatever belongs to none of the counted entries, such as files of a job that was overwritten, and temporary files
+    are removed; those of earlier updates are not looked at. Raises OutputError where another job took the folder, or
+    where not all is there as it was committed.
+
+    Parameters
+    ----------
+    folder : OutputFolder
+        The folder of the job.
+    totals : Totals
+        The totals of all that is labelled.
+    schema : pyarrow.Schema
+        Of the job's parts.
+    job : str
+        The id of the job.
+    counted : mapping of str to bytes
+        The digest of the entry of each chunk that this run has counted: of the update, or of the whole job.
+    update : int
+        The number of the update that ends; 0 for the whole job.
+    updates : int
+        How many updates the job had when this run began.
+
     """
     check = partial(check_claim, folder.store, job)
     check()
@@ -79,9 +95,9 @@ def seal(folder: OutputFolder, manifest: Manifest) -> None:
     check = partial(check_claim, folder.store, job)
     plan = folder.plan_of(manifest, len(manifest.updates))
     files = folder.entry_files(job, range(groups_of(plan).stop))
-    found = sum(not layout.is_closing(name) for name in files)
-    if totals is not None and found != totals.chunks:
-        raise OutputError(f"{folder.path} has {found:,} entries, its job had {totals.chunks:,} chunks: {REPAIR}")
+    count = sum(not layout.is_closing(name) for name in files)
+    if totals is not None and count != totals.chunks:
+        raise OutputError(f"{folder.path} has {count:,} entries, its job had {totals.chunks:,} chunks: {REPAIR}")
     _check_committed(folder, manifest, plan, {}, [], check)
     folder.store.add(SUCCESS, b"", check)
 
@@ -113,10 +129,26 @@ def _check_committed(
     check: Callable[[], None],
 ) -> set[str]:
     """The names of the chunks' files. Their entries must be those that were counted, with their files as they were
-    written; they are added to `sums`.
+    written.
 
     Otherwise raises OutputError, and the entries of the chunks that are not so are removed, so that a resumed job
     computes these again.
+
+    Parameters
+    ----------
+    folder : OutputFolder
+        The folder of the job.
+    manifest : Manifest
+        Its manifest.
+    plan : SavedPlan or None
+        Its plan; None for rows in memory.
+    counted : mapping of str to bytes
+        As of `finish`.
+    sums : sequence of Sums
+        Every entry is added to each of them.
+    check : callable
+        Raises where another job has taken the folder.
+
     """
     job = manifest.fingerprint.id
     chunks: dict[str, Sources] = {}
@@ -133,17 +165,17 @@ def _check_committed(
             return Gap(error.message, entry.chunk)
         return None
 
-    for found, gap in folder.each_entry(job, groups_of(plan), damage):
-        for each in sums:
-            each.add(found)
-        if isinstance(found, ClosingEntry):
-            closed[found.group] = found
+    for entry, gap in folder.each_entry(job, groups_of(plan), damage):
+        for totals in sums:
+            totals.add(entry)
+        if isinstance(entry, ClosingEntry):
+            closed[entry.group] = entry
             continue
-        chunks[found.chunk] = tuple(one._replace(path=paths.setdefault(one.path, one.path)) for one in found.sources)
-        parts.update(file.name for file in found.files)
+        chunks[entry.chunk] = tuple(one._replace(path=paths.setdefault(one.path, one.path)) for one in entry.sources)
+        parts.update(file.name for file in entry.files)
         damaged += [gap] if gap else []
-        if counted.get(found.chunk, found.digest) != found.digest:
-            changed.append(Gap(f"{folder.path / found.file_name} was changed while the job ran", found.chunk))
+        if counted.get(entry.chunk, entry.digest) != entry.digest:
+            changed.append(Gap(f"{folder.path / entry.file_name} was changed while the job ran", entry.chunk))
     lost = [Gap(f"{folder.path / layout.entry_file(n, job)} was removed while the job ran", n) for n in counted]
     wrong = [*changed, *(gap for gap in lost if gap.chunk not in chunks), *gaps(chunks, closed, plan), *damaged]
     for chunk in {gap.chunk for gap in wrong if gap.chunk}:

@@ -1,4 +1,7 @@
-"""A job's output folder: created, resumed, updated, read."""
+"""A job's output folder: created, resumed, updated, read.
+
+Each chunk has an entry, and each range a closing entry. The names of files, and their JSON, call a range a group.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from ..processes.threads import threads
 from ..source.open.ahead import in_order
 from ..source.plan.plan import RangeEnd, part_name
 from . import layout
-from .account import Committed, gaps, groups_of, open_to_change
+from .account import Entries, gaps, groups_of, open_to_change
 from .commit import check_chunk, commit_end, committed_entry
 from .layout import (
     CLAIM,
@@ -132,7 +135,19 @@ class OutputFolder:
 
         Of several jobs that begin here at once, one creates the claim. With `overwrite` the claim is replaced and old
         content removed; from then on no other job can write here (see `Store.add`). Raises UsageError where
-        another job has begun here, OutputError where the folder cannot be written. schema: of its parts.
+        another job has begun here, OutputError where the folder cannot be written.
+
+        Parameters
+        ----------
+        fingerprint : Fingerprint
+            What decides the content of the folder.
+        schema : pyarrow.Schema
+            Of the parts.
+        plan : bytes or None
+            The plan as it is saved; None for rows in memory.
+        resume, overwrite : bool
+            As of `classify`.
+
         """
         store, job = self.store, fingerprint.id
         self.refuse_unless(resume, overwrite, False)
@@ -275,7 +290,7 @@ class OutputFolder:
             raise OutputError(f"{self.path / PLAN} {what}. Start again with --overwrite")
         self.store.put(PLAN, data, partial(check_claim, self.store, job))
 
-    def entries(self, job: str, groups: range | None = None) -> Committed:
+    def entries(self, job: str, groups: range | None = None) -> Entries:
         """The entries of a job, of these groups or all; those of another job do not count. Raises OutputError for a
         damaged one.
         """
@@ -285,23 +300,24 @@ class OutputFolder:
                 chunks[entry.chunk] = entry
             else:
                 closed[entry.group] = entry
-        return Committed(chunks, closed)
+        return Entries(chunks, closed)
 
     def each_entry(
         self, job: str, groups: range | None, look: Callable[[Entry], _Seen]
     ) -> Iterator[tuple[Entry | ClosingEntry, _Seen | None]]:
-        """The same one by one: those of millions of chunks fill the memory. look: at that of a chunk, in a thread; what
-        it returns stands beside the entry.
+        """The same one by one: those of millions of chunks fill the memory. look: called with the entry of a chunk, in
+        a thread; what it returns stands beside the entry.
         """
-        for entry, seen in self._entries(self.entry_files(job, groups), job, look):
+        for entry, seen in self._read_entries(self.entry_files(job, groups), job, look):
             if isinstance(entry, OutputError):
                 raise entry
             yield entry, seen
 
-    def committed(self, job: str, fits: Callable[[Entry], bool], schema: pa.Schema, update: int) -> Committed:
-        """The entries by which a resumed job skips chunks and groups: not those that are damaged, that do not fit, or
-        have other rows than their group, or whose files are not there in their size. Such a chunk is computed again.
-        schema: of the job's parts. update: the number of the one that is continued; 0 for the job.
+    def keep_entries(self, job: str, fits: Callable[[Entry], bool], schema: pa.Schema, update: int) -> Entries:
+        """Keep the entries by which a resumed job skips chunks and groups, and remove the others: those that are
+        damaged, that do not fit, or have other rows than their group, or whose files are not there in their size. Such
+        a chunk is computed again. schema: of the job's parts. update: the number of the one that is continued; 0 for
+        the job.
 
         A job that was finished is resumed to be repaired: there all that `verify` looks at is checked, and groups in
         which files could not be read, or not wholly, are read again from there on. If an entry is not as it should be,
@@ -315,8 +331,8 @@ class OutputFolder:
         given = manifest.fingerprint.settings.where
         where = None if given is None else Where(given)
         names = self.entry_files(job, groups if update else None)
-        found_there = (entry for entry, _ in self._entries(names, job, lambda _: None))
-        entries = [entry for entry in found_there if not isinstance(entry, OutputError)]
+        read = (entry for entry, _ in self._read_entries(names, job, lambda _: None))
+        entries = [entry for entry in read if not isinstance(entry, OutputError)]
         size = self.store.sizes(layout.OF_CHUNKS)  # once the entries are read: another run may commit meanwhile
 
         def is_whole(entry: Entry) -> bool:
@@ -331,33 +347,33 @@ class OutputFolder:
             return True
 
         chunks = {entry.chunk: entry for entry in entries if isinstance(entry, Entry)}
-        found = dict(chunks)
+        kept = dict(chunks)
         closed = {entry.group: entry for entry in entries if isinstance(entry, ClosingEntry)}
         again = [closing for closing in closed.values() if finished and closing.problems]
         for closing in again:
             for chunk in open_to_change(closed.pop(closing.group), chunks):
-                found.pop(chunk, None)
-        for gap in gaps({name: entry.sources for name, entry in found.items()}, closed, plan):
-            found.pop(gap.chunk or "", None)
+                kept.pop(chunk, None)
+        for gap in gaps({name: entry.sources for name, entry in kept.items()}, closed, plan):
+            kept.pop(gap.chunk or "", None)
             closed.pop(-1 if gap.group is None else gap.group, None)
         with threads(self.store.readers) as pool:
-            whole = list(pool.map(is_whole, found.values()))
-        found = {chunk: entry for (chunk, entry), kept in zip(found.items(), whole, strict=True) if kept}
-        kept = {entry.file_name for entry in found.values()} | {end.file_name for end in closed.values()}
-        lost = [file.name for chunk, entry in chunks.items() if chunk not in found for file in entry.files]
+            whole = list(pool.map(is_whole, kept.values()))
+        kept = {chunk: entry for (chunk, entry), is_kept in zip(kept.items(), whole, strict=True) if is_kept}
+        kept_names = {entry.file_name for entry in kept.values()} | {end.file_name for end in closed.values()}
+        files = [file.name for chunk, entry in chunks.items() if chunk not in kept for file in entry.files]
         self.check_claim(job)
-        if finished and (again or manifest.totals is None or manifest.totals.chunks != len(found)):
+        if finished and (again or manifest.totals is None or manifest.totals.chunks != len(kept)):
             self.store.remove(SUCCESS)
-        self.store.remove_all([name for name in names if name not in kept])  # or a worker would count these chunks
-        self.store.remove_all(lost)  # then only: what has an entry is there
-        return Committed(found, closed)
+        self.store.remove_all([name for name in names if name not in kept_names])  # else workers skip these
+        self.store.remove_all(files)  # after the entries: the files of an entry must be there
+        return Entries(kept, closed)
 
     def entry_files(self, job: str, groups: range | None) -> list[str]:
         """The names of the entries of a job, of these groups or all."""
         ours = (name for name in self.store.files(ENTRIES) if layout.of_job(name, job))
         return [name for name in ours if groups is None or layout.group_in(name, job) in groups]
 
-    def _entries(
+    def _read_entries(
         self, files: list[str], job: str, look: Callable[[Entry], _Seen]
     ) -> Iterator[tuple[Entry | ClosingEntry | OutputError, _Seen | None]]:
         """The entries of a job in these files, and errors for damaged ones. look: as of `each_entry`."""
@@ -365,26 +381,26 @@ class OutputFolder:
         def read(name: str) -> tuple[Entry | ClosingEntry | OutputError, _Seen | None]:
             kind: type[Entry | ClosingEntry] = ClosingEntry if layout.is_closing(name) else Entry
             try:
-                found = from_json(self.store.read(name), kind, self.path / name)
-                if isinstance(found, Entry) and not found.has_files(names):
+                entry = from_json(self.store.read(name), kind, self.path / name)
+                if isinstance(entry, Entry) and not entry.has_files(names):
                     raise OutputError(f"{self.path / name} is damaged: it names other files than those of its chunk")
-                if found.job == job and found.file_name != name:
-                    raise OutputError(f"{self.path / name} is the entry of {found.file_name}")
-                return found, look(found) if isinstance(found, Entry) and found.job == job else None
+                if entry.job == job and entry.file_name != name:
+                    raise OutputError(f"{self.path / name} is the entry of {entry.file_name}")
+                return entry, look(entry) if isinstance(entry, Entry) and entry.job == job else None
             except OutputError as error:
                 return OutputError(f"{error.message}: {REPAIR}"), None
 
         names, readers = self.manifest().fingerprint.settings.names, self.store.readers
         with threads(readers) as pool:
-            for found, seen in in_order(pool, (partial(read, name) for name in files), lambda: 2 * readers):
-                if isinstance(found, OutputError) or found.job == job:
-                    yield found, seen
+            for entry, seen in in_order(pool, (partial(read, name) for name in files), lambda: 2 * readers):
+                if isinstance(entry, OutputError) or entry.job == job:
+                    yield entry, seen
 
     def close(self, end: RangeEnd, job: str) -> None:
         """Commit the end of a range. Raises OutputError, also where another job took the folder."""
         commit_end(self.store, end, job)
 
-    def chunks_of(self, which: int | str, job: str, names: PartNames) -> dict[str, Entry]:
+    def entries_of(self, which: int | str, job: str, names: PartNames) -> dict[str, Entry]:
         """The entries of the chunks of a group that are committed, by name, in order; or of one chunk. which: the
         number of the group, or the chunk's name. names: of the job's parts.
         """
@@ -392,15 +408,15 @@ class OutputFolder:
         if isinstance(which, int):
             files = (name.rpartition("/")[2] for name in self.store.files(ENTRIES) if layout.of_job(name, job))
             chunks = [name.rpartition("-")[0] for name in files if name.startswith(part_name(which, 0)[:-7])]
-        found = {chunk: committed_entry(self.store, chunk, job, names) for chunk in chunks}
-        return {chunk: entry for chunk, entry in found.items() if entry is not None}
+        entries = {chunk: committed_entry(self.store, chunk, job, names) for chunk in chunks}
+        return {chunk: entry for chunk, entry in entries.items() if entry is not None}
 
     def checked_plan(self, manifest: Manifest) -> SavedPlan | None:
         """The plan of a job over files with its updates, without contradictions; None for rows in memory. Raises
         OutputError.
         """
-        found = [self.plan_of(manifest, number) for number in range(1 + len(manifest.updates))]
-        plans = [plan for plan in found if plan is not None]
+        saved = [self.plan_of(manifest, number) for number in range(1 + len(manifest.updates))]
+        plans = [plan for plan in saved if plan is not None]
         try:
             return together(plans) if plans else None
         except ValueError as error:

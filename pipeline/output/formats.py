@@ -190,15 +190,15 @@ def part_files(table: pa.Table, names: PartNames, chunk: str, job: str) -> list[
             f"{len(table):,} rows would be in {len(several):,} folders by {', '.join(names.by)}, at most "
             f"{_MOST_FOLDERS:,} may be: give --partition-by a column with fewer values"
         )
-    found = []
-    for name, values in names.files(chunk, job, [tuple(each.values()) for each in several]):
+    parts = []
+    for name, values in names.files(chunk, job, [tuple(row.values()) for row in several]):
         rows = rest
         for column, value in zip(names.by, values, strict=True):
             _check_folder(column, value)
         if names.by:
             rows = rest.filter(reduce(pc.and_, map(_has, texts, values)))
-        found.append((name, len(rows), write(rows)))
-    return found
+        parts.append((name, len(rows), write(rows)))
+    return parts
 
 
 def _has(texts: pa.ChunkedArray, value: str | None) -> pa.ChunkedArray:
@@ -207,8 +207,21 @@ def _has(texts: pa.ChunkedArray, value: str | None) -> pa.ChunkedArray:
 
 
 def read_part(data: bytes, name: str, path: object, schema: pa.Schema, chosen: pa.Schema | None = None) -> pa.Table:
-    """The rows of a part, or some columns of it. schema: of the job's parts. chosen: of what is read, in which a column
-    of texts may be a dictionary. Raises OutputError, with `path`, for another kind of file.
+    """The rows of a part, or some columns of it. Raises OutputError for another kind of file.
+
+    Parameters
+    ----------
+    data : bytes
+        The part.
+    name : str
+        Its name within the output folder, which may hold values of columns.
+    path : object
+        Its path, for messages.
+    schema : pyarrow.Schema
+        Of the job's parts.
+    chosen : pyarrow.Schema or None
+        The columns to read, in which a column of texts may be a dictionary; None for all.
+
     """
     format_, values = PartNames.like(name).format, folder_values(name)
     try:
@@ -219,11 +232,11 @@ def read_part(data: bytes, name: str, path: object, schema: pa.Schema, chosen: p
                 if by in chosen.names and not pc.all(_has(table.column(by).cast(pa.string()), value)).as_py():
                     raise ValueError(f"it has rows with another {by} than {value!r}")
             return table
-        stored, read = (pa.schema([field for field in each if field.name not in values]) for each in (schema, chosen))
+        stored, read = (pa.schema([field for field in one if field.name not in values]) for one in (schema, chosen))
         table = PART_FORMATS[format_].read(data, stored, read)
         for by in (name for name in values if name in chosen.names):
-            one = from_plain(pa.array([values[by]], pa.string()), chosen.field(by).type)
-            table = table.append_column(chosen.field(by), one.take(pa.array(np.zeros(len(table), np.int64))))
+            value = from_plain(pa.array([values[by]], pa.string()), chosen.field(by).type)
+            table = table.append_column(chosen.field(by), value.take(pa.array(np.zeros(len(table), np.int64))))
         return table.select(chosen.names)
     except (OSError, ValueError, KeyError, TypeError, MemoryError, RecursionError, pa.ArrowException) as error:
         raise OutputError(f"{path} is not a part of this job ({error})") from error
@@ -242,8 +255,8 @@ def _described(schema: pa.Schema) -> str:
 
 def _separator(field: pa.Field) -> str | None:
     """What is between the values of a list; None for JSON text."""
-    found = (field.metadata or {}).get(b"separator")
-    return None if found is None else found.decode()
+    separator = (field.metadata or {}).get(b"separator")
+    return None if separator is None else separator.decode()
 
 
 def _flat(column: pa.Array, separator: str | None) -> pa.Array:

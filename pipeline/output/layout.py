@@ -52,8 +52,18 @@ FILE_PATTERN = r"^(_?parts|parts(/[^/=]+=[^/]*)+|_quarantine)/part-\d{6,}-\d{7,}
 
 @dataclass(frozen=True)
 class PartNames:
-    """How the parts of a job are called. by: the columns each of whose values has a folder, as Hive names them, that of
-    a later column in that of an earlier one; none where all rows of a chunk are in one part. folder: they are in.
+    """How the parts of a job are called.
+
+    Attributes
+    ----------
+    format : str
+        The format of the parts, one of FORMATS.
+    by : tuple of str
+        The columns each of whose values has a folder, as Hive names them, that of a later column in that of an earlier
+        one; none where all rows of a chunk are in one part.
+    folder : str
+        The folder that the parts are in.
+
     """
 
     format: str = "parquet"
@@ -78,9 +88,9 @@ class PartNames:
         name = f"{_stem(chunk, job)}.{self.format}"
         if not self.by:
             return [(f"{self.folder}/{name}", ())]
-        in_order = sorted(values, key=lambda each: [(value is None, value or "") for value in each])
-        folders = ("/".join(map(value_folder, self.by, each)) for each in in_order)
-        return [(f"{PARTS}/{folder}/{name}", each) for folder, each in zip(folders, in_order, strict=True)]
+        in_order = sorted(values, key=lambda row: [(value is None, value or "") for value in row])
+        folders = ("/".join(map(value_folder, self.by, row)) for row in in_order)
+        return [(f"{PARTS}/{folder}/{name}", row) for folder, row in zip(folders, in_order, strict=True)]
 
 
 def value_folder(column: str, value: str | None) -> str:
@@ -90,8 +100,8 @@ def value_folder(column: str, value: str | None) -> str:
 
 def folder_values(name: str) -> dict[str, str | None]:
     """The columns in folders of whose values a part is, and these values; None of rows without one."""
-    found = (folder.partition("=")[::2] for folder in name.split("/")[1:-1])
-    return {unquote(column): None if value == NULL_FOLDER else unquote(value) for column, value in found}
+    pairs = (folder.partition("=")[::2] for folder in name.split("/")[1:-1])
+    return {unquote(column): None if value == NULL_FOLDER else unquote(value) for column, value in pairs}
 
 
 def quarantine_file(chunk: str, job: str) -> str:
@@ -121,8 +131,8 @@ def is_update_plan(name: str) -> bool:
 
 def group_of(name: str) -> int:
     """The group that a file of a chunk or of a group is of, by its name; -1 for any other file."""
-    found = re.match(r"(?:part|group)-(\d{6,})-", name.rpartition("/")[2])
-    return int(found[1]) if found else -1
+    match = re.match(r"(?:part|group)-(\d{6,})-", name.rpartition("/")[2])
+    return int(match[1]) if match else -1
 
 
 def group_in(name: str, job: str) -> int:

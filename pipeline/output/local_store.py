@@ -198,13 +198,13 @@ class LocalStore(Store):
 
         Links to folders are named, not followed.
         """
-        found = []
+        names = []
         for place, folders, files in os.walk(self.root / folder, onerror=_unreadable):
             links = [name for name in folders if os.path.islink(os.path.join(place, name))]
             folders[:] = [name for name in folders if not name.startswith(".")]
             within = Path(place).relative_to(self.root)
-            found += [(within / name).as_posix() for name in (*files, *links) if not name.startswith(".")]
-        return sorted(found)
+            names += [(within / name).as_posix() for name in (*files, *links) if not name.startswith(".")]
+        return sorted(names)
 
     def make(self, folders: tuple[str, ...]) -> None:
         """Create the root and folders in it. Raises OutputError."""

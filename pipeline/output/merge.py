@@ -22,7 +22,7 @@ from ..source.open.ahead import in_order
 from ..source.plan.files import share_of
 from ..source.plan.plan import part_name
 from ..storage.disk import refuse_outputs
-from .account import Committed, Sums
+from .account import Entries, Sums
 from .finish import finish
 from .folder import OutputFolder
 from .layout import closing_file, group_of
@@ -35,6 +35,17 @@ from .verify import finished
 
 @dataclass(frozen=True)
 class _Share:
+    """A share of a job.
+
+    Attributes
+    ----------
+    folder : OutputFolder
+        Its output folder.
+    manifest, plan
+        What is saved there.
+
+    """
+
     folder: OutputFolder
     manifest: Manifest
     plan: SavedPlan
@@ -101,13 +112,13 @@ def merge(
     """
     places, place = [place_of(name, endpoint) for name in shares], OutputFolder(place_of(output, endpoint))
     refuse_outputs({}, overwrite, lambda: map(str, places), str(place.path))
-    found = [_opened(OutputFolder(share)) for share in places]
-    found.sort(key=lambda share: share.number)
-    _refuse_others(found, allow_mixed)
-    first = found[0]
-    starts = [0, *accumulate(share.plan.ranges for share in found)]
+    opened = [_opened(OutputFolder(share)) for share in places]
+    opened.sort(key=lambda share: share.number)
+    _refuse_others(opened, allow_mixed)
+    first = opened[0]
+    starts = [0, *accumulate(share.plan.ranges for share in opened)]
     plan = together(
-        [msgspec.structs.replace(s.plan, first_group=at, whole=UNSET) for s, at in zip(found, starts, strict=False)]
+        [msgspec.structs.replace(s.plan, first_group=at, whole=UNSET) for s, at in zip(opened, starts, strict=False)]
     )
     fingerprint = msgspec.structs.replace(first.fingerprint, input=listing_digest(plan.files))
     schema = first.folder.schema(first.manifest)
@@ -117,7 +128,7 @@ def merge(
     with threads(readers) as pool:
         calls = (
             partial(_take, share, entry, offset, place, fingerprint.id)
-            for share, offset in zip(found, starts, strict=False)
+            for share, offset in zip(opened, starts, strict=False)
             for entry in _entries(share)
             if isinstance(entry, ClosingEntry) or _moved(entry.chunk, offset) not in counted
         )
@@ -131,9 +142,17 @@ def merge(
 
 def begin(
     place: OutputFolder, fingerprint: Fingerprint, schema: pa.Schema, plan: bytes | None, resume: bool, overwrite: bool
-) -> Committed:
-    """Begin an output that is made from others, or go on with it: what of it is committed. Raises UsageError where
+) -> Entries:
+    """Begin an output that is made from others, or go on with it; the entries that it keeps. Raises UsageError where
     something else was begun there.
+
+    Parameters
+    ----------
+    place : OutputFolder
+        The output.
+    fingerprint, schema, plan, resume, overwrite
+        As of `OutputFolder.create`.
+
     """
     place.refuse_unless(resume, overwrite, False)
     before = place.take_up() if resume else None
@@ -145,10 +164,10 @@ def begin(
     if before is None:
         place.store.probe()
         place.create(fingerprint, schema, plan, resume, overwrite)
-        return Committed({}, {})
+        return Entries({}, {})
     if plan is not None and place.plan() is None:
         place.restore_plan(plan, fingerprint.id)
-    return place.committed(fingerprint.id, lambda _: True, schema, 0)
+    return place.keep_entries(fingerprint.id, lambda _: True, schema, 0)
 
 
 def _opened(folder: OutputFolder) -> _Share:
@@ -159,12 +178,12 @@ def _opened(folder: OutputFolder) -> _Share:
     return _Share(folder, manifest, plan)
 
 
-def _refuse_others(found: Sequence[_Share], allow_mixed: bool) -> None:
+def _refuse_others(shares: Sequence[_Share], allow_mixed: bool) -> None:
     """Raise UsageError unless these are all shares of one job."""
-    if not found:
+    if not shares:
         raise UsageError("give the output folders of all shares")
-    first, count = found[0], found[0].number[1]
-    for share, before in zip(found, [None, *found], strict=False):
+    first, count = shares[0], shares[0].number[1]
+    for share, before in zip(shares, [None, *shares], strict=False):
         if share.number[1] != count:
             raise UsageError(f"{share.folder.path} is one of {share.number[1]} shares, {first.folder.path} of {count}")
         if before is not None and before.number == share.number:
@@ -181,7 +200,7 @@ def _refuse_others(found: Sequence[_Share], allow_mixed: bool) -> None:
                 raise UsageError(
                     f"{share.folder.path} and {first.folder.path} differ in {name}: {_differ(b, a)}{remedy}"
                 )
-    missing = sorted({*range(1, count + 1)} - {share.number[0] for share in found})
+    missing = sorted({*range(1, count + 1)} - {share.number[0] for share in shares})
     if missing:
         raise UsageError(f"of {count} shares these are missing: {first_of([f'{n}/{count}' for n in missing])}")
 
@@ -204,7 +223,20 @@ def _moved(chunk: str, offset: int) -> str:
 
 
 def _take(share: _Share, entry: Entry | ClosingEntry, offset: int, place: OutputFolder, job: str) -> Entry | None:
-    """Commit what an entry of a share commits, and return the entry of a chunk."""
+    """Commit what an entry of a share commits, and return the new entry, if it is one of a chunk.
+
+    Parameters
+    ----------
+    share : _Share
+        The share.
+    entry : Entry or ClosingEntry
+        Its entry.
+    offset : int
+        By how much the numbers of its ranges grow.
+    place, job
+        The output, and the id of its job.
+
+    """
     store, check = place.store, partial(check_claim, place.store, job)
     if isinstance(entry, ClosingEntry):
         closing = msgspec.structs.replace(entry, job=job, group=entry.group + offset)

@@ -74,23 +74,39 @@ class Names:
 
 def names_in(columns: Collection[str]) -> list[Names]:
     """Of the models whose columns are among these."""
-    found = []
+    models = []
     for column in columns:
         prefix = column.removesuffix("unknown_chars")
         both = (Names(prefix), Names(prefix, multi_label=True)) if column == f"{prefix}unknown_chars" else ()
-        found += [names for names in both if {names.label, names.score, names.truncated} <= {*columns}]
-    return found
+        models += [names for names in both if {names.label, names.score, names.truncated} <= {*columns}]
+    return models
 
 
 @dataclass(frozen=True)
 class ModelColumns:
     """The columns that one model fills.
 
-    classes: of the model. top_k: the best labels and their scores, where above 1. scores: of every class. names: of its
-    columns. truths: the classes that a truth may name, where these are not the model's: of several, those of all.
-    abstain: a row whose score is below it has no label. thresholds: of a model that gives several labels, by class.
-    windows: how long texts are labelled; None where only their beginning is. counts_scores: whether rows are counted by
-    score, which is from 0 to 1: not where it is any number.
+    Attributes
+    ----------
+    classes : tuple of str
+        The classes of the model.
+    top_k : int
+        How many of the best labels, and their scores, have columns of their own, where above 1.
+    scores : bool
+        Whether the score of every class has a column.
+    names : Names
+        The names of the columns.
+    truths : tuple of str
+        The classes that a truth may name, where these are not the model's: of several models, those of all.
+    abstain : float or None
+        A row whose score is below it has no label.
+    thresholds : tuple of float or None
+        The least score of each class, of a model that gives several labels.
+    windows : Windows or None
+        How long texts are labelled; None where only their beginning is.
+    counts_scores : bool
+        Whether rows are counted by score, which is then from 0 to 1.
+
     """
 
     classes: tuple[str, ...]
@@ -148,22 +164,22 @@ class ModelColumns:
         """The columns of N rows, by name."""
         known, names = pa.array(self.classes, pa.string()), self.names
         count, k = predictions.labels.shape
-        found = {
+        arrays = {
             **self._first_columns(predictions, known),
             names.truncated: pa.array(predictions.truncated),
             names.unknown_chars: pa.array(predictions.unknown_chars),
         }
         if predictions.n_windows is not None:
-            found[names.n_windows] = pa.array(predictions.n_windows)
+            arrays[names.n_windows] = pa.array(predictions.n_windows)
         if self.scores and predictions.all_scores is not None:
             for name, scores in zip(self.classes, predictions.all_scores.T, strict=True):
-                found[names.score_of(name)] = pa.array(np.ascontiguousarray(scores))
+                arrays[names.score_of(name)] = pa.array(np.ascontiguousarray(scores))
         if self.top_k > 1:
             bounds = pa.array(np.arange(count + 1, dtype=np.int32) * k)
             labels = known.take(pa.array(predictions.labels.reshape(-1)))
-            found[names.top_labels] = pa.ListArray.from_arrays(bounds, labels)
-            found[names.top_scores] = pa.ListArray.from_arrays(bounds, pa.array(predictions.scores.reshape(-1)))
-        return found
+            arrays[names.top_labels] = pa.ListArray.from_arrays(bounds, labels)
+            arrays[names.top_scores] = pa.ListArray.from_arrays(bounds, pa.array(predictions.scores.reshape(-1)))
+        return arrays
 
     def _first_columns(self, predictions: Predictions, known: pa.Array) -> dict[str, pa.Array]:
         names = self.names
@@ -225,9 +241,17 @@ class ModelColumns:
 def columns_of_models(
     models: Models, top_k: int, scores: bool, abstain: float | None, windows: Windows | None
 ) -> tuple[ModelColumns, ...]:
-    """What each model is to say of each row. top_k, scores, abstain, windows: as of `ModelColumns`.
+    """The columns that each model fills.
 
     Raises UsageError for the best of several labels, `abstain`, or windows, of a model that gives numbers.
+
+    Parameters
+    ----------
+    models : Models
+        The models.
+    top_k, scores, abstain, windows
+        As of `ModelColumns`.
+
     """
     number = next((model for model in models.every if model.levels is not None), None)
     if number is not None and (top_k > 1 or abstain is not None or windows is not None):
@@ -249,7 +273,22 @@ def columns_of_models(
 
 
 def refuse_unfit(models: Models, judged: bool, by: Sequence[str], abstain: float | None, format_: str) -> None:
-    """Raise UsageError for what a model that gives several labels cannot do. judged: by labels that are known."""
+    """Raise UsageError for what a model that gives several labels cannot do.
+
+    Parameters
+    ----------
+    models : Models
+        The models.
+    judged : bool
+        Whether labels are compared with known ones.
+    by : sequence of str
+        The columns whose values have folders.
+    abstain : float or None
+        A row whose score is below it has no label.
+    format_ : str
+        The format of the parts.
+
+    """
     several = next((model for model in models.every if model.is_multi_label), None)
     if several is None:
         return

@@ -79,7 +79,7 @@ class ObjectStore(Store):
 
     @property
     def _soon(self) -> ObjectStore:
-        """For the first requests of a command: a wrong address is soon told."""
+        """For the first requests of a command: a wrong address is reported soon."""
         return replace(self, patience=FIRST_PATIENCE)
 
     def probe(self) -> None:
@@ -186,13 +186,13 @@ class ObjectStore(Store):
         check()
 
         def read() -> tuple[bytes, UpdateVersion]:
-            found = self._client.get(self._key(name))
+            answer = self._client.get(self._key(name))
             version: UpdateVersion = {}
-            if found.meta["e_tag"] is not None:
-                version["e_tag"] = found.meta["e_tag"]
-            if found.meta["version"] is not None:
-                version["version"] = found.meta["version"]
-            return found.bytes().to_bytes(), version
+            if answer.meta["e_tag"] is not None:
+                version["e_tag"] = answer.meta["e_tag"]
+            if answer.meta["version"] is not None:
+                version["version"] = answer.meta["version"]
+            return answer.bytes().to_bytes(), version
 
         there, version = self._existing(read, name)
         if there == before != data:
@@ -230,13 +230,13 @@ class ObjectStore(Store):
     def _list(self, folder: str) -> list[tuple[str, int]]:
         """The name and size of every object in a folder and below it."""
         prefix = self._key(folder)
-        found = self._request(lambda: self._client.list(prefix, chunk_size=1000).collect(), folder, "listed")
+        objects = self._request(lambda: self._client.list(prefix, chunk_size=1000).collect(), folder, "listed")
         start = len(self.root.key) + 1 if self.root.key else 0
-        return [(about["path"][start:], about["size"]) for about in found]
+        return [(about["path"][start:], about["size"]) for about in objects]
 
     def names(self) -> set[str]:
-        found = self._request(lambda: self._client.list_with_delimiter(self.root.key or None), "", "read")
-        keys = {*found["common_prefixes"], *(about["path"] for about in found["objects"])}
+        listing = self._request(lambda: self._client.list_with_delimiter(self.root.key or None), "", "read")
+        keys = {*listing["common_prefixes"], *(about["path"] for about in listing["objects"])}
         return {key.rpartition("/")[2] for key in keys - {self.root.key}}  # without an object that stands for a folder
 
     def exists(self) -> bool:
@@ -253,7 +253,7 @@ class ObjectStore(Store):
         """There are no folders: a name that has a "/" in it needs none."""
 
     def remove(self, name: str) -> None:
-        self.remove_all([name, *(each for each, _ in self._list(name))])
+        self.remove_all([name, *(below for below, _ in self._list(name))])
 
     def remove_all(self, names: Collection[str]) -> None:
         names_of = {self._key(name): name for name in names}

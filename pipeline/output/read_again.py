@@ -33,10 +33,10 @@ def unchanged_input(
     plan: SavedPlan, settings: Settings, root: str | os.PathLike[str] | None, endpoint: str | None
 ) -> list[InputFile]:
     """The files of a plan as they are found now. Raises SourceError where one has changed since."""
-    found = find_again([file.path for file in plan.files], root, settings.hash == "full", endpoint)
-    if found.problems:
-        raise SourceError(found.problems[0][1])
-    now = {file.path: file for file in listed(found.found)}
+    files = find_again([file.path for file in plan.files], root, settings.hash == "full", endpoint)
+    if files.problems:
+        raise SourceError(files.problems[0][1])
+    now = {file.path: file for file in listed(files.found)}
     for before in plan.files:
         if before.path not in now:
             raise SourceError(f"{before.path} is not there any more")
@@ -46,7 +46,7 @@ def unchanged_input(
                 what = {"modified": "time of modification", "digest": "hash"}.get(name, name)
                 changed = f"its {what} was {was}, now {after[name]}"
                 raise SourceError(f"{before.path} has changed since it was labelled: {changed}")
-    return list(found.found)
+    return list(files.found)
 
 
 def selection_of(plan: SavedPlan, settings: Settings) -> Selection:
@@ -85,11 +85,11 @@ def input_again(
     return replace(again, sizes=plan.groups, parts=parts_of_saved(plan), first_range=plan.first_group)
 
 
-def with_input(found: Iterable[tuple[Entry, pa.Table]], plan: Plan) -> Iterator[tuple[Entry, pa.Table]]:
+def with_input(chosen: Iterable[tuple[Entry, pa.Table]], plan: Plan) -> Iterator[tuple[Entry, pa.Table]]:
     """The same with the columns of the input, read beside them. Raises SourceError where a row is not there."""
     whole = {part.number: replace(part, part=0, parts=1) for part in plan.ranges}  # a file of several ranges once
     schema, part = plan.selection.row_schema, None
-    for entry, rows in found:
+    for entry, rows in chosen:
         following = whole[group_of(entry.chunk)]
         if part is None or part.files is not following.files:
             part, here, there = following, schema.empty_table(), np.empty(0, np.int64)

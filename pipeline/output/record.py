@@ -218,8 +218,9 @@ class ClosingEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ListedFile(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What identifies an input file. size: None where its server does not tell. modified: time in ns, or the equivalent
-    of a remote file system. digest: of its content, where the user asked for it; of rows in memory, of these.
+    """What identifies an input file. size: None where its server does not report it. modified: time in ns, or the
+    equivalent of a remote file system. digest: of its content, where the user asked for it; of rows in memory, of
+    these.
     """
 
     path: str
@@ -482,9 +483,9 @@ class OtherVersion(OutputError):
 def from_json(data: bytes, kind: type[_Record], name: object) -> _Record:
     """A value of type `kind`. Raises OutputError, naming file and place, where it is damaged or of another version."""
     try:
-        found = msgspec.json.decode(data, type=_Versioned).version
-        if found != VERSION and found is not None:
-            raise OtherVersion(name, found)
+        own = msgspec.json.decode(data, type=_Versioned).version
+        if own != VERSION and own is not None:
+            raise OtherVersion(name, own)
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise OutputError(f"{name} is damaged: {error}") from error

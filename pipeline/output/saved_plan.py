@@ -47,17 +47,25 @@ def plan_bytes(plan: Plan) -> bytes:
 
 
 def plan_from(
-    data: bytes, found: Sequence[InputFile], asked: Selection, chunk_rows: int, name: object, limit: int | None = None
+    data: bytes, files: Sequence[InputFile], asked: Selection, chunk_rows: int, name: object, limit: int | None = None
 ) -> Plan:
-    """Load a plan over the files as found now. asked, chunk_rows, limit: what the job that is resumed was asked for.
+    """Load a plan over the files as they are now, and open only the one by which the columns were resolved. Raises
+    OutputError where the plan is damaged, or is not that of the job.
 
-    Only the file is opened by which the columns were resolved. Raises OutputError, with `name`, where the plan is
-    damaged, or is not that of the job.
+    Parameters
+    ----------
+    data : bytes
+        The saved plan.
+    files, asked, chunk_rows, limit
+        The files, and what the job is asked for, as of `plan_files`.
+    name : object
+        The plan's file, for messages.
+
     """
     saved = from_json(data, SavedPlan, name)
     try:
         check_plan(saved)
-        plan = plan_files(found, asked, chunk_rows, limit, _number_of_first(saved))
+        plan = plan_files(files, asked, chunk_rows, limit, _number_of_first(saved))
         plan = replace(plan, parts=parts_of_saved(saved))  # earlier versions cut no file
         same = {
             "files": saved.files == tuple(listed(plan.files)),
@@ -134,25 +142,32 @@ def parts_of_saved(saved: SavedPlan) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Changes:
-    """How the files found now differ from those of a plan: by path; `changed` ones have another size, time or hash."""
+    """How the files of the input differ from those of a plan.
+
+    Attributes
+    ----------
+    new, changed, gone : tuple of str
+        Paths; a changed file has another size, time or hash.
+
+    """
 
     new: tuple[str, ...]
     changed: tuple[str, ...]
     gone: tuple[str, ...]
 
     def __str__(self) -> str:
-        told = (("gone", self.gone), ("new", self.new), ("changed", self.changed))
-        found = "; ".join(f"{what}: {first_of(names)}" for what, names in told if names)
-        return found or "the input files are in another order"
+        kinds = (("gone", self.gone), ("new", self.new), ("changed", self.changed))
+        listing = "; ".join(f"{kind}: {first_of(names)}" for kind, names in kinds if names)
+        return listing or "the input files are in another order"
 
 
 def changes(saved: SavedPlan, now: Files) -> Changes:
     """What is new, changed and gone since a plan was made."""
-    before, found = {file.path: file for file in saved.files}, {file.path: file for file in listed(now.found)}
+    before, after = {file.path: file for file in saved.files}, {file.path: file for file in listed(now.found)}
     return Changes(
-        tuple(path for path in found if path not in before),
-        tuple(path for path, file in found.items() if before.get(path, file) != file),
-        tuple(path for path in before if path not in found),
+        tuple(path for path in after if path not in before),
+        tuple(path for path, file in after.items() if before.get(path, file) != file),
+        tuple(path for path in before if path not in after),
     )
 
 
@@ -168,12 +183,12 @@ def resolved(saved: SavedPlan, asked: Selection) -> Selection:
     return replace(asked, text=chosen.text, kept=chosen.kept, kept_types=tuple(types.types))
 
 
-def plan_again(saved: SavedPlan, found: Sequence[InputFile], asked: Selection) -> Plan:
-    """The plan that was saved, over its files as found now. No file is opened. Raises OutputError."""
+def plan_again(saved: SavedPlan, files: Sequence[InputFile], asked: Selection) -> Plan:
+    """The plan that was saved, over its files as they are now. No file is opened. Raises OutputError."""
     selection = resolved(saved, asked)
     first = None if saved.first is None else (saved.first[0], Schema(saved.first[1]))
     return Plan(
-        files=tuple(bound(found, selection)),
+        files=tuple(bound(files, selection)),
         sizes=saved.groups,
         parts=parts_of_saved(saved),
         selection=selection,

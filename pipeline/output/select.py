@@ -203,9 +203,9 @@ class _Labels:
         self.settings = self.manifest.fingerprint.settings
         self.schema: pa.Schema = folder.schema(self.manifest)
         self.plan = folder.checked_plan(self.manifest)
-        committed = folder.entries(self.manifest.fingerprint.id)
-        self.closed = committed.closed
-        entries = sorted(committed.chunks.values(), key=lambda entry: [*map(int, entry.chunk.split("-")[1:])])
+        every = folder.entries(self.manifest.fingerprint.id)
+        self.closed = every.closed
+        entries = sorted(every.chunks.values(), key=lambda entry: [*map(int, entry.chunk.split("-")[1:])])
         starts = accumulate((entry.rows_written for entry in entries), initial=0)
         self.chunks = list(zip(starts, entries, strict=False))
         """In input order, each with the number of its first written row."""
@@ -223,7 +223,22 @@ class _Labels:
 
 @dataclass(frozen=True)
 class _Choice:
-    """Which rows of a job are chosen. by: the column of scores. per: the column by which they are grouped."""
+    """Which rows of a job are chosen.
+
+    Attributes
+    ----------
+    job : _Labels
+        The job.
+    amount : Amount
+        How many rows of each group.
+    where : Where or None
+        Which rows may be chosen; None for all.
+    by : str
+        The column of scores.
+    per : str or None
+        The column by which rows are grouped; None where all are one group.
+
+    """
 
     job: _Labels
     amount: Amount
@@ -316,7 +331,7 @@ def _side_by_side(calls: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
 def _schema(job: _Labels, source: Plan | None, columns: Sequence[str] | None, whole: bool) -> pa.Schema:
     """Of what is written. whole: `file` and `row` are always there. Raises UsageError."""
     fields = list(source.selection.row_schema if source else ())
-    fields += [field for field in job.schema if field.name not in {each.name for each in fields}]
+    fields += [field for field in job.schema if field.name not in {own.name for own in fields}]
     if columns is None:
         return pa.schema(fields)
     names = [field.name for field in fields]
@@ -330,7 +345,22 @@ def _schema(job: _Labels, source: Plan | None, columns: Sequence[str] | None, wh
 def _fingerprint(
     job: _Labels, about: Chosen, schema: pa.Schema, format_: str | None, by: str | Iterable[str] | None
 ) -> Fingerprint:
-    """Raises UsageError for a format, or folders, that the columns do not fit."""
+    """The fingerprint of the output. Raises UsageError for a format, or folders, that the columns do not fit.
+
+    Parameters
+    ----------
+    job : _Labels
+        The job from which rows are chosen.
+    about : Chosen
+        How they are chosen.
+    schema : pyarrow.Schema
+        The columns that are written.
+    format_ : str or None
+        The format of the parts; None for that of the job.
+    by : str, iterable of str or None
+        The columns whose values have folders; None for those of the job.
+
+    """
     settings = msgspec.structs.replace(
         job.settings, chosen=about, format=format_ or job.settings.names.format, layout=UNSET
     )
@@ -352,7 +382,25 @@ def _write(
     fingerprint: Fingerprint,
     overwrite: bool,
 ) -> Totals:
-    """The chosen rows as the output of a job of its own, whose chunks are those of the labels; or nothing."""
+    """Write the chosen rows as the output of a job of its own, whose chunks are those of the labels. After an error
+    nothing is left.
+
+    Parameters
+    ----------
+    job : _Labels
+        The job from which rows are chosen.
+    chosen : iterable of tuple
+        Each chunk's entry, and its chosen rows.
+    schema : pyarrow.Schema
+        The columns that are written.
+    place : OutputFolder
+        The output.
+    fingerprint : Fingerprint
+        What decides its content.
+    overwrite : bool
+        As of `classify`.
+
+    """
     plan = None if job.plan is None else msgspec.json.encode(job.plan) + b"\n"
     store, id_, names = place.store, fingerprint.id, fingerprint.settings.names
     check = partial(check_claim, store, id_)
@@ -368,10 +416,10 @@ def _write(
         for entry in _side_by_side(partial(commit, *rows) for rows in chosen):
             sums.add(entry)
             counted[entry.chunk] = entry.digest
-        for end in job.closed.values():
-            closed = msgspec.structs.replace(end, job=id_)
-            store.add(closed.file_name, to_json(closed), check)
-            sums.add(closed)
+        for labelled in job.closed.values():
+            closing = msgspec.structs.replace(labelled, job=id_)
+            store.add(closing.file_name, to_json(closing), check)
+            sums.add(closing)
         finish(place, sums.totals, schema, id_, counted, 0, 0)
         return sums.totals
     except BaseException as error:

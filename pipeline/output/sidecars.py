@@ -123,7 +123,7 @@ def sidecar_name(path: str, format_: str) -> str:
 
 def check_names(paths: Iterable[str], format_: str) -> None:
     """Raise UsageError where two input files would have one file beside them, or one a name of the job's own."""
-    found: dict[str, str] = {}
+    taken: dict[str, str] = {}
     for path in paths:
         name = sidecar_name(path, format_)
         first = name.partition("/")[0]
@@ -131,9 +131,9 @@ def check_names(paths: Iterable[str], format_: str) -> None:
             raise UsageError(f"{path}: --layout attributes has no place for it: unpack an archive, or rename the file")
         if first in EVERY_FOLDER:
             raise UsageError(f"{path}: the output has a folder {first} of its own: give a --root one folder higher")
-        if name in found:
-            raise UsageError(f"{found[name]} and {path} would both have {name} beside them: rename one, or use jsonl")
-        found[name] = path
+        if name in taken:
+            raise UsageError(f"{taken[name]} and {path} would both have {name} beside them: rename one, or use jsonl")
+        taken[name] = path
 
 
 def with_ids(chunk: Chunk) -> pa.Table:
@@ -146,14 +146,25 @@ def with_ids(chunk: Chunk) -> pa.Table:
 
 @dataclass(frozen=True)
 class _About:
-    """schema: of the rows beside a file. names: of each model's columns. ids: of columns that are copied."""
+    """The columns of the files.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        Of the rows of a file.
+    names : tuple of Names
+        The names of each model's columns.
+    ids : tuple of str
+        The names of the columns that are copied.
+
+    """
 
     schema: pa.Schema
     names: tuple[Names, ...]
     ids: tuple[str, ...]
 
     def scores_of(self, names: Names) -> list[str]:
-        return [each for each in self.schema.names if each.startswith(names.score_of("")) and each not in self.ids]
+        return [name for name in self.schema.names if name.startswith(names.score_of("")) and name not in self.ids]
 
 
 def write_sidecars(store: Store, manifest: Manifest, schema: pa.Schema, groups: Iterable[int]) -> None:
@@ -168,8 +179,8 @@ def write_sidecars(store: Store, manifest: Manifest, schema: pa.Schema, groups: 
         if closing is None or (record and record.made_from == made_from and not _damage(store, record)):
             return
         files = tuple(_write_files(store, closing, schema, settings))
-        found = Sidecars(job=job.id, group=group, made_from=made_from, files=files)
-        store.put(found.file_name, to_json(found), partial(check_claim, store, job.id))
+        record = Sidecars(job=job.id, group=group, made_from=made_from, files=files)
+        store.put(record.file_name, to_json(record), partial(check_claim, store, job.id))
 
     with threads(available_cores()) as pool:
         list(pool.map(write, groups))
@@ -237,7 +248,7 @@ def _made_from(store: Store, group: int, job: Fingerprint) -> tuple[str, Closing
 def _write_files(store: Store, closing: ClosingEntry, schema: pa.Schema, settings: Settings) -> Iterator[Sidecar]:
     """Of each file of a group of which something was read, one after the other."""
     ids = schema.names[2 : schema.names.index(settings.labelled[0].label)]
-    about = _About(pa.schema([each for each in schema if each.name not in _POSITION]), settings.labelled, tuple(ids))
+    about = _About(pa.schema([field for field in schema if field.name not in _POSITION]), settings.labelled, tuple(ids))
     pieces = (piece for entry in _entries(store, closing) for piece in _pieces(store, entry, schema, about))
     write, unread = _WRITE[settings.format], {path for path, _ in closing.unread}
     coming = next(pieces, None)
@@ -325,11 +336,11 @@ def _write_dolma(pieces: Iterator[pa.Table], about: _About, _rows: int, out: Bin
     encoder = msgspec.json.Encoder()
     for piece in pieces:
         plain = {name: to_plain(piece.column(name).combine_chunks()).to_pylist() for name in piece.column_names}
-        ends, found = plain[N_CHARS.name], [{} for _ in range(len(piece))]  # type: list[int], list[dict[str, object]]
+        ends, documents = plain[N_CHARS.name], [{} for _ in range(len(piece))]  # type: list[int], list[dict[str, object]]
         for names in about.names:
-            for attributes, scores, end in zip(found, _named_scores(plain, names, about), ends, strict=True):
+            for attributes, scores, end in zip(documents, _named_scores(plain, names, about), ends, strict=True):
                 attributes.update((name, [[0, end, score]]) for name, score in scores if score is not None)
-        lines = zip(plain[about.ids[0]], found, strict=True)
+        lines = zip(plain[about.ids[0]], documents, strict=True)
         out.write(encoder.encode_lines([{"id": id_, "attributes": attributes} for id_, attributes in lines]))
 
 

@@ -84,8 +84,8 @@ def verify(
     closed: dict[int, ClosingEntry] = {}
     files: set[str] = set()
     for entry, _ in folder.each_entry(job, None, lambda one: check_chunk(folder.store, one, schema, where, labelled)):
-        for each in (sums, *updates):
-            each.add(entry)
+        for counted in (sums, *updates):
+            counted.add(entry)
         if isinstance(entry, ClosingEntry):
             closed[entry.group] = entry
         else:
@@ -128,13 +128,13 @@ def _check_totals(folder: OutputFolder, totals: Totals, counted: Totals, update:
     """Raise OutputError unless the totals in the manifest are those that were counted. update: whose, or 0 for all."""
     whose = f" of update {update}" if update else ""
     for name in Totals.__struct_fields__:
-        said, found = getattr(totals, name), getattr(counted, name)
+        said, summed = getattr(totals, name), getattr(counted, name)
         if name in ("problems", "unread"):
-            said, found = sorted(map(str, said)), sorted(map(str, found))
-        if said != found:
+            said, summed = sorted(map(str, said)), sorted(map(str, summed))
+        if said != summed:
             what = "in the manifest is not that of its entries"
             if isinstance(said, int):
-                what = f"is {said:,} in the manifest, its entries have {found:,}"
+                what = f"is {said:,} in the manifest, its entries have {summed:,}"
             raise OutputError(f"{folder.path}: {name}{whose} {what}: {REPAIR}")
 
 
@@ -145,11 +145,23 @@ def _recount(
     root: str | os.PathLike[str] | None,
     endpoint: str | None,
 ) -> None:
-    """List the input of a job again, count its rows, and compare. root: of relative paths. endpoint: of buckets.
+    """List the input of a job again, count its rows, and compare.
 
     A file of encoded articles is only compared by what the listing says: its size determines its rows. Raises
     SourceError for a file that has changed, or has other rows than were labelled, UsageError where the input were rows
     in memory.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        Of the job.
+    plan : SavedPlan or None
+        Its plan; None for rows in memory.
+    closed : iterable of ClosingEntry
+        Its closing entries.
+    root, endpoint
+        As of `verify`.
+
     """
     if plan is None:
         raise UsageError("the rows of this job were in memory: there is no input that they can be compared with")

@@ -69,7 +69,18 @@ _ZONE = re.compile(r":.*(Z|[+-][\d:]+)$")
 
 @dataclass(frozen=True)
 class _Value:
-    """A column, or a number, text or truth. at: where it stands in the text. name: of the column, or what it is."""
+    """A column, or a number, text or truth.
+
+    Attributes
+    ----------
+    at : int
+        Its first character in the text of the expression.
+    name : object
+        The name of the column, or the value itself.
+    is_column : bool
+        Whether it is a column.
+
+    """
 
     at: int
     name: Any

@@ -38,7 +38,7 @@ last chunk of a device, it is the imbalance between devices.
 
 _FEW_CHUNKS = 3
 _TELLING_SECONDS = 3.0
-"""In less, start and end outweigh the rest: it is they that are told, and not how to cut one chunk."""
+"""In less time, start and end outweigh the rest: the verdict names them, and not how to cut one chunk."""
 
 _WHOLE = 0.8
 """Of the rows that chunks may have: where they have fewer on average, something else ends them."""
@@ -53,9 +53,22 @@ _MUCH_WASTE = 0.2
 
 @dataclass(frozen=True)
 class DeviceTimes:
-    """The times of one device. moments: by name, in seconds since the job began. shares: of the time from the first
-    input to the last output: "compute", when a kernel ran on it, then what it waited for: transfer, hand-over, reader,
-    writer, imbalance.
+    """The times of one device.
+
+    Attributes
+    ----------
+    host, device : str
+        The host, and the name of the device on it.
+    where : str
+        The worker, as its spans name it.
+    rows, chunks : int
+        What it labelled.
+    moments : dict of str to float
+        MOMENTS by name, in seconds since the job began.
+    shares : dict of str to float
+        Of the time from the first input to the last output: "compute", when a kernel ran on it, then what it waited
+        for: transfer, hand-over, reader, writer, imbalance.
+
     """
 
     host: str
@@ -73,9 +86,23 @@ class DeviceTimes:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Where the time of a job went. devices: in order of host and device. seconds: of the whole job. window: seconds
-    from the first input to the last output. bound_by, verdict: None where no chunk was left to do.
-    clock_error: by which times of two hosts may differ at most, in seconds.
+    """Where the time of a job went.
+
+    Attributes
+    ----------
+    devices : tuple of DeviceTimes
+        In order of host and device.
+    seconds : float
+        Of the whole job.
+    window : float
+        Seconds from the first input to the last output.
+    rows : int
+        Rows that were labelled.
+    bound_by, verdict : str or None
+        The cause that took the most time, and a sentence about it; None where no chunk was left to do.
+    clock_error : float
+        By how many seconds times of two hosts may differ at most.
+
     """
 
     devices: tuple[DeviceTimes, ...]
@@ -247,8 +274,23 @@ def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool, whole: 
 
 @dataclass(frozen=True)
 class Judged:
-    """A kernel and its verdict. intensity: FLOP a byte, over the least bytes. ceiling_share: the time the roofline
-    allows over the time it took. bound: "compute", "memory" or "latency".
+    """A kernel and its verdict.
+
+    Attributes
+    ----------
+    kernel : KernelProfile
+        What was measured.
+    flop_per_second, bytes_per_second : float
+        Its operations, and its least bytes, over its time.
+    intensity : float
+        FLOP a byte, over the least bytes.
+    ceiling_share : float
+        The time the roofline allows over the time it took.
+    bound : str
+        "compute", "memory" or "latency".
+    reason : str
+        The figure that decides it.
+
     """
 
     kernel: KernelProfile

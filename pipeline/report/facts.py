@@ -27,8 +27,7 @@ class Growth:
     before : int
         Files that were labelled before it.
     changed : tuple of str
-        Files that have another size, time of modification or hash than when they were labelled. They are not labelled
-        again.
+        Files with another size, time or hash than when they were labelled. They are not labelled again.
     gone : tuple of str
         Files that are not there any more; their labels stay.
     later : int
@@ -51,20 +50,20 @@ class Growth:
     @property
     def lines(self) -> list[str]:
         """A line about what has changed, and one about what is gone."""
-        found = []
+        lines = []
         if self.changed:
             verb, their = ("has", "its") if len(self.changed) == 1 else ("have", "their")
-            found.append(
+            lines.append(
                 f"{counted(len(self.changed), 'file')} {verb} changed since {their} rows were labelled; {their} labels "
                 f"are the old ones: {first_of(self.changed)}. To label all files anew, start again with --overwrite"
             )
         if self.gone:
             verb, their = ("is", "its") if len(self.gone) == 1 else ("are", "their")
-            found.append(f"{counted(len(self.gone), 'file')} {verb} gone; {their} labels stay: {first_of(self.gone)}")
+            lines.append(f"{counted(len(self.gone), 'file')} {verb} gone; {their} labels stay: {first_of(self.gone)}")
         if self.later:
             verb, them = ("is", "it") if self.later == 1 else ("are", "them")
-            found.append(f"{counted(self.later, 'file')} {verb} new since this began: --update labels {them}")
-        return found
+            lines.append(f"{counted(self.later, 'file')} {verb} new since this began: --update labels {them}")
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""

@@ -282,12 +282,12 @@ class JobReport:
             "truth": None if self.confusion is None else _truth(self.confusion),
             "models": [
                 {
-                    "model": each.name,
-                    "labels": dict(each.labels),
-                    "kept": dict(zip(map(str, THRESHOLDS), kept(each.bins), strict=True)) if each.bins else None,
-                    "truth": None if each.confusion is None else _truth(each.confusion),
+                    "model": model.name,
+                    "labels": dict(model.labels),
+                    "kept": dict(zip(map(str, THRESHOLDS), kept(model.bins), strict=True)) if model.bins else None,
+                    "truth": None if model.confusion is None else _truth(model.confusion),
                 }
-                for each in self.models
+                for model in self.models
             ],
             "validation": job.answers and {"answers": job.answers, "wrong": self.wrong_answers},
         }

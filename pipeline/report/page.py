@@ -78,7 +78,16 @@ _CAUSES = {
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of a bar chart. length: its share of the longest."""
+    """A row of a bar chart.
+
+    Attributes
+    ----------
+    name, value, note : str
+        What stands beside the bar.
+    length : float
+        Its share of the longest, from 0 to 1.
+
+    """
 
     name: str
     value: str
@@ -170,8 +179,8 @@ def _pairs(confusion: Confusion | None) -> list[tuple[str, str, int]]:
     wrong = confusion.counts.copy()
     np.fill_diagonal(wrong, 0)
     most = np.argsort(-wrong, axis=None, kind="stable")[:_MOST_PAIRS]
-    found = zip(*np.unravel_index(most, wrong.shape), strict=True)
-    return [(confusion.classes[i], confusion.classes[j], int(wrong[i, j])) for i, j in found if wrong[i, j]]
+    places = zip(*np.unravel_index(most, wrong.shape), strict=True)
+    return [(confusion.classes[i], confusion.classes[j], int(wrong[i, j])) for i, j in places if wrong[i, j]]
 
 
 def _bars(names: Sequence[str], rows: Sequence[int]) -> list[Bar]:
@@ -187,8 +196,8 @@ def _bars(names: Sequence[str], rows: Sequence[int]) -> list[Bar]:
 def _kept(model: ModelFigures) -> tuple[list[str], list[tuple[float, int, list[float]]]]:
     """The most frequent labels; and for each threshold how many labels it keeps, its share of all and of each."""
     labels = [name for name, _ in model.labels.most_common(_MOST_KEPT)]
-    each = [model.bins, *((model.scores or {})[name] for name in labels)]
-    shares = [[n / sum(bins) for n in kept(bins)] for bins in each]
+    counts = [model.bins, *((model.scores or {})[name] for name in labels)]
+    shares = [[n / sum(bins) for n in kept(bins)] for bins in counts]
     return labels, list(zip(THRESHOLDS, kept(model.bins), map(list, zip(*shares, strict=True)), strict=True))
 
 

@@ -195,14 +195,14 @@ def confusion_matrix(confusion: Confusion) -> Figure:
     return drawn
 
 
-def reliability_diagram(found: Reliability, before: Reliability | None) -> Figure:
+def reliability_diagram(reliability: Reliability, before: Reliability | None) -> Figure:
     """Accuracy by score, as bars over the bins, and how many rows each bin has. before: without temperature, a line."""
-    some = [b for b in found.bins if b.rows]
+    some = [b for b in reliability.bins if b.rows]
     with mpl.rc_context(_STYLE):
         drawn = Figure(figsize=(4.6, 5.2), layout="constrained")
         axes, below = drawn.subplots(2, 1, sharex=True, height_ratios=(4, 1))
         axes.plot([0, 1], [0, 1], color="#8a8f98", linestyle=(0, (4, 3)), label="as they should be")
-        label = f"scores: calibration error {found.expected_error:.4f}"
+        label = f"scores: calibration error {reliability.expected_error:.4f}"
         left, width = [b.low for b in some], [b.high - b.low for b in some]
         axes.bar(
             left,

@@ -58,8 +58,19 @@ def origin_of(source: Any, selection: Selection) -> Origin:
 
 @dataclass(frozen=True)
 class _ChunkRows:
-    """Those of a chunk: all, and those in quarantine. index: of a Dask DataFrame's partition. texts: their digest; none
-    of a chunk that was set aside.
+    """The rows of a chunk.
+
+    Attributes
+    ----------
+    table : pyarrow.Table
+        All of them.
+    quarantine : pyarrow.Table
+        Those in quarantine.
+    index : pandas.Index or None
+        Of a Dask DataFrame's partition.
+    texts : bytes
+        The digest of the texts; empty for a chunk that was set aside.
+
     """
 
     table: pa.Table
@@ -79,8 +90,15 @@ class Results:
         self._chunks: dict[str, _ChunkRows] = {}
 
     def add(self, chunk: str, table: pa.Table, quarantine: pa.Table, index: pd.Index | None, texts: bytes) -> None:
-        """Keep the rows of a chunk of results in memory. index: of a Dask DataFrame's partition.
-        texts: their digest.
+        """Keep the rows of a chunk of results in memory.
+
+        Parameters
+        ----------
+        chunk : str
+            The name of the chunk.
+        table, quarantine, index, texts
+            As of `_ChunkRows`.
+
         """
         self._chunks[chunk] = _ChunkRows(table, quarantine, index, texts)
 
@@ -136,8 +154,8 @@ class Results:
         # The texts of a list have no name: they may be in any column.
         is_named = all(may_hold(names, [name]) for name in asked.text)
         choices = [asked.text] if is_named else [(name,) for name in names]
-        found = [texts for text in choices if (texts := _texts_of(frame, replace(asked, text=text))) is not None]
-        other = [self._first_difference(texts) for texts in found]
+        chunks = [texts for text in choices if (texts := _texts_of(frame, replace(asked, text=text))) is not None]
+        other = [self._first_difference(texts) for texts in chunks]
         if not other:
             raise UsageError(f"the frame has no column with the texts that were classified. {_AGAIN}")
         if None not in other:
@@ -163,12 +181,12 @@ class Results:
 
     def first_quarantined(self, count: int) -> list[dict[str, Any]]:
         """The first quarantined rows, without reading them all."""
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for table in self._quarantined():
-            found += table.slice(0, count - len(found)).to_pylist()
-            if len(found) == count:
+            rows += table.slice(0, count - len(rows)).to_pylist()
+            if len(rows) == count:
                 break
-        return found
+        return rows
 
     def _quarantined(self) -> Iterator[pa.Table]:
         if self._folder is None:

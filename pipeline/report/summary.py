@@ -33,32 +33,32 @@ _MANY = 0.1
 
 def facts(job: JobFacts, tally: Tally, run: RunFacts) -> list[tuple[str, str]]:
     """Name and value of each fact, without the output folder."""
-    found = [("rows", f"{tally.rows_read:,} {balance(tally)}")]
+    items = [("rows", f"{tally.rows_read:,} {balance(tally)}")]
     if run.chunks_before:
         chunks = tally.chunks - (tally.earlier.chunks if tally.earlier else 0)
-        found.append(("resumed", f"{run.chunks_before:,} of {counted(chunks, 'chunk')} done before"))
+        items.append(("resumed", f"{run.chunks_before:,} of {counted(chunks, 'chunk')} done before"))
     if job.growth is not None:
-        found.append(("update", str(job.growth)))
+        items.append(("update", str(job.growth)))
     pace = f"; {run.articles_per_second:,.0f} articles a second once started" if run.rows else ""
-    found.append(("time", f"{run.seconds:,.1f} s{pace}"))
-    found.append(("model", job.model + (f", for {job.meant_for}" if job.meant_for else "")))
-    found.append(("on", job.backend.partition(" (")[0]))  # the versions are in the records and on the page
+    items.append(("time", f"{run.seconds:,.1f} s{pace}"))
+    items.append(("model", job.model + (f", for {job.meant_for}" if job.meant_for else "")))
+    items.append(("on", job.backend.partition(" (")[0]))  # the versions are in the records and on the page
     if job.no_gpu:
-        found.append(("no GPU", job.no_gpu))
+        items.append(("no GPU", job.no_gpu))
     if tally.unlabelled and tally.rows_filtered:
-        found.append(("no label", f"{tally.unlabelled:,} of the rows written"))
+        items.append(("no label", f"{tally.unlabelled:,} of the rows written"))
     if tally.rows_written:
         text = f"{tally.chars / tally.rows_written:,.0f} characters on average"
         text += f", {tally.unknown_chars / max(tally.chars, 1):.2%} outside the alphabet"
-        found.append(("text", text + (f", {counted(tally.truncated, 'row')} too long" if tally.truncated else "")))
+        items.append(("text", text + (f", {counted(tally.truncated, 'row')} too long" if tally.truncated else "")))
         if " int8," in job.backend:
-            each = tally.saturated / tally.rows_written
-            found.append(("int8", f"{tally.saturated:,} saturated activations, {each:,.2f} a row"))
+            a_row = tally.saturated / tally.rows_written
+            items.append(("int8", f"{tally.saturated:,} saturated activations, {a_row:,.2f} a row"))
     if tally.asked:
         labelled = tally.rows_written + tally.rows_filtered
         share = f"{tally.asked / labelled:.1%}"
-        found.append(("network", f"asked {counted(tally.asked, 'time')} for {counted(labelled, 'row')} ({share})"))
-    return found
+        items.append(("network", f"asked {counted(tally.asked, 'time')} for {counted(labelled, 'row')} ({share})"))
+    return items
 
 
 def doubt(job: JobFacts, tally: Tally) -> str | None:
@@ -117,7 +117,7 @@ def as_html(job: JobFacts, tally: Tally, run: RunFacts) -> str:
 
 
 def _all_facts(job: JobFacts, tally: Tally, run: RunFacts) -> list[tuple[str, str]]:
-    found = facts(job, tally, run)
+    items = facts(job, tally, run)
     models = models_of(job, tally)
     several = len(models) > 1
     for model in models:
@@ -125,15 +125,15 @@ def _all_facts(job: JobFacts, tally: Tally, run: RunFacts) -> list[tuple[str, st
         labels = ", ".join(f"{name} {rows:,}" for name, rows in shown)
         more = len(model.labels) - len(shown)
         begin = f"{model.name}: " if several and labels else ""
-        found.append(("labels", begin + labels + (f", and {more} more classes" if more else "")))
+        items.append(("labels", begin + labels + (f", and {more} more classes" if more else "")))
     for model in models:
         confusion = model.confusion
         if confusion is not None and confusion.rows:
             right = f"{confusion.correct:,} of {confusion.rows:,} right"
             begin = f"{model.name}: " if several else ""
             error = f"(standard error {confusion.standard_error:.2%})"
-            found.append(("accuracy", f"{begin}{confusion.accuracy:.2%} {error}: {right}"))
-    return [(name, value) for name, value in found if value]
+            items.append(("accuracy", f"{begin}{confusion.accuracy:.2%} {error}: {right}"))
+    return [(name, value) for name, value in items if value]
 
 
 def _remarks(job: JobFacts, tally: Tally, run: RunFacts) -> list[str]:
@@ -143,19 +143,19 @@ def _remarks(job: JobFacts, tally: Tally, run: RunFacts) -> list[str]:
 
 def not_read(tally: Tally, left_out: Sequence[str], set_aside: Sequence[tuple[str, str]]) -> list[str]:
     """A line for each kind of what was skipped or read in part, with a count and the first names."""
-    found = []
+    lines = []
     if tally.unread:
-        found.append(unread_line(tally.unread))
+        lines.append(unread_line(tally.unread))
     if left_out:
-        found.append(left_out_line(left_out))
+        lines.append(left_out_line(left_out))
     unread = {path for path, _ in tally.unread}
     in_part = [message for path, message in tally.problems if path not in unread]
     if in_part:
-        found.append(f"{_count(in_part, 'read with a problem')}: {first_of(in_part, 1, '; ')}")
+        lines.append(f"{_count(in_part, 'read with a problem')}: {first_of(in_part, 1, '; ')}")
     if set_aside:
         chunks = [f"{name}: {reason}" for name, reason in set_aside]
-        found.append(f"{_count(chunks, 'set aside', 'chunk')}: {first_of(chunks, 1, '; ')}")
-    return found
+        lines.append(f"{_count(chunks, 'set aside', 'chunk')}: {first_of(chunks, 1, '; ')}")
+    return lines
 
 
 def left_out_line(left_out: Sequence[str]) -> str:
@@ -164,7 +164,7 @@ def left_out_line(left_out: Sequence[str]) -> str:
 
 
 def unread_line(unread: Sequence[tuple[str, int | None]]) -> str:
-    """How many files were not read, and the rows of those that tell."""
+    """How many files were not read, and how many rows those have of which the number is known."""
     known = [rows for _, rows in unread if rows]
     rows = counted(sum(known), "row") + ("" if len(known) == len(unread) else f" in {len(known):,} of them")
     return f"{_count(unread, 'not read')}{f' ({rows})' if known else ''}: {first_of([path for path, _ in unread])}"
@@ -194,12 +194,12 @@ def too_many_quarantined(quarantined: int, read: int, limit: str | int) -> str |
 
 def reasons(quarantined: Iterable[Mapping[str, Any]]) -> list[tuple[int, Mapping[str, Any]]]:
     """How many rows are in quarantine for each reason, numbers in it apart; and the first row of each."""
-    found: dict[str, tuple[int, Mapping[str, Any]]] = {}
+    by_reason: dict[str, tuple[int, Mapping[str, Any]]] = {}
     for row in quarantined:
         reason = re.sub(r"0x[0-9a-f]+|[\d,]*\d", "N", row["reason"])
-        count, first = found.get(reason, (0, row))
-        found[reason] = count + 1, first
-    return sorted(found.values(), key=lambda one: -one[0])
+        count, first = by_reason.get(reason, (0, row))
+        by_reason[reason] = count + 1, first
+    return sorted(by_reason.values(), key=lambda one: -one[0])
 
 
 def encoding_hint(encodings: Counter[str], read: int, quarantined: int, looked_at: int) -> str | None:

@@ -209,37 +209,48 @@ _BAR = 30
 def print_asking(figures: Mapping[str, Mapping[str, float]], console: PlainConsole) -> None:
     """How good a model is with its network asked about some texts, about all and about none."""
     table = new_table("network", "asked", "right", "same label as all", "calibration error")
-    for name, each in figures.items():
-        shares = (f"{each[key]:.2%}" for key in ("share", "accuracy", "agreement"))
-        table.add_row(name, *shares, f"{each['calibration_error']:.4f}")
+    for name, values in figures.items():
+        shares = (f"{values[key]:.2%}" for key in ("share", "accuracy", "agreement"))
+        table.add_row(name, *shares, f"{values['calibration_error']:.4f}")
     console.print(table)
 
 
 def print_reliability(
-    found: Reliability, before: Reliability | None, diagram: bool, console: PlainConsole, two: bool = False
+    reliability: Reliability, before: Reliability | None, diagram: bool, console: PlainConsole, two: bool = False
 ) -> None:
     """The expected calibration error with the model's temperature and without it, and a bar for each bin of scores.
 
-    before: without the temperature; None for a model that has none. diagram: whether to print the bars. two: whether
-    the model has a temperature for n-grams alone too.
+    Parameters
+    ----------
+    reliability : Reliability
+        With the temperature.
+    before : Reliability or None
+        Without it; None for a model that has none.
+    diagram : bool
+        Whether to print the bars.
+    console : PlainConsole
+        Where to print.
+    two : bool
+        Whether the model has a temperature for n-grams alone too.
+
     """
     if two and before is None:
-        console.print(f"expected calibration error {found.expected_error:.4f}")
+        console.print(f"expected calibration error {reliability.expected_error:.4f}")
     elif before is None:
         console.print(
-            f"expected calibration error {found.expected_error:.4f}; the model has no temperature: "
+            f"expected calibration error {reliability.expected_error:.4f}; the model has no temperature: "
             "broadsheet calibrate finds one"
         )
     else:
         console.print(
             f"expected calibration error {before.expected_error:.4f} before the model's temperature, "
-            f"{found.expected_error:.4f} after it"
+            f"{reliability.expected_error:.4f} after it"
         )
     if not diagram:
         return
     table = new_table("score", "rows", "mean score", "right")
     table.add_column("│ marks the mean score")
-    for one in found.bins:
+    for one in reliability.bins:
         if one.rows:
             scores, right = f"{one.score:.3f}", f"{one.accuracy:.3f}"
             table.add_row(

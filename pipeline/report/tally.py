@@ -100,7 +100,7 @@ class Tally:
         problems: Iterable[tuple[str, str]],
         unread: Iterable[tuple[str, int | None]],
     ) -> Tally:
-        """One that goes on from the totals of what was labelled before, whose problems were told then."""
+        """One that goes on from the totals of what was labelled before, whose problems were reported then."""
         tally = cls(classes, list(problems), list(unread), earlier=earlier)
         if earlier is not None:
             for name in ("chunks", *SUMS):
@@ -126,7 +126,7 @@ class Tally:
             if entry.confusion is not None:
                 self.confusion = confusion_of(entry.confusion, self.classes, self.confusion)
             others = entry.judged[1:]
-            pairs = zip(self.others, others, strict=True) if self.others else ((each,) for each in others)
+            pairs = zip(self.others, others, strict=True) if self.others else ((model,) for model in others)
             self.others = tuple(map(summed, pairs))
 
     def close(self, problems: Iterable[tuple[str, str]], unread: Iterable[tuple[str, int | None]]) -> None:
@@ -166,8 +166,8 @@ class Reach:
     else in bytes of its files as they are stored.
 
     How many rows a group has is known when it has been read to its end, or when the ends of all its chunks are found.
-    Until then it counts with the bytes that have been read of it, where its reader tells them; else its rows count for
-    as many bytes as those of the groups of which it is known.
+    Until then it counts with the bytes that have been read of it, where these are known; else its rows count for as
+    many bytes as those of the groups of which it is known.
 
     rows, chunks: done; rows_before: of them by earlier runs. rows_known: of the whole job, 0 where not known.
     of_groups: the bytes of each group of files, by number; none for rows in memory.
@@ -237,20 +237,20 @@ class Reach:
 
     @property
     def bytes(self) -> int:
-        """Done, as far as can be told."""
-        each = self._ended_bytes / self._ended_rows if self._ended_rows else 0.0
+        """How many are done, about."""
+        of_row = self._ended_bytes / self._ended_rows if self._ended_rows else 0.0
         rows = self._open_rows - sum(self._rows[group] for group in self._stored)
-        return min(round(self._done_bytes + sum(self._stored.values()) + each * rows), self.bytes_known)
+        return min(round(self._done_bytes + sum(self._stored.values()) + of_row * rows), self.bytes_known)
 
     @property
     def share(self) -> float:
-        """Of the job that is done, from 0 to 1; 0 where that cannot be told."""
+        """Of the job that is done, from 0 to 1; 0 where that is not known."""
         if self.rows_known:
             return self.rows / self.rows_known
         return self.bytes / self.bytes_known if self.bytes_known else 0.0
 
     def seconds_left(self, seconds: float) -> float | None:
-        """At the pace of this run, which has taken `seconds`; None where that cannot be told."""
+        """At the pace of this run, which has taken `seconds`; None where that is not known."""
         run = self.rows - self.rows_before
         return seconds * (1 / self.share - 1) * self.rows / run if self.share and run else None
 

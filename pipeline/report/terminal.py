@@ -22,7 +22,7 @@ _MOST_CLASSES = 20
 _MOST_LINES = 10
 _SECONDS_BETWEEN_LINES = 10.0
 _LONG_SECONDS = 5.0
-"""A job that takes longer, as far as its first chunks tell, has the dashboard's link printed: there is time to look."""
+"""Of a job that takes longer, by its first chunks, the dashboard's link is printed: there is time to look."""
 
 
 class NoProgress(Progress):
@@ -79,7 +79,7 @@ class TerminalProgress(Progress):
     wait = advance
 
     def _show_link(self, seconds: float) -> None:
-        """Once. seconds: that the job takes, as far as can be told."""
+        """Print the dashboard's link, once. seconds: that the job takes, about."""
         if self._dashboard and seconds > _LONG_SECONDS:
             self._console.print(f"dashboard: {self._dashboard}", style="dim", soft_wrap=True)
             self._dashboard = ""
@@ -168,12 +168,12 @@ def _print_validation(report: JobReport, answers: str, console: PlainConsole) ->
 def _print_quarantine(report: JobReport, console: PlainConsole) -> None:
     """A line for each reason, with its first row."""
     looked_at = report.results.first_quarantined(LOOKED_AT)
-    found = reasons(looked_at)
-    for count, row in found[:_MOST_LINES]:
+    by_reason = reasons(looked_at)
+    for count, row in by_reason[:_MOST_LINES]:
         more = f" (and {count - 1:,} more)" if count > 1 else ""
         where = f"{row['file']} row {row['row']}"
         console.print(f"quarantined  {where}: {row['reason']}{more}", style="yellow", soft_wrap=True)
-    if len(found) > _MOST_LINES or report.rows_quarantined > len(looked_at):
+    if len(by_reason) > _MOST_LINES or report.rows_quarantined > len(looked_at):
         console.print(f"quarantined  … {report.rows_quarantined:,} rows in all", style="yellow")
 
 

@@ -68,10 +68,21 @@ class Spans:
 
 @dataclass
 class Timeline:
-    """The spans of a job. began, ended: of the job, in seconds since the epoch by the scheduler's clock, as is every
-    span. clock: the client's.
+    """The spans of a job. Times are in seconds since the epoch, by the scheduler's clock.
 
-    places: by `where`, the workers that finished a chunk. rows: by chunk, the rows it read.
+    Attributes
+    ----------
+    began, ended : float
+        When the job did.
+    clock : Clock
+        The client's.
+    spans : Spans
+        The spans.
+    places : dict of str to Place
+        By `where`, the workers that finished a chunk.
+    rows : dict of str to int
+        By chunk, the rows it read.
+
     """
 
     began: float = 0.0
@@ -157,7 +168,7 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     processes = {place.where: number for number, place in enumerate(places, 1)}
     names = {place.where: f"{place.host} {place.device} (pid {place.where.rpartition(':')[2]})" for place in places}
     named: set[tuple[int, int]] = set()
-    for where in dict.fromkeys(each.where for each in timeline.spans):
+    for where in dict.fromkeys(one.where for one in timeline.spans):
         if where not in processes:
             processes[where] = len(processes) + 1
             names[where] = f"client {where}"

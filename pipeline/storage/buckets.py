@@ -32,7 +32,7 @@ PATIENCE = 300.0
 """Seconds for which a request is repeated while its error may pass."""
 
 FIRST_PATIENCE = 5.0
-"""The same for the first request of a job: an address that is wrong should not take minutes to be told."""
+"""The same for the first request of a job: a wrong address should be reported within seconds."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _STATUS = re.compile(r"status code: (\d{3})|status client error \((\d{3})")
@@ -133,13 +133,13 @@ def _asked_metadata(error: BaseException) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    found = _STATUS.search(str(error))
-    return None if found is None else int(found[1] or found[2])
+    match = _STATUS.search(str(error))
+    return None if match is None else int(match[1] or match[2])
 
 
 def _code(error: BaseException) -> str:
-    found = _CODE.search(str(error))
-    return "" if found is None else next(filter(None, found.groups()))
+    match = _CODE.search(str(error))
+    return "" if match is None else next(filter(None, match.groups()))
 
 
 _S3, _GOOGLE, _AZURE = ("s3", "s3a"), ("gs", "gcs"), ("az", "azure", "adl", "abfs", "abfss")
@@ -168,8 +168,17 @@ _CREDENTIALS_MINUTES = 5
 
 @dataclass(frozen=True)
 class BucketPath:
-    """A folder or an object in a bucket. bucket: its URL. key: within it, without slashes around it. endpoint: as of
-    `bucket_client`. Its string is its URL.
+    """A folder or an object in a bucket. `str` gives its URL.
+
+    Attributes
+    ----------
+    bucket : str
+        The URL of the bucket.
+    key : str
+        The path within the bucket, without slashes around it.
+    endpoint : str or None
+        As of `bucket_client`.
+
     """
 
     bucket: str
@@ -284,7 +293,7 @@ _PAGE = 1000  # objects that a store lists in one answer
 
 
 class State(NamedTuple):
-    """What a file is compared by. size: None where its server does not tell it. modified: its time in ns; of a remote
+    """What a file is compared by. size: None where its server does not report it. modified: its time in ns; of a remote
     file, an ETag or the like.
     """
 
@@ -292,7 +301,7 @@ class State(NamedTuple):
     modified: str
 
     def differs(self, other: State) -> bool:
-        """Whether two states are not of the same content, as far as both are told."""
+        """Whether two states are not of the same content, by what is known of both."""
         sizes, times = (self.size, other.size), (self.modified, other.modified)
         return (None not in sizes and sizes[0] != sizes[1]) or ("" not in times and times[0] != times[1])
 
@@ -300,8 +309,8 @@ class State(NamedTuple):
 class Origin(ABC):
     """A remote file that is open for reading.
 
-    state: as its server last told it. ranges: whether it can be read from any byte on. at_once: how many requests for
-    it are worth having under way; 0 where the driver itself reads ahead.
+    state: as its server last reported it. ranges: whether it can be read from any byte on. at_once: how many requests
+    for it are worth having under way; 0 where the driver itself reads ahead.
     """
 
     state: State
@@ -389,17 +398,17 @@ def objects_below(bucket: str, folder: str, endpoint: str | None) -> Iterator[tu
             raise
 
     patience = FIRST_PATIENCE
-    while found := patiently(page, f"{bucket}/{folder}", patience):
-        for about in found:
+    while objects := patiently(page, f"{bucket}/{folder}", patience):
+        for about in objects:
             yield about["path"], _state_in(about)
-        last, patience = found[-1]["path"], PATIENCE
+        last, patience = objects[-1]["path"], PATIENCE
 
 
 def objects_in(bucket: str, folder: str, endpoint: str | None) -> tuple[list[tuple[str, State]], list[str]]:
     """The objects in a folder of a bucket itself, each with its state; and the folders in it. Raises OSError."""
     client = bucket_client(bucket, endpoint)
-    found = patiently(lambda: obstore.list_with_delimiter(client, folder or None), f"{bucket}/{folder}", FIRST_PATIENCE)
-    return [(about["path"], _state_in(about)) for about in found["objects"]], list(found["common_prefixes"])
+    page = patiently(lambda: obstore.list_with_delimiter(client, folder or None), f"{bucket}/{folder}", FIRST_PATIENCE)
+    return [(about["path"], _state_in(about)) for about in page["objects"]], list(page["common_prefixes"])
 
 
 def _state_in(about: Any) -> State:

@@ -177,9 +177,9 @@ def test_a_chunk_whose_part_is_not_whole_is_not_taken_for_committed(
     """By a worker that takes over from a lost one, which reads no part."""
     folder = OutputFolder(place_of(job.out))
     about = folder.manifest().fingerprint
-    assert len(folder.chunks_of(1, about.id, about.settings.names)) == 3
+    assert len(folder.entries_of(1, about.id, about.settings.names)) == 3
     spoil(job.one("parts/part-000001-0000001-*"))
-    chunks = folder.chunks_of(1, about.id, about.settings.names)
+    chunks = folder.entries_of(1, about.id, about.settings.names)
     assert list(chunks) == ["part-000001-0000000", "part-000001-0000002"]
 
 
@@ -196,12 +196,12 @@ def test_what_is_removed_or_changed_while_the_job_runs_is_noticed_at_its_end(
     job: Finished, place: str, data: bytes | None, message: str
 ) -> None:
     def disturb() -> None:
-        while not (found := list(job.out.glob(place))):
+        while not (files := list(job.out.glob(place))):
             time.sleep(0.01)
         if data is None:
-            found[0].unlink()
+            files[0].unlink()
         else:
-            found[0].write_bytes(data or found[0].read_bytes()[::-1])
+            files[0].write_bytes(data or files[0].read_bytes()[::-1])
 
     shutil.rmtree(job.out)
     with pytest.raises(OutputError, match=message):

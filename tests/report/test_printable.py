@@ -128,18 +128,18 @@ PRINTS = {"pipeline/report/console.py", "cluster/client.py", "cluster/slurm/prep
 
 @pytest.mark.slow
 def test_nothing_prints_but_the_console_that_makes_text_visible() -> None:
-    found = []
+    problems = []
     for path in (p for name in ("pipeline", "cluster") for p in (ROOT / name).rglob("*.py")):
         file = path.relative_to(ROOT).as_posix()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "rich":
                 names = {f"{node.module}.{alias.name}" for alias in node.names}
                 names &= {"rich.print", "rich.console.Console", "rich.text.Text", "rich.markup.render"}
-                found += [f"{file} imports {name}" for name in names if file != "pipeline/report/console.py"]
+                problems += [f"{file} imports {name}" for name in names if file != "pipeline/report/console.py"]
             elif isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 if called == "TextColumn" and "markup=False" not in ast.unparse(node):
-                    found.append(f"{file} lets Rich read markup in a column of its progress bar")
+                    problems.append(f"{file} lets Rich read markup in a column of its progress bar")
                 if re.fullmatch(r"print|(typer|click)\.s?echo|sys\.std(out|err)\.write(lines)?", called):
-                    found += [f"{file} calls {called}"] * (file not in PRINTS)
-    assert found == []
+                    problems += [f"{file} calls {called}"] * (file not in PRINTS)
+    assert problems == []

@@ -101,8 +101,8 @@ def test_english_news_is_not_doubted(ag_news: Path) -> None:
     texts = [text.encode() for text in column.to_pylist()]
     offsets = np.cumsum([0, *map(len, texts)])
     for symbols, most in ((PUBLISHED, OUTSIDE_SHARE), (PUBLISHED.replace("+-", "+ "), 0.03)):
-        found = encode(np.frombuffer(b"".join(texts), np.uint8), offsets, Alphabet(symbols), 1014)
-        assert (found.unknown_chars / np.minimum(found.n_chars, 1014)).max() < most
+        encoded = encode(np.frombuffer(b"".join(texts), np.uint8), offsets, Alphabet(symbols), 1014)
+        assert (encoded.unknown_chars / np.minimum(encoded.n_chars, 1014)).max() < most
 
 
 @pytest.mark.slow
@@ -148,16 +148,16 @@ def test_what_a_threshold_keeps_is_told_of_all_chunks_and_of_each_model(
     models = [replace(small_model, name="one"), replace(small_model, name="two")]
     report = pipeline.classify(source, tmp_path / "out", model=models, **options)
     rows = report.to_pandas()
-    for each in report.to_dict()["models"]:
-        score = rows[f"{each['model']}_score"][rows[f"{each['model']}_label"].notna()]
-        assert each["kept"] == {str(least): int((score >= np.float32(least)).sum()) for least in THRESHOLDS}
-        assert sum(each["kept"].values()) < sum(each["labels"].values()) == len(score)
+    for model in report.to_dict()["models"]:
+        score = rows[f"{model['model']}_score"][rows[f"{model['model']}_label"].notna()]
+        assert model["kept"] == {str(least): int((score >= np.float32(least)).sum()) for least in THRESHOLDS}
+        assert sum(model["kept"].values()) < sum(model["labels"].values()) == len(score)
     for file in [*(tmp_path / "out" / "_entries").glob("part-*-0000002-*"), tmp_path / "out" / "_manifest.json"]:
         kept = json.loads(file.read_text())
         del (kept.get("totals") or kept)["scores"]
         file.write_text(json.dumps(kept))
     again = pipeline.classify(source, tmp_path / "out", model=models, resume=True, **options)
-    assert [each["kept"] is None for each in again.to_dict()["models"]] == [True, False]
+    assert [model["kept"] is None for model in again.to_dict()["models"]] == [True, False]
     assert verify(tmp_path / "out").scores is UNSET
 
 
