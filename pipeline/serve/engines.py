@@ -1,5 +1,6 @@
-"""What a server asks of an engine and is answered, wherever that is; and how long a batch takes there: measured when a
-model is loaded, and kept up to date by every batch.
+"""The messages between a server and an engine, wherever that is; and how long a batch takes there.
+
+That is measured when a model is loaded, and corrected by every batch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,16 @@ class EngineLost(BroadsheetError):
 
 @dataclass(frozen=True)
 class Choice:
-    """What a user has chosen of all engines. longest: seconds of the longest batch that is measured."""
+    """What a user has chosen for all engines.
+
+    Attributes
+    ----------
+    device, precision, kernels : str
+        As in `open_engine`.
+    longest : float
+        Seconds of the longest batch that is measured.
+
+    """
 
     device: str
     precision: str
@@ -39,7 +49,22 @@ class Choice:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model as it is served. number: from 1, one more with each reload. data: its bytes, for the engines."""
+    """A model as it is served.
+
+    Attributes
+    ----------
+    name : str
+        The name by which clients ask for it.
+    number : int
+        1, and one more with each reload.
+    source : str
+        The file, or the name of a shipped model, from which it was loaded.
+    model : Model
+        The model.
+    data : bytes
+        The same, for the engines: `Model.to_bytes`.
+
+    """
 
     name: str
     number: int
@@ -55,7 +80,20 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Ready:
-    """What an engine says of a model that it has loaded. points: measured batches. batch: texts in one, or None."""
+    """What an engine reports of a model that it has loaded.
+
+    Attributes
+    ----------
+    backend : Backend
+        What decides the bits of its scores.
+    device : str
+        The device's name.
+    points : list of Point
+        What was measured of its batches.
+    batch : int or None
+        Texts of its largest batch, where it has a limit.
+
+    """
 
     backend: Backend
     device: str
@@ -64,7 +102,23 @@ class Ready:
 
 
 class Load(NamedTuple):
-    """Load a model under `key`, beside those that are there."""
+    """Load a model beside those that are there.
+
+    Attributes
+    ----------
+    key : str
+        By which the engine is to know it.
+    name : str
+        The model's name.
+    model : bytes
+        The model, as `LoadedModel.data`.
+    choice : Choice
+        Device, precision and kernels.
+    threads : int
+        Threads that the engine may use. In a message to a worker of Dask: the workers of its host, which share the
+        cores.
+
+    """
 
     key: str
     name: str
@@ -83,7 +137,20 @@ class Unload(NamedTuple):
 
 
 class Classify(NamedTuple):
-    """texts: `data`, `offsets` and `n_chars` of `Texts`, as `PickleBuffer`: pickled much sooner than arrays."""
+    """Classify a batch.
+
+    Attributes
+    ----------
+    number : int
+        The batch's, which comes back with the answer.
+    key : str
+        By which the engine knows the model.
+    texts : tuple of PickleBuffer
+        `data`, `offsets` and `n_chars` of `Texts`: buffers are pickled much faster than arrays.
+    top_k : int
+        The most probable classes of each text, so many.
+
+    """
 
     number: int
     key: str
@@ -92,7 +159,20 @@ class Classify(NamedTuple):
 
 
 class Classified(NamedTuple):
-    """rows: with so many classes and labels, as `PickleBuffer`. seconds: on the device."""
+    """The predictions of a batch.
+
+    Attributes
+    ----------
+    number : int
+        That of `Classify`.
+    rows : PickleBuffer
+        The predictions, as `to_rows` makes them.
+    classes, top_k : int
+        Of each row, which say how long it is (`kind_of`).
+    seconds : float
+        How long the device took.
+
+    """
 
     number: int
     rows: Any
@@ -102,14 +182,14 @@ class Classified(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A model that could not be loaded under `key`; or with a key of "", the device: the process ends."""
+    """A model that could not be loaded under `key`. With a key of "", the device has failed, and its process ends."""
 
     key: str
     error: BroadsheetError
 
 
 class RemoteEngine(Protocol):
-    """One device. name: for people, in logs and metrics."""
+    """One device. `name` is what logs and metrics call it."""
 
     name: str
 
@@ -158,8 +238,17 @@ _LARGEST = 1 << 15
 
 
 class Point(NamedTuple):
-    """What was measured of batches of `texts` texts. seconds: of texts of one character. per_char: seconds more for
-    each character that the model reads.
+    """What was measured of batches of one size.
+
+    Attributes
+    ----------
+    texts : int
+        Texts in a batch.
+    seconds : float
+        Seconds of a batch of texts of one character.
+    per_char : float
+        Seconds more for each character that the model reads.
+
     """
 
     texts: int
@@ -191,12 +280,12 @@ def measure(engine: Engine, longest: float) -> list[Point]:
 
 
 def _seconds_of(engine: Engine, texts: Texts) -> float:
-    found: list[float] = []
-    while len(found) < _REPEATS and sum(found) < LONGEST_S / 2:
+    timings: list[float] = []
+    while len(timings) < _REPEATS and sum(timings) < LONGEST_S / 2:
         began = time.perf_counter()
         engine.classify(texts, all_scores=True)
-        found.append(time.perf_counter() - began)
-    return min(found)  # whatever else the machine does only makes it longer
+        timings.append(time.perf_counter() - began)
+    return min(timings)  # whatever else the machine does only makes it longer
 
 
 class BatchTime:
