@@ -44,9 +44,25 @@ so much, and that holds all of them anyway.
 
 @dataclass(frozen=True)
 class Corpus:
-    """files: how many. rows: in each. ending: format and compression. long: whether a text is 20 articles. small:
-    whether the files are small. one: whether all is joined to one file at the end, compressed by igzip, which takes a
-    twentieth of the time of gzip.
+    """Files of one kind.
+
+    Attributes
+    ----------
+    name : str
+        The name in the results.
+    ending : str
+        The ending of the files, which says format and compression.
+    files : int
+        How many files there are.
+    rows : int
+        Rows of each file.
+    long : bool
+        Whether a text is 20 articles.
+    small : bool
+        Whether the files are small.
+    one : bool
+        Whether all is joined to one file at the end, compressed by igzip, which takes a twentieth of the time of gzip.
+
     """
 
     name: str

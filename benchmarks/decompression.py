@@ -142,7 +142,7 @@ def rates(read: Read, path: Path, content: int, threads: int) -> float:
 
 
 def measured(articles: Path) -> dict[str, Any]:
-    found = []
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name, libraries in LIBRARIES.items():
             for text, joined in ARTICLES_JOINED.items():
@@ -151,8 +151,8 @@ def measured(articles: Path) -> dict[str, Any]:
                 path.write_bytes(packed(name, data))
                 for library, read in libraries.items():
                     one, all_cores = of_one_core(read, path, len(data)), rates(read, path, len(data), available_cores())
-                    found.append({"compression": name, "text": text, "library": library, "one": one, "all": all_cores})
-    return {"libraries": found}
+                    rows.append({"compression": name, "text": text, "library": library, "one": one, "all": all_cores})
+    return {"libraries": rows}
 
 
 def main() -> None:

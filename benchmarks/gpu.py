@@ -87,8 +87,8 @@ def kernel_table(engine: CudaEngine, articles: Articles, repeats: int = REPEATS)
             times.setdefault(span.name, []).append(span.seconds)
     layers = {layer.name: layer for layer in engine.model.layers}
     rows = []
-    for name, found in times.items():
-        seconds = statistics.median(found[1:])
+    for name, timings in times.items():
+        seconds = statistics.median(timings[1:])
         product = name in layers and not layers[name].is_lookup
         flop = computed.get(name, len(batch)) / layers[name].rows_out * layers[name].flop if product else 0
         rows.append({"kernel": name, "seconds": seconds, "nanoseconds_an_article": seconds / len(batch) * 1e9}
@@ -110,6 +110,20 @@ def end_to_end(engine: CudaEngine, articles: Articles, repeats: int) -> list[flo
 
 
 def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats: int) -> dict[str, Any]:
+    """A record of our engine, with its rates from device memory and from host memory.
+
+    Parameters
+    ----------
+    kernels, precision : str
+        Of the engine.
+    model : Model
+        The model.
+    articles : Articles
+        What it labels.
+    repeats : int
+        Passes that are measured.
+
+    """
     engine = CudaEngine(model, precision, kernels)
     device = OnDevice(engine, articles)
     device.run()
@@ -157,9 +171,9 @@ def reference_labels(model: Model, articles: Articles) -> NDArray[np.int32]:
     """By the plain fp32 kernels."""
     kernels, precision = REFERENCE
     engine = CudaEngine(model, precision, kernels)
-    found = np.concatenate([engine.classify(chunk).labels[:, 0] for chunk in articles.chunks(CHUNK)])
+    labels = np.concatenate([engine.classify(chunk).labels[:, 0] for chunk in articles.chunks(CHUNK)])
     engine.close()
-    return found
+    return labels
 
 
 def main() -> None:

@@ -61,8 +61,8 @@ def server_limit(bucket: str, prefix: str, repeats: int) -> dict[str, Any]:
 
 def read(location: str, selection: Selection) -> int:
     """The rows of all that is at a path or URL, read in this process."""
-    found = identify(Paths([location]), _SYMBOLS, _READS, whole_hash=False, by_content=False)
-    return sum(chunk.rows_read for chunk in chunks_here(open_input(found, selection)))
+    files = identify(Paths([location]), _SYMBOLS, _READS, whole_hash=False, by_content=False)
+    return sum(chunk.rows_read for chunk in chunks_here(open_input(files, selection)))
 
 
 def compare(folder: Path, bucket: str, text: tuple[str, ...], repeats: int) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def compare(folder: Path, bucket: str, text: tuple[str, ...], repeats: int) -> d
     for _ in range(repeats):
         for place, location in places.items():
             seconds[place] += seconds_of(partial(read, location, selection), 1)
-    rates = {place: count / statistics.median(each) for place, each in seconds.items()}
+    rates = {place: count / statistics.median(timings) for place, timings in seconds.items()}
     server = server_limit(bucket, folder.name, repeats)
     return {
         "corpus": folder.name,
@@ -101,8 +101,8 @@ def main() -> None:
     corpora: list[dict[str, Any]] = []
     for folder in options.folders:
         corpora.append(compare(folder.resolve(), options.bucket, tuple(options.text_column), options.repeats))
-        found = corpora[-1]
-        print(f"{folder.name}: {found['of_disk']:.0%} of disk, {found['of_server']:.0%} of the server", flush=True)
+        last = corpora[-1]
+        print(f"{folder.name}: {last['of_disk']:.0%} of disk, {last['of_server']:.0%} of the server", flush=True)
         write({"about": about(options), "corpora": corpora}, options.output)
 
 

@@ -54,18 +54,18 @@ class Sampler:
     def to_dict(self, chunks: int) -> dict[str, Any]:
         """By role: peak, growth from about 30 % of the job to 95 %, the same for each chunk, and the curve."""
         step = max(1, len(self.seconds) // _POINTS)
-        found: dict[str, Any] = {"seconds": [round(s, 2) for s in self.seconds[::step]]}
+        about: dict[str, Any] = {"seconds": [round(s, 2) for s in self.seconds[::step]]}
         for role, values in self.bytes.items():
             count = len(values)
             early = statistics.median(values[count // 4 : max(count // 4 + 1, count * 7 // 20)])
             late = statistics.median(values[-max(1, count // 10) :])
-            found[role] = {
+            about[role] = {
                 "peak_bytes": max(values),
                 "growth_bytes": late - early,
                 "growth_bytes_a_chunk": (late - early) / max(1.0, _BETWEEN * chunks),
                 "bytes": values[::step],
             }
-        return found
+        return about
 
 
 def _resident(process: psutil.Process) -> int:

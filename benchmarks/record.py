@@ -46,9 +46,9 @@ def about(options: argparse.Namespace, **more: Any) -> dict[str, Any]:
     """What a figure is from: the machine, its driver, versions, commit and date (UTC)."""
     smi = partial(_answer, "nvidia-smi", "--format=csv,noheader")  # makes no CUDA context
     gpus = smi("--query-gpu=name").splitlines()
-    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    match = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
-        "processor": found.group(1) if found else platform.processor(),
+        "processor": match.group(1) if match else platform.processor(),
         "cores": available_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": gpus,
@@ -80,12 +80,12 @@ def text_of(result: dict[str, Any]) -> str:
 
 def seconds_of(work: Callable[[], object], repeats: int) -> list[float]:
     """Host seconds of each of `repeats` calls; nothing is warmed up here."""
-    found = []
+    timings = []
     for _ in range(repeats):
         began = time.perf_counter()
         work()
-        found.append(time.perf_counter() - began)
-    return found
+        timings.append(time.perf_counter() - began)
+    return timings
 
 
 def _answer(*command: str) -> str:
@@ -97,8 +97,8 @@ def _answer(*command: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name.replace("cupy-cuda13x", "cupy").replace("cupy-cuda12x", "cupy")] = version(name)
-    return found
+            versions[name.replace("cupy-cuda13x", "cupy").replace("cupy-cuda12x", "cupy")] = version(name)
+    return versions

@@ -101,14 +101,14 @@ def milliseconds_a_step(job: TrainingJob, examples: Examples, kind: str, steps: 
     clock = time.perf_counter if job.device == "cuda" else time.process_time
     loop = loop_of(job, examples, kind, steps)
     loop.network.train()
-    found = []
+    timings = []
     with torch.backends.cudnn.flags(enabled=True, benchmark=job.device == "cuda"):
         for epoch in (1, 2, 3):
             began = clock()
             loop._epoch(epoch, lambda what: None, lambda: False)
             float(loop._losses)
-            found.append(clock() - began)
-    return 1000 * min(found[1:]) / steps
+            timings.append(clock() - began)
+    return 1000 * min(timings[1:]) / steps
 
 
 def epochs_on(job: TrainingJob, examples: Examples, gpus: int) -> dict[str, Any]:

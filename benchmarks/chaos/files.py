@@ -105,8 +105,8 @@ def lose_output(trial: Trial) -> Verdict:
     run = trial.start()
     if trial.wait_for_a_moment(run):
         folder = trial.random.choice(["parts", "_entries", "_quarantine"])
-        found = sorted((trial.out / folder).glob("part-*"))
-        for file in trial.random.sample(found, min(len(found), trial.random.randint(1, 3))):
+        files = sorted((trial.out / folder).glob("part-*"))
+        for file in trial.random.sample(files, min(len(files), trial.random.randint(1, 3))):
             trial.note(f"deleted {folder}/{file.name}")
             file.unlink(missing_ok=True)
     return _settle_or_start_again(trial, run)

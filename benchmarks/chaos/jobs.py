@@ -31,8 +31,19 @@ Row = tuple[int, str | None]
 
 @dataclass(frozen=True)
 class Job:
-    """name: of the way in which its rows are read. folder: with the input in `in` and the undisturbed output in `out`.
-    command: to be run in such a folder, but for the output folder. seconds: that the undisturbed run took.
+    """A job that was run undisturbed.
+
+    Attributes
+    ----------
+    name : str
+        The name of the way in which its rows are read.
+    folder : Path
+        Has the input in `in`, and the undisturbed output in `out`.
+    command : tuple of str
+        The command to be run in such a folder, without the output folder.
+    seconds : float
+        How long the undisturbed run took.
+
     """
 
     name: str
@@ -52,7 +63,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def run_undisturbed(name: str, folder: Path, options: tuple[str, ...]) -> Job:
-    """Write a job's input, and run it. options: of `broadsheet classify`, for all jobs.
+    """Write a job's input, and run it, with `options` of `broadsheet classify` for all jobs.
 
     Raises CalledProcessError where it fails.
     """

@@ -88,8 +88,25 @@ class Run:
 class Trial:
     """A folder with a job's input, and the choices of this trial.
 
-    out: the output folder. random: for every choice. environment: of the commands. notes: what was done. commands:
-    started so far.
+    Attributes
+    ----------
+    job : Job
+        The job.
+    folder : Path
+        The trial's folder.
+    out : Path
+        The output folder.
+    random : random.Random
+        Decides every choice.
+    workers : int
+        Workers of a job on this machine.
+    environment : dict of str to str
+        Variables of the commands.
+    notes : list of str
+        What was done.
+    commands : list of Run
+        The commands that were started so far.
+
     """
 
     job: Job
@@ -108,7 +125,7 @@ class Trial:
         self.environment["DASK_DISTRIBUTED__WORKER__PRELOAD"] = str(file)
 
     def start(self, *options: str, limit: Callable[[], None] | None = None, **env: str) -> Run:
-        """Start the job on this machine. limit: called in the new process, to limit its resources."""
+        """Start the job on this machine. `limit` is called in the new process, to limit its resources."""
         workers = () if "--scheduler-file" in options else ("--workers", str(self.workers))
         return self.launch([*self.job.command, "-o", str(self.out), *workers, *options], limit, **env)
 
@@ -241,6 +258,22 @@ def run_trial(
     """Run a trial in a folder of its own: its verdict, what happened in it, and how long it took.
 
     All choices follow from `seed` and `number`. The folder stays where the verdict is wrong or hung.
+
+    Parameters
+    ----------
+    kind : callable
+        What happens to the job.
+    number : int
+        The trial's.
+    seed : int
+        The seed of all trials.
+    jobs : sequence of Job
+        Those of which the trial chooses one.
+    folder : Path
+        Where the trial's folder is made.
+    most_workers : int
+        The largest number of workers.
+
     """
     draw = random.Random(f"{seed} {number}")
     place = folder / f"trial-{number}"
@@ -277,12 +310,12 @@ def _is_worker(process: psutil.Process) -> bool:
 
 def _group(number: int) -> list[str]:
     """The names of the living processes of a process group."""
-    found = []
+    names = []
     for process in psutil.process_iter(["name", "status"]):
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
             if os.getpgid(process.pid) == number and process.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(process.info["name"])
-    return found
+                names.append(process.info["name"])
+    return names
 
 
 def _says_why(text: str) -> bool:

@@ -31,7 +31,22 @@ _ARTICLES_ALONE, _ARTICLES_ONE_HOT, _ARTICLES_FP32 = 512, 8_192, 32_768
 
 
 class Bench:
-    """The articles, the product's labels of them, and every step. most: articles of a fast variant."""
+    """The articles, the product's labels of them, and every step.
+
+    Parameters
+    ----------
+    model : str
+        The model.
+    csv : Path
+        A CSV file of AG News.
+    most : int
+        How many articles a fast variant labels.
+    repeats : int
+        Passes that are measured.
+    best : str
+        The GPU's best kernel generation.
+
+    """
 
     def __init__(self, model: str, csv: Path, most: int, repeats: int, best: str) -> None:
         self._repeats = repeats

@@ -55,7 +55,20 @@ def dense(first: Layer) -> Layer:
 
 @dataclass(frozen=True)
 class DenseBlock1:
-    """Weight and bias of block 1 as a product, and the characters and symbols of its input."""
+    """Block 1 as a product.
+
+    Attributes
+    ----------
+    weight : CuPy array
+        The weight, of DENSE_CHANNELS inputs, in the order that the product reads.
+    bias : CuPy array, float32 [outputs]
+        The bias.
+    length : int
+        Characters of the input.
+    symbols : int
+        Symbols of the alphabet.
+
+    """
 
     weight: cp.ndarray
     bias: cp.ndarray
@@ -65,10 +78,20 @@ class DenseBlock1:
 
 @dataclass(frozen=True)
 class SlowOperations(Operations):
-    """`Operations` as a setting says. block1: where it is no look-up. no_bias: zeros, as many as a layer has outputs.
+    """`Operations` as a setting says.
 
     Without the product's kernels the whole frame is computed, [N, rows, channels]: each article has as many rows as in
     the layer's input, of which the last ones, whose taps reach into the next article, are never read.
+
+    Attributes
+    ----------
+    setting : Setting
+        What is turned off.
+    block1 : DenseBlock1 or None
+        Block 1, where it is no look-up.
+    no_bias : CuPy array, float32
+        Zeros, as many as the widest layer has outputs.
+
     """
 
     setting: Setting
@@ -80,6 +103,14 @@ class SlowOperations(Operations):
         statistics: cp.ndarray, text_end: cp.ndarray, packing: Packing, out: cp.ndarray,
         steps_in_one: float = 1.0, saturated: cp.ndarray | None = None,
     ) -> None:  # fmt: skip
+        """Block 1, as a look-up or as a product, with its norm, ReLU and pool.
+
+        Parameters
+        ----------
+        ids, layers, frame, table, norm, statistics, text_end, packing, out, steps_in_one, saturated
+            As `Operations.lookup_norm_pool` takes them.
+
+        """
         first, second, *_ = layers
         shape = (len(ids), most_units(layers) * second.product_pool, first.outputs)
         if self.block1 is None:
@@ -102,6 +133,14 @@ class SlowOperations(Operations):
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing,
         constant: cp.ndarray | None, out: cp.ndarray, saturated: cp.ndarray | None = None,
     ) -> None:  # fmt: skip
+        """A convolution; where nothing is fused, bias, ReLU and pool are kernels of their own.
+
+        Parameters
+        ----------
+        rows, layer, weight, bias, packing, constant, out, saturated
+            As `Operations.conv1d` takes them.
+
+        """
         count = len(packing.first) - 1
         pitch = packing.most // count
         shape = (count, pitch, layer.outputs)
@@ -122,6 +161,14 @@ class SlowOperations(Operations):
     def norm_relu_pool(
         self, rows: cp.ndarray, layer: Layer, norm: DeviceNorm, packing: Packing, constant: cp.ndarray, out: cp.ndarray
     ) -> None:
+        """The norm, ReLU and pool after a convolution; where nothing is fused, each is a kernel of its own.
+
+        Parameters
+        ----------
+        rows, layer, norm, packing, constant, out
+            As `Operations.norm_relu_pool` takes them.
+
+        """
         count = len(packing.first) - 1
         shape = (count, layer.rows_pooled, layer.outputs)
         if self.setting.fused:
@@ -136,6 +183,14 @@ class SlowOperations(Operations):
     def linear(
         self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing, out: cp.ndarray
     ) -> None:
+        """A linear layer; where nothing is fused, bias and ReLU are kernels of their own.
+
+        Parameters
+        ----------
+        x, layer, weight, bias, packing, out
+            As `Operations.linear` takes them.
+
+        """
         if self.setting.fused:
             super().linear(x, layer, weight, bias, packing, out)
             return
@@ -154,7 +209,18 @@ class SlowOperations(Operations):
     def _plain_product(
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing, out: cp.ndarray
     ) -> None:
-        """A convolution of rows [N, pitch, inputs] without ReLU and pool, a row of the output for each of the input."""
+        """A convolution without ReLU and pool, with a row of the output for each of the input.
+
+        Parameters
+        ----------
+        rows : CuPy array [N, pitch, inputs]
+            The input.
+        layer, weight, bias, packing
+            As in `conv1d`.
+        out : CuPy array [N, pitch, outputs]
+            The output.
+
+        """
         count = rows.shape[0] * rows.shape[1]
         all_rows = packing._replace(counts=cp.full(1, count, np.int32), most=count, closing=None)
         super().conv1d(rows, plain(layer), weight, bias, all_rows, None, out)

@@ -45,8 +45,8 @@ def refreshed(page: str, results: dict[str, Record]) -> str:
     """The page with the figures that the results give."""
     names = vars(figures) | results
 
-    def made(found: re.Match[str]) -> str:
-        kind, what = found[1] or found[3], found[2] or found[4]
+    def made(match: re.Match[str]) -> str:
+        kind, what = match[1] or match[3], match[2] or match[4]
         if kind == "figure":
             return f"<!-- figure {what} -->{formatted(what)}<!-- end -->"
         rows, *columns = what.split("\n")

@@ -21,12 +21,12 @@ def machine(about: Result, *names: str) -> str:
 
     Records of other times have one "gpu", and versions beside the rest.
     """
-    found, gpus = about | about.get("versions", {}), [about.gpu] if "gpu" in about else about.get("gpus", [])
+    known, gpus = about | about.get("versions", {}), [about.gpu] if "gpu" in about else about.get("gpus", [])
     said = [f"{gpus.count(name)} x {name}" if gpus.count(name) > 1 else name for name in dict.fromkeys(gpus)]
     said += [f"driver {about.driver}"] if gpus else []
     said += [about.processor] if "processor" in about else []
     said += [f"{about.cores} core{'s' if about.cores > 1 else ''}"] if "cores" in about else []
-    said += [f"{_NAMES.get(name, name)} {found[name]}" for name in names if name in found]
+    said += [f"{_NAMES.get(name, name)} {known[name]}" for name in names if name in known]
     said += [f"commit {about.commit}"] if about.get("commit") else []
     return ", ".join([*said, about.date]) + (f"; {about.note}" if "note" in about else "")
 
@@ -47,8 +47,8 @@ def rate_of_ours(gpu: Result, peer: Result) -> float:
     """Articles a second, end to end, of our own in a peer's frame and precision."""
     precision = next((name for name in ("fp32", "int8") if name in peer.kind), "fp16")
     wanted = (peer.get("frame", "dense"), precision, "these")
-    (found,) = [row for row in gpu.both_frames if (row.frame, row.precision, row.texts) == wanted]
-    return float(found.end_to_end_articles_per_second)
+    (row_of_ours,) = [row for row in gpu.both_frames if (row.frame, row.precision, row.texts) == wanted]
+    return float(row_of_ours.end_to_end_articles_per_second)
 
 
 # ladder.md
@@ -97,10 +97,10 @@ def lost(ladder: Result, step: Result) -> str:
 
 def by_library(decompression: Result) -> list[list[Result]]:
     """Of each library, what it reached with short texts and with long ones."""
-    found = defaultdict(list)
+    rows = defaultdict(list)
     for row in decompression.libraries:
-        found[row.compression, row.library].append(row)
-    return list(found.values())
+        rows[row.compression, row.library].append(row)
+    return list(rows.values())
 
 
 # training_speed.md
@@ -118,19 +118,19 @@ def one_gpu(training: Result, run: Result) -> Result:
 
 def cases(accuracy: Result, trial: str) -> list[list[Result]]:
     """The runs of a trial by rows and set, each with several seeds."""
-    found = defaultdict(list)
+    by_case = defaultdict(list)
     for run in accuracy.runs:
         if run.trial == trial and {"ours", "words", "words or characters"} <= run.keys():
-            found[run.rows, run.set].append(run)
-    return [found[case] for case in sorted(found)]
+            by_case[run.rows, run.set].append(run)
+    return [by_case[case] for case in sorted(by_case)]
 
 
 def sets_by_rows(accuracy: Result) -> list[tuple[int, list[list[Result]]]]:
     """The plain runs, for each number of rows by set."""
-    found = defaultdict(list)
+    by_rows = defaultdict(list)
     for runs in cases(accuracy, ""):
-        found[runs[0].rows].append(runs)
-    return list(found.items())
+        by_rows[runs[0].rows].append(runs)
+    return list(by_rows.items())
 
 
 def mean_of(runs: list[Result], way: str) -> str:
@@ -145,12 +145,12 @@ def ahead(runs: list[Result], *of: str) -> float:
 
 def beside(peers: Result) -> list[tuple[int, str, list[list[Result]]]]:
     """For each number of rows, every peer of ours with word vectors, and the runs of each set that has it."""
-    found: dict[tuple[int, str], dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
+    by_peer: dict[tuple[int, str], dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for run in peers.runs:
         for peer in ("ours", "words", "words or characters", "fastText", "model2vec", "SetFit", "ours, taught"):
             if peer in run:
-                found[run.rows, peer][run.set].append(run)
-    return [(rows, peer, list(sets.values())) for (rows, peer), sets in found.items()]
+                by_peer[run.rows, peer][run.set].append(run)
+    return [(rows, peer, list(sets.values())) for (rows, peer), sets in by_peer.items()]
 
 
 def over_sets(sets: list[list[Result]], way: str) -> float:
@@ -167,10 +167,10 @@ def leads(runs: list[Result], peer: str) -> float:
 
 
 def by_kind(trials: list[Result]) -> list[list[Result]]:
-    found = defaultdict(list)
+    of_kind = defaultdict(list)
     for trial in trials:
-        found[trial.kind].append(trial)
-    return list(found.values())
+        of_kind[trial.kind].append(trial)
+    return list(of_kind.values())
 
 
 def verdicts(trials: list[Result]) -> dict[str, int]:
