@@ -235,7 +235,7 @@ def fasttext_tuned(texts: list[str], labels: Labels, tested: list[str]) -> Label
 
 
 def fasttext_for_few(texts: list[str], labels: Labels, tested: list[str]) -> Labels:
-    """Words and pairs, by its defaults but for as many epochs as few rows need."""
+    """fastText with words and pairs of words, by its defaults, but with as many epochs as few rows need."""
     made = FastText(0.5, 50, 2, buckets=200_000, line=_with_marks_apart)
     made.fit(texts, labels)
     return made.predict(tested)
@@ -255,7 +255,7 @@ def setfit(texts: list[str], labels: Labels, tested: list[str], encoder: str) ->
 
 
 def model2vec(texts: list[str], labels: Labels, tested: list[str], encoder: str) -> Labels:
-    """Its classifier over static vectors that it makes of the encoder."""
+    """The classifier of Model2Vec, over static vectors that it makes of the encoder."""
     from model2vec.train import StaticModelForClassification
 
     model = StaticModelForClassification.from_static_model(model=_static(encoder))

@@ -46,7 +46,7 @@ _CHOICES = {
     ),
 }
 _FEW = 100
-"""Rows whose choice shows what the start takes."""
+"""So few rows that the time of a choice is that of the start."""
 
 _DUCKDB = """
 import duckdb, sys

@@ -59,7 +59,9 @@ _ENGINE_ROWS, _ENGINE_CALLS, _ENGINE_REPEATS = 131_072, 8, 5
 
 
 def engine_rate(articles_csv: Path, model: str, long: bool) -> dict[str, Any]:
-    """The engine alone, from host memory to labels there, on one device: on texts cut as the reader cuts them."""
+    """The rate of the engine alone on one device, from host memory to labels there, on texts cut as the reader cuts
+    them.
+    """
     engine = open_engine(load_model(model))
     texts = Texts.of(
         [t[: engine.model.length].encode() for t in texts_of(articles_csv, long, _ENGINE_ROWS).to_pylist()]

@@ -117,11 +117,11 @@ LIBRARIES: dict[str, dict[str, Read]] = {
     "bz2": {"pyarrow": by_arrow("bz2"), "Broadsheet (bz2)": by_ours("bz2")},
     "xz": {"Broadsheet (lzma)": by_ours("xz")},
 }
-"""Those in the interpreter, those of packages, and what Broadsheet reads with, checks included."""
+"""The libraries of the interpreter, those of packages, and what Broadsheet reads with, checks included."""
 
 
 def of_one_core(read: Read, path: Path, content: int) -> float:
-    """MB for each second of processor time, which other programs take none of."""
+    """MB a second of processor time, which does not include that of other programs."""
     spent = []
     for _ in range(ROUNDS):
         began = time.process_time()

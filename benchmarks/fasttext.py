@@ -103,7 +103,7 @@ def measured(model: Model, articles: Articles, precision: str, repeats: int) -> 
 
 
 def _original(file: str, texts: list[str], seconds: float) -> tuple[int, list[str]]:
-    """In a process of its own: how many texts it labels in so many seconds, and the first labels."""
+    """How many texts it labels in so many seconds, and the first labels; called in a process of its own."""
     import fasttext
 
     loaded = fasttext.load_model(file)

@@ -44,7 +44,7 @@ REFERENCE = ("simt", "fp32")
 CHUNK = 131_072  # the product's own on a GPU
 REPEATS = 10
 FULL = (1_100, 5_000)
-"""Bytes of texts that fill the frame."""
+"""The bytes of a text that fills the frame."""
 
 
 class OnDevice:
@@ -97,7 +97,7 @@ def kernel_table(engine: CudaEngine, articles: Articles, repeats: int = REPEATS)
 
 
 def product_flop(model: Model, articles: Articles) -> float:
-    """Of an article on average, in the products that run as products: block 1 is a look-up."""
+    """FLOP of an article on average, in the blocks that are products: block 1 is a look-up."""
     works = {work.name: work.flop for work in kernels_of(model, articles, STORAGE["sm80"]["fp16"])}
     return sum(works[layer.name] for layer in model.layers[1:]) / len(articles)
 
@@ -153,7 +153,7 @@ def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats
 
 
 def both_frames(model: Model, articles: Articles, repeats: int) -> list[dict[str, Any]]:
-    """Some of OURS end to end, in both frames: on these articles and on such as fill the frame."""
+    """The rates of some of OURS end to end, in both frames: on these articles, and on articles that fill the frame."""
     works = {"these": articles} | {f"{size:,} bytes": of_length(articles, size, CHUNK) for size in FULL}
     rows = []
     for frame, (kernels, precision) in itertools.product(FRAMES, IN_BOTH_FRAMES):
@@ -168,7 +168,7 @@ def both_frames(model: Model, articles: Articles, repeats: int) -> list[dict[str
 
 
 def reference_labels(model: Model, articles: Articles) -> NDArray[np.int32]:
-    """By the plain fp32 kernels."""
+    """The labels by the plain fp32 kernels."""
     kernels, precision = REFERENCE
     engine = CudaEngine(model, precision, kernels)
     labels = np.concatenate([engine.classify(chunk).labels[:, 0] for chunk in articles.chunks(CHUNK)])

@@ -30,7 +30,7 @@ LARGEST = 1e30
 
 
 def measured(model: Model, articles: Articles, precision: str, repeats: int) -> dict[str, Any]:
-    """The labels are those of the last pass."""
+    """The rates of a model, and the labels of the last pass."""
     with closing(open_engine(model, precision=precision)) as engine:
         chunks = list(articles.chunks(CHUNK[engine.backend.device]))
         parts = []

@@ -38,7 +38,7 @@ def upload(folder: Path, bucket: str, prefix: str) -> None:
 
 
 def server_limit(bucket: str, prefix: str, repeats: int) -> dict[str, Any]:
-    """The objects below a prefix by plain requests, side by side: their bytes, and the bytes a second."""
+    """The bytes of the objects below a prefix, and bytes a second by plain requests, side by side."""
     client = bucket_client(bucket)
     objects = obstore.list(client, prefix).collect()
     pieces = [(o["path"], at, min(at + _PIECE, o["size"])) for o in objects for at in range(0, o["size"], _PIECE)]
@@ -60,13 +60,13 @@ def server_limit(bucket: str, prefix: str, repeats: int) -> dict[str, Any]:
 
 
 def read(location: str, selection: Selection) -> int:
-    """The rows of all that is at a path or URL, read in this process."""
+    """How many rows there are at a path or URL, all of which this process reads."""
     files = identify(Paths([location]), _SYMBOLS, _READS, whole_hash=False, by_content=False)
     return sum(chunk.rows_read for chunk in chunks_here(open_input(files, selection)))
 
 
 def compare(folder: Path, bucket: str, text: tuple[str, ...], repeats: int) -> dict[str, Any]:
-    """A corpus from disk and from a bucket, in turns, and the server's limit."""
+    """The rates of a corpus from disk and from a bucket, in turns, and the server's limit."""
     selection = Selection(text=text, reads=_READS)
     upload(folder, bucket, folder.name)
     stored = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -18,7 +18,7 @@ from benchmarks.record import ROOT
 
 PRELOAD = "DASK_DISTRIBUTED__WORKER__PRELOAD"
 STAND_IN = str(ROOT / "benchmarks" / "stand_in.py")
-"""What the workers of a job without a network load."""
+"""The preload of the workers of a job without a network."""
 
 _POINTS = 120
 _BETWEEN = 0.65  # of a job: from the middle of its early samples to that of its late ones
@@ -76,7 +76,7 @@ def _resident(process: psutil.Process) -> int:
 
 
 def family(pid: int, name: str) -> Callable[[], dict[str, Iterable[psutil.Process]]]:
-    """For `Sampler`: the process with that number, which is called `name`, and all below it as workers."""
+    """The roles for `Sampler`: the process with that number, which is called `name`, and all below it as workers."""
     parent = psutil.Process(pid)
 
     def roles() -> dict[str, Iterable[psutil.Process]]:
@@ -89,7 +89,7 @@ def family(pid: int, name: str) -> Callable[[], dict[str, Iterable[psutil.Proces
 
 
 def environment(**more: str) -> dict[str, str]:
-    """For processes that import this checkout, wherever they run."""
+    """The environment for processes that import this checkout, wherever they run."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path, **more}
 

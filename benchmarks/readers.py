@@ -37,7 +37,7 @@ from broadsheet.pipeline.source.limits import CHUNK_ROWS
 _SYMBOLS, _READS = 70, 1014
 _FILES = 4
 _FORMATS = {"jsonl": "jsonl", "jsonl.gz": "jsonl", "jsonl.zst": "jsonl", "csv": "csv", "parquet": "parquet"}
-"""Suffixes, and what the other readers call the format."""
+"""The format's name in the other readers, by its suffix."""
 
 
 def ours(folder: Path, suffix: str) -> Callable[[], int]:
@@ -47,7 +47,7 @@ def ours(folder: Path, suffix: str) -> Callable[[], int]:
 
 
 def by_pyarrow(folder: Path, suffix: str) -> Callable[[], int]:
-    """Each file by all threads, one after another: a dataset of JSON files may never end, on few cores."""
+    """Reads each file by all threads, one after another: on few cores, a dataset of JSON files may never end."""
     files = sorted(folder.iterdir())
     return lambda: sum(len(table_by_pyarrow(file)) for file in files)
 

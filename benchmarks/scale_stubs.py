@@ -22,7 +22,7 @@ from broadsheet.cluster.settings import environment as cluster_environment
 from broadsheet.pipeline import classify
 
 ARTICLES_PER_SECOND = 1.2e6
-"""Of one GPU; a chunk's sleep is its rows over this."""
+"""The rate of one GPU: a chunk's sleep is its rows divided by this."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Fleet:
         return {"scheduler": (self.scheduler,), "client": (psutil.Process(),), "worker": self.workers}
 
     def processor_seconds(self) -> dict[str, float]:
-        """Of each role so far; of the workers, all together."""
+        """Processor seconds of each role so far; of the workers, all together."""
         times = {role: [member.cpu_times() for member in members] for role, members in self.roles.items()}
         return {role: sum(t.user + t.system for t in spent) for role, spent in times.items()}
 

@@ -28,7 +28,7 @@ _LOAD = "import broadsheet; broadsheet.load({!r})('the market fell as oil rose')
 
 
 def ways(folder: Path, model: str) -> dict[str, tuple[list[str], dict[str, str]]]:
-    """By name: what is run, and variables of its environment."""
+    """By name: the command to run, and variables of its environment."""
     job = [sys.executable, "-m", "broadsheet", "classify", "in.txt", "-o", "out", "--overwrite", "--quiet"]
     job += ["--model", model]
     cluster = "cuda" if count_gpus() else "local"

@@ -95,7 +95,7 @@ class Trial:
             self.ops.conv1d(self.rows, self.layer, self.weight, self.epilogue, self.packing, None, self.out)
 
     def error(self, articles: int = 64) -> float:
-        """Of the first and the last articles, against products in fp32."""
+        """The relative error of the first and the last articles, against products in fp32."""
         self.out.view(cp.uint8)[:] = 0xFF
         self.run()
         layer, worst = self.layer, 0.0

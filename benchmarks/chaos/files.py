@@ -85,7 +85,7 @@ def _settle_before_or_after(trial: Trial, run: Run) -> Verdict:
 
 
 def _replace(file: Path) -> None:
-    """By as many bytes, other letters."""
+    """Replace a file by one of as many bytes, with other letters."""
     other = file.with_name(".other")
     other.write_bytes(file.read_bytes().replace(b"the", b"THE"))
     os.replace(other, file)

@@ -146,7 +146,7 @@ class _Server:
         self.url = next(line["url"] for line in lines if line["message"] == "listening")
 
     def processes(self, module: str) -> list[psutil.Process]:
-        """Those that run a module; in place of engine processes, the workers of a cluster."""
+        """The processes that run a module; in place of engine processes, the workers of a cluster."""
         if self.more and module == "engine_process":
             return self.run.workers()
         children = psutil.Process(self.run.process.pid).children()
@@ -168,7 +168,7 @@ class _Server:
             httpx.post(f"{url}/v1/models/news/reload", headers=headers, timeout=SECONDS)
 
     def ask(self, client: Client, first: int, count: int) -> str:
-        """Whose answer it was, or why there is none. Raises Hung, Wrong."""
+        """Which model has answered, "model N", or why there is no answer. Raises Hung, Wrong."""
         try:
             answer = client.classify_arrow(_TEXTS[first : first + count], scores=True)
         except ServerError as error:
@@ -192,14 +192,14 @@ class _Server:
         return counts
 
     def leave(self) -> Counter[str]:
-        """The clients ask no more; how many answers they had of each kind. Raises Hung, Wrong."""
+        """Let the clients ask no more; how many answers of each kind they had. Raises Hung, Wrong."""
         self.over.set()
         counts = sum((future.result() for future in self.asking), Counter[str]())
         self.trial.note(", ".join(f"{what}: {count}" for what, count in sorted(counts.items())))
         return counts
 
     def settle(self) -> Counter[str]:
-        """It is to answer by the model that its file comes to hold, and to end. Raises Hung, Wrong."""
+        """Load a model, wait until the server answers by it, and end the server. Raises Hung, Wrong."""
         number = self.trial.random.randrange(len(self.models))
         deadline = time.monotonic() + SECONDS
         self.reload(self.models[number][0])

@@ -30,12 +30,23 @@ _SECONDS_TO_LEAVE = 60
 _COMMANDS = 4
 _EXIT_CODES = (1, 2, 3)
 _SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-"""Those that trials send."""
+"""The signals that trials send."""
 
 
 class Verdict(StrEnum):
-    """identical: finished, with `--resume` where a run was killed or had stopped, byte for byte as undisturbed. told:
-    not finished, and a message says why. wrong: anything else. hung: a command or a process of it did not end.
+    """The verdict on a trial.
+
+    Attributes
+    ----------
+    IDENTICAL
+        The job has finished, with `--resume` where a run was killed or had stopped, byte for byte as undisturbed.
+    TOLD
+        The job has not finished, and a message says why.
+    WRONG
+        Anything else.
+    HUNG
+        A command or a process of it did not end.
+
     """
 
     IDENTICAL = "identical"
@@ -48,13 +59,13 @@ BAD = (Verdict.WRONG, Verdict.HUNG)
 
 
 class Wrong(Exception):
-    """What is wrong."""
+    """The verdict `WRONG`; the message says why."""
 
     verdict = Verdict.WRONG
 
 
 class Hung(Exception):
-    """What did not end."""
+    """The verdict `HUNG`; the message says what did not end."""
 
     verdict = Verdict.HUNG
 
@@ -155,9 +166,10 @@ class Trial:
         return len(list((self.out / "_entries").glob("[!.]*.json")))
 
     def wait_for_a_moment(self, run: Run) -> bool:
-        """Until a random number of chunks is committed, or a random time has passed. False where the run ended before.
+        """Wait until a random number of chunks is committed, or until a random time has passed; False where the run
+        ended before.
 
-        Half of the moments by each: by time, they are spread over start, planning and end as well.
+        Each decides half of the moments: by time, they are spread over start, planning and end as well.
         """
         if self.random.random() < 0.6:
             commits = self.random.randrange(CHUNKS)
@@ -168,7 +180,7 @@ class Trial:
         return self.wait_until(run, lambda: time.monotonic() >= end)
 
     def wait_until(self, run: Run, true: Callable[[], bool]) -> bool:
-        """False where the run has ended first. Raises Hung."""
+        """Wait until something is true; False where the run has ended first. Raises Hung."""
         deadline = time.monotonic() + SECONDS
         while not true():
             if run.process.poll() is not None:
@@ -198,7 +210,7 @@ class Trial:
         return code
 
     def wait_for_its_processes(self, run: Run) -> None:
-        """Until a command that has ended has left none. Raises Hung."""
+        """Wait until no process is left of a command that has ended. Raises Hung."""
         deadline = time.monotonic() + _SECONDS_TO_LEAVE
         while left := _group(run.process.pid):
             if time.monotonic() > deadline:
@@ -220,7 +232,7 @@ class Trial:
         return Verdict.IDENTICAL
 
     def check_identical(self, expected: Path, out: Path) -> None:
-        """Raises Wrong."""
+        """Compare the output with that of the undisturbed job. Raises Wrong."""
         here, there = contents(out), contents(expected)
         unlike = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
         if unlike:

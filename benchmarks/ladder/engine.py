@@ -59,7 +59,7 @@ class LadderEngine(CudaEngine):
             self._allocate(batch)
 
     def _is_small(self, texts: Texts) -> bool:
-        """No graphs, here: what is turned off is launched one by one."""
+        """False: there are no graphs here, since what is turned off is launched one by one."""
         return False
 
     def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int, keep: cp.ndarray | None) -> None:

@@ -20,7 +20,7 @@ from broadsheet.pipeline.model.layers import NORM_EPSILON, Frame, Layer
 
 FOLDER = Path(__file__).resolve().parent
 DENSE_CHANNELS = 128
-"""Of the one-hot input of a dense block 1: the products take whole slabs of channels."""
+"""Channels of the one-hot input of a dense block 1: the products take whole slabs of channels."""
 
 _THREADS = WARPS * WARP
 _VECTOR = 8  # values that a thread takes at a time
@@ -200,7 +200,7 @@ class SlowOperations(Operations):
         self._each("ReLU", written)
 
     def columns_to_ids(self, columns: cp.ndarray, out: cp.ndarray) -> None:
-        """columns fp32 [N, symbols, length] to out uint8 [N, pitch]."""
+        """Write columns, fp32 [N, symbols, length], as ids to out, uint8 [N, pitch]."""
         count, symbols, length = columns.shape
         pitch = out.shape[1]
         arguments = (columns, np.int32(symbols), np.int32(length), np.int32(pitch), out)
@@ -226,31 +226,31 @@ class SlowOperations(Operations):
         super().conv1d(rows, plain(layer), weight, bias, all_rows, None, out)
 
     def _each(self, name: str, values: cp.ndarray, *more: object) -> None:
-        """The bias, [channels], or ReLU, in place."""
+        """Add the bias, [channels], or apply ReLU, in place."""
         bias, sizes = more[:1], more[1:]
         vectors = values.size // _VECTOR
         self._run(name, (-(-vectors // _THREADS),), values, *bias, np.int64(vectors), *sizes)
 
     def _max_pool(self, values: cp.ndarray, rows_out: int, out: cp.ndarray) -> None:
-        """values [N, rows, channels] to the first `rows_out` rows of out [N, pitch, channels]."""
+        """Pool values, [N, rows, channels], to the first `rows_out` rows of out, [N, pitch, channels]."""
         count, rows, channels = values.shape
         vectors = count * rows_out * channels // _VECTOR
         sizes = (np.int32(size) for size in (rows, rows_out, out.shape[1], channels))
         self._run("max pool", (-(-vectors // _THREADS),), values, out, np.int64(vectors), *sizes)
 
     def _clear_after_text(self, values: cp.ndarray, text_end: cp.ndarray) -> None:
-        """values [N, rows, channels], zero from row text_end, int32 [N], on."""
+        """Set values, [N, rows, channels], to zero from row `text_end`, int32 [N], on."""
         vectors = values.size // _VECTOR
         sizes = (np.int64(vectors), *map(np.int32, values.shape[1:]))
         self._run("zeros after text", (-(-vectors // _THREADS),), values, text_end, *sizes)
 
     def _layer_norm(self, values: cp.ndarray, norm: DeviceNorm) -> None:
-        """The first rows of values [N, pitch, channels], as many as the norm has, in place."""
+        """Normalise the first rows of values, [N, pitch, channels], as many as the norm has, in place."""
         sizes = (np.int32(len(norm.gamma)), np.int32(values.shape[1]), np.float32(NORM_EPSILON))
         self._run("layer norm", (len(values),), values, norm.gamma, norm.beta, *sizes)
 
     def _one_hot(self, ids: cp.ndarray, block1: DenseBlock1, out: cp.ndarray) -> None:
-        """ids uint8 [N, pitch] to out [N, length, DENSE_CHANNELS]."""
+        """Write ids, uint8 [N, pitch], as one-hot rows to out, [N, length, DENSE_CHANNELS]."""
         vectors = out.size // _VECTOR
         sizes = (np.int32(size) for size in (ids.shape[1], block1.length, block1.symbols))
         self._run("one-hot", (-(-vectors // _THREADS),), ids, *sizes, np.int64(vectors), out)

@@ -61,7 +61,7 @@ def refreshed(page: str, results: dict[str, Record]) -> str:
 
 
 def table(head: str, rows: list[str]) -> str:
-    """In Markdown. `head` and each row are cells with " | " between them."""
+    """A table in Markdown. `head` and each row are cells with " | " between them."""
     lines = [f"| {row} |".replace("  |", " |") for row in (head, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(head.split("|")), *lines[1:]])
 

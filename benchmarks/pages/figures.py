@@ -36,7 +36,7 @@ def listed(parts: Iterable[str], between: str = ", ") -> str:
 
 
 def one_cell(text: str) -> str:
-    """Text from elsewhere, such as an error's, without what would end a cell."""
+    """Text from elsewhere, such as an error's, without the characters that would end a cell."""
     return " ".join(text.replace("|", "/").split())
 
 
@@ -78,7 +78,7 @@ def predicted(step: Result) -> str:
 
 
 def gained(ladder: Result, step: Result) -> str:
-    """On the rung before. What begins with a file, or runs on more GPUs, is no step up from that."""
+    """The gain over the rung before; none for a rung that begins with a file, or runs on more GPUs."""
     rungs = steps(ladder, "cumulative")
     before = rungs[max(0, rungs.index(step) - 1)]
     is_comparable = step.name.startswith("+") and "articles_per_second" in step and "articles_per_second" in before
@@ -96,7 +96,7 @@ def lost(ladder: Result, step: Result) -> str:
 
 
 def by_library(decompression: Result) -> list[list[Result]]:
-    """Of each library, what it reached with short texts and with long ones."""
+    """The rows of each library, with short texts and with long ones."""
     rows = defaultdict(list)
     for row in decompression.libraries:
         rows[row.compression, row.library].append(row)
@@ -138,7 +138,7 @@ def mean_of(runs: list[Result], way: str) -> str:
 
 
 def ahead(runs: list[Result], *of: str) -> float:
-    """Of the better of some peers, or of both, by its mean over the seeds."""
+    """Our lead over the better of some peers, or of both, by its mean over the seeds."""
     peers = of or ("words", "words or characters")
     return min(mean(run.ours - run[peer] for run in runs) for peer in peers)
 
@@ -159,7 +159,7 @@ def over_sets(sets: list[list[Result]], way: str) -> float:
 
 
 def leads(runs: list[Result], peer: str) -> float:
-    """Of ours with word vectors over a peer on one set, by the mean over its seeds."""
+    """The lead of ours with word vectors over a peer on one set, by the mean over its seeds."""
     return mean(run["ours, vectors"] - run[peer] for run in runs)
 
 
@@ -202,13 +202,13 @@ def tuned(row: Result) -> str:
 
 
 def seconds_of(job: Result) -> str:
-    """Of each phase of a job."""
+    """The seconds of each phase of a job."""
     before = {"before the call": job.before_the_call_seconds} if "before_the_call_seconds" in job else {}
     return listed(f"{name} {seconds:.1f}" for name, seconds in (before | job.timings).items())
 
 
 def shares_of(job: Result) -> str:
-    """Of the time in which chunks ran, the mean over the devices."""
+    """The shares of the time in which chunks ran, as means over the devices."""
     devices = job.breakdown.devices
     return listed(f"{name} {mean(device.shares[name] for device in devices):.0%}" for name in devices[0].shares)
 

@@ -23,7 +23,7 @@ _STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, 
 
 
 def ladder(result: dict[str, Any], file: Path) -> None:
-    """Rung after rung, and each thing turned off alone."""
+    """Draw the rungs, and each thing turned off alone."""
     steps = [r for r in result["steps"] if "articles_per_second" in r]
     product = next(r["articles_per_second"] for r in steps if r["kind"] == "product")
     rungs = [r for r in steps if r["kind"] == "cumulative"]

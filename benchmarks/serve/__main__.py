@@ -58,7 +58,7 @@ are a batch already.
 """
 
 _CLIENTS, _FEW_CLIENTS = 64, 4
-"""Of the closed loop, and with many texts a request for a CPU."""
+"""Clients of the closed loop, and fewer where a CPU gets many texts a request."""
 
 _ARROW_CLIENTS, _ARROW_TEXTS = 16, 1024
 _OVERLOAD = 10.0
@@ -104,7 +104,7 @@ class _Bench:
         self._target = self._seconds = 0.0
 
     def run(self) -> Iterator[dict[str, Any]]:
-        """Part after part of the result."""
+        """Yield the parts of the result, one after another."""
         options = self._options
         for size, self._target, self._seconds in options.each:
             if options.wrk:
@@ -261,7 +261,7 @@ class _Bench:
         return bool(step["answered"] and not wrong and step["p99_ms"] <= self._target)
 
     def _closed(self, url: str, size: int, seconds: float) -> float:
-        """Answers a second with as many clients as there may be, each of which asks again when it is answered."""
+        """Answers a second, with as many clients as there may be, each of which asks again once it is answered."""
         few = size > 1 and self._options.device == "cpu"
         load = self._load(url, 0.0, size, _FEW_CLIENTS if few else _CLIENTS, seconds)
         return float(load["answered"] / load["seconds"])
@@ -346,7 +346,7 @@ def _each(given: str) -> tuple[int, float, float]:
 
 
 def _cores(given: str) -> set[int]:
-    """0-3,6 as a set."""
+    """A list of cores such as 0-3,6 as a set."""
     cores: set[int] = set()
     for part in given.split(","):
         first, _, last = part.partition("-")

@@ -30,7 +30,7 @@ _AFTER_REFUSAL = 0.1
 """Seconds before a client of a closed loop asks again: at once it would only be refused again."""
 
 _PATIENCE = 5.0
-"""Seconds for which answers are waited for at the end."""
+"""Seconds to wait for answers at the end."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Server:
 
     @contextmanager
     def awake(self) -> Iterator[str]:
-        """Let them go on for a while. Yields the URL."""
+        """Let its processes run within the block; yields the URL."""
         process = psutil.Process(self.process.pid)
         for member in (*reversed(process.children(recursive=True)), process):
             member.resume()
@@ -133,7 +133,7 @@ def _command(
 
 
 def body_of(stack: str, texts: Sequence[str]) -> bytes:
-    """A request."""
+    """The body of a request."""
     tensor = {"name": "text", "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}
     return json.dumps({"inputs": [tensor]} if stack == "Triton" else {"texts": texts}).encode()
 
