@@ -1,5 +1,5 @@
-"""The figures that a worker's heartbeats carry to the scheduler: rows classified, and seconds by activity; and the last
-heartbeat, of a worker that closes.
+"""The figures that a worker's heartbeats carry to the scheduler: rows classified, and seconds by activity. Also the end
+of the heartbeats of a worker that closes.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from ..pipeline.processes.child import import_path, python
 from .settings import WORKER_OPTIONS, variables
 
 _CLOSE_SECONDS = 120
-"""nsys writes its report once the workers have ended."""
+"""Seconds in which nsys must write its report once the workers have ended."""
 
 
 def nsys_command(folder: str | Path) -> list[str]:

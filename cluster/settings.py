@@ -57,10 +57,10 @@ SETTINGS: Mapping[str, Any] = {
     "distributed.admin.log-format": "%(asctime)s %(name)s: %(message)s",
     "distributed.worker.http.routes": [],  # a worker's HTTP server has no login, and nobody reads it
 }
-"""By name in Dask's configuration; those in `pre-spawn-environ` are environment variables of workers."""
+"""Settings by their names in Dask's configuration; those in `pre-spawn-environ` are workers' variables."""
 
 DASHBOARD_ADDRESS = "127.0.0.1:0"
-"""Loopback only; any free port."""
+"""The dashboard's address: loopback only, at any free port."""
 
 _OUR_LINK = "http://127.0.0.1:{port}/status"  # where it listens, or where a tunnel to it ends
 
@@ -71,7 +71,7 @@ its own. Parsing, classifying and writing have threads of their own.
 
 NO_DASHBOARD = ("--no-dashboard", "--dashboard-address", DASHBOARD_ADDRESS)  # their HTTP server starts even so
 WORKER_OPTIONS = ("--nthreads", str(THREADS_PER_WORKER), "--death-timeout", "120", *NO_DASHBOARD)
-"""For `dask worker` and `dask cuda worker`, which wait up to two minutes for a scheduler that starts with them."""
+"""Options of `dask worker` and `dask cuda worker`, which wait two minutes for a scheduler that starts with them."""
 
 
 def settings() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The command `broadsheet` and its subcommands; what becomes of errors, and of Ctrl-C."""
+"""The command `broadsheet` and its subcommands; how errors and Ctrl-C end it."""
 
 from __future__ import annotations
 

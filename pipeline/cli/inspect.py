@@ -259,7 +259,7 @@ def verify(
 
 
 def _show_output(name: str, as_json: bool) -> None:
-    """The totals of a job so far, and its scores. Raises OutputError for a folder that is none of a job."""
+    """Print the totals of a job so far, and its scores. Raises UsageError for a folder that is none of a job."""
     from rich import box
     from rich.table import Table
 

@@ -181,7 +181,7 @@ def _show_sweep(points: list[SweepPoint], over: str, plot: Path | None, as_json:
 
 
 def facts() -> Iterator[tuple[str, str]]:
-    """Name and value of each."""
+    """Facts for a bug report: the name and the value of each."""
     yield "Python", f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
     yield "platform", f"{platform.platform()}, {platform.machine()}"
     yield "packages", ", ".join(_installed(_PACKAGES))
@@ -221,7 +221,7 @@ def _gpus() -> str:
 
 
 def _extras() -> Iterator[str]:
-    """Those of which every package is installed."""
+    """The extras of which every package is installed."""
     from packaging.requirements import Requirement
 
     required = [Requirement(line) for line in requires(_OURS) or ()]

@@ -1,4 +1,4 @@
-"""One queue in front of all devices: which requests are taken in, what is computed next and where, and who gets it."""
+"""One queue in front of all devices: decides which requests are taken in, and what is computed next and where."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _PATIENCE = 4.0
 """A request that takes several batches has a deadline this many times as far away as it would need alone."""
 
 _SURE_SHARE = 0.8
-"""Of several devices, none takes all that waits: so many fewer are counted on in each batch, since what a batch is
-expected to take may change in the meantime.
+"""Of several devices, none takes all that waits. The share of a full batch that is counted on then, since what a batch
+is expected to take may change in the meantime.
 """
 
 _BACK_SHARE = 0.3
@@ -235,7 +235,7 @@ class Dispatcher:
         return request
 
     def forget(self, request: Request) -> None:
-        """The client is gone: nothing more is computed for it."""
+        """Compute nothing more for a request whose client is gone."""
         self._fail(request, Gone())
 
     def refuse_all(self) -> None:
@@ -318,7 +318,7 @@ class Dispatcher:
         return max(0, batches - 1)
 
     def _seconds_waiting(self, device: Device) -> float:
-        """What all that waits takes on all devices."""
+        """Seconds that all devices together need for what waits."""
         return sum(
             self._longest(device, key) * w.texts / self._most_texts(device, key, w.chars / w.texts) / len(self.devices)
             for key, w in self.waiting.of.items()
@@ -341,7 +341,7 @@ class Dispatcher:
         return min(most, device.ready[key].batch or most)
 
     def _pump_soon(self) -> None:
-        """Requests that are read in one turn of the event loop go into one batch."""
+        """Pump in the next turn of the event loop: requests that are read in one turn go into one batch."""
         if not self._pump_is_due:
             self._pump_is_due = True
             self._loop.call_soon(self._pump)
@@ -426,7 +426,7 @@ class Dispatcher:
             at += last - first
 
     def _give_up(self, piece: Piece, error: EngineLost) -> None:
-        """What becomes of texts whose engine is lost: computed once more elsewhere, or refused."""
+        """Compute texts whose engine is lost once more elsewhere, or refuse them."""
         request = piece.request
         if request.tries >= self._retries or request.answer.done():
             self._fail(request, Refused(error.message))
@@ -464,7 +464,7 @@ class Dispatcher:
             request.answer.set_exception(error)
 
     def _close(self, key: str) -> None:
-        """A request for the model `key` is over: an old model goes with its last request."""
+        """Count a request for a model as ended; an old model is unloaded after its last one."""
         self._open[key] -= 1
         if not self._open[key] and key not in {loaded.key for loaded in self.models.values()}:
             self._unload(key)

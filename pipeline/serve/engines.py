@@ -74,7 +74,7 @@ class LoadedModel:
 
     @property
     def key(self) -> str:
-        """By which engines know it, beside the one before it."""
+        """The name by which engines know it, beside the version before it."""
         return f"{self.name}@{self.number}"
 
 
@@ -205,8 +205,8 @@ class RemoteEngine(Protocol):
 
 
 _STEP, _QUANTILE = 0.04, 0.8
-"""A batch moves what is expected of its size by 4 % at most, so that an outlier does no harm; and more readily upwards
-than downwards, so that what is expected is what four batches in five keep to.
+"""A batch moves what is expected of its size by 4 % at most, so that an outlier does no harm; and by more upwards than
+downwards, so that four batches in five take no longer than expected.
 """
 
 _SLOW = 1.25
@@ -215,22 +215,22 @@ is expected by twice as much, the third by three times as much.
 """
 
 _OWN_SHARE = 0.25
-"""Of such a step, what is expected of that size alone moves by so much more: mostly all sizes become slower together,
-when other processes want the same cores.
+"""A step moves what is expected of all sizes, and of the batch's own size by this share of it more: mostly all sizes
+become slower together, when other processes use the same cores.
 """
 
 _LEAST, _MOST = 0.5, 8.0
 """How far what is expected may move from what was measured: a machine gets busy, but not a thousand times slower."""
 
 LONGEST_S = 0.25
-"""Of a batch: longer ones would do no more work in the same time, and hold up others."""
+"""Seconds of the longest batch: longer ones would do no more work in the same time, and hold up others."""
 
 _CHARS = 4
-"""Characters of a text are rounded up to this, so that what has been found for one average is used for the next."""
+"""Characters of a text are rounded up to this, so that the size found for one average is used for the next."""
 
 _IN_A_GRAPH = 32
-"""So few texts a GPU labels as one graph, made when so many first come (`kernels/small_batches.py`): here, while no
-request waits for it.
+"""A GPU labels up to so many texts as one graph, made for each number of texts when it first comes
+(`kernels/small_batches.py`): `measure` makes them all, while no request waits.
 """
 
 _REPEATS = 3
@@ -257,8 +257,8 @@ class Point(NamedTuple):
 
 
 def measure(engine: Engine, longest: float) -> list[Point]:
-    """Time batches of 1, 2, 4, … texts, short ones and such as the model reads whole, or of MOST_READ characters, until
-    one takes `longest` seconds, or LONGEST_S.
+    """Time batches of 1, 2, 4, … texts, of one character and of as many as the model reads, MOST_READ at most, until a
+    batch takes `longest` seconds, or LONGEST_S.
     """
     for texts in range(1, _IN_A_GRAPH + 1) if engine.backend.device == "cuda" else ():
         engine.classify(Texts.of([b"a"] * texts), all_scores=True)
@@ -337,7 +337,7 @@ class BatchTime:
         return self._most[seconds, chars_a_text]
 
     def learn(self, texts: int, chars: int, seconds: float) -> None:
-        """Take what a batch took into account, for batches of about its size."""
+        """Correct what is expected of batches of about this size by the seconds that a batch took."""
         right = min(bisect_right(self._sizes, texts), len(self._sizes) - 1)
         nearest = right if right == 0 or texts >= 0.75 * self._sizes[right] else right - 1
         over = seconds / self.seconds(texts, chars)

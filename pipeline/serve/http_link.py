@@ -279,7 +279,7 @@ class Held:
 
     @staticmethod
     def file_for(processes: int) -> IO[bytes]:
-        """A file without a name."""
+        """A file without a name, which holds the numbers of so many processes."""
         file = tempfile.TemporaryFile()  # noqa: SIM115 - it is open as long as the server is
         os.truncate(file.fileno(), processes * _PLACES * _BYTES)
         return file
@@ -292,16 +292,16 @@ class Held:
 
     @property
     def connections(self) -> int:
-        """Of all processes."""
+        """The connections of all processes."""
         return sum(self._values[::_PLACES])
 
     @property
     def bytes(self) -> int:
-        """Of all processes."""
+        """The bytes of bodies in all processes."""
         return sum(self._values[1::_PLACES])
 
     def clear(self) -> None:
-        """The process is gone."""
+        """Set the numbers of a process that is gone to zero."""
         self._values[self._first] = self._values[self._first + 1] = 0
 
 

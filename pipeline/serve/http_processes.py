@@ -172,7 +172,7 @@ class HttpProcesses:
 
 
 class _HttpProcess:
-    """One of them, and its requests that are not over."""
+    """A process that speaks HTTP, and its requests that are not answered yet."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class _HttpProcess:
         return told
 
     async def close(self) -> int:
-        """Its exit code, once it is gone."""
+        """Close the link, and wait until the process has ended; its exit code."""
         self.link.close()
         return await asyncio.to_thread(self._child.end)
 

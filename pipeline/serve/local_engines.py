@@ -187,7 +187,7 @@ class ProcessEngine(asyncio.Protocol):
         self._lose(self._why)
 
     def _take(self, message: Any) -> None:
-        """Hand over what the process answers."""
+        """Pass an answer of the process on to the request that waits for it."""
         if isinstance(message, Classified):
             rows = np.frombuffer(message.rows, kind_of(message.classes, message.top_k))
             _resolve(self._computing.pop(message.number), (rows, message.seconds))
@@ -206,11 +206,11 @@ class ProcessEngine(asyncio.Protocol):
 
     @property
     def exit_code(self) -> int | None:
-        """Of its process, once that has ended; a negative one is a signal's number."""
+        """The exit code of its process, once that has ended; a negative one is a signal's number."""
         return self._child.process.poll()
 
     def _lose(self, why: str) -> None:
-        """All that was asked of the process fails, and it is killed if it is not gone."""
+        """Let all requests to the process fail, and kill it unless the server stops it."""
         if self._lost.done():
             return
         self._lost.set_result(why)

@@ -148,7 +148,7 @@ def _predict_failed(status: int, told: str) -> tuple[int, Reply]:
 
 
 def tei_info(model: ModelAbout, settings: Settings) -> dict[str, Any]:
-    """What Text Embeddings Inference says of itself."""
+    """What Text Embeddings Inference answers at /info."""
     label_of = {str(number): name for number, name in enumerate(model.classes)}
     number_of = {name: number for number, name in enumerate(model.classes)}
     return {
@@ -277,7 +277,7 @@ def _read_infer(received: Received) -> Asked:
 
 
 def _texts_of(binary: bytes) -> list[str]:
-    """Each is its length, in four bytes, and then its UTF-8."""
+    """The texts of a binary tensor: each is its length, in four bytes, and then its UTF-8."""
     texts: list[str] = []
     at = 0
     try:
@@ -338,7 +338,7 @@ def about_server() -> dict[str, Any]:
 
 
 def about_model(model: ModelAbout) -> dict[str, Any]:
-    """Its tensors: scores of the classes are in their order."""
+    """The tensors of a model; scores are in the order of the classes."""
     shapes = {"label": [-1], "score": [-1], "scores": [-1, len(model.classes)]}
     outputs = [{"name": n, "datatype": "BYTES" if n == "label" else "FP32", "shape": s} for n, s in shapes.items()]
     inputs = [{"name": "text", "datatype": "BYTES", "shape": [-1]}]

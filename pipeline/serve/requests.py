@@ -81,7 +81,7 @@ def to_rows(predictions: Predictions) -> Rows:
 
 
 def cut(rows: Rows, top_k: int) -> Rows:
-    """The same with the `top_k` best labels only."""
+    """The rows with the `top_k` best labels only."""
     had, classes = rows["labels"].shape[1], rows["all_scores"].shape[1]
     if had == top_k:
         return rows
@@ -101,7 +101,7 @@ def from_rows(data: bytes, classes: int, top_k: int) -> Predictions:
 
 
 STRETCH = 1.2
-"""How much longer a batch may take where it then leaves nothing waiting."""
+"""The factor by which a batch may take longer where nothing is then left waiting."""
 
 
 class Request:
@@ -289,7 +289,7 @@ class Sums:
     small_chars: int = 0
 
     def add(self, request: Request, sign: int) -> None:
-        """A request comes (1) or goes (-1), with what is left of it."""
+        """Add what is left of a request (`sign` 1), or subtract it (-1)."""
         texts, chars = sign * request.left, sign * request.chars_left
         self.texts += texts
         self.chars += chars
@@ -344,7 +344,7 @@ class Waiting:
             del self.of[request.key]
 
     def expired(self, now: float) -> list[Request]:
-        """Requests whose deadline has passed before they began: the first in the queue, if any are."""
+        """Requests whose deadline has passed before they began."""
         late = []
         for request in self._requests:
             if request.deadline >= now:

@@ -132,7 +132,7 @@ class _Server:
         return {device.engine.name: device.busy_share(now) for device in self._dispatcher.devices}
 
     async def _call(self, what: str, model: str) -> tuple[int, bytes]:
-        """What HTTP processes ask for beside labels: the status, and the body."""
+        """Answer a `Call` of an HTTP process: the status, and the body."""
         if what == "metrics":
             await self._http.count()
             return 200, self._metrics.page()
@@ -229,7 +229,7 @@ def _loaded(name: str, number: int, source: str, model: Model) -> LoadedModel:
 
 
 def _http_processes(device: str) -> int:
-    """How many there are unless somebody chooses. An engine on the CPU needs the cores itself."""
+    """How many processes speak HTTP by default. An engine on the CPU needs the cores itself."""
     return 1 if device == "cpu" else max(1, min(_MOST_HTTP_PROCESSES, available_cores() // 2))
 
 

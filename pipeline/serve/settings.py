@@ -1,4 +1,4 @@
-"""What a server is started with; and its log: lines of text or JSON on stderr, with no text in them unless asked."""
+"""The settings of a server, and its log: lines of text or JSON on stderr, which hold no texts unless asked for."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ log = logging.getLogger("broadsheet.serve")
 
 
 class _Lines(logging.Formatter):
-    """extra={"fields": {…}} has what is said of a request or an engine beside the message."""
+    """Lines of a message and its fields, which a call passes as extra={"fields": {…}}."""
 
     def __init__(self, as_json: bool) -> None:
         super().__init__()
