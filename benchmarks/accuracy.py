@@ -69,6 +69,24 @@ def read(path: Path) -> tuple[list[str], Labels]:
 def ours(
     texts: list[str], labels: Labels, tested: list[str], device: str = "cpu", vectors: str | None = None, **how: Any
 ) -> Labels:
+    """The labels of `tested` by a model of ours.
+
+    Parameters
+    ----------
+    texts : list of str
+        The rows to train on.
+    labels : array of str
+        Their labels.
+    tested : list of str
+        The rows to label.
+    device : str
+        The device that trains and labels.
+    vectors : str, optional
+        The word vectors that `train` is to use.
+    **how
+        Other options of `train`.
+
+    """
     table = pa.table({"text": texts, "label": labels})
     model = train(table, text_column="text", label_column="label", device=device, vectors=vectors, **how).model
     return np.array(load(model, device=device).predict(tested))
@@ -88,6 +106,18 @@ def words(texts: list[str], labels: Labels, tested: list[str]) -> Labels:
 def words_or_characters(
     texts: list[str], labels: Labels, tested: list[str], balanced: bool = False, jobs: int = 1
 ) -> Labels:
+    """The labels of `tested` by a linear model of words, of characters or of both, whichever is best on folds.
+
+    Parameters
+    ----------
+    texts, labels, tested
+        As in `ours`.
+    balanced : bool
+        Weight classes by their rows, and choose by the macro F1.
+    jobs : int
+        Processes of the search.
+
+    """
     letters = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 5), sublinear_tf=True)
     both = FeatureUnion([("words", _words()), ("letters", letters)])
     made = Pipeline([("of", both), ("model", LinearSVC(class_weight="balanced" if balanced else None))])
@@ -108,11 +138,27 @@ def _tuned(
     by: str = "accuracy",
     jobs: int = 1,
 ) -> Labels:
+    """The labels of `tested` by the best of a grid of models, on three folds.
+
+    Parameters
+    ----------
+    made : Pipeline
+        The model.
+    grid : dict of str to list
+        The values to try of each of its parameters.
+    texts, labels, tested
+        As in `ours`.
+    by : str
+        The score by which the best is chosen.
+    jobs : int
+        Processes of the search.
+
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", UserWarning)  # of classes with fewer rows than folds
-        found: Labels = GridSearchCV(made, grid, cv=3, scoring=by, n_jobs=jobs).fit(texts, labels).predict(tested)
-    return found
+        predicted: Labels = GridSearchCV(made, grid, cv=3, scoring=by, n_jobs=jobs).fit(texts, labels).predict(tested)
+    return predicted
 
 
 def _plain(text: str) -> str:
@@ -124,8 +170,23 @@ def _with_marks_apart(text: str) -> str:
 
 
 class FastText:
-    """`fasttext supervised`, on lower-cased text. words: of the longest n-gram. subwords: of 3 to 5 characters. line:
-    what it reads of a text.
+    """`fasttext supervised`, on lower-cased text.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate.
+    epoch : int
+        Passes over the rows.
+    words : int
+        Words of the longest n-gram.
+    subwords : bool
+        Use subwords of 3 to 5 characters.
+    buckets : int
+        Buckets to which n-grams are hashed.
+    line : callable
+        Makes of a text the line that fastText reads.
+
     """
 
     def __init__(
@@ -145,8 +206,8 @@ class FastText:
             self._model = fasttext.train_supervised(file.name, **self.how)
 
     def predict(self, texts: list[str]) -> Labels:
-        found = self._model.predict([self.line(text) for text in texts])[0]
-        return self._names[[int(label[0].removeprefix("__label__")) for label in found]]
+        numbers = self._model.predict([self.line(text) for text in texts])[0]
+        return self._names[[int(label[0].removeprefix("__label__")) for label in numbers]]
 
 
 def fasttext_as_it_is(texts: list[str], labels: Labels, tested: list[str]) -> Labels:
@@ -161,12 +222,12 @@ def fasttext_tuned(texts: list[str], labels: Labels, tested: list[str]) -> Label
     folds = list(StratifiedKFold(3, shuffle=True, random_state=0).split(texts, labels))
 
     def score(how: dict[str, Any]) -> float:
-        found = 0.0
+        right = 0.0
         for fit, rest in folds:
             made = FastText(**how)
             made.fit([texts[i] for i in fit], labels[fit])
-            found += float((made.predict([texts[i] for i in rest]) == labels[rest]).mean())
-        return found
+            right += float((made.predict([texts[i] for i in rest]) == labels[rest]).mean())
+        return right
 
     made = FastText(**max(grids, key=score))
     made.fit(texts, labels)
@@ -174,7 +235,7 @@ def fasttext_tuned(texts: list[str], labels: Labels, tested: list[str]) -> Label
 
 
 def fasttext_for_few(texts: list[str], labels: Labels, tested: list[str]) -> Labels:
-    """Words and pairs, by its defaults but for as many epochs as few rows need."""
+    """fastText with words and pairs of words, by its defaults, but with as many epochs as few rows need."""
     made = FastText(0.5, 50, 2, buckets=200_000, line=_with_marks_apart)
     made.fit(texts, labels)
     return made.predict(tested)
@@ -194,7 +255,7 @@ def setfit(texts: list[str], labels: Labels, tested: list[str], encoder: str) ->
 
 
 def model2vec(texts: list[str], labels: Labels, tested: list[str], encoder: str) -> Labels:
-    """Its classifier over static vectors that it makes of the encoder."""
+    """The classifier of Model2Vec, over static vectors that it makes of the encoder."""
     from model2vec.train import StaticModelForClassification
 
     model = StaticModelForClassification.from_static_model(model=_static(encoder))
@@ -202,7 +263,18 @@ def model2vec(texts: list[str], labels: Labels, tested: list[str], encoder: str)
 
 
 def taught(texts: list[str], labels: Labels, tested: list[str], encoder: str, unlabelled: list[str]) -> Labels:
-    """Ours, with the encoder as a teacher of rows without a label too."""
+    """The labels of `tested` by a model of ours, with an encoder as a teacher of rows without a label too.
+
+    Parameters
+    ----------
+    texts, labels, tested
+        As in `ours`.
+    encoder : str
+        The sentence encoder.
+    unlabelled : list of str
+        Texts without a label.
+
+    """
     text = pa.table({"text": unlabelled})
     return ours(texts, labels, tested, soft_labels=SoftLabels(models=(encoder,), unlabelled=text))
 
@@ -260,11 +332,11 @@ def measure(folder: Path, run: dict[str, Any], ways: list[str]) -> None:
         more = {"unlabelled": [texts[row] for row in rest]} if name == _TAUGHT else {}
         clock = time.perf_counter if run["trial"] == "fits" else time.process_time
         began = clock()
-        found = TRIALS[run["trial"]][name]([texts[row] for row in chosen], given, of_test, **more)
-        run[name] = round(float((found == truth[known]).mean()) * 100, 2)
+        predicted = TRIALS[run["trial"]][name]([texts[row] for row in chosen], given, of_test, **more)
+        run[name] = round(float((predicted == truth[known]).mean()) * 100, 2)
         run[f"{name}, s"] = round(clock() - began, 1)
         if run["trial"] == "imbalance":
-            run[f"{name}, F1"] = round(float(f1_score(truth[known], found, average="macro")) * 100, 2)
+            run[f"{name}, F1"] = round(float(f1_score(truth[known], predicted, average="macro")) * 100, 2)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from broadsheet.pipeline.model.charcnn import Model
 
 
 class Articles(Texts):
-    """Texts that can be taken apart."""
+    """Texts of which parts can be taken."""
 
     def part(self, first: int, last: int) -> Articles:
         return Articles(self.data, self.offsets[first : last + 1])

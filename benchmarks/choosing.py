@@ -46,7 +46,7 @@ _CHOICES = {
     ),
 }
 _FEW = 100
-"""Rows whose choice shows what the start takes."""
+"""So few rows that the time of a choice is that of the start."""
 
 _DUCKDB = """
 import duckdb, sys
@@ -94,11 +94,11 @@ def main() -> None:
                     after = os.times()
                     seconds[way].append(time.perf_counter() - began)
                     cpu[way].append(sum(after[2:4]) - sum(before[2:4]))
-            found = [pq.read_table(folder / f"{way}.parquet").column("row").to_numpy() for way in ways]
-            if not np.array_equal(np.sort(found[0]), np.sort(found[1])):
+            rows_of_way = [pq.read_table(folder / f"{way}.parquet").column("row").to_numpy() for way in ways]
+            if not np.array_equal(np.sort(rows_of_way[0]), np.sort(rows_of_way[1])):
                 raise SystemExit(f"{choice}: the rows chosen are not the same")
-            of_each = {way: [round(statistics.median(each[way][1:]), 2) for each in (seconds, cpu)] for way in ways}
-            runs.append({"choice": choice, "chosen": len(found[0]), **of_each})
+            of_each = {way: [round(statistics.median(spent[way][1:]), 2) for spent in (seconds, cpu)] for way in ways}
+            runs.append({"choice": choice, "chosen": len(rows_of_way[0]), **of_each})
     write({"about": about(options), "rows": options.rows, "rounds": options.rounds, "runs": runs}, options.output)
 
 

@@ -59,7 +59,9 @@ _ENGINE_ROWS, _ENGINE_CALLS, _ENGINE_REPEATS = 131_072, 8, 5
 
 
 def engine_rate(articles_csv: Path, model: str, long: bool) -> dict[str, Any]:
-    """The engine alone, from host memory to labels there, on one device: on texts cut as the reader cuts them."""
+    """The rate of the engine alone on one device, from host memory to labels there, on texts cut as the reader cuts
+    them.
+    """
     engine = open_engine(load_model(model))
     texts = Texts.of(
         [t[: engine.model.length].encode() for t in texts_of(articles_csv, long, _ENGINE_ROWS).to_pylist()]
@@ -93,8 +95,8 @@ def measured(inputs: Path, out: Path, options: dict[str, Any]) -> dict[str, Any]
         ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
         Sampler(family(pool.submit(os.getpid).result(), "client and scheduler")) as sampler,
     ):
-        found = pool.submit(job, inputs, out, options).result()
-    return found | {"peak_bytes": {role: max(values) for role, values in sampler.bytes.items()}}
+        about_job = pool.submit(job, inputs, out, options).result()
+    return about_job | {"peak_bytes": {role: max(values) for role, values in sampler.bytes.items()}}
 
 
 def commanded(inputs: Path, out: Path, options: dict[str, Any]) -> dict[str, Any]:
@@ -119,13 +121,13 @@ def by_pyarrow(inputs: Path, repeats: int = 3) -> dict[str, float]:
     """Rows a second, and the processor seconds that they take."""
     files, cores = sorted(inputs.iterdir()), available_cores()
     with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn"), pa.set_cpu_count, (1,)) as pool:
-        found = []
+        rounds = []
         for _ in range(1 + repeats):
             began = time.perf_counter()
             told = list(pool.map(_by_pyarrow, files, chunksize=max(1, len(files) // (8 * cores))))
             rows, busy = map(sum, zip(*told, strict=True))
-            found.append((rows / (time.perf_counter() - began), busy))
-    rates, seconds = zip(*found[1:], strict=True)
+            rounds.append((rows / (time.perf_counter() - began), busy))
+    rates, seconds = zip(*rounds[1:], strict=True)
     return {"rows_per_second": statistics.median(rates), "processor_seconds": statistics.median(seconds)}
 
 
@@ -143,22 +145,22 @@ def measure(corpus: Corpus, workers: int, options: argparse.Namespace) -> dict[s
     sizes = [file.stat().st_size for file in inputs.iterdir()]
     given = {"where": options.where, "workers": workers, "model": options.model, "chunk_rows": options.chunk_rows}
     given |= {"protocol": options.protocol, "network": options.network}
-    found: dict[str, Any] = {"name": corpus.name, "files": len(sizes), "stored_bytes": sum(sizes), "workers": workers}
+    run: dict[str, Any] = {"name": corpus.name, "files": len(sizes), "stored_bytes": sum(sizes), "workers": workers}
     out = options.folder / "labels"
     if options.where == "cuda":
-        found["job"] = measured(inputs, out, given)
+        run["job"] = measured(inputs, out, given)
         if options.command:
-            found["command"] = commanded(inputs, out, given)
+            run["command"] = commanded(inputs, out, given)
     stub_rows = options.chunk_rows or CHUNK_ROWS["cuda"]  # it counts as a CPU, whose chunks are small
     os.environ |= {PRELOAD: STAND_IN, "STAND_IN_WORKERS": str(workers)}
     try:
-        found["reader"] = measured(inputs, out, given | {"where": "local", "protocol": "auto", "chunk_rows": stub_rows})
+        run["reader"] = measured(inputs, out, given | {"where": "local", "protocol": "auto", "chunk_rows": stub_rows})
     finally:
         del os.environ[PRELOAD]
-    found["pyarrow"] = by_pyarrow(inputs)
+    run["pyarrow"] = by_pyarrow(inputs)
     if not options.keep:
         shutil.rmtree(inputs)
-    return found
+    return run
 
 
 def main() -> None:
@@ -183,10 +185,10 @@ def main() -> None:
         for corpus in CORPORA:
             if corpus.name not in options.corpora:
                 continue
-            found = measure(corpus, workers, options)
-            result["runs"].append(found)
+            run = measure(corpus, workers, options)
+            result["runs"].append(run)
             for way in ("job", "command", "reader"):
-                if ran := found.get(way):
+                if ran := run.get(way):
                     print(workers, corpus.name, way, ran["rows_per_second"], ran["busy"], ran["verdict"], flush=True)
             write(result, options.output)
 

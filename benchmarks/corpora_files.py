@@ -44,9 +44,25 @@ so much, and that holds all of them anyway.
 
 @dataclass(frozen=True)
 class Corpus:
-    """files: how many. rows: in each. ending: format and compression. long: whether a text is 20 articles. small:
-    whether the files are small. one: whether all is joined to one file at the end, compressed by igzip, which takes a
-    twentieth of the time of gzip.
+    """Files of one kind.
+
+    Attributes
+    ----------
+    name : str
+        The name in the results.
+    ending : str
+        The ending of the files, which says format and compression.
+    files : int
+        How many files there are.
+    rows : int
+        Rows of each file.
+    long : bool
+        Whether a text is 20 articles.
+    small : bool
+        Whether the files are small.
+    one : bool
+        Whether all is joined to one file at the end, compressed by igzip, which takes a twentieth of the time of gzip.
+
     """
 
     name: str
@@ -58,7 +74,7 @@ class Corpus:
     one: bool = False
 
     def scaled(self, by: float) -> Corpus:
-        """With more or less rows: in as many files, or if they are small in more or fewer."""
+        """The corpus with more or less rows: in as many files, or in more or fewer files if they are small."""
         if self.small:
             return replace(self, files=max(1, int(self.files * by)))
         return replace(self, rows=max(1, int(self.rows * by)))
@@ -70,7 +86,7 @@ class Corpus:
 
 
 def write_corpus(articles_csv: Path, folder: Path, corpus: Corpus) -> Path:
-    """The folder of its files; one that is there already is taken."""
+    """Write the files of a corpus, unless they are there already; their folder."""
     inputs = folder / corpus.name
     stamp, made = folder / f"{corpus.name}.json", json.dumps(asdict(corpus))
     if inputs.exists() and stamp.exists() and stamp.read_text() == made:
@@ -165,7 +181,7 @@ def _csv_lines(table: pa.Table) -> memoryview:
 
 
 def _bytes(*pieces: object) -> memoryview:
-    """Of strings and columns of strings, row by row."""
+    """The bytes of strings and columns of strings, row by row."""
     scalars = [pa.scalar(piece, pa.large_string()) if isinstance(piece, str) else piece for piece in pieces]
     rows = pc.binary_join_element_wise(*scalars, pa.scalar("", pa.large_string())).combine_chunks()
     rows = rows.chunk(0) if isinstance(rows, pa.ChunkedArray) else rows
@@ -174,7 +190,7 @@ def _bytes(*pieces: object) -> memoryview:
 
 @contextmanager
 def _compressed(file: Path) -> Iterator[BinaryIO]:
-    """One member, or one frame, as `gzip` and `zstd` write files, at their default levels."""
+    """The data as one member, or one frame, as `gzip` and `zstd` write files at their default levels."""
     if file.suffix == ".gz":
         with gzip.open(file, "wb", 6) as stream:
             yield cast(BinaryIO, stream)

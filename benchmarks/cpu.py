@@ -48,7 +48,7 @@ def measure(model: Model, ids: NDArray[np.uint8], threads: int, repeats: int) ->
             work()
         turns = [{name: seconds_of(work, 1)[0] for name, work in ways.items()} for _ in range(repeats)]
     rates = {name: len(ids) / statistics.median(turn[name] for turn in turns) for name in ways}
-    found = {
+    run = {
         "articles": len(ids),
         "threads": threads,
         "repeats": repeats,
@@ -60,7 +60,7 @@ def measure(model: Model, ids: NDArray[np.uint8], threads: int, repeats: int) ->
     }
     for engine in engines.values():
         engine.close()
-    return found
+    return run
 
 
 def main() -> None:

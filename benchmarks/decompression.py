@@ -117,11 +117,11 @@ LIBRARIES: dict[str, dict[str, Read]] = {
     "bz2": {"pyarrow": by_arrow("bz2"), "Broadsheet (bz2)": by_ours("bz2")},
     "xz": {"Broadsheet (lzma)": by_ours("xz")},
 }
-"""Those in the interpreter, those of packages, and what Broadsheet reads with, checks included."""
+"""The libraries of the interpreter, those of packages, and what Broadsheet reads with, checks included."""
 
 
 def of_one_core(read: Read, path: Path, content: int) -> float:
-    """MB for each second of processor time, which other programs take none of."""
+    """MB a second of processor time, which does not include that of other programs."""
     spent = []
     for _ in range(ROUNDS):
         began = time.process_time()
@@ -142,7 +142,7 @@ def rates(read: Read, path: Path, content: int, threads: int) -> float:
 
 
 def measured(articles: Path) -> dict[str, Any]:
-    found = []
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name, libraries in LIBRARIES.items():
             for text, joined in ARTICLES_JOINED.items():
@@ -151,8 +151,8 @@ def measured(articles: Path) -> dict[str, Any]:
                 path.write_bytes(packed(name, data))
                 for library, read in libraries.items():
                     one, all_cores = of_one_core(read, path, len(data)), rates(read, path, len(data), available_cores())
-                    found.append({"compression": name, "text": text, "library": library, "one": one, "all": all_cores})
-    return {"libraries": found}
+                    rows.append({"compression": name, "text": text, "library": library, "one": one, "all": all_cores})
+    return {"libraries": rows}
 
 
 def main() -> None:

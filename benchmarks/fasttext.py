@@ -103,7 +103,7 @@ def measured(model: Model, articles: Articles, precision: str, repeats: int) -> 
 
 
 def _original(file: str, texts: list[str], seconds: float) -> tuple[int, list[str]]:
-    """In a process of its own: how many texts it labels in so many seconds, and the first labels."""
+    """How many texts it labels in so many seconds, and the first labels; called in a process of its own."""
     import fasttext
 
     loaded = fasttext.load_model(file)
@@ -123,9 +123,9 @@ def original(file: Path, articles: Articles) -> dict[str, Any]:
     texts = [raw[a:b].decode(errors="replace").replace("\n", " ") for a, b in bounds]
     cores = available_cores()
     with multiprocessing.get_context("spawn").Pool(cores) as pool:
-        found = pool.starmap(_original, [(str(file), texts, SECONDS)] * cores)
-    return {"backend": f"fastText, {cores} processes", "texts_per_second": sum(n for n, _ in found) / SECONDS,
-            "labels": found[0][1]}  # fmt: skip
+        counts = pool.starmap(_original, [(str(file), texts, SECONDS)] * cores)
+    return {"backend": f"fastText, {cores} processes", "texts_per_second": sum(n for n, _ in counts) / SECONDS,
+            "labels": counts[0][1]}  # fmt: skip
 
 
 def main() -> None:

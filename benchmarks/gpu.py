@@ -44,7 +44,7 @@ REFERENCE = ("simt", "fp32")
 CHUNK = 131_072  # the product's own on a GPU
 REPEATS = 10
 FULL = (1_100, 5_000)
-"""Bytes of texts that fill the frame."""
+"""The bytes of a text that fills the frame."""
 
 
 class OnDevice:
@@ -87,8 +87,8 @@ def kernel_table(engine: CudaEngine, articles: Articles, repeats: int = REPEATS)
             times.setdefault(span.name, []).append(span.seconds)
     layers = {layer.name: layer for layer in engine.model.layers}
     rows = []
-    for name, found in times.items():
-        seconds = statistics.median(found[1:])
+    for name, timings in times.items():
+        seconds = statistics.median(timings[1:])
         product = name in layers and not layers[name].is_lookup
         flop = computed.get(name, len(batch)) / layers[name].rows_out * layers[name].flop if product else 0
         rows.append({"kernel": name, "seconds": seconds, "nanoseconds_an_article": seconds / len(batch) * 1e9}
@@ -97,7 +97,7 @@ def kernel_table(engine: CudaEngine, articles: Articles, repeats: int = REPEATS)
 
 
 def product_flop(model: Model, articles: Articles) -> float:
-    """Of an article on average, in the products that run as products: block 1 is a look-up."""
+    """FLOP of an article on average, in the blocks that are products: block 1 is a look-up."""
     works = {work.name: work.flop for work in kernels_of(model, articles, STORAGE["sm80"]["fp16"])}
     return sum(works[layer.name] for layer in model.layers[1:]) / len(articles)
 
@@ -110,6 +110,20 @@ def end_to_end(engine: CudaEngine, articles: Articles, repeats: int) -> list[flo
 
 
 def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats: int) -> dict[str, Any]:
+    """A record of our engine, with its rates from device memory and from host memory.
+
+    Parameters
+    ----------
+    kernels, precision : str
+        Of the engine.
+    model : Model
+        The model.
+    articles : Articles
+        What it labels.
+    repeats : int
+        Passes that are measured.
+
+    """
     engine = CudaEngine(model, precision, kernels)
     device = OnDevice(engine, articles)
     device.run()
@@ -139,7 +153,7 @@ def ours(kernels: str, precision: str, model: Model, articles: Articles, repeats
 
 
 def both_frames(model: Model, articles: Articles, repeats: int) -> list[dict[str, Any]]:
-    """Some of OURS end to end, in both frames: on these articles and on such as fill the frame."""
+    """The rates of some of OURS end to end, in both frames: on these articles, and on articles that fill the frame."""
     works = {"these": articles} | {f"{size:,} bytes": of_length(articles, size, CHUNK) for size in FULL}
     rows = []
     for frame, (kernels, precision) in itertools.product(FRAMES, IN_BOTH_FRAMES):
@@ -154,12 +168,12 @@ def both_frames(model: Model, articles: Articles, repeats: int) -> list[dict[str
 
 
 def reference_labels(model: Model, articles: Articles) -> NDArray[np.int32]:
-    """By the plain fp32 kernels."""
+    """The labels by the plain fp32 kernels."""
     kernels, precision = REFERENCE
     engine = CudaEngine(model, precision, kernels)
-    found = np.concatenate([engine.classify(chunk).labels[:, 0] for chunk in articles.chunks(CHUNK)])
+    labels = np.concatenate([engine.classify(chunk).labels[:, 0] for chunk in articles.chunks(CHUNK)])
     engine.close()
-    return found
+    return labels
 
 
 def main() -> None:

@@ -30,10 +30,10 @@ LARGEST = 1e30
 
 
 def measured(model: Model, articles: Articles, precision: str, repeats: int) -> dict[str, Any]:
-    """The labels are those of the last pass."""
+    """The rates of a model, and the labels of the last pass."""
     with closing(open_engine(model, precision=precision)) as engine:
         chunks = list(articles.chunks(CHUNK[engine.backend.device]))
-        found = []
+        parts = []
         beginning = Lock()
 
         def label(chunk: Articles) -> Predictions:
@@ -43,7 +43,7 @@ def measured(model: Model, articles: Articles, precision: str, repeats: int) -> 
 
         def run() -> None:
             with ThreadPoolExecutor(2) as threads:
-                found[:] = threads.map(label, chunks)
+                parts[:] = threads.map(label, chunks)
 
         run()
         rates = sorted(len(articles) / seconds for seconds in seconds_of(run, repeats))
@@ -52,8 +52,8 @@ def measured(model: Model, articles: Articles, precision: str, repeats: int) -> 
             "articles_per_second": rates[len(rates) // 2],
             "lowest": rates[0],
             "highest": rates[-1],
-            "asked": sum(each.asked for each in found) / len(articles),
-            "labels": np.concatenate([each.labels[:, 0] for each in found]),
+            "asked": sum(part.asked for part in parts) / len(articles),
+            "labels": np.concatenate([part.labels[:, 0] for part in parts]),
         }
 
 
@@ -70,7 +70,7 @@ def main() -> None:
     for precision in options.precisions:
         for text, given in (("AG News", articles), ("1,100 characters", of_length(articles, 1100, len(articles) // 4))):
             models = {name: model.asking(name) for name in reversed(ASKS)} | {"worst case": worst}
-            rows = {name: measured(each, given, precision, options.repeats) for name, each in models.items()}
+            rows = {name: measured(asking, given, precision, options.repeats) for name, asking in models.items()}
             whole = rows["all"]["labels"]
             for name, row in rows.items():
                 row["agreement"] = float((row.pop("labels") == whole).mean())

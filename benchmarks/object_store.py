@@ -38,7 +38,7 @@ def upload(folder: Path, bucket: str, prefix: str) -> None:
 
 
 def server_limit(bucket: str, prefix: str, repeats: int) -> dict[str, Any]:
-    """The objects below a prefix by plain requests, side by side: their bytes, and the bytes a second."""
+    """The bytes of the objects below a prefix, and bytes a second by plain requests, side by side."""
     client = bucket_client(bucket)
     objects = obstore.list(client, prefix).collect()
     pieces = [(o["path"], at, min(at + _PIECE, o["size"])) for o in objects for at in range(0, o["size"], _PIECE)]
@@ -60,13 +60,13 @@ def server_limit(bucket: str, prefix: str, repeats: int) -> dict[str, Any]:
 
 
 def read(location: str, selection: Selection) -> int:
-    """The rows of all that is at a path or URL, read in this process."""
-    found = identify(Paths([location]), _SYMBOLS, _READS, whole_hash=False, by_content=False)
-    return sum(chunk.rows_read for chunk in chunks_here(open_input(found, selection)))
+    """How many rows there are at a path or URL, all of which this process reads."""
+    files = identify(Paths([location]), _SYMBOLS, _READS, whole_hash=False, by_content=False)
+    return sum(chunk.rows_read for chunk in chunks_here(open_input(files, selection)))
 
 
 def compare(folder: Path, bucket: str, text: tuple[str, ...], repeats: int) -> dict[str, Any]:
-    """A corpus from disk and from a bucket, in turns, and the server's limit."""
+    """The rates of a corpus from disk and from a bucket, in turns, and the server's limit."""
     selection = Selection(text=text, reads=_READS)
     upload(folder, bucket, folder.name)
     stored = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -79,7 +79,7 @@ def compare(folder: Path, bucket: str, text: tuple[str, ...], repeats: int) -> d
     for _ in range(repeats):
         for place, location in places.items():
             seconds[place] += seconds_of(partial(read, location, selection), 1)
-    rates = {place: count / statistics.median(each) for place, each in seconds.items()}
+    rates = {place: count / statistics.median(timings) for place, timings in seconds.items()}
     server = server_limit(bucket, folder.name, repeats)
     return {
         "corpus": folder.name,
@@ -101,8 +101,8 @@ def main() -> None:
     corpora: list[dict[str, Any]] = []
     for folder in options.folders:
         corpora.append(compare(folder.resolve(), options.bucket, tuple(options.text_column), options.repeats))
-        found = corpora[-1]
-        print(f"{folder.name}: {found['of_disk']:.0%} of disk, {found['of_server']:.0%} of the server", flush=True)
+        last = corpora[-1]
+        print(f"{folder.name}: {last['of_disk']:.0%} of disk, {last['of_server']:.0%} of the server", flush=True)
         write({"about": about(options), "corpora": corpora}, options.output)
 
 

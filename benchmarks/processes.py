@@ -18,7 +18,7 @@ from benchmarks.record import ROOT
 
 PRELOAD = "DASK_DISTRIBUTED__WORKER__PRELOAD"
 STAND_IN = str(ROOT / "benchmarks" / "stand_in.py")
-"""What the workers of a job without a network load."""
+"""The preload of the workers of a job without a network."""
 
 _POINTS = 120
 _BETWEEN = 0.65  # of a job: from the middle of its early samples to that of its late ones
@@ -54,18 +54,18 @@ class Sampler:
     def to_dict(self, chunks: int) -> dict[str, Any]:
         """By role: peak, growth from about 30 % of the job to 95 %, the same for each chunk, and the curve."""
         step = max(1, len(self.seconds) // _POINTS)
-        found: dict[str, Any] = {"seconds": [round(s, 2) for s in self.seconds[::step]]}
+        about: dict[str, Any] = {"seconds": [round(s, 2) for s in self.seconds[::step]]}
         for role, values in self.bytes.items():
             count = len(values)
             early = statistics.median(values[count // 4 : max(count // 4 + 1, count * 7 // 20)])
             late = statistics.median(values[-max(1, count // 10) :])
-            found[role] = {
+            about[role] = {
                 "peak_bytes": max(values),
                 "growth_bytes": late - early,
                 "growth_bytes_a_chunk": (late - early) / max(1.0, _BETWEEN * chunks),
                 "bytes": values[::step],
             }
-        return found
+        return about
 
 
 def _resident(process: psutil.Process) -> int:
@@ -76,7 +76,7 @@ def _resident(process: psutil.Process) -> int:
 
 
 def family(pid: int, name: str) -> Callable[[], dict[str, Iterable[psutil.Process]]]:
-    """For `Sampler`: the process with that number, which is called `name`, and all below it as workers."""
+    """The roles for `Sampler`: the process with that number, which is called `name`, and all below it as workers."""
     parent = psutil.Process(pid)
 
     def roles() -> dict[str, Iterable[psutil.Process]]:
@@ -89,7 +89,7 @@ def family(pid: int, name: str) -> Callable[[], dict[str, Iterable[psutil.Proces
 
 
 def environment(**more: str) -> dict[str, str]:
-    """For processes that import this checkout, wherever they run."""
+    """The environment for processes that import this checkout, wherever they run."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path, **more}
 

@@ -37,7 +37,7 @@ from broadsheet.pipeline.source.limits import CHUNK_ROWS
 _SYMBOLS, _READS = 70, 1014
 _FILES = 4
 _FORMATS = {"jsonl": "jsonl", "jsonl.gz": "jsonl", "jsonl.zst": "jsonl", "csv": "csv", "parquet": "parquet"}
-"""Suffixes, and what the other readers call the format."""
+"""The format's name in the other readers, by its suffix."""
 
 
 def ours(folder: Path, suffix: str) -> Callable[[], int]:
@@ -47,7 +47,7 @@ def ours(folder: Path, suffix: str) -> Callable[[], int]:
 
 
 def by_pyarrow(folder: Path, suffix: str) -> Callable[[], int]:
-    """Each file by all threads, one after another: a dataset of JSON files may never end, on few cores."""
+    """Reads each file by all threads, one after another: on few cores, a dataset of JSON files may never end."""
     files = sorted(folder.iterdir())
     return lambda: sum(len(table_by_pyarrow(file)) for file in files)
 
@@ -66,7 +66,22 @@ READERS = {"broadsheet": ours, "pyarrow": by_pyarrow, "duckdb": by_duckdb}
 
 
 def measure(folder: Path, suffix: str, rows: int, text_bytes: int, repeats: int) -> dict[str, Any]:
-    """Rows a second of each reader, and bytes of text."""
+    """Rows a second of each reader, and what it reads.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the files are.
+    suffix : str
+        The ending of their names.
+    rows : int
+        Rows of all files.
+    text_bytes : int
+        Bytes of their text.
+    repeats : int
+        Rounds that are measured, after a first one.
+
+    """
     seconds: dict[str, list[float]] = {name: [] for name in READERS}
     processor: dict[str, list[float]] = {name: [] for name in READERS}
     for _ in range(repeats + 1):
@@ -83,8 +98,8 @@ def measure(folder: Path, suffix: str, rows: int, text_bytes: int, repeats: int)
         "text_bytes": text_bytes,
         "stored_bytes": sum(file.stat().st_size for file in folder.iterdir()),
         "processor_seconds": {name: statistics.median(busy[1:]) for name, busy in processor.items()},
-        "seconds": {name: each[1:] for name, each in seconds.items()},
-        "rows_per_second": {name: rows / statistics.median(each[1:]) for name, each in seconds.items()},
+        "seconds": {name: timings[1:] for name, timings in seconds.items()},
+        "rows_per_second": {name: rows / statistics.median(timings[1:]) for name, timings in seconds.items()},
     }
 
 

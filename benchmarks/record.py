@@ -29,9 +29,7 @@ _PACKAGES = (
 
 
 def parser(doc: str | None, output: Path | None = None, articles: bool = False) -> argparse.ArgumentParser:
-    """For a command line that takes what every benchmark takes; `output` is the default file. articles:
-    whether it needs AG News.
-    """
+    """A command line with the options of every benchmark. `output` is the default file; `articles` asks for AG News."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--model", default="ag-news", help="a shipped model's name, or a model file")
     made.add_argument("--output", type=Path, default=output, help="JSON file; without one the result is printed")
@@ -43,12 +41,12 @@ def parser(doc: str | None, output: Path | None = None, articles: bool = False) 
 
 
 def about(options: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """What a figure is from: the machine, its driver, versions, commit and date (UTC)."""
+    """Where a figure comes from: the machine, its driver, versions, commit and date (UTC)."""
     smi = partial(_answer, "nvidia-smi", "--format=csv,noheader")  # makes no CUDA context
     gpus = smi("--query-gpu=name").splitlines()
-    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    match = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
-        "processor": found.group(1) if found else platform.processor(),
+        "processor": match.group(1) if match else platform.processor(),
         "cores": available_cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": gpus,
@@ -62,7 +60,7 @@ def about(options: argparse.Namespace, **more: Any) -> dict[str, Any]:
 
 
 def write(result: dict[str, Any], path: Path | None) -> None:
-    """As JSON: in a file, which is there whole or not at all, or printed where there is no path."""
+    """Write a result as JSON: to a file, which is there whole or not at all, or to stdout where there is no path."""
     if path is None:
         print(text_of(result))
         return
@@ -80,12 +78,12 @@ def text_of(result: dict[str, Any]) -> str:
 
 def seconds_of(work: Callable[[], object], repeats: int) -> list[float]:
     """Host seconds of each of `repeats` calls; nothing is warmed up here."""
-    found = []
+    timings = []
     for _ in range(repeats):
         began = time.perf_counter()
         work()
-        found.append(time.perf_counter() - began)
-    return found
+        timings.append(time.perf_counter() - began)
+    return timings
 
 
 def _answer(*command: str) -> str:
@@ -97,8 +95,8 @@ def _answer(*command: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name.replace("cupy-cuda13x", "cupy").replace("cupy-cuda12x", "cupy")] = version(name)
-    return found
+            versions[name.replace("cupy-cuda13x", "cupy").replace("cupy-cuda12x", "cupy")] = version(name)
+    return versions

@@ -29,7 +29,7 @@ from broadsheet.pipeline.report.job import JobReport
 
 Part = dict[str, Any]
 Keep = Callable[[Part], None]
-"""Called with what has been measured so far."""
+"""A function that is called with what has been measured so far."""
 
 _SMALL_WARM_UP, _SMALL_CHUNK_ROWS = 5, 2_048
 _MEMORY_CHUNK_ROWS, _MEMORY_GPUS = 512, 16
@@ -37,7 +37,7 @@ _WORKER_PROCESSES = 16
 
 
 def small(options: argparse.Namespace, keep: Keep) -> Part:
-    """Articles as a list of strings in the client to labels there, on a warm cluster."""
+    """Time articles as a list of strings in the client to labels there, on a warm cluster."""
     articles = ag_news(options.articles_csv, options.articles)
     texts = [
         articles.data[a:b].tobytes().decode() for a, b in zip(articles.offsets, articles.offsets[1:], strict=False)
@@ -72,7 +72,7 @@ def small(options: argparse.Namespace, keep: Keep) -> Part:
 
 
 def _seconds_by_step(report: JobReport) -> dict[str, float]:
-    """The job's own steps, and of the computing what the spans that came home tell."""
+    """The seconds of the job's own steps, and of the computing by the spans that workers sent."""
     timeline = report.run.timeline
     began = timeline.ended - report.run.timings["classify"]
     infer = [s for s in timeline.spans if s.lane == "infer"]
@@ -86,7 +86,7 @@ def _seconds_by_step(report: JobReport) -> dict[str, float]:
 
 
 def memory(options: argparse.Namespace, keep: Keep) -> Part:
-    """What grows in a long job."""
+    """Measure what grows in a long job."""
     corpus = Corpus("memory", ".parquet", 1, options.memory_chunks * _MEMORY_CHUNK_ROWS)
     source = write_corpus(options.articles_csv, options.folder, corpus)
     return scale_stubs.memory_part(source, _MEMORY_CHUNK_ROWS, options.memory_chunks, _MEMORY_GPUS, _WORKER_PROCESSES)

@@ -22,12 +22,23 @@ from broadsheet.cluster.settings import environment as cluster_environment
 from broadsheet.pipeline import classify
 
 ARTICLES_PER_SECOND = 1.2e6
-"""Of one GPU; a chunk's sleep is its rows over this."""
+"""The rate of one GPU: a chunk's sleep is its rows divided by this."""
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """A scheduler and workers, each a process of its own, as on a cluster; this process is the client."""
+    """A scheduler and workers, each a process of its own, as on a cluster; this process is the client.
+
+    Attributes
+    ----------
+    client : Client
+        The client.
+    scheduler : psutil.Process
+        The scheduler's process.
+    workers : tuple of psutil.Process
+        The workers' processes.
+
+    """
 
     client: Client
     scheduler: psutil.Process
@@ -38,9 +49,9 @@ class Fleet:
         return {"scheduler": (self.scheduler,), "client": (psutil.Process(),), "worker": self.workers}
 
     def processor_seconds(self) -> dict[str, float]:
-        """Of each role so far; of the workers, all together."""
+        """Processor seconds of each role so far; of the workers, all together."""
         times = {role: [member.cpu_times() for member in members] for role, members in self.roles.items()}
-        return {role: sum(t.user + t.system for t in found) for role, found in times.items()}
+        return {role: sum(t.user + t.system for t in spent) for role, spent in times.items()}
 
 
 @contextmanager
@@ -73,7 +84,22 @@ def fleet(gpus: int, processes: int) -> Iterator[Fleet]:
 
 
 def memory_part(source: Path, chunk_rows: int, chunks: int, gpus: int, processes: int) -> dict[str, Any]:
-    """One long job on sleeping engines that really reads and writes; its memory from the first chunk to the last."""
+    """One long job on sleeping engines that really reads and writes; its memory from the first chunk to the last.
+
+    Parameters
+    ----------
+    source : Path
+        The input.
+    chunk_rows : int
+        Rows of a chunk.
+    chunks : int
+        How many chunks the input has.
+    gpus : int
+        How many engines there are.
+    processes : int
+        The largest number of worker processes.
+
+    """
     with fleet(gpus, processes) as running, tempfile.TemporaryDirectory() as folder:
         running.client.run(sleeper.settle, chunk_rows / ARTICLES_PER_SECOND)
         with Sampler(lambda: running.roles) as sampler:

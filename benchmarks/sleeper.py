@@ -1,6 +1,6 @@
 """A Dask worker preload: engines that only sleep, several in a process, each standing in for a GPU.
 
-BROADSHEET_STUB_SLOTS says how many. `settle` says on a running worker how long a chunk takes; everything else is the
+BROADSHEET_STUB_SLOTS says how many. `settle` sets on a running worker how long a chunk takes; everything else is the
 product's own.
 """
 
@@ -30,13 +30,21 @@ class Sleeper(StandIn):
     def classify(
         self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False, handed_over=None
     ) -> Predictions:
+        """Label all texts class 0 after a while.
+
+        Parameters
+        ----------
+        texts, top_k, all_scores, spans, each_kernel, handed_over
+            As `Engine.classify` takes them.
+
+        """
         with span("kernels", spans, "compute", self.device_name):
             time.sleep(_seconds)
         return super().classify(texts, top_k, all_scores)
 
 
 def settle(seconds: float) -> None:
-    """How long a chunk takes from now on."""
+    """Set how long a chunk takes from now on."""
     global _seconds
     _seconds = seconds
 

@@ -20,7 +20,14 @@ WORKERS = "STAND_IN_WORKERS"
 
 
 class StandIn:
-    """Labels everything class 0, at once."""
+    """Labels everything class 0, at once.
+
+    Parameters
+    ----------
+    model, device, precision, threads, kernels
+        As `open_engine` takes them.
+
+    """
 
     def __init__(self, model, device, precision, threads, kernels) -> None:
         self.model = model
@@ -30,6 +37,14 @@ class StandIn:
     def classify(
         self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False, handed_over=None
     ) -> Predictions:
+        """Label all texts class 0.
+
+        Parameters
+        ----------
+        texts, top_k, all_scores, spans, each_kernel, handed_over
+            As `Engine.classify` takes them.
+
+        """
         count, classes = len(texts.offsets) - 1, len(self.model.classes)
         scores = np.ones((count, classes), np.float32) / classes
         nothing = np.zeros(count, np.int64)

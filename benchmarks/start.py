@@ -28,20 +28,20 @@ _LOAD = "import broadsheet; broadsheet.load({!r})('the market fell as oil rose')
 
 
 def ways(folder: Path, model: str) -> dict[str, tuple[list[str], dict[str, str]]]:
-    """By name: what is run, and variables of its environment."""
+    """By name: the command to run, and variables of its environment."""
     job = [sys.executable, "-m", "broadsheet", "classify", "in.txt", "-o", "out", "--overwrite", "--quiet"]
     job += ["--model", model]
     cluster = "cuda" if count_gpus() else "local"
-    found: dict[str, tuple[list[str], dict[str, str]]] = {
+    commands: dict[str, tuple[list[str], dict[str, str]]] = {
         "job": (job, {}),
         "job, --cluster": ([*job, "--cluster", cluster], {}),
         "load": ([sys.executable, "-c", _LOAD.format(model)], {}),
     }
     if count_gpus():
-        found["job, --device cpu"] = ([*job, "--device", "cpu"], {})
+        commands["job, --device cpu"] = ([*job, "--device", "cpu"], {})
         nothing = dict.fromkeys(("BROADSHEET_CACHE_DIR", "CUPY_CACHE_DIR"), str(folder / "kernels"))
-        found["job, no kernels compiled"] = (job, nothing)
-    return found
+        commands["job, no kernels compiled"] = (job, nothing)
+    return commands
 
 
 def main() -> None:
@@ -70,12 +70,12 @@ def main() -> None:
                 for report in (folder / "out" / "_runs").glob("2*.json") if way != "load" else ():
                     phases.setdefault(way, []).append(json.loads(report.read_text())["timings"])
     runs: list[dict[str, Any]] = []
-    for way, each in seconds.items():
+    for way, timings in seconds.items():
         told = phases.get(way, [])[1:]
         medians = {name: round(statistics.median(one[name] for one in told), 3) for name in (told[0] if told else ())}
-        found = {"seconds": statistics.median(each[1:]), "processor_seconds": min(busy[way][1:])}
-        found |= {"beside": found["seconds"] - sum(medians.values())}  # Python, imports, and the end
-        runs.append({"way": way, **{name: round(value, 3) for name, value in found.items()}, "timings": medians})
+        figures = {"seconds": statistics.median(timings[1:]), "processor_seconds": min(busy[way][1:])}
+        figures |= {"beside": figures["seconds"] - sum(medians.values())}  # Python, imports, and the end
+        runs.append({"way": way, **{name: round(value, 3) for name, value in figures.items()}, "timings": medians})
     write({"about": about(options), "rows": _ROWS, "rounds": options.rounds, "runs": runs}, options.output)
 
 

@@ -46,11 +46,11 @@ class Plain(CharCNN):
     """The network with all rows and one-hot input, as training computed it before."""
 
     def groups(self, ids: Tensor) -> Tensor:
-        """None: it has no layout."""
+        """None: the network has no layout."""
         return torch.zeros(len(ids), dtype=torch.int64, device=ids.device)
 
     def forward(self, ids: Tensor, groups: int | None = None) -> Tensor:
-        """Logits."""
+        """The logits."""
         return super().forward(ids)
 
 
@@ -95,20 +95,21 @@ def loop_of(job: TrainingJob, examples: Examples, kind: str, steps: int) -> Trai
 
 
 def milliseconds_a_step(job: TrainingJob, examples: Examples, kind: str, steps: int) -> float:
-    """In the faster of two epochs after one that warms up. On a CPU: of one core's time, which other programs take none
-    of.
+    """Milliseconds of a step, in the faster of two epochs after one that warms up.
+
+    On a CPU, of the processor time of this process, which does not include that of other programs.
     """
     clock = time.perf_counter if job.device == "cuda" else time.process_time
     loop = loop_of(job, examples, kind, steps)
     loop.network.train()
-    found = []
+    timings = []
     with torch.backends.cudnn.flags(enabled=True, benchmark=job.device == "cuda"):
         for epoch in (1, 2, 3):
             began = clock()
             loop._epoch(epoch, lambda what: None, lambda: False)
             float(loop._losses)
-            found.append(clock() - began)
-    return 1000 * min(found[1:]) / steps
+            timings.append(clock() - began)
+    return 1000 * min(timings[1:]) / steps
 
 
 def epochs_on(job: TrainingJob, examples: Examples, gpus: int) -> dict[str, Any]:

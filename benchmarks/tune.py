@@ -95,7 +95,7 @@ class Trial:
             self.ops.conv1d(self.rows, self.layer, self.weight, self.epilogue, self.packing, None, self.out)
 
     def error(self, articles: int = 64) -> float:
-        """Of the first and the last articles, against products in fp32."""
+        """The relative error of the first and the last articles, against products in fp32."""
         self.out.view(cp.uint8)[:] = 0xFF
         self.run()
         layer, worst = self.layer, 0.0
@@ -106,20 +106,20 @@ class Trial:
             if layer.product_relu:
                 want = cp.maximum(want, 0)
                 want = want[:, : kept * layer.pool].reshape(articles, kept, layer.pool, -1).max(axis=2)
-            found = self._floats(self.out[part, :kept], self.written)
-            worst = max(worst, float(cp.linalg.norm(found - want) / cp.linalg.norm(want)))
+            computed = self._floats(self.out[part, :kept], self.written)
+            worst = max(worst, float(cp.linalg.norm(computed - want) / cp.linalg.norm(want)))
         return worst
 
     def seconds(self, repeats: int = 7) -> float:
-        found = []
+        timings = []
         for _ in range(repeats):
             before, after = cp.cuda.Event(), cp.cuda.Event()
             before.record()
             self.run()
             after.record()
             after.synchronize()
-            found.append(cp.cuda.get_elapsed_time(before, after) * 1e-3)
-        return statistics.median(found)
+            timings.append(cp.cuda.get_elapsed_time(before, after) * 1e-3)
+        return statistics.median(timings)
 
 
 def fits(ops: Operations, layer: Layer, at: ProductTile) -> bool:

@@ -18,7 +18,7 @@ _CALL = {"function": dumps(time.time), "args": dumps(()), "kwargs": dumps({})}
 
 
 class ClockPlugin(WorkerPlugin):
-    """Updates the worker's `clocks.clock()` every minute: without NTP, clocks drift apart by 0.1 s an hour and more."""
+    """Measures the worker's clock every minute: without NTP, clocks drift apart by 0.1 s an hour and more."""
 
     name = "broadsheet-clock"
 

@@ -29,7 +29,20 @@ cloudpickle.register_pickle_by_value(probes)
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. verdict: OK, WARNING or FAILURE. remedy: what to do, empty where nothing is needed."""
+    """The result of one check.
+
+    Attributes
+    ----------
+    check : str
+        What was checked.
+    verdict : str
+        OK, WARNING or FAILURE.
+    found : str
+        What was found.
+    remedy : str
+        What to do; empty where nothing is needed.
+
+    """
 
     check: str
     verdict: str
@@ -41,7 +54,7 @@ class Finding:
 
 
 def examine(client: Client, output: Path | None = None, device: str = "auto") -> Iterator[Finding]:
-    """Check a running cluster, and yield each finding as soon as it is known. output: a folder that workers share."""
+    """Check a running cluster, and yield each finding once it is known. `output` is a folder that workers share."""
     ours = probes.about_process()
     workers = client.run(probes.about_process)
     scheduler = client.run_on_scheduler(probes.about_process)
@@ -68,8 +81,8 @@ def _versions(everyone: dict[str, dict[str, Any]]) -> Finding:
     for name, about in everyone.items():
         for package, version in about["versions"].items():
             if version != ours[package]:
-                found = f"{package} is {ours[package]} here, {version} on {name}"
-                return Finding("versions", FAILURE, found, "install the same on every host (environment.yml)")
+                difference = f"{package} is {ours[package]} here, {version} on {name}"
+                return Finding("versions", FAILURE, difference, "install the same on every host (environment.yml)")
     shown = ", ".join(f"{name} {ours[name]}" for name in ("broadsheet", "python", "dask", "distributed", "numpy"))
     return Finding("versions", OK, f"the same everywhere: {shown}")
 
@@ -79,23 +92,23 @@ def _sources(everyone: dict[str, dict[str, Any]]) -> Finding:
     for name, about in everyone.items():
         folder, digest = about["source"]
         if digest != our_digest:
-            found = f"{name} imports broadsheet from {folder}, which differs from {ours} here"
+            difference = f"{name} imports broadsheet from {folder}, which differs from {ours} here"
             remedy = "rename your own folder of that name, or install the same broadsheet there"
-            return Finding("imports", FAILURE, found, remedy)
+            return Finding("imports", FAILURE, difference, remedy)
     return Finding("imports", OK, "every process imports this broadsheet")
 
 
 def _gpus(gpus: dict[str, dict[str, Any] | None], workers: dict[str, dict[str, Any]]) -> Iterator[Finding]:
-    found = {address: gpu for address, gpu in gpus.items() if gpu is not None}
-    if not found:
+    with_gpu = {address: gpu for address, gpu in gpus.items() if gpu is not None}
+    if not with_gpu:
         yield Finding("GPUs", OK, "none: the workers compute on CPU cores")
         cores = {len(about["cores"]) for about in workers.values()}
         yield Finding("CPU cores", OK, f"{' or '.join(map(str, sorted(cores)))} for each worker process")
         return
-    without = sorted(set(gpus) - set(found))
-    shared = [gpu for gpu, n in Counter((workers[a]["host"], g["uuid"]) for a, g in found.items()).items() if n > 1]
+    without = sorted(set(gpus) - set(with_gpu))
+    shared = [gpu for gpu, n in Counter((workers[a]["host"], g["uuid"]) for a, g in with_gpu.items()).items() if n > 1]
     kinds = Counter(
-        f"{g['name']} (sm_{g['capability'].replace('.', '')}, driver {g['driver']})" for g in found.values()
+        f"{g['name']} (sm_{g['capability'].replace('.', '')}, driver {g['driver']})" for g in with_gpu.values()
     )
     if without:
         remedy = "start workers with `dask cuda worker`, one a GPU"
@@ -103,12 +116,12 @@ def _gpus(gpus: dict[str, dict[str, Any] | None], workers: dict[str, dict[str, A
     elif shared:
         remedy = "one worker a GPU: start them with `dask cuda worker`, once a host"
         yield Finding("GPUs", FAILURE, f"several workers of {shared[0][0]} share one GPU", remedy)
-    elif len({gpu["capability"] for gpu in found.values()}) > 1:
+    elif len({gpu["capability"] for gpu in with_gpu.values()}) > 1:
         yield Finding("GPUs", FAILURE, f"of different kinds: {', '.join(kinds)}", "use one kind, or --allow-mixed")
     else:
         yield Finding("GPUs", OK, "one worker a GPU: " + ", ".join(f"{n} × {kind}" for kind, n in kinds.items()))
     far = [
-        a for a, gpu in found.items() if gpu["cores_near"] and not set(workers[a]["cores"]) <= set(gpu["cores_near"])
+        a for a, gpu in with_gpu.items() if gpu["cores_near"] and not set(workers[a]["cores"]) <= set(gpu["cores_near"])
     ]
     if far:
         remedy = "let dask-cuda pin it (it does, unless Slurm gave the job other cores: --cpu-bind=none)"
@@ -139,7 +152,7 @@ def _transfers(client: Client) -> Iterator[Finding]:
     addresses = list(client.scheduler_info(n_workers=-1)["workers"])
     protocol = urlsplit(addresses[0]).scheme
     if protocol == "ucx":
-        names = {name for found in client.run(probes.ucx_transports).values() for name in found} - {"self"}
+        names = {name for transports in client.run(probes.ucx_transports).values() for name in transports} - {"self"}
         yield Finding("UCX transports", OK, ", ".join(sorted(names)))
     if len(addresses) < 2:
         yield Finding(f"transfer, {protocol}", OK, "one worker: nothing to send")
@@ -148,9 +161,9 @@ def _transfers(client: Client) -> Iterator[Finding]:
     seconds = min(_transfer(client, *_far_apart(addresses), device) for _ in range(3))
     what = "from GPU to GPU" if device else "from worker to worker"
     rate = _TRANSFER_BYTES / seconds / 1e9
-    found = f"{_TRANSFER_BYTES >> 20} MiB {what} in {1000 * seconds:.0f} ms, {rate:.2f} GB/s"
+    measured = f"{_TRANSFER_BYTES >> 20} MiB {what} in {1000 * seconds:.0f} ms, {rate:.2f} GB/s"
     remedy = "" if rate > 0.1 else "slower than 1 Gbit/s: is `interface` in site.yaml the fast network?"
-    yield Finding(f"transfer, {protocol}", WARNING if remedy else OK, found, remedy)
+    yield Finding(f"transfer, {protocol}", WARNING if remedy else OK, measured, remedy)
 
 
 def _far_apart(addresses: list[str]) -> tuple[str, str]:
@@ -182,12 +195,12 @@ def _listening(client: Client) -> Iterator[Finding]:
     ports = client.run_on_scheduler(probes.listeners)
     dashboard = client.scheduler_info(n_workers=0)["services"].get("dashboard")
     where = ports.get(dashboard, "")
-    found = f"scheduler {address}, dashboard {f'{where}:{dashboard}' if where else 'off'}"
+    addresses = f"scheduler {address}, dashboard {f'{where}:{dashboard}' if where else 'off'}"
     if where and not is_loopback(where):
         remedy = "it has no login: --dashboard-address 127.0.0.1:8787, and a tunnel"
-        yield Finding("listening", WARNING, found, remedy)
+        yield Finding("listening", WARNING, addresses, remedy)
     else:
-        yield Finding("listening", OK, found)
+        yield Finding("listening", OK, addresses)
 
 
 def _output(client: Client, folder: Path) -> Finding:
@@ -202,7 +215,7 @@ def _output(client: Client, folder: Path) -> Finding:
     finally:
         for file in folder.glob(f"{name}*"):
             file.unlink()
-    blind = [address for address, found in seen.items() if found != text]
+    blind = [address for address, answer in seen.items() if answer != text]
     remedy = "use a folder on a file system that all hosts share, at the same path"
     if blind:
         return Finding("output folder", FAILURE, f"{blind[0]} does not see the files in {folder} that are here", remedy)
@@ -218,7 +231,7 @@ def _clocks(client: Client, addresses: list[str]) -> Finding:
         there = client.run(time.time, workers=[address])[address]
         apart[address] = there - (before + time.time()) / 2
     worst = max(apart, key=lambda address: abs(apart[address]))
-    found = f"at most {abs(apart[worst]):.3f} s from this host's"
+    apart_most = f"at most {abs(apart[worst]):.3f} s from this host's"
     if abs(apart[worst]) > _MOST_SECONDS_APART:
         return Finding("clocks", WARNING, f"{worst} is {apart[worst]:+.1f} s off", "start chrony or ntpd on that host")
-    return Finding("clocks", OK, found)
+    return Finding("clocks", OK, apart_most)

@@ -29,7 +29,7 @@ _LOOPBACK = ("127.0.0.1:*", "localhost:*", "[::1]:*")  # any port: that of a tun
 class GuardedApplication(RoutingApplication):
     """Dask's HTTP server, below the token; without one in the configuration it is as Dask made it.
 
-    when_opened: called once, before the first request that is admitted is answered.
+    `when_opened` is called once, before the first request that is admitted is answered.
     """
 
     when_opened: Callable[[], None] | None = None

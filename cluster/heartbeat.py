@@ -1,5 +1,5 @@
-"""The figures that a worker's heartbeats carry to the scheduler: rows classified, and seconds by activity; and the last
-heartbeat, of a worker that closes.
+"""The figures that a worker's heartbeats carry to the scheduler: rows classified, and seconds by activity. Also the end
+of the heartbeats of a worker that closes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from distributed import Worker, WorkerPlugin
 from ..pipeline.telemetry.activity import ACTIVITY, COUNTS
 
 METRIC = "broadsheet"
-"""Under which the figures of a worker are found."""
+"""The key of a worker's figures in its metrics."""
 
 TOPIC = "broadsheet"
-"""Under which the scheduler keeps those of the last job, which its client sends."""
+"""The key under which the scheduler keeps the figures of the last job, which its client sends."""
 
 PAGE = "/broadsheet"
-"""Of the dashboard, which shows both."""
+"""The page of the dashboard that shows both."""
 
 _DELAY_SECONDS = 0.5
 """Seconds by which the figures lag: the activities of a GPU are known only once its batch is done."""
@@ -28,8 +28,10 @@ _until = time.time() - _DELAY_SECONDS
 
 
 async def worker_metrics(worker: Worker) -> dict[str, Any]:
-    """rows: classified so far. since, until: seconds since the epoch. seconds: by activity, between the two. counts,
-    busy: what was done since the process started, and the seconds by activity.
+    """The figures of a worker.
+
+    `rows` were classified so far. `seconds` are by activity, between `since` and `until`, in seconds since the epoch.
+    `counts` and `busy` are what was done since the process started, and its seconds by activity.
     """
     global _until
     since, _until = _until, time.time() - _DELAY_SECONDS
@@ -40,9 +42,7 @@ async def worker_metrics(worker: Worker) -> dict[str, Any]:
 
 
 class QuietEnd(WorkerPlugin):
-    """A heartbeat without an answer is repeated, perhaps once its worker has closed: Dask would log, with a traceback,
-    that there is no connection left to send it by.
-    """
+    """Hides the traceback that Dask logs when it repeats a heartbeat after the worker has closed its connections."""
 
     name = "broadsheet-quiet-end"
 

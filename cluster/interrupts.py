@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: postponed where they would leave a cluster half started, which cannot be closed; else heard."""
+"""Ctrl-C and SIGTERM: postponed where they would leave a cluster half started, which cannot be closed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..pipeline.processes.child import safe_path
 
 @contextmanager
 def postponed() -> Iterator[None]:
-    """Postpone interrupts to the end of the block. A cluster that is started in it never sees Ctrl-C, which a terminal
-    sends to all processes of a job: the one that the user sees ends the others.
+    """Postpone interrupts to the end of the block. A cluster that is started in it never receives Ctrl-C, which a
+    terminal sends to all processes of a job: this process ends the others.
     """
     here = threading.current_thread() is threading.main_thread()  # no other gets signals
     caught: list[int] = []
@@ -35,9 +35,9 @@ def postponed() -> Iterator[None]:
 
 
 def heard_in_collections() -> None:
-    """Have Ctrl-C heard that comes while Python collects garbage, in a process that runs a scheduler or a worker.
+    """Let Ctrl-C take effect while Python collects garbage, in a process that runs a scheduler or a worker.
 
-    Python raises it in the first function that runs after that. For Dask it would be one that is called by the
-    collector, to log how long it takes, and Python ignores what such a function raises.
+    Python raises KeyboardInterrupt in the next function that runs. That may be a callback of the garbage collector, by
+    which Dask logs how long a collection takes, and Python ignores what such a callback raises.
     """
     disable_gc_diagnosis(force=True)

@@ -1,5 +1,5 @@
-"""The dashboard of a scheduler in this process, made for the first who opens it: Bokeh takes a third of a second to
-import, and most jobs end without a look at theirs.
+"""The dashboard of a scheduler in this process, made when it is first opened: Bokeh takes a third of a second to
+import, and the dashboards of most jobs are never opened.
 
 Dask documents no such interface, so all code that depends on it is in this file and in `cluster/guard.py`.
 """

@@ -82,7 +82,7 @@ def cluster_here() -> Iterator[Client]:
 
 @contextmanager
 def worker_here(set_as_default: bool = True) -> Iterator[Client]:
-    """The same, where Dask is `configured`. set_as_default: Dask computes whatever else is asked of it there too."""
+    """The same, where Dask is `configured`. With `set_as_default`, Dask computes everything else there too."""
     need_open_files(0)
     options = {"n_workers": 1, "processes": False, "worker_class": _WorkerHere, "protocol": "inproc"}
     with scratch_folder() as folder, _open(LocalCluster, options, folder, nullcontext(), set_as_default) as client:
@@ -169,6 +169,22 @@ def _open(
     starting: AbstractContextManager[None],
     set_as_default: bool = True,
 ) -> Iterator[Client]:
+    """Start a cluster, connect a client to it, and close both at the end of the block.
+
+    Parameters
+    ----------
+    kind : type
+        The class of the cluster.
+    options : dict of str to object
+        Its arguments.
+    folder : Path
+        Where its processes keep their files.
+    starting : context manager
+        Entered while the cluster starts.
+    set_as_default : bool
+        Let Dask compute on the cluster whatever does not name a client.
+
+    """
     running = None
     with silenced():
         try:
@@ -192,7 +208,7 @@ def _started(kind: Any, options: dict[str, Any]) -> LocalCluster:
 
 
 def _close(cluster: LocalCluster) -> None:
-    """Close a cluster. It could not be closed while the replacement of a lost worker starts: those are killed."""
+    """Close a cluster. Replacements of lost workers that are still starting are killed: they would keep it open."""
     for worker in cluster.workers.values():
         if isinstance(worker, Nanny):
             worker.close_gracefully("the cluster is closed")  # it starts no other

@@ -1,7 +1,7 @@
 """Broadsheet's own figures in what Dask's servers answer at `/metrics`, in Prometheus's format.
 
-A worker tells its own; the scheduler tells those of all workers, which come with their heartbeats, and how far the job
-is. Where prometheus-client is not installed, Dask answers nothing there, and nothing is done here.
+A worker reports its own; the scheduler reports those of all workers, which come with their heartbeats, and how far the
+job is. Where prometheus-client is not installed, Dask answers nothing there, and nothing is done here.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _registered: dict[str, _Collector] = {}
 
 
 class _Collector:
-    """What Prometheus's registry asks at each request. collect: replaced by a later server of this process."""
+    """Prometheus's registry calls `collect` at each request; a later server of this process replaces it."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self.collect = collect
 
 
 def tell_worker() -> None:
-    """From now on this process's workers tell their figures."""
+    """From now on this process's workers report their figures."""
     _register(_WORKER, _of_worker)
 
 
 def tell_scheduler(scheduler: Scheduler) -> None:
-    """From now on this scheduler tells the figures of its workers and of the job."""
+    """From now on this scheduler reports the figures of its workers and of the job."""
     _register(_SCHEDULER, lambda: _of_scheduler(scheduler))
 
 
@@ -80,7 +80,7 @@ def _of_scheduler(scheduler: Scheduler) -> Iterator[Metric]:
 def _figures(
     prefix: str, told: Iterable[tuple[tuple[str, ...], Mapping[str, Any]]], labels: tuple[str, ...]
 ) -> Iterator[Metric]:
-    """The figures of several processes. told: of each the values of `labels`, and what it counts."""
+    """The figures of several processes; `told` has, for each, the values of `labels` and what it counts."""
     from prometheus_client.core import CounterMetricFamily
 
     families = {name: CounterMetricFamily(f"{prefix}_{name}", help_, labels=labels) for name, help_ in HELP.items()}

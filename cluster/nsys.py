@@ -19,7 +19,7 @@ from ..pipeline.processes.child import import_path, python
 from .settings import WORKER_OPTIONS, variables
 
 _CLOSE_SECONDS = 120
-"""nsys writes its report once the workers have ended."""
+"""Seconds in which nsys must write its report once the workers have ended."""
 
 
 def nsys_command(folder: str | Path) -> list[str]:
@@ -38,9 +38,26 @@ def nsys_workers(
 ) -> Iterator[None]:
     """Start workers on this host under nsys; their scheduler must be closed by the end of the block.
 
-    cuda: dask-cuda starts them, one on each of the first `workers` visible GPUs. more: settings for them alone.
+    Parameters
+    ----------
+    scheduler : str
+        The scheduler's address.
+    workers : int
+        How many workers to start.
+    folder : str or Path
+        Where nsys writes its report, and the workers their log.
+    cuda : bool
+        Let dask-cuda start them, one on each of the first `workers` visible GPUs.
+    more : mapping of str to object
+        Settings of Dask for these workers only.
 
-    Raises UsageError where nsys is not installed, BroadsheetError where nsys or the workers fail.
+    Raises
+    ------
+    UsageError
+        Where nsys is not installed.
+    BroadsheetError
+        Where nsys or the workers fail.
+
     """
     if shutil.which("nsys") is None:
         raise UsageError("--nsys needs NVIDIA Nsight Systems: there is no nsys on the PATH")

@@ -1,4 +1,4 @@
-"""The limit on open files: raised as far as it may be, or a message. Beyond it, connections wait without end."""
+"""Raises the limit on open files as far as it may be: where it is reached, connections wait without end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no other user of a host can read, write, guess or put in place beforehand: folders, and a dashboard's token."""
+"""Folders that no other user of a host can read, write or create beforehand, and a dashboard's secret token."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import dask
 from ..pipeline.errors import UsageError, cause
 
 SCRATCH = "temporary-directory"
-"""Where Dask's configuration names the folder below which each process makes one of its own."""
+"""The key of Dask's configuration for the folder below which each process makes one of its own."""
 
 TOKEN = "broadsheet.dashboard-token"
-"""Where Dask's configuration holds the token of a scheduler's dashboard when it starts."""
+"""The key of Dask's configuration for the token of a scheduler's dashboard, read when it starts."""
 
 LINK = "distributed.dashboard.link"
-"""Where Dask's configuration holds the form of the dashboard's link."""
+"""The key of Dask's configuration for the form of the dashboard's link."""
 
 
 def new_token() -> str:

@@ -86,8 +86,8 @@ def listeners() -> dict[int, str]:
     """The ports this process listens on, with the address of each."""
     import psutil
 
-    found = psutil.Process().net_connections("tcp")
-    return {c.laddr.port: c.laddr.ip for c in found if c.status == "LISTEN"}
+    connections = psutil.Process().net_connections("tcp")
+    return {c.laddr.port: c.laddr.ip for c in connections if c.status == "LISTEN"}
 
 
 def ucx_transports() -> list[str]:

@@ -29,7 +29,8 @@ def check_protocol(asked: str, tls: bool | None) -> None:
 def choose(asked: str, hosts: int, tls: bool | None = None) -> tuple[str, str]:
     """Choose the protocol: its name in Dask ("tcp", "tls", "ucx"), and a line with the reason and UCX's transports.
 
-    hosts: the number of machines with workers. tls: None means TLS, unless UCX is asked for, which cannot have it.
+    `hosts` is the number of machines with workers. With `tls` None, TLS is chosen unless UCX is asked for, which cannot
+    have it.
 
     Raises UsageError for an unknown protocol, for UCX where it is not installed, or with TLS.
     """

@@ -32,7 +32,7 @@ NO_SCHEDULER = f"the connection to the scheduler {{}} is lost. {_CONTINUE}"
 NO_WORKERS = f"the cluster has lost all its workers and no other has joined. {_CONTINUE}"
 
 _TOKEN = new_token()
-"""One for all schedulers of this process: their clients make the link from the settings of the process."""
+"""The same token for all schedulers of this process: their clients make the link from the settings of the process."""
 
 SETTINGS: Mapping[str, Any] = {
     "distributed.scheduler.work-stealing": False,  # a chunk stays on the worker that read it
@@ -57,10 +57,10 @@ SETTINGS: Mapping[str, Any] = {
     "distributed.admin.log-format": "%(asctime)s %(name)s: %(message)s",
     "distributed.worker.http.routes": [],  # a worker's HTTP server has no login, and nobody reads it
 }
-"""By name in Dask's configuration; those in `pre-spawn-environ` are environment variables of workers."""
+"""Settings by their names in Dask's configuration; those in `pre-spawn-environ` are workers' variables."""
 
 DASHBOARD_ADDRESS = "127.0.0.1:0"
-"""Loopback only; any free port."""
+"""The dashboard's address: loopback only, at any free port."""
 
 _OUR_LINK = "http://127.0.0.1:{port}/status"  # where it listens, or where a tunnel to it ends
 
@@ -71,21 +71,21 @@ its own. Parsing, classifying and writing have threads of their own.
 
 NO_DASHBOARD = ("--no-dashboard", "--dashboard-address", DASHBOARD_ADDRESS)  # their HTTP server starts even so
 WORKER_OPTIONS = ("--nthreads", str(THREADS_PER_WORKER), "--death-timeout", "120", *NO_DASHBOARD)
-"""For `dask worker` and `dask cuda worker`, which wait up to two minutes for a scheduler that starts with them."""
+"""Options of `dask worker` and `dask cuda worker`, which wait two minutes for a scheduler that starts with them."""
 
 
 def settings() -> dict[str, Any]:
     """`SETTINGS`, except where the user has set a value: by `dask.config.set`, a `DASK_` variable or a YAML file."""
     defaults, theirs = dask.config.merge(*dask.config.defaults), dask.config.collect()
-    found = {}
+    chosen = {}
     for key, ours in SETTINGS.items():
         now, default = dask.config.get(key, None), dask.config.get(key, None, config=defaults)
-        found[key] = dask.config.get(key, ours, config=theirs) if now == default else now
-    return found
+        chosen[key] = dask.config.get(key, ours, config=theirs) if now == default else now
+    return chosen
 
 
 def dashboard_settings(token: str) -> dict[str, str]:
-    """For a scheduler whose dashboard is opened by a link with this token only: the token, and the link."""
+    """The settings of a scheduler whose dashboard opens only by a link with this token: the token, and the link."""
     link, default = dask.config.get(LINK), dask.config.get(LINK, config=dask.config.merge(*dask.config.defaults))
     page = _OUR_LINK if link == default else link
     if f"/{token}/" not in page:
@@ -98,14 +98,14 @@ def environment(more: Mapping[str, Any] | None = None) -> dict[str, str]:
 
     As with Dask's nannies, this process's own variables win over those in `pre-spawn-environ`.
     """
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for key, value in settings().items():
         variable = key.removeprefix(_ENVIRON)
         if variable == key:
-            found |= variables({key: value})
+            result |= variables({key: value})
         else:
-            found[variable] = os.environ.get(variable, str(value))
-    return found | variables(more or {})
+            result[variable] = os.environ.get(variable, str(value))
+    return result | variables(more or {})
 
 
 def variables(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -121,8 +121,8 @@ def export(more: Mapping[str, Any] | None = None) -> list[str]:
 class Shared:
     """Changes to this process that several jobs may need at once: the last to need them undoes them all.
 
-    (`dask.config.set` puts back what it found. Of two jobs that overlap, the one that began later finds what the other
-    has set, and would leave it behind.)
+    (`dask.config.set` restores the values from before it. Of two jobs that overlap, the one that began later would
+    restore, and so leave behind, what the other has set.)
     """
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ def default_scheduler() -> AbstractContextManager[None]:
 
 
 def silenced() -> AbstractContextManager[None]:
-    """Let Dask write nothing of a cluster of this process: a job says itself what its user should know."""
+    """Silence Dask's log of a cluster of this process: a job itself reports what its user should know."""
     return _LOGS.during(*(partial(silence_logging_cmgr, logging.CRITICAL, name) for name in ("distributed", "bokeh")))
 
 

@@ -29,7 +29,7 @@ def make_certificates(folder: Path) -> Security:
 
 
 def _key_and_certificate() -> tuple[bytes, bytes]:
-    """Of an elliptic curve, as PEM: made in a millisecond, where RSA takes 50 to 500. (Dask has only RSA.)"""
+    """A key of an elliptic curve and its certificate, as PEM: made in a millisecond. (Dask's RSA takes 50 to 500.)"""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -75,5 +75,5 @@ def tls_settings(folder: Path) -> dict[str, str | bool]:
     files = {"ca-file": folder / _CERTIFICATE}
     for role in ("client", "scheduler", "worker"):
         files |= {f"{role}.key": folder / _KEY, f"{role}.cert": folder / _CERTIFICATE}
-    found = {f"distributed.comm.tls.{name}": str(path) for name, path in files.items()}
-    return {**found, "distributed.comm.require-encryption": True}
+    settings = {f"distributed.comm.tls.{name}": str(path) for name, path in files.items()}
+    return {**settings, "distributed.comm.require-encryption": True}

@@ -1,8 +1,8 @@
 """Scripts without the guard `if __name__ == "__main__":`, which each worker process runs again from the top.
 
 A process that Python starts afresh imports the script that started it. Without the guard it would come to the same
-call, and start workers itself. It ends there without a word, and leaves a mark by which the script's own process,
-whose workers never come, ends with one line.
+call, and start workers itself. It ends there silently, and leaves a mark, a file: where the script's own process finds
+it, it ends with a message of one line.
 """
 
 from __future__ import annotations

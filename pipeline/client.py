@@ -112,8 +112,8 @@ class Client:
 
         """
         asked = {"texts": list(texts), "model": model, "top_k": top_k, "scores": scores}
-        found: list[dict[str, Any]] = self._ask("POST", "/v1/classify", json=asked).json()["results"]
-        return found
+        results: list[dict[str, Any]] = self._ask("POST", "/v1/classify", json=asked).json()["results"]
+        return results
 
     def classify_arrow(
         self, texts: pa.Array | pa.ChunkedArray, model: str | None = None, top_k: int = 1, scores: bool = False
@@ -142,8 +142,8 @@ class Client:
 
     def models(self) -> list[dict[str, Any]]:
         """What the server says of its models: `name`, `classes`, how many characters each `reads`, and more."""
-        found: list[dict[str, Any]] = self._ask("GET", "/v1/models").json()["models"]
-        return found
+        models: list[dict[str, Any]] = self._ask("GET", "/v1/models").json()["models"]
+        return models
 
     def close(self) -> None:
         """Close the connection."""
@@ -206,8 +206,8 @@ class AsyncClient:
 
         """
         asked = {"texts": list(texts), "model": model, "top_k": top_k, "scores": scores}
-        found: list[dict[str, Any]] = (await self._ask("POST", "/v1/classify", json=asked)).json()["results"]
-        return found
+        results: list[dict[str, Any]] = (await self._ask("POST", "/v1/classify", json=asked)).json()["results"]
+        return results
 
     async def classify_arrow(
         self, texts: pa.Array | pa.ChunkedArray, model: str | None = None, top_k: int = 1, scores: bool = False
@@ -230,8 +230,8 @@ class AsyncClient:
 
     async def models(self) -> list[dict[str, Any]]:
         """As `Client.models`."""
-        found: list[dict[str, Any]] = (await self._ask("GET", "/v1/models")).json()["models"]
-        return found
+        models: list[dict[str, Any]] = (await self._ask("GET", "/v1/models")).json()["models"]
+        return models
 
     async def close(self) -> None:
         """Close the connection."""

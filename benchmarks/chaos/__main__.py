@@ -39,13 +39,13 @@ def _kinds(options: argparse.Namespace, folder: Path) -> Iterator[list[Callable[
         with network.slurm(folder / "slurm") as all_kinds:
             yield _chosen(all_kinds, options.kind)
         return
-    found = []
+    kinds = []
     for kind in _chosen(machine.KINDS, options.kind):
         if reason := machine.missing(kind, options.cluster):
             print(f"not tried: {kind.__name__} ({reason})", file=sys.stderr)
         else:
-            found.append(kind)
-    yield found
+            kinds.append(kind)
+    yield kinds
 
 
 def _chosen(kinds: Any, names: list[str] | None) -> list[Any]:
@@ -58,12 +58,12 @@ def _chosen(kinds: Any, names: list[str] | None) -> list[Any]:
 
 def told(trials: list[dict[str, Any]]) -> str:
     """Verdicts by kind, for a terminal."""
-    found: dict[str, Counter[str]] = {}
+    verdicts: dict[str, Counter[str]] = {}
     for trial in trials:
         for kind in (trial["kind"], "all"):
-            found.setdefault(kind, Counter())[trial["verdict"]] += 1
+            verdicts.setdefault(kind, Counter())[trial["verdict"]] += 1
     return "\n".join(
-        f"{kind}: {', '.join(f'{n} {name}' for name, n in counts.items())}" for kind, counts in found.items()
+        f"{kind}: {', '.join(f'{n} {name}' for name, n in counts.items())}" for kind, counts in verdicts.items()
     )
 
 
@@ -71,10 +71,10 @@ def _recorded(output: Path | None, seed: int) -> tuple[list[dict[str, Any]], lis
     """The trials in the output file of a run that was ended, and the commits they are of."""
     if output is None or not output.exists():
         return [], []
-    found = json.loads(output.read_text())
-    if found["seed"] != seed:
-        sys.exit(f"{output} is of seed {found['seed']}")
-    return found["trials"], found["about"]["commit"].split(", ")
+    recorded = json.loads(output.read_text())
+    if recorded["seed"] != seed:
+        sys.exit(f"{output} is of seed {recorded['seed']}")
+    return recorded["trials"], recorded["about"]["commit"].split(", ")
 
 
 def main() -> None:
@@ -108,10 +108,10 @@ def main() -> None:
             def one(number: int) -> dict[str, Any]:  # the kinds take turns
                 return run_trial(kinds[number % len(kinds)], number, options.seed, jobs, folder, workers)
 
-            for found in pool.map(one, (number for number in numbers if number not in done)):
-                trials.append(found)
-                if found["verdict"] in BAD or options.only is not None:
-                    print(found, file=sys.stderr, flush=True)
+            for trial_record in pool.map(one, (number for number in numbers if number not in done)):
+                trials.append(trial_record)
+                if trial_record["verdict"] in BAD or options.only is not None:
+                    print(trial_record, file=sys.stderr, flush=True)
                 if options.output:
                     write(result, options.output)
     print(told(trials), file=sys.stderr)

@@ -85,7 +85,7 @@ def _settle_before_or_after(trial: Trial, run: Run) -> Verdict:
 
 
 def _replace(file: Path) -> None:
-    """By as many bytes, other letters."""
+    """Replace a file by one of as many bytes, with other letters."""
     other = file.with_name(".other")
     other.write_bytes(file.read_bytes().replace(b"the", b"THE"))
     os.replace(other, file)
@@ -105,8 +105,8 @@ def lose_output(trial: Trial) -> Verdict:
     run = trial.start()
     if trial.wait_for_a_moment(run):
         folder = trial.random.choice(["parts", "_entries", "_quarantine"])
-        found = sorted((trial.out / folder).glob("part-*"))
-        for file in trial.random.sample(found, min(len(found), trial.random.randint(1, 3))):
+        files = sorted((trial.out / folder).glob("part-*"))
+        for file in trial.random.sample(files, min(len(files), trial.random.randint(1, 3))):
             trial.note(f"deleted {folder}/{file.name}")
             file.unlink(missing_ok=True)
     return _settle_or_start_again(trial, run)

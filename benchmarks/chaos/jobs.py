@@ -26,13 +26,24 @@ _ROWS = CHUNKS * _CHUNK_ROWS
 _SENTENCE = "the market fell as oil rose and our team won its match in the last minute of a long rainy day"
 
 Row = tuple[int, str | None]
-"""An id, and a text; None for a row that belongs into the quarantine."""
+"""An id and a text; the text is None for a row that belongs into the quarantine."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """name: of the way in which its rows are read. folder: with the input in `in` and the undisturbed output in `out`.
-    command: to be run in such a folder, but for the output folder. seconds: that the undisturbed run took.
+    """A job that was run undisturbed.
+
+    Attributes
+    ----------
+    name : str
+        The name of the way in which its rows are read.
+    folder : Path
+        Has the input in `in`, and the undisturbed output in `out`.
+    command : tuple of str
+        The command to be run in such a folder, without the output folder.
+    seconds : float
+        How long the undisturbed run took.
+
     """
 
     name: str
@@ -41,7 +52,7 @@ class Job:
     seconds: float
 
     def copy_input(self, folder: Path) -> None:
-        """With times, which are part of a job's fingerprint."""
+        """Copy the input, with the times of its files, which are part of a job's fingerprint."""
         shutil.copytree(self.folder / "in", folder / "in", copy_function=shutil.copy2)
 
 
@@ -52,7 +63,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def run_undisturbed(name: str, folder: Path, options: tuple[str, ...]) -> Job:
-    """Write a job's input, and run it. options: of `broadsheet classify`, for all jobs.
+    """Write a job's input, and run it, with `options` of `broadsheet classify` for all jobs.
 
     Raises CalledProcessError where it fails.
     """
@@ -68,7 +79,7 @@ def run_undisturbed(name: str, folder: Path, options: tuple[str, ...]) -> Job:
 
 
 def texts_of(name: str, count: int = _ROWS) -> list[str]:
-    """Of 1 to 60 words each."""
+    """Texts of 1 to 60 words each."""
     draw = random.Random(name)
     return [" ".join(draw.choices(_SENTENCE.split(), k=draw.randint(1, 60))) for _ in range(count)]
 
@@ -98,7 +109,7 @@ def _write_parquet(folder: Path, rows: list[Row]) -> None:
 
 
 def _write_gzip(folder: Path, rows: list[Row]) -> None:
-    """More rows than a chunk holds: read front to back."""
+    """Write a file with more rows than a chunk holds, which is read front to back."""
     (folder / "news.csv.gz").write_bytes(gzip.compress(_lines_of_csv(rows).encode(), mtime=0))
 
 

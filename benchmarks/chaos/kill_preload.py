@@ -54,7 +54,7 @@ def at(step: str) -> None:
 
 
 def watched(kind: type) -> type:
-    """A kind of store that tells the steps of a commit, as far as a store sees them."""
+    """A kind of store that reports the steps of a commit, as far as a store sees them."""
 
     class Store(kind):
         def add_all(self, files, check) -> None:

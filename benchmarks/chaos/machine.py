@@ -46,7 +46,7 @@ KINDS: tuple[Kind, ...] = (
 
 
 def missing(kind: Kind, cluster: str = "local") -> str | None:
-    """The reason why a kind cannot be tried here, or None. cluster: that the job starts, "local" or "cuda"."""
+    """The reason why a kind cannot be tried here, or None. `cluster` is what the job starts, "local" or "cuda"."""
     if cluster == "cuda" and kind in (processes.lose_the_scheduler, processes.lose_a_node):
         return "its cluster is of CPU workers"
     if kind in (files.fill_the_disk, files.make_the_disk_read_only) and not _can_mount():

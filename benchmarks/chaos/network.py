@@ -148,7 +148,7 @@ def _try(nodes: SlurmNodes, happens: Happening, trial: Trial) -> Verdict:
 def _submit(nodes: SlurmNodes, trial: Trial) -> str:
     python, _, _, _, *arguments = trial.job.command
     options = ["--nodes", str(trial.workers + 1), "--protocol", "tcp", "--site", "site.yaml", "-o", str(trial.out)]
-    found = subprocess.run(
+    submitted = subprocess.run(
         [python, "-m", "broadsheet", "submit", *arguments, *options],
         cwd=trial.folder,
         env=environment(**nodes.environment, **_SETTINGS, **trial.environment),
@@ -156,9 +156,9 @@ def _submit(nodes: SlurmNodes, trial: Trial) -> str:
         text=True,
         check=False,
     )
-    if found.returncode:
-        raise Wrong(f"it cannot be submitted: {found.stderr[-400:]!r}")
-    return re.findall(r"job (\d+) is submitted", found.stdout)[0]
+    if submitted.returncode:
+        raise Wrong(f"it cannot be submitted: {submitted.stderr[-400:]!r}")
+    return re.findall(r"job (\d+) is submitted", submitted.stdout)[0]
 
 
 def _wait(nodes: SlurmNodes, trial: Trial, number: str, true: Callable[[], bool]) -> bool:

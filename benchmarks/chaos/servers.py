@@ -97,17 +97,17 @@ def _lose(trial: Trial, module: str) -> Verdict:
 
 @cache
 def _models(source: str, device: str) -> list[tuple[bytes, pa.Table]]:
-    """Two models that share neither a score nor the name of a class: the file of each, and what a job says of the
-    texts.
+    """Two models that share neither a score nor the name of a class: the file of each, and the labels that a job gives
+    the texts.
     """
     one = load_model(source)
     two = replace(one, classes=tuple(f"not {name}" for name in one.classes), temperature=2 * one.temperature)
-    found = [(each.to_bytes(), classify(_TEXTS, model=each, scores=True, device=device)) for each in (one, two)]
-    return [(data, labels.to_arrow().drop_columns(["file", "row", "reason"])) for data, labels in found]
+    labelled = [(model.to_bytes(), classify(_TEXTS, model=model, scores=True, device=device)) for model in (one, two)]
+    return [(data, labels.to_arrow().drop_columns(["file", "row", "reason"])) for data, labels in labelled]
 
 
 class _Server:
-    """What a trial does to it."""
+    """A server, and what a trial does to it."""
 
     run: Run
 
@@ -146,7 +146,7 @@ class _Server:
         self.url = next(line["url"] for line in lines if line["message"] == "listening")
 
     def processes(self, module: str) -> list[psutil.Process]:
-        """Those that run a module; in place of engine processes, the workers of a cluster."""
+        """The processes that run a module; in place of engine processes, the workers of a cluster."""
         if self.more and module == "engine_process":
             return self.run.workers()
         children = psutil.Process(self.run.process.pid).children()
@@ -168,9 +168,9 @@ class _Server:
             httpx.post(f"{url}/v1/models/news/reload", headers=headers, timeout=SECONDS)
 
     def ask(self, client: Client, first: int, count: int) -> str:
-        """Whose answer it was, or why there is none. Raises Hung, Wrong."""
+        """Which model has answered, "model N", or why there is no answer. Raises Hung, Wrong."""
         try:
-            found = client.classify_arrow(_TEXTS[first : first + count], scores=True)
+            answer = client.classify_arrow(_TEXTS[first : first + count], scores=True)
         except ServerError as error:
             if isinstance(error.__cause__, httpx.TimeoutException):
                 raise Hung(f"no answer within {SECONDS} s") from error
@@ -179,27 +179,27 @@ class _Server:
             return "refused" if error.status else "lost"
         for number, (_, labels) in enumerate(self.models):
             expected = labels.slice(first, count)
-            if found.column_names == expected.column_names and found.equals(expected.cast(found.schema)):
+            if answer.column_names == expected.column_names and answer.equals(expected.cast(answer.schema)):
                 return f"model {number}"
-        raise Wrong(f"an answer by neither model: {found.to_pylist()[:2]}")
+        raise Wrong(f"an answer by neither model: {answer.to_pylist()[:2]}")
 
     def _ask_on(self, seed: float) -> Counter[str]:
-        draw, found = random.Random(seed), Counter[str]()
+        draw, counts = random.Random(seed), Counter[str]()
         with Client(self.url, timeout=SECONDS) as client:
             while not self.over.is_set():
-                found[self.ask(client, draw.randrange(len(_TEXTS)), draw.choice([1, 1, 2, 40]))] += 1
+                counts[self.ask(client, draw.randrange(len(_TEXTS)), draw.choice([1, 1, 2, 40]))] += 1
                 self.over.wait(0.01)
-        return found
+        return counts
 
     def leave(self) -> Counter[str]:
-        """The clients ask no more; how many answers they had of each kind. Raises Hung, Wrong."""
+        """Let the clients ask no more; how many answers of each kind they had. Raises Hung, Wrong."""
         self.over.set()
-        counts = sum((each.result() for each in self.asking), Counter[str]())
+        counts = sum((future.result() for future in self.asking), Counter[str]())
         self.trial.note(", ".join(f"{what}: {count}" for what, count in sorted(counts.items())))
         return counts
 
     def settle(self) -> Counter[str]:
-        """It is to answer by the model that its file comes to hold, and to end. Raises Hung, Wrong."""
+        """Load a model, wait until the server answers by it, and end the server. Raises Hung, Wrong."""
         number = self.trial.random.randrange(len(self.models))
         deadline = time.monotonic() + SECONDS
         self.reload(self.models[number][0])

@@ -26,7 +26,9 @@ STATE.read_range = slow_read_range
 
 
 def slowed(step: str, seconds: object = 0.3) -> str:
-    """The preload. step: "read" or "commit". seconds: a number, or an expression that gives one on the worker,
-    where `arguments` are those of the step: the first of "read" is the range.
+    """A preload that makes a step, "read" or "commit", take longer.
+
+    `seconds` is a number, or an expression that the worker evaluates, where `arguments` are those of the step: the
+    first of "read" is the range.
     """
     return _SLOWED[step].format(seconds=seconds)

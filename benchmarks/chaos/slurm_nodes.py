@@ -73,7 +73,7 @@ def missing() -> str | None:
 
 
 class SlurmNodes:
-    """`stop` removes every process, address and namespace of it."""
+    """A Slurm cluster on this machine. `stop` removes every process, address and namespace of it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

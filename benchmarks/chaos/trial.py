@@ -30,12 +30,23 @@ _SECONDS_TO_LEAVE = 60
 _COMMANDS = 4
 _EXIT_CODES = (1, 2, 3)
 _SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-"""Those that trials send."""
+"""The signals that trials send."""
 
 
 class Verdict(StrEnum):
-    """identical: finished, with `--resume` where a run was killed or had stopped, byte for byte as undisturbed. told:
-    not finished, and a message says why. wrong: anything else. hung: a command or a process of it did not end.
+    """The verdict on a trial.
+
+    Attributes
+    ----------
+    IDENTICAL
+        The job has finished, with `--resume` where a run was killed or had stopped, byte for byte as undisturbed.
+    TOLD
+        The job has not finished, and a message says why.
+    WRONG
+        Anything else.
+    HUNG
+        A command or a process of it did not end.
+
     """
 
     IDENTICAL = "identical"
@@ -48,13 +59,13 @@ BAD = (Verdict.WRONG, Verdict.HUNG)
 
 
 class Wrong(Exception):
-    """What is wrong."""
+    """The verdict `WRONG`; the message says why."""
 
     verdict = Verdict.WRONG
 
 
 class Hung(Exception):
-    """What did not end."""
+    """The verdict `HUNG`; the message says what did not end."""
 
     verdict = Verdict.HUNG
 
@@ -88,8 +99,25 @@ class Run:
 class Trial:
     """A folder with a job's input, and the choices of this trial.
 
-    out: the output folder. random: for every choice. environment: of the commands. notes: what was done. commands:
-    started so far.
+    Attributes
+    ----------
+    job : Job
+        The job.
+    folder : Path
+        The trial's folder.
+    out : Path
+        The output folder.
+    random : random.Random
+        Decides every choice.
+    workers : int
+        Workers of a job on this machine.
+    environment : dict of str to str
+        Variables of the commands.
+    notes : list of str
+        What was done.
+    commands : list of Run
+        The commands that were started so far.
+
     """
 
     job: Job
@@ -108,7 +136,7 @@ class Trial:
         self.environment["DASK_DISTRIBUTED__WORKER__PRELOAD"] = str(file)
 
     def start(self, *options: str, limit: Callable[[], None] | None = None, **env: str) -> Run:
-        """Start the job on this machine. limit: called in the new process, to limit its resources."""
+        """Start the job on this machine. `limit` is called in the new process, to limit its resources."""
         workers = () if "--scheduler-file" in options else ("--workers", str(self.workers))
         return self.launch([*self.job.command, "-o", str(self.out), *workers, *options], limit, **env)
 
@@ -138,9 +166,10 @@ class Trial:
         return len(list((self.out / "_entries").glob("[!.]*.json")))
 
     def wait_for_a_moment(self, run: Run) -> bool:
-        """Until a random number of chunks is committed, or a random time has passed. False where the run ended before.
+        """Wait until a random number of chunks is committed, or until a random time has passed; False where the run
+        ended before.
 
-        Half of the moments by each: by time, they are spread over start, planning and end as well.
+        Each decides half of the moments: by time, they are spread over start, planning and end as well.
         """
         if self.random.random() < 0.6:
             commits = self.random.randrange(CHUNKS)
@@ -151,7 +180,7 @@ class Trial:
         return self.wait_until(run, lambda: time.monotonic() >= end)
 
     def wait_until(self, run: Run, true: Callable[[], bool]) -> bool:
-        """False where the run has ended first. Raises Hung."""
+        """Wait until something is true; False where the run has ended first. Raises Hung."""
         deadline = time.monotonic() + SECONDS
         while not true():
             if run.process.poll() is not None:
@@ -181,7 +210,7 @@ class Trial:
         return code
 
     def wait_for_its_processes(self, run: Run) -> None:
-        """Until a command that has ended has left none. Raises Hung."""
+        """Wait until no process is left of a command that has ended. Raises Hung."""
         deadline = time.monotonic() + _SECONDS_TO_LEAVE
         while left := _group(run.process.pid):
             if time.monotonic() > deadline:
@@ -203,7 +232,7 @@ class Trial:
         return Verdict.IDENTICAL
 
     def check_identical(self, expected: Path, out: Path) -> None:
-        """Raises Wrong."""
+        """Compare the output with that of the undisturbed job. Raises Wrong."""
         here, there = contents(out), contents(expected)
         unlike = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
         if unlike:
@@ -241,6 +270,22 @@ def run_trial(
     """Run a trial in a folder of its own: its verdict, what happened in it, and how long it took.
 
     All choices follow from `seed` and `number`. The folder stays where the verdict is wrong or hung.
+
+    Parameters
+    ----------
+    kind : callable
+        What happens to the job.
+    number : int
+        The trial's.
+    seed : int
+        The seed of all trials.
+    jobs : sequence of Job
+        Those of which the trial chooses one.
+    folder : Path
+        Where the trial's folder is made.
+    most_workers : int
+        The largest number of workers.
+
     """
     draw = random.Random(f"{seed} {number}")
     place = folder / f"trial-{number}"
@@ -277,12 +322,12 @@ def _is_worker(process: psutil.Process) -> bool:
 
 def _group(number: int) -> list[str]:
     """The names of the living processes of a process group."""
-    found = []
+    names = []
     for process in psutil.process_iter(["name", "status"]):
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
             if os.getpgid(process.pid) == number and process.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(process.info["name"])
-    return found
+                names.append(process.info["name"])
+    return names
 
 
 def _says_why(text: str) -> bool:

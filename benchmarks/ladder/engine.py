@@ -59,10 +59,18 @@ class LadderEngine(CudaEngine):
             self._allocate(batch)
 
     def _is_small(self, texts: Texts) -> bool:
-        """No graphs, here: what is turned off is launched one by one."""
+        """False: there are no graphs here, since what is turned off is launched one by one."""
         return False
 
     def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int, keep: cp.ndarray | None) -> None:
+        """Send a batch on its way, of texts or of one-hot columns.
+
+        Parameters
+        ----------
+        slot, texts, batch, top_k, keep
+            As `CudaEngine._start` takes them.
+
+        """
         if isinstance(texts, Columns):
             self.network.start_columns(slot, texts.columns[batch.first : batch.last], top_k)
         else:

@@ -31,7 +31,22 @@ _ARTICLES_ALONE, _ARTICLES_ONE_HOT, _ARTICLES_FP32 = 512, 8_192, 32_768
 
 
 class Bench:
-    """The articles, the product's labels of them, and every step. most: articles of a fast variant."""
+    """The articles, the product's labels of them, and every step.
+
+    Parameters
+    ----------
+    model : str
+        The model.
+    csv : Path
+        A CSV file of AG News.
+    most : int
+        How many articles a fast variant labels.
+    repeats : int
+        Passes that are measured.
+    best : str
+        The GPU's best kernel generation.
+
+    """
 
     def __init__(self, model: str, csv: Path, most: int, repeats: int, best: str) -> None:
         self._repeats = repeats
@@ -94,7 +109,7 @@ class Bench:
         return batch if setting.large_chunks else min(batch, SMALL_CHUNK)
 
     def _count(self, setting: Setting) -> int:
-        """Fewer articles for the slow."""
+        """How many articles a step labels: a slow one has fewer."""
         count = len(self.articles)
         if not setting.batches:
             return min(count, _ARTICLES_ALONE)
@@ -103,7 +118,9 @@ class Bench:
         return min(count, _ARTICLES_FP32) if setting.generation == "simt" else count
 
     def _one_hot(self, page_locked: bool) -> Columns:
-        """Built once for each kind of memory, and not timed: the parent program's input came as a file of it."""
+        """The one-hot columns, built once for each kind of memory and not timed: the parent program read them from a
+        file.
+        """
         if page_locked not in self._columns:
             count = min(len(self.articles), _ARTICLES_ONE_HOT)
             self._columns = {page_locked: one_hot(self.articles.part(0, count), self.model, page_locked)}

@@ -23,17 +23,26 @@ from broadsheet.pipeline.model.reference import Weights
 def needed(setting: Setting, layers: tuple[Layer, ...], frame: Frame, architecture: str) -> set[tuple[str, str, str]]:
     """Every (file, instance, target) that a variant launches, to be compiled ahead."""
     generation, precision = setting.generation, setting.precision
-    found: list[Kernel] = [*network_kernels(generation, precision, architecture, layers, frame)]
+    launched: list[Kernel] = [*network_kernels(generation, precision, architecture, layers, frame)]
     stored = STORAGE[generation][precision]
     products = [] if setting.table else [plain(dense(layers[0]))]
     products += [] if setting.fused else map(plain, layers[1:-1])
-    found += [product_kernel(stored, at, product_tile(generation, precision, architecture, at)) for at in products]
-    found += [] if setting.has_product_kernels else kernels(stored).values()
-    return {(kernel.file, kernel.expression, target(generation, architecture)) for kernel in found}
+    launched += [product_kernel(stored, at, product_tile(generation, precision, architecture, at)) for at in products]
+    launched += [] if setting.has_product_kernels else kernels(stored).values()
+    return {(kernel.file, kernel.expression, target(generation, architecture)) for kernel in launched}
 
 
 class LadderNetwork(Network):
-    """`Network` as a setting says; with nothing turned off it is the product's own."""
+    """`Network` as a setting says; with nothing turned off it is the product's own.
+
+    Parameters
+    ----------
+    setting : Setting
+        What is turned off.
+    weights, integers, alphabet, length, device
+        As `Network` takes them.
+
+    """
 
     def __init__(
         self, setting: Setting, weights: Weights, integers: Integers | None, alphabet: Alphabet, length: int,

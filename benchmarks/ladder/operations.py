@@ -20,7 +20,7 @@ from broadsheet.pipeline.model.layers import NORM_EPSILON, Frame, Layer
 
 FOLDER = Path(__file__).resolve().parent
 DENSE_CHANNELS = 128
-"""Of the one-hot input of a dense block 1: the products take whole slabs of channels."""
+"""Channels of the one-hot input of a dense block 1: the products take whole slabs of channels."""
 
 _THREADS = WARPS * WARP
 _VECTOR = 8  # values that a thread takes at a time
@@ -55,7 +55,20 @@ def dense(first: Layer) -> Layer:
 
 @dataclass(frozen=True)
 class DenseBlock1:
-    """Weight and bias of block 1 as a product, and the characters and symbols of its input."""
+    """Block 1 as a product.
+
+    Attributes
+    ----------
+    weight : CuPy array
+        The weight, of DENSE_CHANNELS inputs, in the order that the product reads.
+    bias : CuPy array, float32 [outputs]
+        The bias.
+    length : int
+        Characters of the input.
+    symbols : int
+        Symbols of the alphabet.
+
+    """
 
     weight: cp.ndarray
     bias: cp.ndarray
@@ -65,10 +78,20 @@ class DenseBlock1:
 
 @dataclass(frozen=True)
 class SlowOperations(Operations):
-    """`Operations` as a setting says. block1: where it is no look-up. no_bias: zeros, as many as a layer has outputs.
+    """`Operations` as a setting says.
 
     Without the product's kernels the whole frame is computed, [N, rows, channels]: each article has as many rows as in
     the layer's input, of which the last ones, whose taps reach into the next article, are never read.
+
+    Attributes
+    ----------
+    setting : Setting
+        What is turned off.
+    block1 : DenseBlock1 or None
+        Block 1, where it is no look-up.
+    no_bias : CuPy array, float32
+        Zeros, as many as the widest layer has outputs.
+
     """
 
     setting: Setting
@@ -80,6 +103,14 @@ class SlowOperations(Operations):
         statistics: cp.ndarray, text_end: cp.ndarray, packing: Packing, out: cp.ndarray,
         steps_in_one: float = 1.0, saturated: cp.ndarray | None = None,
     ) -> None:  # fmt: skip
+        """Block 1, as a look-up or as a product, with its norm, ReLU and pool.
+
+        Parameters
+        ----------
+        ids, layers, frame, table, norm, statistics, text_end, packing, out, steps_in_one, saturated
+            As `Operations.lookup_norm_pool` takes them.
+
+        """
         first, second, *_ = layers
         shape = (len(ids), most_units(layers) * second.product_pool, first.outputs)
         if self.block1 is None:
@@ -102,6 +133,14 @@ class SlowOperations(Operations):
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing,
         constant: cp.ndarray | None, out: cp.ndarray, saturated: cp.ndarray | None = None,
     ) -> None:  # fmt: skip
+        """A convolution; where nothing is fused, bias, ReLU and pool are kernels of their own.
+
+        Parameters
+        ----------
+        rows, layer, weight, bias, packing, constant, out, saturated
+            As `Operations.conv1d` takes them.
+
+        """
         count = len(packing.first) - 1
         pitch = packing.most // count
         shape = (count, pitch, layer.outputs)
@@ -122,6 +161,14 @@ class SlowOperations(Operations):
     def norm_relu_pool(
         self, rows: cp.ndarray, layer: Layer, norm: DeviceNorm, packing: Packing, constant: cp.ndarray, out: cp.ndarray
     ) -> None:
+        """The norm, ReLU and pool after a convolution; where nothing is fused, each is a kernel of its own.
+
+        Parameters
+        ----------
+        rows, layer, norm, packing, constant, out
+            As `Operations.norm_relu_pool` takes them.
+
+        """
         count = len(packing.first) - 1
         shape = (count, layer.rows_pooled, layer.outputs)
         if self.setting.fused:
@@ -136,6 +183,14 @@ class SlowOperations(Operations):
     def linear(
         self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing, out: cp.ndarray
     ) -> None:
+        """A linear layer; where nothing is fused, bias and ReLU are kernels of their own.
+
+        Parameters
+        ----------
+        x, layer, weight, bias, packing, out
+            As `Operations.linear` takes them.
+
+        """
         if self.setting.fused:
             super().linear(x, layer, weight, bias, packing, out)
             return
@@ -145,7 +200,7 @@ class SlowOperations(Operations):
         self._each("ReLU", written)
 
     def columns_to_ids(self, columns: cp.ndarray, out: cp.ndarray) -> None:
-        """columns fp32 [N, symbols, length] to out uint8 [N, pitch]."""
+        """Write columns, fp32 [N, symbols, length], as ids to out, uint8 [N, pitch]."""
         count, symbols, length = columns.shape
         pitch = out.shape[1]
         arguments = (columns, np.int32(symbols), np.int32(length), np.int32(pitch), out)
@@ -154,37 +209,48 @@ class SlowOperations(Operations):
     def _plain_product(
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, packing: Packing, out: cp.ndarray
     ) -> None:
-        """A convolution of rows [N, pitch, inputs] without ReLU and pool, a row of the output for each of the input."""
+        """A convolution without ReLU and pool, with a row of the output for each of the input.
+
+        Parameters
+        ----------
+        rows : CuPy array [N, pitch, inputs]
+            The input.
+        layer, weight, bias, packing
+            As in `conv1d`.
+        out : CuPy array [N, pitch, outputs]
+            The output.
+
+        """
         count = rows.shape[0] * rows.shape[1]
         all_rows = packing._replace(counts=cp.full(1, count, np.int32), most=count, closing=None)
         super().conv1d(rows, plain(layer), weight, bias, all_rows, None, out)
 
     def _each(self, name: str, values: cp.ndarray, *more: object) -> None:
-        """The bias, [channels], or ReLU, in place."""
+        """Add the bias, [channels], or apply ReLU, in place."""
         bias, sizes = more[:1], more[1:]
         vectors = values.size // _VECTOR
         self._run(name, (-(-vectors // _THREADS),), values, *bias, np.int64(vectors), *sizes)
 
     def _max_pool(self, values: cp.ndarray, rows_out: int, out: cp.ndarray) -> None:
-        """values [N, rows, channels] to the first `rows_out` rows of out [N, pitch, channels]."""
+        """Pool values, [N, rows, channels], to the first `rows_out` rows of out, [N, pitch, channels]."""
         count, rows, channels = values.shape
         vectors = count * rows_out * channels // _VECTOR
         sizes = (np.int32(size) for size in (rows, rows_out, out.shape[1], channels))
         self._run("max pool", (-(-vectors // _THREADS),), values, out, np.int64(vectors), *sizes)
 
     def _clear_after_text(self, values: cp.ndarray, text_end: cp.ndarray) -> None:
-        """values [N, rows, channels], zero from row text_end, int32 [N], on."""
+        """Set values, [N, rows, channels], to zero from row `text_end`, int32 [N], on."""
         vectors = values.size // _VECTOR
         sizes = (np.int64(vectors), *map(np.int32, values.shape[1:]))
         self._run("zeros after text", (-(-vectors // _THREADS),), values, text_end, *sizes)
 
     def _layer_norm(self, values: cp.ndarray, norm: DeviceNorm) -> None:
-        """The first rows of values [N, pitch, channels], as many as the norm has, in place."""
+        """Normalise the first rows of values, [N, pitch, channels], as many as the norm has, in place."""
         sizes = (np.int32(len(norm.gamma)), np.int32(values.shape[1]), np.float32(NORM_EPSILON))
         self._run("layer norm", (len(values),), values, norm.gamma, norm.beta, *sizes)
 
     def _one_hot(self, ids: cp.ndarray, block1: DenseBlock1, out: cp.ndarray) -> None:
-        """ids uint8 [N, pitch] to out [N, length, DENSE_CHANNELS]."""
+        """Write ids, uint8 [N, pitch], as one-hot rows to out, [N, length, DENSE_CHANNELS]."""
         vectors = out.size // _VECTOR
         sizes = (np.int32(size) for size in (ids.shape[1], block1.length, block1.symbols))
         self._run("one-hot", (-(-vectors // _THREADS),), ids, *sizes, np.int64(vectors), out)

@@ -15,12 +15,32 @@ GENERATIONS = ("simt", "sm80", "sm90")
 class Setting:
     """A variant of the product. The default is the product itself.
 
-    batches: full ones, else one article a launch. text: sent to the GPU, else one-hot fp32. channels_last: activations
-    kept so, else turned to channels-first and back around each layer. fused: bias, ReLU and pool within the products.
-    table: block 1 looked up, else multiplied. reached: only rows that a text reaches are computed, else all rows of the
-    frame, as always where one of the three before is turned off. large_chunks: 131,072 articles a call of the engine,
-    else 512. page_locked: staging memory. streams: three, else one for copies and kernels. eight_bits: blocks 2 to 6 in
-    int8, which a user has to ask for.
+    Attributes
+    ----------
+    batches : bool
+        Launch full batches, else one article at a time.
+    text : bool
+        Send text to the GPU, else one-hot fp32.
+    channels_last : bool
+        Keep activations channels-last, else turn them to channels-first and back around each layer.
+    fused : bool
+        Compute bias, ReLU and pool within the products.
+    table : bool
+        Look block 1 up, else multiply.
+    generation : str
+        The kernel generation.
+    reached : bool
+        Compute only rows that a text reaches, else all rows of the frame, as always where `channels_last`, `fused` or
+        `table` is turned off.
+    large_chunks : bool
+        Label 131,072 articles in a call of the engine, else 512.
+    page_locked : bool
+        Page-lock the staging memory.
+    streams : bool
+        Use three streams, else one for copies and kernels.
+    eight_bits : bool
+        Compute blocks 2 to 6 in int8, which a user has to ask for.
+
     """
 
     batches: bool = True
@@ -37,7 +57,7 @@ class Setting:
 
     @property
     def has_product_kernels(self) -> bool:
-        """And no others."""
+        """Whether it launches the product's kernels only."""
         return self.text and self.channels_last and self.fused and self.table
 
     @property
@@ -53,7 +73,7 @@ _WHOLE = ("channels_last", "fused", "table")
 
 @dataclass(frozen=True)
 class Predicted:
-    """value: how many times slower the product gets, or articles a second on this rung."""
+    """A prediction: `value` is how many times slower the product gets, or the articles a second on this rung."""
 
     value: float
     reason: str
@@ -61,8 +81,25 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Switch:
-    """field: of a setting, with its values turned off and on. alone: the product with only this turned off. rung: the
-    ladder once it is turned on. parent: the parent program's figure for the same thing, where one is on record.
+    """Something that can be turned off.
+
+    Attributes
+    ----------
+    name : str
+        What it is.
+    without : str
+        What there is where it is turned off.
+    field : str
+        Its field of a setting.
+    alone : Predicted
+        For the product with only this turned off.
+    rung : Predicted
+        For the ladder once this is turned on.
+    values : tuple
+        The values of the field, turned off and on.
+    parent : str or None
+        The parent program's figure for the same thing, where one is on record.
+
     """
 
     name: str
@@ -138,8 +175,23 @@ WITH_NGRAMS = (
 
 @dataclass(frozen=True)
 class Step:
-    """One measurement. kind: "product", "alone" or "cumulative". predicted: of `kind`. network: about which texts it is
-    asked, of the shipped model with its n-grams; None for the network alone.
+    """One measurement.
+
+    Attributes
+    ----------
+    kind : str
+        "product", "alone" or "cumulative".
+    name : str
+        What is measured.
+    setting : Setting
+        The variant.
+    predicted : Predicted or None
+        The prediction, of the form that the kind has.
+    parent : str or None
+        The parent program's figure, where one is on record.
+    network : str or None
+        About which texts the network of the shipped model is asked, beside its n-grams; None for the network alone.
+
     """
 
     kind: str
@@ -155,15 +207,15 @@ def steps(best: str) -> list[Step]:
     usable = GENERATIONS[: GENERATIONS.index(best) + 1]
     product = replace(PRODUCT, generation=best)
     switches = [s for s in SWITCHES if s.on(product).generation in usable]
-    found = [Step("product", "the product", product, None)]
+    listed = [Step("product", "the product", product, None)]
     at = NOTHING
-    found.append(Step("cumulative", "everything off", at, BOTTOM, PARENT_ONE_GPU))
+    listed.append(Step("cumulative", "everything off", at, BOTTOM, PARENT_ONE_GPU))
     for switch in switches:
         at = switch.on(at)
-        found.append(Step("cumulative", f"+ {switch.name}", at, switch.rung))
+        listed.append(Step("cumulative", f"+ {switch.name}", at, switch.rung))
     for name, network, predicted in WITH_NGRAMS:
-        found.append(Step("cumulative", f"+ {name}", product, predicted, network=network))
-    found += [Step("alone", s.without, s.off(product), s.alone, s.parent) for s in switches]
+        listed.append(Step("cumulative", f"+ {name}", product, predicted, network=network))
+    listed += [Step("alone", s.without, s.off(product), s.alone, s.parent) for s in switches]
     if best != "simt":
-        found.append(Step("alone", "int8 instead of fp16", replace(product, eight_bits=True), EIGHT_BITS))
-    return found
+        listed.append(Step("alone", "int8 instead of fp16", replace(product, eight_bits=True), EIGHT_BITS))
+    return listed

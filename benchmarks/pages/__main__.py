@@ -45,8 +45,8 @@ def refreshed(page: str, results: dict[str, Record]) -> str:
     """The page with the figures that the results give."""
     names = vars(figures) | results
 
-    def made(found: re.Match[str]) -> str:
-        kind, what = found[1] or found[3], found[2] or found[4]
+    def made(match: re.Match[str]) -> str:
+        kind, what = match[1] or match[3], match[2] or match[4]
         if kind == "figure":
             return f"<!-- figure {what} -->{formatted(what)}<!-- end -->"
         rows, *columns = what.split("\n")
@@ -61,7 +61,7 @@ def refreshed(page: str, results: dict[str, Record]) -> str:
 
 
 def table(head: str, rows: list[str]) -> str:
-    """In Markdown. `head` and each row are cells with " | " between them."""
+    """A table in Markdown. `head` and each row are cells with " | " between them."""
     lines = [f"| {row} |".replace("  |", " |") for row in (head, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(head.split("|")), *lines[1:]])
 

@@ -21,12 +21,12 @@ def machine(about: Result, *names: str) -> str:
 
     Records of other times have one "gpu", and versions beside the rest.
     """
-    found, gpus = about | about.get("versions", {}), [about.gpu] if "gpu" in about else about.get("gpus", [])
+    known, gpus = about | about.get("versions", {}), [about.gpu] if "gpu" in about else about.get("gpus", [])
     said = [f"{gpus.count(name)} x {name}" if gpus.count(name) > 1 else name for name in dict.fromkeys(gpus)]
     said += [f"driver {about.driver}"] if gpus else []
     said += [about.processor] if "processor" in about else []
     said += [f"{about.cores} core{'s' if about.cores > 1 else ''}"] if "cores" in about else []
-    said += [f"{_NAMES.get(name, name)} {found[name]}" for name in names if name in found]
+    said += [f"{_NAMES.get(name, name)} {known[name]}" for name in names if name in known]
     said += [f"commit {about.commit}"] if about.get("commit") else []
     return ", ".join([*said, about.date]) + (f"; {about.note}" if "note" in about else "")
 
@@ -36,7 +36,7 @@ def listed(parts: Iterable[str], between: str = ", ") -> str:
 
 
 def one_cell(text: str) -> str:
-    """Text from elsewhere, such as an error's, without what would end a cell."""
+    """Text from elsewhere, such as an error's, without the characters that would end a cell."""
     return " ".join(text.replace("|", "/").split())
 
 
@@ -47,8 +47,8 @@ def rate_of_ours(gpu: Result, peer: Result) -> float:
     """Articles a second, end to end, of our own in a peer's frame and precision."""
     precision = next((name for name in ("fp32", "int8") if name in peer.kind), "fp16")
     wanted = (peer.get("frame", "dense"), precision, "these")
-    (found,) = [row for row in gpu.both_frames if (row.frame, row.precision, row.texts) == wanted]
-    return float(found.end_to_end_articles_per_second)
+    (row_of_ours,) = [row for row in gpu.both_frames if (row.frame, row.precision, row.texts) == wanted]
+    return float(row_of_ours.end_to_end_articles_per_second)
 
 
 # ladder.md
@@ -78,7 +78,7 @@ def predicted(step: Result) -> str:
 
 
 def gained(ladder: Result, step: Result) -> str:
-    """On the rung before. What begins with a file, or runs on more GPUs, is no step up from that."""
+    """The gain over the rung before; none for a rung that begins with a file, or runs on more GPUs."""
     rungs = steps(ladder, "cumulative")
     before = rungs[max(0, rungs.index(step) - 1)]
     is_comparable = step.name.startswith("+") and "articles_per_second" in step and "articles_per_second" in before
@@ -96,11 +96,11 @@ def lost(ladder: Result, step: Result) -> str:
 
 
 def by_library(decompression: Result) -> list[list[Result]]:
-    """Of each library, what it reached with short texts and with long ones."""
-    found = defaultdict(list)
+    """The rows of each library, with short texts and with long ones."""
+    rows = defaultdict(list)
     for row in decompression.libraries:
-        found[row.compression, row.library].append(row)
-    return list(found.values())
+        rows[row.compression, row.library].append(row)
+    return list(rows.values())
 
 
 # training_speed.md
@@ -118,19 +118,19 @@ def one_gpu(training: Result, run: Result) -> Result:
 
 def cases(accuracy: Result, trial: str) -> list[list[Result]]:
     """The runs of a trial by rows and set, each with several seeds."""
-    found = defaultdict(list)
+    by_case = defaultdict(list)
     for run in accuracy.runs:
         if run.trial == trial and {"ours", "words", "words or characters"} <= run.keys():
-            found[run.rows, run.set].append(run)
-    return [found[case] for case in sorted(found)]
+            by_case[run.rows, run.set].append(run)
+    return [by_case[case] for case in sorted(by_case)]
 
 
 def sets_by_rows(accuracy: Result) -> list[tuple[int, list[list[Result]]]]:
     """The plain runs, for each number of rows by set."""
-    found = defaultdict(list)
+    by_rows = defaultdict(list)
     for runs in cases(accuracy, ""):
-        found[runs[0].rows].append(runs)
-    return list(found.items())
+        by_rows[runs[0].rows].append(runs)
+    return list(by_rows.items())
 
 
 def mean_of(runs: list[Result], way: str) -> str:
@@ -138,19 +138,19 @@ def mean_of(runs: list[Result], way: str) -> str:
 
 
 def ahead(runs: list[Result], *of: str) -> float:
-    """Of the better of some peers, or of both, by its mean over the seeds."""
+    """Our lead over the better of some peers, or of both, by its mean over the seeds."""
     peers = of or ("words", "words or characters")
     return min(mean(run.ours - run[peer] for run in runs) for peer in peers)
 
 
 def beside(peers: Result) -> list[tuple[int, str, list[list[Result]]]]:
     """For each number of rows, every peer of ours with word vectors, and the runs of each set that has it."""
-    found: dict[tuple[int, str], dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
+    by_peer: dict[tuple[int, str], dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for run in peers.runs:
         for peer in ("ours", "words", "words or characters", "fastText", "model2vec", "SetFit", "ours, taught"):
             if peer in run:
-                found[run.rows, peer][run.set].append(run)
-    return [(rows, peer, list(sets.values())) for (rows, peer), sets in found.items()]
+                by_peer[run.rows, peer][run.set].append(run)
+    return [(rows, peer, list(sets.values())) for (rows, peer), sets in by_peer.items()]
 
 
 def over_sets(sets: list[list[Result]], way: str) -> float:
@@ -159,7 +159,7 @@ def over_sets(sets: list[list[Result]], way: str) -> float:
 
 
 def leads(runs: list[Result], peer: str) -> float:
-    """Of ours with word vectors over a peer on one set, by the mean over its seeds."""
+    """The lead of ours with word vectors over a peer on one set, by the mean over its seeds."""
     return mean(run["ours, vectors"] - run[peer] for run in runs)
 
 
@@ -167,10 +167,10 @@ def leads(runs: list[Result], peer: str) -> float:
 
 
 def by_kind(trials: list[Result]) -> list[list[Result]]:
-    found = defaultdict(list)
+    of_kind = defaultdict(list)
     for trial in trials:
-        found[trial.kind].append(trial)
-    return list(found.values())
+        of_kind[trial.kind].append(trial)
+    return list(of_kind.values())
 
 
 def verdicts(trials: list[Result]) -> dict[str, int]:
@@ -202,13 +202,13 @@ def tuned(row: Result) -> str:
 
 
 def seconds_of(job: Result) -> str:
-    """Of each phase of a job."""
+    """The seconds of each phase of a job."""
     before = {"before the call": job.before_the_call_seconds} if "before_the_call_seconds" in job else {}
     return listed(f"{name} {seconds:.1f}" for name, seconds in (before | job.timings).items())
 
 
 def shares_of(job: Result) -> str:
-    """Of the time in which chunks ran, the mean over the devices."""
+    """The shares of the time in which chunks ran, as means over the devices."""
     devices = job.breakdown.devices
     return listed(f"{name} {mean(device.shares[name] for device in devices):.0%}" for name in devices[0].shares)
 

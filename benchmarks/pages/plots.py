@@ -23,7 +23,7 @@ _STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, 
 
 
 def ladder(result: dict[str, Any], file: Path) -> None:
-    """Rung after rung, and each thing turned off alone."""
+    """Draw the rungs, and each thing turned off alone."""
     steps = [r for r in result["steps"] if "articles_per_second" in r]
     product = next(r["articles_per_second"] for r in steps if r["kind"] == "product")
     rungs = [r for r in steps if r["kind"] == "cumulative"]
@@ -82,8 +82,8 @@ def serving(result: dict[str, Any], file: Path) -> None:
     sizes = list(dict.fromkeys(row["each"] for row in stacks))
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(WIDTH, 3.4 * len(sizes)), layout="constrained")
-        for axes, each in zip(figure.subplots(len(sizes), squeeze=False)[:, 0], sizes, strict=True):
-            rows = [row for row in stacks if row["each"] == each]
+        for axes, size in zip(figure.subplots(len(sizes), squeeze=False)[:, 0], sizes, strict=True):
+            rows = [row for row in stacks if row["each"] == size]
             for row, color in zip(rows, _SERVERS, strict=False):
                 _latency(axes, row, color)
             axes.axhline(rows[0]["target_ms"], color=_GREY, linewidth=0.8, linestyle=":", label="target")
@@ -92,7 +92,7 @@ def serving(result: dict[str, Any], file: Path) -> None:
                 axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 axis.set_major_formatter(lambda value, _: f"{value:g}")
                 axis.set_minor_formatter(NullFormatter())
-            axes.set_title(f"{each} article{'s' * (each > 1)} a request", fontsize=10, loc="left")
+            axes.set_title(f"{size} article{'s' * (size > 1)} a request", fontsize=10, loc="left")
             axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
         axes.set_xlabel("requests a second (logarithmic)")
         figure.savefig(file, dpi=DOTS_AN_INCH)
@@ -106,8 +106,8 @@ def _latency(axes: Axes, row: dict[str, Any], color: str) -> None:
         axes.scatter(
             step["rate"], step["p99_ms"], s=12, facecolors=color if whole else "none", edgecolors=color, lw=0.8
         )
-    beside = [step for step in zip_longest(*runs) if sum(each is not None for each in step) > len(runs) / 2]
-    of = [[each for each in step if each is not None] for step in beside]
-    rates = [statistics.median(each["rate"] for each in step) for step in of]
-    slowest = [statistics.median(each["p99_ms"] for each in step) for step in of]
+    beside = [step for step in zip_longest(*runs) if sum(point is not None for point in step) > len(runs) / 2]
+    of = [[point for point in step if point is not None] for step in beside]
+    rates = [statistics.median(point["rate"] for point in step) for step in of]
+    slowest = [statistics.median(point["p99_ms"] for point in step) for step in of]
     axes.plot(rates, slowest, color=color, linewidth=1, label=row["stack"])

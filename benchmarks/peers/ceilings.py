@@ -26,7 +26,7 @@ NETWORK_SHAPES = {
 
 
 def ceilings() -> dict[str, float | dict[str, float]]:
-    """All of them, on the current device: TB/s, GB/s and TFLOP/s by name."""
+    """All ceilings of the current device: TB/s, GB/s and TFLOP/s by name."""
     with _tf32(False):
         square = {
             "fp16": square_product(torch.float16),

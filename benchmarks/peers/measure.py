@@ -23,7 +23,18 @@ from broadsheet.pipeline.model.layers import Frame
 
 
 class Kind(NamedTuple):
-    """A peer that `build` knows: what it is in words, its best batch on an H200, and the frame that it computes."""
+    """A peer that `build` knows.
+
+    Attributes
+    ----------
+    name : str
+        What it is, in words.
+    batch : int
+        Its best batch on an H200.
+    frame : str
+        The frame that it computes.
+
+    """
 
     name: str
     batch: int
@@ -72,7 +83,22 @@ def event_seconds(work: Callable[[], object], repeats: int = 10) -> list[float]:
 def measure(
     kinds: Iterable[str], model: Model, ids: torch.Tensor, repeats: int, batch: int | None = None
 ) -> Iterator[tuple[dict[str, Any], NDArray[np.float32] | None]]:
-    """A record of each peer, and its logits, float32 [N, classes]; with its error, and None, where it fails."""
+    """A record of each peer, and its logits, float32 [N, classes]; with its error, and None, where it fails.
+
+    Parameters
+    ----------
+    kinds : iterable of str
+        Keys of KINDS.
+    model : Model
+        The model.
+    ids : tensor, uint8 [N, length]
+        Encoded articles, on the device that computes.
+    repeats : int
+        Passes that are measured.
+    batch : int, optional
+        Articles in a batch, in place of the best number.
+
+    """
     for kind in kinds:
         name, usual, frame = KINDS[kind]
         record: dict[str, Any] = {"name": name, "kind": kind, "frame": frame, "batch": batch or usual}

@@ -18,9 +18,18 @@ _CHANNELS_MULTIPLE = 8  # tensor cores want 16-byte rows
 class Peer:
     """A network that is built, and the articles it is to label.
 
-    batch: articles in each call of the network; it divides their number.
-    run: one pass over all articles. It returns when the GPU is done, so a host clock measures it as well as events do.
-    logits: float32 [N, classes] of the last pass.
+    Attributes
+    ----------
+    name : str
+        What it is, in words.
+    batch : int
+        Articles in each call of the network; it divides their number.
+    run : callable
+        Makes one pass over all articles. It returns when the GPU is done, so a host clock measures it as well as events
+        do.
+    logits : callable
+        Returns those of the last pass, float32 [N, classes].
+
     """
 
     name: str
@@ -38,5 +47,5 @@ def channels_last(model: Model, dtype: type[np.floating]) -> dict[str, tuple[NDA
     laid = reference.prepare(model)
     table = np.pad(laid.table, ((0, 0), (0, -laid.table.shape[1] % _CHANNELS_MULTIPLE), (0, 0)))
     weights = {model.layers[0].name: table, **laid.conv, **laid.linear}
-    found = {name: (weight, laid.bias[name], *laid.norm.get(name, ())) for name, weight in weights.items()}
-    return {name: tuple(tensor.astype(dtype) for tensor in tensors) for name, tensors in found.items()}
+    by_layer = {name: (weight, laid.bias[name], *laid.norm.get(name, ())) for name, weight in weights.items()}
+    return {name: tuple(tensor.astype(dtype) for tensor in tensors) for name, tensors in by_layer.items()}

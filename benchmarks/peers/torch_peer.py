@@ -34,7 +34,22 @@ def network(kind: str, model: Model, device: torch.device) -> Network:
 
 
 def peer(name: str, forward: Network, ids: Tensor, batch: int, classes: int) -> Peer:
-    """A pass of `forward` over ids, uint8 [N, length], in batches, then softmax and argmax."""
+    """A peer whose pass is `forward` in batches, then softmax and argmax.
+
+    Parameters
+    ----------
+    name : str
+        What it is, in words.
+    forward : callable
+        The network: ids to logits.
+    ids : tensor, uint8 [N, length]
+        Encoded articles.
+    batch : int
+        Articles in a batch.
+    classes : int
+        How many classes the model has.
+
+    """
     logits = torch.zeros(len(ids), classes, device=ids.device)
 
     def run() -> None:

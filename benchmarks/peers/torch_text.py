@@ -90,7 +90,22 @@ def text_ends(ids: Tensor, padding: int) -> Tensor:
 
 
 def peer(name: str, frames: dict[int, Network], model: Model, ids: Tensor, batch: int) -> Peer:
-    """A pass over ids, uint8 [N, length]: sorted by length, then each batch in the least frame that holds its last."""
+    """A peer whose pass sorts articles by length, and computes each batch in the least frame that holds its last.
+
+    Parameters
+    ----------
+    name : str
+        What it is, in words.
+    frames : dict of int to callable
+        The network in each frame, by the longest text that it holds.
+    model : Model
+        The model.
+    ids : tensor, uint8 [N, length]
+        Encoded articles.
+    batch : int
+        Articles in a batch.
+
+    """
     logits = torch.zeros(len(ids), len(model.classes), device=ids.device)
 
     def run() -> None:

@@ -58,7 +58,7 @@ are a batch already.
 """
 
 _CLIENTS, _FEW_CLIENTS = 64, 4
-"""Of the closed loop, and with many texts a request for a CPU."""
+"""Clients of the closed loop, and fewer where a CPU gets many texts a request."""
 
 _ARROW_CLIENTS, _ARROW_TEXTS = 16, 1024
 _OVERLOAD = 10.0
@@ -104,23 +104,23 @@ class _Bench:
         self._target = self._seconds = 0.0
 
     def run(self) -> Iterator[dict[str, Any]]:
-        """Part after part of the result."""
+        """Yield the parts of the result, one after another."""
         options = self._options
-        for each, self._target, self._seconds in options.each:
+        for size, self._target, self._seconds in options.each:
             if options.wrk:
-                yield {"stacks": self._by_wrk(each)}
+                yield {"stacks": self._by_wrk(size)}
                 continue
-            found = self._measured(each)
-            yield {"stacks": found}
-            if OURS in options.stacks and options.overload and each == options.each[0][0]:
-                yield {"overload": self._overload(found[options.stacks.index(OURS)]["highest"], each)}
+            rows = self._measured(size)
+            yield {"stacks": rows}
+            if OURS in options.stacks and options.overload and size == options.each[0][0]:
+                yield {"overload": self._overload(rows[options.stacks.index(OURS)]["highest"], size)}
         _, self._target, self._seconds = options.each[0]
         if options.arrow and not options.wrk:
             yield {"arrow": self._arrow()}
 
-    def _measured(self, each: int) -> list[dict[str, Any]]:
+    def _measured(self, size: int) -> list[dict[str, Any]]:
         options, rows = self._options, []
-        tuned = {stack: self._tuned(stack, each) for stack in options.stacks if stack != OURS}
+        tuned = {stack: self._tuned(stack, size) for stack in options.stacks if stack != OURS}
         rounds: dict[str, list[dict[str, Any]]] = {stack: [] for stack in options.stacks}
         with ExitStack() as running:
             servers = {}
@@ -130,48 +130,48 @@ class _Bench:
             for _ in range(options.rounds):
                 for stack in options.stacks:
                     with servers[stack].awake() as url:
-                        steps = _STEPS if each == 1 else _FEW_STEPS
-                        rounds[stack].append(self._highest(url, each, steps, self._seconds))
-                    print(stack, each, "a request:", rounds[stack][-1]["highest"], file=sys.stderr, flush=True)
+                        steps = _STEPS if size == 1 else _FEW_STEPS
+                        rounds[stack].append(self._highest(url, size, steps, self._seconds))
+                    print(stack, size, "a request:", rounds[stack][-1]["highest"], file=sys.stderr, flush=True)
             for stack in options.stacks:
                 with servers[stack].awake() as url:
-                    rows.append(self._row(stack, each, url, rounds[stack], tuned.get(stack)))
+                    rows.append(self._row(stack, size, url, rounds[stack], tuned.get(stack)))
         for row in rows:
             with self._served(row["stack"], "no-op") as server:
-                row["no_op"] = self._closed(server.url, each, self._seconds)
+                row["no_op"] = self._closed(server.url, size, self._seconds)
         return rows
 
-    def _by_wrk(self, each: int) -> list[dict[str, Any]]:
+    def _by_wrk(self, size: int) -> list[dict[str, Any]]:
         """Medians of the rounds for each server and number of connections."""
         options, texts = self._options, json.loads(self._texts.read_text())
         runs: dict[tuple[str, int], list[dict[str, Any]]] = {(s, n): [] for s in options.stacks for n in options.wrk}
         with ExitStack() as running, tempfile.TemporaryDirectory() as folder:
             servers = {}
             for stack in options.stacks:
-                bodies = [body_of(stack, texts[first : first + each]) for first in range(0, _WRK_BODIES * each, each)]
+                bodies = [body_of(stack, texts[first : first + size]) for first in range(0, _WRK_BODIES * size, size)]
                 (Path(folder) / stack).write_bytes(b"\n".join(bodies))
                 if stack != OURS:
-                    self._tune_by_wrk(stack, each, Path(folder) / stack)
+                    self._tune_by_wrk(stack, size, Path(folder) / stack)
                 servers[stack] = running.enter_context(self._served(stack, options.model))
                 servers[stack].pause()
             for _ in range(options.rounds):
                 for stack, connections in runs:
                     with servers[stack].awake() as url:
-                        found = self._wrk(url, Path(folder) / stack, connections)
-                    runs[stack, connections].append(found)
-                    print(stack, each, connections, found, file=sys.stderr, flush=True)
+                        result = self._wrk(url, Path(folder) / stack, connections)
+                    runs[stack, connections].append(result)
+                    print(stack, size, connections, result, file=sys.stderr, flush=True)
         rows = []
         for stack in options.stacks:
             wrk = [{"connections": n, "rounds": runs[stack, n], **_medians(runs[stack, n])} for n in options.wrk]
             held = [row["rate"] for row in wrk if self._holds({"not_sent": 0, **row})]
             chosen = self._chosen.get(stack)
-            about = {"stack": stack, "each": each, "target_ms": self._target, "seconds": self._seconds}
+            about = {"stack": stack, "each": size, "target_ms": self._target, "seconds": self._seconds}
             rows.append({**about, "chosen": chosen, "highest": max(held, default=0.0), "wrk": wrk})
         return rows
 
-    def _tune_by_wrk(self, stack: str, each: int, bodies: Path) -> None:
+    def _tune_by_wrk(self, stack: str, size: int, bodies: Path) -> None:
         """The batch and the wait of the grid with which the most connections are answered at the highest rate."""
-        grid, rates = GRID[self._options.device]["one" if each == 1 else "many"], []
+        grid, rates = GRID[self._options.device]["one" if size == 1 else "many"], []
         self._chosen[stack] = grid[0]
         if not self._options.tune:
             return
@@ -189,49 +189,64 @@ class _Bench:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"wrk of {url}: {done.stdout}{done.stderr}")
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return {**found, "rate": found["answered"] / found["seconds"]}
+        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return {**result, "rate": result["answered"] / result["seconds"]}
 
     def _row(
-        self, stack: str, each: int, url: str, rounds: list[dict[str, Any]], tuned: list[dict[str, Any]] | None
+        self, stack: str, size: int, url: str, rounds: list[dict[str, Any]], tuned: list[dict[str, Any]] | None
     ) -> dict[str, Any]:
-        """What was found of a server that is awake, and latency below its highest rate."""
-        highest = statistics.median(found["highest"] for found in rounds)
-        row: dict[str, Any] = {"stack": stack, "each": each, "target_ms": self._target, "seconds": self._seconds}
+        """A server's row of the result: its rates, and its latency below the highest of them.
+
+        Parameters
+        ----------
+        stack : str
+            The server, which is awake.
+        size : int
+            Texts of a request.
+        url : str
+            Where it answers.
+        rounds : list of dict
+            What `_highest` measured in each round.
+        tuned : list of dict or None
+            What `_tuned` measured, of a server that is tuned.
+
+        """
+        highest = statistics.median(measured["highest"] for measured in rounds)
+        row: dict[str, Any] = {"stack": stack, "each": size, "target_ms": self._target, "seconds": self._seconds}
         row |= {"highest": highest, "rounds": rounds}
         if tuned is not None:
             row |= {"batch": self._chosen[stack][0], "wait_ms": self._chosen[stack][1], "tuned": tuned}
-        row["ceiling"] = statistics.median(found["ceiling"] for found in rounds)
+        row["ceiling"] = statistics.median(measured["ceiling"] for measured in rounds)
         below = _SHARES if highest else ()
-        row["below"] = [{"share": share, **self._open(url, share * highest, each, self._seconds)} for share in below]
+        row["below"] = [{"share": share, **self._open(url, share * highest, size, self._seconds)} for share in below]
         return row
 
     def _served(self, stack: str, model: str) -> Any:
         chosen = self._chosen.get(stack, (1, 0.0))  # ours needs none
         return served(stack, self._python, model, self._options.device, self._target, *chosen)
 
-    def _tuned(self, stack: str, each: int) -> list[dict[str, Any]]:
+    def _tuned(self, stack: str, size: int) -> list[dict[str, Any]]:
         """The highest rate with each batch and wait of the grid; the server is then started with the best."""
         tried: list[dict[str, Any]] = []
-        grid = GRID[self._options.device]["one" if each == 1 else "many"]
+        grid = GRID[self._options.device]["one" if size == 1 else "many"]
         self._chosen[stack] = grid[0]
         for batch, wait in grid if self._options.tune and len(grid) > 1 else ():
             self._chosen[stack] = batch, wait
             with self._served(stack, self._options.model) as server:
-                found = self._highest(server.url, each, _FEW_STEPS, self._options.tune * self._seconds)
-            tried.append({"batch": batch, "wait_ms": wait, "highest": found["highest"], "ceiling": found["ceiling"]})
+                rates = self._highest(server.url, size, _FEW_STEPS, self._options.tune * self._seconds)
+            tried.append({"batch": batch, "wait_ms": wait, "highest": rates["highest"], "ceiling": rates["ceiling"]})
         if tried:
-            best = max(tried, key=lambda found: (found["highest"], found["ceiling"]))
+            best = max(tried, key=lambda rates: (rates["highest"], rates["ceiling"]))
             self._chosen[stack] = best["batch"], best["wait_ms"]
         return tried
 
-    def _highest(self, url: str, each: int, shares: tuple[float, ...], seconds: float) -> dict[str, Any]:
+    def _highest(self, url: str, size: int, shares: tuple[float, ...], seconds: float) -> dict[str, Any]:
         """The highest rate that holds the target, by steps up to the closed loop's ceiling."""
-        ceiling = self._closed(url, each, seconds)
+        ceiling = self._closed(url, size, seconds)
         highest, failed, steps = 0.0, 0, []
         for share in shares:
             rate = share * ceiling
-            step = self._open(url, rate, each, seconds)
+            step = self._open(url, rate, size, seconds)
             steps.append({"rate": rate, **step})
             if self._holds(step):
                 highest, failed = rate, 0
@@ -245,22 +260,39 @@ class _Bench:
         wrong = step["refused"] + step["failed"] + step["not_sent"]
         return bool(step["answered"] and not wrong and step["p99_ms"] <= self._target)
 
-    def _closed(self, url: str, each: int, seconds: float) -> float:
-        """Answers a second with as many clients as there may be, each of which asks again when it is answered."""
-        few = each > 1 and self._options.device == "cpu"
-        found = self._load(url, 0.0, each, _FEW_CLIENTS if few else _CLIENTS, seconds)
-        return float(found["answered"] / found["seconds"])
+    def _closed(self, url: str, size: int, seconds: float) -> float:
+        """Answers a second, with as many clients as there may be, each of which asks again once it is answered."""
+        few = size > 1 and self._options.device == "cpu"
+        load = self._load(url, 0.0, size, _FEW_CLIENTS if few else _CLIENTS, seconds)
+        return float(load["answered"] / load["seconds"])
 
-    def _open(self, url: str, rate: float, each: int, seconds: float) -> dict[str, Any]:
-        return self._load(url, rate, each, int(min(4000, max(_CLIENTS, 4 * rate))), seconds)
+    def _open(self, url: str, rate: float, size: int, seconds: float) -> dict[str, Any]:
+        return self._load(url, rate, size, int(min(4000, max(_CLIENTS, 4 * rate))), seconds)
 
     def _load(
-        self, url: str, rate: float, each: int, clients: int, seconds: float, arrow: bool = False
+        self, url: str, rate: float, size: int, clients: int, seconds: float, arrow: bool = False
     ) -> dict[str, Any]:
-        """rate: of requests a second; 0: as soon as a client is answered."""
+        """What the processes of load.py measure.
+
+        Parameters
+        ----------
+        url : str
+            Where the server answers.
+        rate : float
+            Requests a second; 0 for the next one as soon as a client is answered.
+        size : int
+            Texts of a request.
+        clients : int
+            Connections that may be open.
+        seconds : float
+            For how long requests are sent.
+        arrow : bool
+            Send Arrow streams in place of JSON.
+
+        """
         options = self._options
         command = ["taskset", "-c", options.client_cores] if options.client_cores else []
-        given = (url, self._texts, each, rate, clients, seconds, int(arrow), options.load)
+        given = (url, self._texts, size, rate, clients, seconds, int(arrow), options.load)
         command += [sys.executable, "-m", "benchmarks.serve.load", *map(str, given)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -268,44 +300,44 @@ class _Bench:
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
-    def _overload(self, highest: float, each: int) -> dict[str, Any]:
+    def _overload(self, highest: float, size: int) -> dict[str, Any]:
         """Ten times the highest rate, what comes before and after it, and the memory of the server's processes."""
         memory: list[int] = []
         seconds = self._seconds
         with self._served(OURS, self._options.model) as server:
             url = server.url
             port = int(url.split(":")[2].split("/")[0])
-            before = self._open(url, 0.5 * highest, each, seconds)
+            before = self._open(url, 0.5 * highest, size, seconds)
             memory.append(_memory(port))
             halves = []
             for _ in range(2):
-                halves.append(self._open(url, _OVERLOAD * highest, each, self._options.overload / 2))
+                halves.append(self._open(url, _OVERLOAD * highest, size, self._options.overload / 2))
                 memory.append(_memory(port))
-            after = self._open(url, 0.5 * highest, each, seconds)
+            after = self._open(url, 0.5 * highest, size, seconds)
             memory.append(_memory(port))
         return {"rate": _OVERLOAD * highest, "before": before, "halves": halves, "after": after, "memory_bytes": memory}
 
     def _arrow(self) -> dict[str, Any]:
         """Texts a second, as Arrow streams."""
         with self._served(OURS, self._options.model) as server:
-            found = self._load(server.url, 0.0, _ARROW_TEXTS, _ARROW_CLIENTS, self._seconds, arrow=True)
-        rate = found["answered"] * _ARROW_TEXTS / found["seconds"]
-        told = {"each": _ARROW_TEXTS, "clients": _ARROW_CLIENTS, "refused": found["refused"]}
+            load = self._load(server.url, 0.0, _ARROW_TEXTS, _ARROW_CLIENTS, self._seconds, arrow=True)
+        rate = load["answered"] * _ARROW_TEXTS / load["seconds"]
+        told = {"each": _ARROW_TEXTS, "clients": _ARROW_CLIENTS, "refused": load["refused"]}
         return {**told, "texts_per_second": rate, "pyarrow": pa.__version__}
 
 
 def _medians(rounds: list[dict[str, Any]]) -> dict[str, float]:
-    return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+    return {name: statistics.median(run[name] for run in rounds) for name in rounds[0]}
 
 
 def _memory(port: int) -> int:
     """Resident bytes of the server that listens there, with all its processes."""
     time.sleep(1)
     connections = psutil.net_connections("tcp")
-    found = next(c.pid for c in connections if c.status == "LISTEN" and c.laddr.port == port and c.pid)
-    process = psutil.Process(found)
-    server = next(each for each in (*reversed(process.parents()), process) if "serve" in each.cmdline())
-    return sum(each.memory_info().rss for each in (server, *server.children(recursive=True)))
+    listening = next(c.pid for c in connections if c.status == "LISTEN" and c.laddr.port == port and c.pid)
+    process = psutil.Process(listening)
+    server = next(member for member in (*reversed(process.parents()), process) if "serve" in member.cmdline())
+    return sum(member.memory_info().rss for member in (server, *server.children(recursive=True)))
 
 
 def _each(given: str) -> tuple[int, float, float]:
@@ -314,12 +346,12 @@ def _each(given: str) -> tuple[int, float, float]:
 
 
 def _cores(given: str) -> set[int]:
-    """0-3,6 as a set."""
-    found: set[int] = set()
+    """A list of cores such as 0-3,6 as a set."""
+    cores: set[int] = set()
     for part in given.split(","):
         first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        cores |= set(range(int(first), int(last or first) + 1))
+    return cores
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ class Api(litserve.LitAPI):
         return inputs
 
     def predict(self, inputs: list[list[str]]) -> list[list[tuple[str, float]]]:
-        found = iter(self.label([text for texts in inputs for text in texts]))
-        return [[next(found) for _ in texts] for texts in inputs]
+        results = iter(self.label([text for texts in inputs for text in texts]))
+        return [[next(results) for _ in texts] for texts in inputs]
 
     def unbatch(self, output: list[list[tuple[str, float]]]) -> list[list[tuple[str, float]]]:
         return output

@@ -27,15 +27,34 @@ import pyarrow as pa
 import uvloop
 
 _AFTER_REFUSAL = 0.1
-"""Seconds: in a closed loop, a client that asks again at once would only be refused again."""
+"""Seconds before a client of a closed loop asks again: at once it would only be refused again."""
 
 _PATIENCE = 5.0
-"""Seconds for which answers are waited for at the end."""
+"""Seconds to wait for answers at the end."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Of one process. rate: requests a second; 0: as soon as a client is answered."""
+    """The load that one process makes.
+
+    Attributes
+    ----------
+    url : str
+        Where the server answers.
+    texts : str
+        A JSON file of texts.
+    each : int
+        Texts of a request.
+    rate : float
+        Requests a second; 0 for the next one as soon as a client is answered.
+    clients : int
+        Connections that may be open.
+    seconds : float
+        For how long requests are sent.
+    arrow : bool
+        Send Arrow streams in place of JSON.
+
+    """
 
     url: str
     texts: str
@@ -47,7 +66,7 @@ class Share:
 
 
 class _Connection(asyncio.Protocol):
-    """A client, which has one request at a time. done: is called with the HTTP status, or 0 for a lost connection."""
+    """A client, which has one request at a time. `done` is called with the HTTP status, or 0 for a lost connection."""
 
     def __init__(self, done: Callable[[_Connection, int], None]) -> None:
         self.began = 0.0
@@ -179,15 +198,15 @@ def arrow_stream(texts: list[str]) -> bytes:
 
 
 def main() -> None:
-    url, texts, each, rate, clients, seconds, arrow, most = sys.argv[1:]
+    url, texts, size, rate, clients, seconds, arrow, most = sys.argv[1:]
     processes = min(int(most), int(clients))
     shared = float(rate) / processes, int(clients) // processes
-    share = Share(url, texts, int(each), *shared, float(seconds), arrow == "1")
+    share = Share(url, texts, int(size), *shared, float(seconds), arrow == "1")
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        found = list(pool.map(run, [share] * processes))
-    times = 1000 * np.concatenate([seconds for seconds, _, _ in found])
-    counts = sum((counts for _, counts, _ in found), Counter[str]())
-    told: dict[str, Any] = {"answered": len(times), "seconds": max(seconds for _, _, seconds in found)}
+        answers = list(pool.map(run, [share] * processes))
+    times = 1000 * np.concatenate([seconds for seconds, _, _ in answers])
+    counts = sum((counts for _, counts, _ in answers), Counter[str]())
+    told: dict[str, Any] = {"answered": len(times), "seconds": max(seconds for _, _, seconds in answers)}
     told |= {name: counts[name] for name in ("refused", "failed", "not_sent")}
     if len(times):
         p50, p99 = np.percentile(times, [50, 99])

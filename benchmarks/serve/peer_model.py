@@ -41,7 +41,7 @@ class Graph:
 
 
 class TorchModel:
-    """On a GPU fp16 with `torch.compile`, replayed as CUDA graphs, on a CPU fp32, eager."""
+    """The model in PyTorch: on a GPU fp16 with `torch.compile`, replayed as CUDA graphs; on a CPU fp32, eager."""
 
     def __init__(self, name: str, device: str) -> None:
         self.model = load_model(name)
@@ -81,7 +81,7 @@ class TorchModel:
 
 
 class NoModel:
-    """Answers without computing: what the stack itself can do."""
+    """Answers without computing, which shows what the stack itself can do."""
 
     def __call__(self, texts: list[str]) -> list[tuple[str, float]]:
         return [("none", 1.0)] * len(texts)

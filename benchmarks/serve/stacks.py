@@ -30,7 +30,7 @@ _LAST_WORDS = 2000
 
 @dataclass(frozen=True)
 class Server:
-    """One that answers at `url`, unless it is paused."""
+    """A server that answers at `url`, unless it is paused."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -38,15 +38,15 @@ class Server:
     def pause(self) -> None:
         """Stop all its processes, so that they take nothing of the processor while another server is measured."""
         process = psutil.Process(self.process.pid)
-        for each in (process, *process.children(recursive=True)):
-            each.suspend()
+        for member in (process, *process.children(recursive=True)):
+            member.suspend()
 
     @contextmanager
     def awake(self) -> Iterator[str]:
-        """Let them go on for a while. Yields the URL."""
+        """Let its processes run within the block; yields the URL."""
         process = psutil.Process(self.process.pid)
-        for each in (*reversed(process.children(recursive=True)), process):
-            each.resume()
+        for member in (*reversed(process.children(recursive=True)), process):
+            member.resume()
         yield self.url
         self.pause()
 
@@ -57,7 +57,23 @@ def served(
 ) -> Iterator[Server]:
     """Start a server, wait until it answers, and end it with all its processes.
 
-    python: of the peers' environment. model: "no-op" for a handler that computes nothing.
+    Parameters
+    ----------
+    stack : str
+        Which of STACKS to start.
+    python : str
+        The interpreter of the peers' environment.
+    model : str
+        The model; "no-op" for a handler that computes nothing.
+    device : str
+        "cpu" or "cuda".
+    target_ms : float
+        Milliseconds that a request may take, for our server.
+    batch : int
+        Requests of a batch, for the others.
+    wait_ms : float
+        Milliseconds for which they wait for a batch to fill.
+
     """
     port = _free_port()
     command, path = _command(stack, python, port, model, device, target_ms, batch, wait_ms)
@@ -79,21 +95,30 @@ def served(
 def _end(process: subprocess.Popen[bytes]) -> None:
     with suppress(psutil.NoSuchProcess):
         others = psutil.Process(process.pid).children(recursive=True)
-        for each in (*others, process):
-            each.send_signal(signal.SIGCONT)  # it may be paused
+        for member in (*others, process):
+            member.send_signal(signal.SIGCONT)  # it may be paused
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(15)
-        for each in (*others, process):
+        for member in (*others, process):
             with suppress(psutil.NoSuchProcess):
-                each.kill()
+                member.kill()
     process.wait()
 
 
 def _command(
     stack: str, python: str, port: int, model: str, device: str, target_ms: float, batch: int, wait_ms: float
 ) -> tuple[list[str], str]:
-    """The command, and the URL's path."""
+    """The command, and the URL's path.
+
+    Parameters
+    ----------
+    port : int
+        Where the server is to listen.
+    stack, python, model, device, target_ms, batch, wait_ms
+        As in `served`.
+
+    """
     if stack == "LitServe":
         given = map(str, (port, model, device, batch, wait_ms))
         return [python, "-m", "benchmarks.serve.litserve_app", *given], "/classify"
@@ -108,7 +133,7 @@ def _command(
 
 
 def body_of(stack: str, texts: Sequence[str]) -> bytes:
-    """A request."""
+    """The body of a request."""
     tensor = {"name": "text", "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}
     return json.dumps({"inputs": [tensor]} if stack == "Triton" else {"texts": texts}).encode()
 

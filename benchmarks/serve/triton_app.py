@@ -21,9 +21,9 @@ def main() -> None:
 
     @batch
     def infer(text: Any) -> dict[str, Any]:
-        found = label([row[0].decode() for row in text])
-        labels = np.array([[each.encode()] for each, _ in found], object)
-        return {"label": labels, "score": np.array([[score] for _, score in found], np.float32)}
+        results = label([row[0].decode() for row in text])
+        labels = np.array([[class_name.encode()] for class_name, _ in results], object)
+        return {"label": labels, "score": np.array([[score] for _, score in results], np.float32)}
 
     others = {"grpc_port": int(port) + 1, "metrics_port": int(port) + 2, "http_address": "127.0.0.1"}
     with Triton(config=TritonConfig(http_port=int(port), **others)) as server:

@@ -35,7 +35,7 @@ _BEFORE = (
 )
 
 _CPUS_PER_WORKER = 4
-"""Asked of Slurm for each worker, where the site's settings do not say how many."""
+"""CPUs that Slurm is asked for, for each worker, where the site's settings have no number."""
 
 
 @contextmanager

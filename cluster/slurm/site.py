@@ -28,9 +28,42 @@ _NULLS = ("", "~", "null", "Null", "NULL")
 
 @dataclass(frozen=True)
 class Site:
-    """The keys of `site.yaml`, which documents them. stop_before: seconds.
+    """The settings of a site: the keys of `site.yaml`.
 
-    Raises UsageError for a value that would be more than one word or line of the script.
+    Attributes
+    ----------
+    partition, account : str or None
+        Options of sbatch; None for the cluster's defaults.
+    time : str
+        The time limit of a job.
+    stop_before : int
+        Seconds before the limit at which a job stops taking chunks.
+    gpus_per_node : int
+        GPUs of a node to use, a Dask worker each; 0 for one worker a node on its CPU cores.
+    cpus_per_node : int or None
+        The option --cpus-per-task of sbatch; None for the cluster's default.
+    memory : str or None
+        The option --mem of sbatch; None for the cluster's default.
+    directives : tuple of str
+        More options of sbatch, a line of the script's head each.
+    interface : str or None
+        The network interface by which nodes reach each other; None for Dask's choice.
+    scheduler_interface : str or None
+        The same on the machine of a notebook that has the scheduler, where its name differs.
+    protocol : str
+        "auto", "tcp" or "ucx".
+    tls : bool or None
+        Whether Dask's traffic is encrypted; None to encrypt it unless the protocol is UCX.
+    folder : str
+        A folder that every node sees and only the user can write.
+    setup : tuple of str or None
+        Lines of shell that make the commands work on a node; None for the environment of the submitter.
+
+    Raises
+    ------
+    UsageError
+        For a value that would be more than one word or line of the script.
+
     """
 
     partition: str | None
@@ -103,9 +136,9 @@ def load_site(file: Path | None = None) -> Site:
 def _read(file: Path) -> dict[str, Any]:
     """The keys of a file and their values, all as text: YAML would read the time 04:00:00 as a number, of minutes."""
     try:
-        found = yaml.load(file.read_text("utf-8"), yaml.BaseLoader) or {}
+        settings = yaml.load(file.read_text("utf-8"), yaml.BaseLoader) or {}
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise UsageError(f"{file} is not a list of settings; its form is that of {DEFAULTS}")
-    return {key: None if value in _NULLS else value for key, value in found.items()}
+    return {key: None if value in _NULLS else value for key, value in settings.items()}

@@ -17,7 +17,7 @@ _HERE = Path(__file__).parent
 
 
 def job_script(site: Site, nodes: int, arguments: Sequence[str] | None) -> str:
-    """The script for `sbatch`. arguments: those of `broadsheet classify`; None for a cluster to connect to.
+    """The script for `sbatch`. `arguments` are those of `broadsheet classify`; None for a cluster to connect to.
 
     Raises UsageError for an unknown protocol, or UCX with TLS.
     """
@@ -85,6 +85,6 @@ def _settings(site: Site, arguments: Sequence[str] | None) -> list[str]:
 
 
 def _umask() -> int:
-    found = os.umask(0o077)
-    os.umask(found)
-    return found
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask

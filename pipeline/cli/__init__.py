@@ -11,7 +11,7 @@ _OBJECTS_BETWEEN_LOOKS = 50_000
 
 
 def look_less_for_garbage() -> None:
-    """What imports make stays: to look among it for garbage every 700 objects would take half a second."""
+    """Collect garbage less often. What imports make stays: to look through it every 700 objects takes half a second."""
     gc.set_threshold(_OBJECTS_BETWEEN_LOOKS)
 
 

@@ -41,7 +41,7 @@ _DRY_RUN = "Label a sample only; say what the job would take. Writes nothing."
 _STDIN = "Format of stdin.  [default: text]"
 _NSYS = "Run a local cluster's workers under Nsight Systems."
 _ONE_CHUNK_BYTES = 1 << 17
-"""Of files that are computed within this process: as long as AG News's, about 500 articles."""
+"""Bytes of input up to which this process computes alone: of articles as long as AG News's, about 500."""
 
 _STDOUT = Path("-")
 
@@ -50,13 +50,13 @@ _EXTRAS = {"slurm": ("dask_jobqueue", "slurm"), "cuda": ("dask_cuda", "cluster")
 """What kinds of cluster need: a module, and the extra that installs it."""
 
 _OF_UCX = ("distributed_ucxx", "rmm")
-"""What Dask imports, where it is installed, to talk over UCX: a tenth of a second."""
+"""What Dask imports for UCX, where it is installed; that takes a tenth of a second."""
 
 _MODULES_OF_WORKERS = [
     f"broadsheet.{name}"
     for name in ("pipeline.source.read.reader_process", "__main__", "cluster.plugin", "pipeline.job.range_tasks")
 ] + ["distributed.nanny"]
-"""What the workers of a command import, as one process does of which they are forks; the first spares pandas."""
+"""The modules that the process imports from which a command's workers are forked; the first spares pandas."""
 
 _GPUS = "/proc/driver/nvidia/gpus/*"
 
@@ -132,7 +132,7 @@ def command(
 
 @contextmanager
 def _telling_how_to_go_on(place: Location, source: Any, command: str) -> Iterator[None]:
-    """Where a job is interrupted or fails, the error is followed by what continues it."""
+    """Where a job is interrupted or fails, print the error, and then the command that continues the job."""
     try:
         yield
     except (KeyboardInterrupt, BroadsheetError) as error:
@@ -150,7 +150,20 @@ def _telling_how_to_go_on(place: Location, source: Any, command: str) -> Iterato
 def _command_to_go_on(
     output: Path | None, options: dict[str, Any], connection: dict[str, Any], as_json: bool, quiet: bool
 ) -> str:
-    """The command that continues a job, with those of the options given here that the job's folder does not hold."""
+    """The command that continues a job, with those of the options given here that the job's folder does not hold.
+
+    Parameters
+    ----------
+    output : Path or None
+        The job's folder.
+    options : dict of str to object
+        The options of the job, by their names in Python.
+    connection : dict of str to object
+        The keywords of `connect`.
+    as_json, quiet : bool
+        Whether these flags are given.
+
+    """
     from ..job.again import HELD, flags
 
     more = {"cluster" if name == "where" else name: value for name, value in connection.items()}
@@ -164,7 +177,7 @@ def _command_to_go_on(
 def _starts_workers(
     inputs: list[str] | None, cluster: str | None, scheduler_file: Path | None, flags: dict[str, Any]
 ) -> bool:
-    """Whether workers will probably be started on this machine: told before anything is imported that takes time."""
+    """Whether workers will probably be started on this machine; decided before the imports that take time."""
     if cluster is not None or scheduler_file is not None:
         return cluster in ("local", "cuda")
     if flags.get("workers") is not None:
@@ -175,12 +188,13 @@ def _starts_workers(
 
 
 def _wake_a_lone_gpu() -> None:
-    """Where this process will compute on the only GPU, have the driver make the context that it will need: that takes a
-    quarter of a second, while this process imports what it needs.
+    """Where this process will compute on the only GPU, have the driver make its context in the background.
+
+    That takes a quarter of a second, in which this process imports its modules.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = visible.split(",") if visible is not None else glob(_GPUS)
-    if len(found) != 1 or found[0] in ("", "-1") or find_spec("dask_cuda") is None:
+    gpus = visible.split(",") if visible is not None else glob(_GPUS)
+    if len(gpus) != 1 or gpus[0] in ("", "-1") or find_spec("dask_cuda") is None:
         return
 
     def wake() -> None:
@@ -200,6 +214,24 @@ def _is_one_chunk(inputs: Sequence[str]) -> bool:
 def _run(
     source: Any, place: Location, model: list[str], options: dict[str, Any], connection: dict[str, Any], quiet: bool
 ) -> Any:
+    """Run the job, on the cluster that `connection` describes; its report.
+
+    Parameters
+    ----------
+    source : Paths or Stdin
+        The input.
+    place : Location
+        The job's folder.
+    model : list of str
+        The models.
+    options : dict of str to object
+        The options of the job, by their names in Python.
+    connection : dict of str to object
+        The keywords of `connect`; `where` may be "auto".
+    quiet : bool
+        Show no progress.
+
+    """
     from ..processes.child import hidden
 
     is_here = connection["where"] in ("auto", "local", "cuda") and not connection["scheduler_file"]
@@ -238,7 +270,24 @@ def _run(
 def _estimate(
     source: Any, place: Any, model: list[str], options: dict[str, Any], connection: dict[str, Any], as_json: bool
 ) -> None:
-    """Print the estimate."""
+    """Label a sample, and print what the job would take.
+
+    Parameters
+    ----------
+    source : Paths or Stdin
+        The input.
+    place : Location or None
+        The job's folder, if one is named.
+    model : list of str
+        The models.
+    options : dict of str to object
+        The options of the job, by their names in Python.
+    connection : dict of str to object
+        The keywords of `connect`; `where` and `workers` decide for how many machines and workers the time is estimated.
+    as_json : bool
+        Print JSON.
+
+    """
     from ...cluster.protocol import count_gpus
     from ..job.estimate import dry_run
 

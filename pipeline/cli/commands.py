@@ -1,4 +1,4 @@
-"""The command `broadsheet` and its subcommands; what becomes of errors, and of Ctrl-C."""
+"""The command `broadsheet` and its subcommands; how errors and Ctrl-C end it."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class _Group(TyperGroup):
 
 
 def _without_words(parameters: Iterable[Any]) -> list[Any]:
-    found = list(parameters)
-    for one in found:
+    listed = list(parameters)
+    for one in listed:
         if getattr(one, "is_flag", False):
             one.metavar = ""  # it would be <bool>
-    return found
+    return listed
 
 
 app = typer.Typer(

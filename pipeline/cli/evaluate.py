@@ -141,7 +141,7 @@ def _print_left_out(result: Evaluation | LabelEvaluation, console: PlainConsole)
 
 
 def _print(result: Evaluation, abstain: float | None, diagram: bool, console: PlainConsole) -> None:
-    """diagram: whether the reliability diagram is part of it."""
+    """Print an evaluation; with `diagram`, also the reliability diagram."""
     from rich.padding import Padding
 
     from ..report.tables import print_asking, print_confusion, print_reliability, print_thresholds

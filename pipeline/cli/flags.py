@@ -30,7 +30,7 @@ def flag(name: str, table: Table = TABLE) -> Any:
 
 
 def _kind(kind: Any) -> Any:
-    """Of the value of a flag: columns of a header are one word, names of columns and sources may be repeated."""
+    """The type of a flag: columns of a header are one word, and names of columns and sources may be repeated."""
     if kind in (NAMES, SOURCE):
         return list[str] | None
     if kind in (HEADER, MODEL, str | int):

@@ -129,11 +129,11 @@ def about_model(model: Model) -> dict[str, object]:
 
 def _worded(ngrams: NGrams) -> str:
     kinds, (low, high) = ngrams.kinds, ngrams.kinds.characters
-    found = [f"1 to {kinds.words} words" if kinds.words > 1 else "1 word"] if kinds.words else []
-    found += [f"{low} to {high} characters" if low < high else f"{low} characters"] if high else []
+    grams = [f"1 to {kinds.words} words" if kinds.words > 1 else "1 word"] if kinds.words else []
+    grams += [f"{low} to {high} characters" if low < high else f"{low} characters"] if high else []
     used = int(ngrams.table.any(axis=1).sum())
     return (
-        f"of {' and of '.join(found)}, in the first {kinds.reads:,} characters; {used:,} of {len(ngrams.table):,} "
+        f"of {' and of '.join(grams)}, in the first {kinds.reads:,} characters; {used:,} of {len(ngrams.table):,} "
         "buckets used"
     )
 
@@ -186,8 +186,8 @@ def print_model(model: Model, console: PlainConsole) -> None:
             f"numbers from {' to '.join(ends)}, off by {spread:.3g} (root mean square); labels: the nearest level"
         )
     if model.thresholds is not None:
-        each = zip(names[:_MOST_NAMES], model.thresholds, strict=False)
-        facts["scores"] = "several labels a text, from these scores on: " + ", ".join(f"{n} {t:.2g}" for n, t in each)
+        pairs = zip(names[:_MOST_NAMES], model.thresholds, strict=False)
+        facts["scores"] = "several labels a text, from these scores on: " + ", ".join(f"{n} {t:.2g}" for n, t in pairs)
     if model.heads is not None:
         of_each = "; ".join(f"{head.name} {_classes(_names(head))}" for head in heads_of(model))
         facts = {("heads" if name == "classes" else name): fact for name, fact in facts.items()}
@@ -259,7 +259,7 @@ def verify(
 
 
 def _show_output(name: str, as_json: bool) -> None:
-    """The totals of a job so far, and its scores. Raises OutputError for a folder that is none of a job."""
+    """Print the totals of a job so far, and its scores. Raises UsageError for a folder that is none of a job."""
     from rich import box
     from rich.table import Table
 
@@ -280,13 +280,13 @@ def _show_output(name: str, as_json: bool) -> None:
         for entry, _ in folder.each_entry(manifest.fingerprint.id, None, lambda _: None):
             sums.add(entry)
         totals = sums.totals
-    judged = [(totals.labels, totals.scores), *((each.labels, each.scores) for each in totals.others or ())]
-    found = [
+    judged = [(totals.labels, totals.scores), *((other.labels, other.scores) for other in totals.others or ())]
+    by_model = [
         (names.label, labels, {label: kept(bins) for label, bins in (scores or {}).items()})
         for names, (labels, scores) in zip(manifest.fingerprint.settings.labelled, judged, strict=True)
     ]
     if as_json:
-        models = [{"column": column, "labels": labels, "kept": of_each} for column, labels, of_each in found]
+        models = [{"column": column, "labels": labels, "kept": of_each} for column, labels, of_each in by_model]
         facts = {"finished": manifest.totals is not None, "thresholds": THRESHOLDS, "models": models}
         print_json({**facts, "totals": msgspec.to_builtins(totals)})
         return
@@ -294,7 +294,7 @@ def _show_output(name: str, as_json: bool) -> None:
     state = "finished" if manifest.totals is not None else "not finished"
     rows = f"{totals.rows_read:,} read, {totals.rows_written:,} written, {totals.rows_quarantined:,} quarantined"
     console.print(facts_table([("job", f"{state}, {counted(totals.chunks, 'chunk')}"), ("rows", rows)]))
-    for column, labels, of_each in found:
+    for column, labels, of_each in by_model:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column(column)
         for head in ("rows", *(f"≥ {score}" for score in THRESHOLDS)):

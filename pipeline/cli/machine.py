@@ -72,6 +72,22 @@ def doctor(
 
 
 def _examine(where: str, scheduler_file: Path | None, output: Path | None, device: str, protocol: str) -> list[Any]:
+    """The findings of `doctor`.
+
+    Parameters
+    ----------
+    where : str
+        The kind of cluster, "auto", or a scheduler's address.
+    scheduler_file : Path or None
+        The file of a running scheduler.
+    output : Path or None
+        A folder that every worker should see.
+    device : str
+        The device that workers are to use.
+    protocol : str
+        The protocol of a cluster that is started.
+
+    """
     from ...cluster import connect, nearest
     from ...cluster.doctor import examine
 
@@ -140,15 +156,15 @@ def profile(
         )
         _show_sweep(points, sweep, plot, as_json)
         return
-    found = measured.profile(model, batch, device, precision, kernels)
+    profiled = measured.profile(model, batch, device, precision, kernels)
     if as_json:
-        print_json(found.to_dict())
+        print_json(profiled.to_dict())
     else:
-        print_profile(found, PlainConsole())
+        print_profile(profiled, PlainConsole())
     if plot:
         from ..report.plots import roofline, save_png
 
-        save_png(roofline(found), plot)
+        save_png(roofline(profiled), plot)
 
 
 def _show_sweep(points: list[SweepPoint], over: str, plot: Path | None, as_json: bool) -> None:
@@ -165,7 +181,7 @@ def _show_sweep(points: list[SweepPoint], over: str, plot: Path | None, as_json:
 
 
 def facts() -> Iterator[tuple[str, str]]:
-    """Name and value of each."""
+    """Facts for a bug report: the name and the value of each."""
     yield "Python", f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
     yield "platform", f"{platform.platform()}, {platform.machine()}"
     yield "packages", ", ".join(_installed(_PACKAGES))
@@ -190,8 +206,8 @@ def _blas() -> str:
         for file in Path(place).parent.glob("numpy.libs/*openblas*"):
             with suppress(OSError):
                 ctypes.CDLL(str(file))
-    found = [f"{b['internal_api']} {b.get('version')} {b.get('architecture', '')}".strip() for b in threadpool_info()]
-    return ", ".join(found) or "the system's"
+    named = [f"{b['internal_api']} {b.get('version')} {b.get('architecture', '')}".strip() for b in threadpool_info()]
+    return ", ".join(named) or "the system's"
 
 
 def _gpus() -> str:
@@ -205,7 +221,7 @@ def _gpus() -> str:
 
 
 def _extras() -> Iterator[str]:
-    """Those of which every package is installed."""
+    """The extras of which every package is installed."""
     from packaging.requirements import Requirement
 
     required = [Requirement(line) for line in requires(_OURS) or ()]

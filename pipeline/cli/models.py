@@ -59,7 +59,7 @@ def calibrate(
     from ..source.inputs import Paths, local_paths
 
     refuse_outputs({"-o": output}, overwrite, lambda: [model, *local_paths(Paths(data))])
-    found = fitting.calibrate(
+    calibrated = fitting.calibrate(
         model,
         Paths(data),
         text_column=text_column or (),
@@ -70,15 +70,15 @@ def calibrate(
         device=device,
         precision=precision,
     )
-    found.save(output)
-    about = found.card[CARD]
-    say(f"{output}: temperature {found.temperature:.3f}, fitted on {about['rows']:,} rows")
+    calibrated.save(output)
+    about = calibrated.card[CARD]
+    say(f"{output}: temperature {calibrated.temperature:.3f}, fitted on {about['rows']:,} rows")
     for name in ("calibration error", "log loss"):
         say(f"{name:>20}  {about[f'{name} before']:.4f} before, {about[f'{name} after']:.4f} after")
-    if found.cascade is not None:
+    if calibrated.cascade is not None:
         from ..report.tables import print_asking
 
-        print_asking({name: found.card[cascade.CARD][name] for name in cascade.ASKS}, PlainConsole())
+        print_asking({name: calibrated.card[cascade.CARD][name] for name in cascade.ASKS}, PlainConsole())
 
 
 def quantise(
@@ -100,7 +100,7 @@ def quantise(
     from ..source.inputs import Paths, local_paths
 
     refuse_outputs({"-o": output}, overwrite, lambda: [model, *local_paths(Paths(data))])
-    found = fitting.quantise(
+    fitted = fitting.quantise(
         model,
         Paths(data),
         text_column=text_column or (),
@@ -108,8 +108,8 @@ def quantise(
         encoding=encoding,
         delimiter=delimiter,
     )
-    found.save(output)
-    say(f"{output}: activation scales found on {found.card['scales found on']['rows']:,} rows, for --precision int8")
+    fitted.save(output)
+    say(f"{output}: activation scales found on {fitted.card['scales found on']['rows']:,} rows, for --precision int8")
 
 
 def convert(

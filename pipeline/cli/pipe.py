@@ -64,41 +64,41 @@ def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], quiet:
     if sys.stdout is None:
         raise UsageError("stdout is closed: there is nowhere to write the labels")
     with _ended_by_signals():
-        found = pipe(source, print_rows, model=model, options=Options(**options), kind=kind)
-    for message in (*found.problems, *([left_out_line(found.left_out)] if found.left_out else ())):
+        piped = pipe(source, print_rows, model=model, options=Options(**options), kind=kind)
+    for message in (*piped.problems, *([left_out_line(piped.left_out)] if piped.left_out else ())):
         say(f"broadsheet: {message}", error=True)
     limit = options.get("max_quarantined", TABLE["max_quarantined"].default)
-    too_many = too_many_quarantined(found.rows_quarantined, found.rows_read, limit)
+    too_many = too_many_quarantined(piped.rows_quarantined, piped.rows_read, limit)
     if too_many:
         say(f"broadsheet: {too_many}", error=True)
     if not quiet:
-        bad = found.rows_quarantined
+        bad = piped.rows_quarantined
         for remark in (
-            _summary(found),
-            doubt_line(found.doubtful, found.models.first.name, found.models.first.meant_for),
-            encoding_hint(found.not_decoded, found.rows_read, bad, bad),
+            _summary(piped),
+            doubt_line(piped.doubtful, piped.models.first.name, piped.models.first.meant_for),
+            encoding_hint(piped.not_decoded, piped.rows_read, bad, bad),
         ):
             if remark:
                 say(f"broadsheet: {remark}", error=True)
-    raise typer.Exit(_SET_ASIDE if found.problems or too_many else 0)
+    raise typer.Exit(_SET_ASIDE if piped.problems or too_many else 0)
 
 
-def _summary(found: Piped) -> str:
-    filtered = f" + {found.rows_filtered:,} filtered" if found.rows_filtered else ""
-    abstained = f" + {found.unlabelled:,} to which no label applies" if found.unlabelled else ""
-    rate = found.rows_read / max(found.seconds, 1e-9)
+def _summary(piped: Piped) -> str:
+    filtered = f" + {piped.rows_filtered:,} filtered" if piped.rows_filtered else ""
+    abstained = f" + {piped.unlabelled:,} to which no label applies" if piped.unlabelled else ""
+    rate = piped.rows_read / max(piped.seconds, 1e-9)
     line = (
-        f"{found.rows_read:,} rows read = {found.rows_written - found.unlabelled:,} labelled{abstained}{filtered} + "
-        f"{found.rows_quarantined:,} without a label; {rate:,.0f} a second"
+        f"{piped.rows_read:,} rows read = {piped.rows_written - piped.unlabelled:,} labelled{abstained}{filtered} + "
+        f"{piped.rows_quarantined:,} without a label; {rate:,.0f} a second"
     )
-    if found.confusion is not None and found.confusion.rows:
-        line += f"; accuracy {found.confusion.accuracy:.2%}"
+    if piped.confusion is not None and piped.confusion.rows:
+        line += f"; accuracy {piped.confusion.accuracy:.2%}"
     return line
 
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Signals do what they do by default, except one that the shell has had ignored."""
+    """Signals do what they do by default, except those that the shell has set to be ignored."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN or number == signal.SIGPIPE:  # Python itself ignores the last

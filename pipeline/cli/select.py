@@ -60,7 +60,7 @@ def command(
     spare_pandas()
     from ..output.select import select
 
-    found = select(
+    selected = select(
         labels,
         output,
         top=top,
@@ -80,14 +80,14 @@ def command(
     if as_json:
         cuts = [
             {"group": name, "rows": cut.rows, "chosen": cut.chosen, "score": cut.score}
-            for name, cut in found.cuts.items()
+            for name, cut in selected.cuts.items()
         ]
-        print_json({"rows": found.rows, "chosen": found.chosen, "cuts": cuts})
+        print_json({"rows": selected.rows, "chosen": selected.chosen, "cuts": cuts})
     elif not quiet:
-        told = f"{output}: {found.chosen:,} of {counted(found.rows, 'row')}"
-        say(told if per is not None or not found.cuts else f"{told}{_lowest(found.cuts[''])}")
+        told = f"{output}: {selected.chosen:,} of {counted(selected.rows, 'row')}"
+        say(told if per is not None or not selected.cuts else f"{told}{_lowest(selected.cuts[''])}")
         if per is not None:
-            lines = ((str(name), f"{cut.chosen:,} of {cut.rows:,}{_lowest(cut)}") for name, cut in found.cuts.items())
+            lines = ((str(name), f"{c.chosen:,} of {c.rows:,}{_lowest(c)}") for name, c in selected.cuts.items())
             PlainConsole().print(facts_table(lines))
 
 

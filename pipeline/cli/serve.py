@@ -142,15 +142,15 @@ def command(
 
 def _models(given: list[str]) -> dict[str, str]:
     """The sources of the models by name."""
-    found: dict[str, str] = {}
-    for each in given:
-        name, _, source = each.partition("=")
+    sources: dict[str, str] = {}
+    for argument in given:
+        name, _, source = argument.partition("=")
         if not name or not name.isprintable():
-            raise UsageError(f"--model {each}: give NAME=PATH")
-        if name in found:
-            raise UsageError(f"--model {each}: another model has that name")
-        found[name] = source or name
-    return found
+            raise UsageError(f"--model {argument}: give NAME=PATH")
+        if name in sources:
+            raise UsageError(f"--model {argument}: another model has that name")
+        sources[name] = source or name
+    return sources
 
 
 def _token(file: Path) -> str:

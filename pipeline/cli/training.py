@@ -1,4 +1,4 @@
-"""How `broadsheet train` tells of a run: a bar on a terminal of 80 columns, plain lines in a log."""
+"""How `broadsheet train` shows a run: a bar on a terminal of 80 columns, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONG = 600.0  # seconds for which a GPU is worth a line
 
 
 class TrainingProgress:
-    """Told of a run as it goes on: what it costs, how far it is, and how good."""
+    """Prints what a run reports as it goes on: what it costs, how far it is, and how good the model is."""
 
     def __init__(self, console: PlainConsole, epochs: int) -> None:
         self._console, self._epochs = console, epochs
@@ -32,7 +32,7 @@ class TrainingProgress:
         self._held_out = "held out"
 
     def start(self, data: LabelledArticles, held_out: int) -> None:
-        """Tell what is trained on."""
+        """Print what the model is trained on."""
         self._held_out = "held out" if held_out else "cross-validated"
         held = f", {held_out:,} of them held out" if held_out else ""
         skipped = f"; {counted(data.skipped, 'unreadable row')} skipped" if data.skipped else ""
@@ -42,7 +42,7 @@ class TrainingProgress:
         self._console.print(f"{len(data):,} texts of {of_what}{held}{skipped}", soft_wrap=True)
 
     def __call__(self, what: Cost | Fit | Step | Epoch | Note) -> None:
-        """What `train` tells."""
+        """Print a report of `train`."""
         if isinstance(what, Cost):
             self._cost(what)
         elif isinstance(what, Fit):
@@ -61,7 +61,7 @@ class TrainingProgress:
             self._bar = None
 
     def finish(self, trained: Trained, output: Path) -> None:
-        """Tell how good the model is, and where."""
+        """Print how good the model is, and where it was written."""
         card = trained.model.card
         if "held_out_accuracy" in card:
             self._console.print(f"{self._held_out}: {card['held_out_accuracy']:.2%} right")
@@ -116,7 +116,7 @@ class TrainingProgress:
         self._show(f"epoch {step.epoch:>3}/{self._epochs}", step.epoch - 1 + share, self._epochs, share)
 
     def _show(self, where: str, done: float, most: float, share: float) -> None:
-        """done: of `most`, by which the time left is told. share: of the bar."""
+        """Show `share` of the bar, and the time left, which follows from `done` of `most`."""
         now = time.monotonic()
         if self._first is None:
             self._first = now, done
@@ -155,7 +155,7 @@ def about(seconds: float) -> str:
     >>> about(0.3), about(75), about(20_000)
     ('0.3 s', '1.2 min', '5.6 h')
     """
-    for most, each, unit in ((60.0, 1.0, "s"), (3600.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
+    for most, size, unit in ((60.0, 1.0, "s"), (3600.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
         if seconds < most:
-            return f"{seconds / each:.1f} {unit}" if seconds < 10 * each else f"{seconds / each:.0f} {unit}"
+            return f"{seconds / size:.1f} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
     return f"{seconds / 86_400:.1f} days"

@@ -125,7 +125,7 @@ def _label_gpu_frame(frame: Any, model: ModelOrModels, options: Options, suffix:
 
 
 def _gpu_labels(frame: Any, model: ModelOrModels, options: Options) -> Labels:
-    """What is to be said of the rows of such a frame. Raises UsageError for several text columns, and a truth."""
+    """How the rows of such a frame are labelled. Raises UsageError for several text columns, and a truth column."""
     labels = labels_of(model, options, frame.head(0).to_arrow().schema)
     if len(labels.selection.columns) > 1:
         raise UsageError("of a frame on a GPU one text column is read, and no other: join them with cudf's str.cat")
@@ -137,8 +137,8 @@ def _with_gpu_labels(frame: Any, labels: Labels, suffix: str | None) -> Any:
     import cudf
 
     column = labels.selection.text[0]
-    found = texts_on_gpu(frame, column) if len(frame) else None
-    added = labels.schema.empty_table() if found is None else labels.of_gpu(found)
+    texts = texts_on_gpu(frame, column) if len(frame) else None
+    added = labels.schema.empty_table() if texts is None else labels.of_gpu(texts)
     names = [name + suffix if suffix and name in frame.columns else name for name in added.column_names]
     taken = next((name for name in names if name in frame.columns), None)
     if taken is not None:

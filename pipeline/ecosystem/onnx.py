@@ -78,7 +78,7 @@ def onnx_inputs(model: str | Path | Model, texts: Iterable[str | bytes]) -> dict
 
 def _inputs(model: Model, texts: Texts) -> dict[str, NDArray[Any]]:
     ngrams = of_network(model.ngrams, model.name, _NO_GRAPH)
-    found: dict[str, NDArray[Any]] = {"ids": encode(texts.data, texts.offsets, model.alphabet, model.length).ids}
+    inputs: dict[str, NDArray[Any]] = {"ids": encode(texts.data, texts.offsets, model.alphabet, model.length).ids}
     if ngrams is not None:
         bits, count = ngrams.bits, len(texts)
         some = find(texts.data, texts.offsets, ngrams.kinds, bits)
@@ -93,8 +93,8 @@ def _inputs(model: Model, texts: Texts) -> dict[str, NDArray[Any]]:
             place = np.arange(len(text)) - np.repeat(kind.offsets[:-1], sizes)
             buckets[text, number, place] = kind.buckets
             times[text, number, place] = kind.times
-        found |= {"ngrams": buckets, "ngram_times": times}
-    return found
+        inputs |= {"ngrams": buckets, "ngram_times": times}
+    return inputs
 
 
 def export_onnx(model: str | Path | Model, path: str | Path) -> float:

@@ -1,6 +1,6 @@
-"""The engine of a model that another library's calls use: found by the model's name, and loaded once in a process.
+"""The engines of models that are used from other libraries: found by the model's name, and loaded once in a process.
 
-What a Dask graph or a database holds is a `Resident`: a name and a digest, never weights.
+A Dask graph or a database holds a `Resident`: a name and a digest, never weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,17 @@ from ..processes.threads import WORKERS_PER_HOST, available_cores, share_of_core
 class Resident:
     """A model by name, and how it is to be computed.
 
-    name: of a shipped model, the path of a file, or what a `Model` that was given is called. digest: of the model.
+    Attributes
+    ----------
+    name : str
+        The name of a shipped model, the path of a file, or the name of a `Model` that was given.
+    digest : str
+        The digest of the model.
+    device, precision, kernels : str
+        As in `open_engine`.
+    network : str
+        About which texts the network of a model with n-grams is asked, as in `Model.asking`.
+
     """
 
     name: str
@@ -42,24 +52,24 @@ class Resident:
         return f"resident-{self.digest[:16]}-{self.device}-{self.precision}-{self.kernels}"
 
     def load(self) -> Engine:
-        """An engine. Raises BroadsheetError where the model is not to be had here, or is another; what `open_engine`
-        raises.
+        """An engine. Raises BroadsheetError where the model cannot be loaded here, or is another one, and what
+        `open_engine` raises.
         """
         return ENGINES.open_engine(self.model(), self.device, self.precision, _threads(), self.kernels)
 
     def model(self) -> Model:
-        """The model. Raises BroadsheetError where it is not to be had in this process, or is another."""
+        """The model. Raises BroadsheetError where it cannot be loaded in this process, or is another one."""
         if self.digest in _GIVEN:
             return _GIVEN[self.digest]
         try:
-            found = load_model(self.name).asking(self.network)
+            model = load_model(self.name).asking(self.network)
         except ModelError as error:
             raise BroadsheetError(
                 f"a worker cannot load the model: {error.message}. Give the path of a file that each worker can read"
             ) from error
-        if found.digest != self.digest:
+        if model.digest != self.digest:
             raise BroadsheetError(f"{self.name} is another model on this worker, or was replaced: label again")
-        return found
+        return model
 
 
 @contextmanager
@@ -88,7 +98,16 @@ def resident(
     kernels: str = "auto",
     network: str = "uncertain",
 ) -> tuple[Resident, Model]:
-    """A model by name, and the model. One that was given as a `Model` is kept in this process."""
+    """A model by name, and the model. One that was given as a `Model` is kept in this process.
+
+    Parameters
+    ----------
+    model : str, Path or Model
+        A shipped model's name, a model file, or a loaded `Model`.
+    device, precision, kernels, network : str
+        As in `Resident`.
+
+    """
     loaded = load_model(model).asking(network)
     if isinstance(model, Model):
         hold(loaded)
@@ -98,7 +117,7 @@ def resident(
 
 
 def hold(model: Model) -> None:
-    """Keep a model in this process, for those who know its digest."""
+    """Keep a model in this process, where a `Resident` finds it by its digest."""
     _GIVEN[model.digest] = model
 
 

@@ -1,4 +1,4 @@
-"""Rows of another library's, labelled at once on the engine of this process: Arrow tables in and out."""
+"""Rows of another library, labelled at once on the engine of this process: Arrow tables in and out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,20 @@ _TOO_LONG = pa.scalar(LIMITS.long_text)
 
 @dataclass(frozen=True)
 class Labels:
-    """What is to be said of rows, by which models. selection: with its text column resolved."""
+    """How rows are labelled, and by which models.
+
+    Attributes
+    ----------
+    models : tuple of Resident
+        The models.
+    options : Options
+        The options, of which `chunk_size` and `strict` are used here.
+    selection : Selection
+        What is read of a row, with the text column resolved.
+    columns : Columns
+        The columns that are made of it.
+
+    """
 
     models: tuple[Resident, ...]
     options: Options
@@ -45,17 +58,17 @@ class Labels:
         return pa.schema([*computed, REASON])
 
     def of(self, table: pa.Table) -> pa.Table:
-        """The columns of N rows, in their order. table: with the columns of the selection.
+        """The columns of N rows, in their order; `table` has the columns of the selection.
 
-        Raises SourceError, if that is asked for, for the first row that cannot be labelled.
+        Raises SourceError for the first row that cannot be labelled, where the options are strict.
         """
-        found, row = [], 0
+        tables, row = [], 0
         with in_use(self.models) as [engine, *_]:
             rows = self.options.chunk_size or CHUNK_ROWS[engine.backend.device]
         for chunk in of_table(table).chunks(self.selection, rows):
-            found.append(self._of_chunk(chunk, row))
+            tables.append(self._of_chunk(chunk, row))
             row += chunk.rows_read
-        return self._refuse_bad(pa.concat_tables(found).select(self.schema.names))
+        return self._refuse_bad(pa.concat_tables(tables).select(self.schema.names))
 
     def _refuse_bad(self, labelled: pa.Table) -> pa.Table:
         if self.options.strict and labelled[REASON.name].null_count < len(labelled):
@@ -75,11 +88,11 @@ class Labels:
             raise UsageError("the texts are on a GPU, and the model is computed on the CPU: give device='cuda'")
         if any(model.windows is not None for model in self.columns.models):
             raise UsageError("windows are cut on the host, and the texts are on a GPU: leave out windows")
-        found = [self.columns.computed.empty_table().append_column(REASON, pa.nulls(0, REASON.type))]
+        tables = [self.columns.computed.empty_table().append_column(REASON, pa.nulls(0, REASON.type))]
         for first in range(0, len(given.texts), rows):
             texts = replace(given.texts, offsets=given.texts.offsets[first : first + rows + 1])
-            found.append(self._of_chunk(_without_text(len(texts), first, self.selection), first, texts))
-        labelled = pa.concat_tables(found).select(self.schema.names)
+            tables.append(self._of_chunk(_without_text(len(texts), first, self.selection), first, texts))
+        labelled = pa.concat_tables(tables).select(self.schema.names)
         reasons = pc.if_else(pa.array(given.null), "the text is null", pa.scalar(None, REASON.type))
         reasons = pc.if_else(pa.array(np.diff(given.texts.offsets) > LIMITS.field_bytes), _TOO_LONG, reasons)
         bad = reasons.is_valid()
@@ -87,12 +100,12 @@ class Labels:
         return self._refuse_bad(pa.table([*columns, pc.coalesce(labelled[REASON.name], reasons)], self.schema))
 
     def _of_chunk(self, chunk: Chunk, row: int, texts: Texts | None = None) -> pa.Table:
-        """texts: of the chunk, where it has none of its own."""
+        """The columns of a chunk that begins with this row; `texts` are its texts, where it has none of its own."""
         scoring = self.columns.scoring
         with in_use(self.models) as engines:
-            found = score_chunk(chunk, engines, scoring, compute=lambda own: score(texts or own, engines, scoring))
+            scored = score_chunk(chunk, engines, scoring, compute=lambda own: score(texts or own, engines, scoring))
         sources = (RowRange(MEMORY, row, chunk.rows_read),)
-        return every_row(self.columns.table(found.chunk, found.predictions), replace(found.chunk, sources=sources))
+        return every_row(self.columns.table(scored.chunk, scored.predictions), replace(scored.chunk, sources=sources))
 
 
 def _without_text(rows: int, first: int, selection: Selection) -> Chunk:
@@ -102,7 +115,7 @@ def _without_text(rows: int, first: int, selection: Selection) -> Chunk:
 
 
 def labels_of(model: ModelOrModels, options: Options, schema: pa.Schema) -> Labels:
-    """What is to be said of rows with this schema. Raises UsageError for a column or option that does not fit."""
+    """How rows with this schema are labelled. Raises UsageError for a column or option that does not fit."""
     models = [model] if isinstance(model, str | Path | Model) else list(model)
     loaded = load_models(models, options.network)
     how = (options.device, options.precision, options.kernels, options.network)

@@ -63,7 +63,20 @@ def too_late(settings: Settings) -> float:
 
 
 class App:
-    """main: to which requests go; held: what is held of them in all processes; traces: of them, if they are wanted."""
+    """The routes of the server, as an ASGI application.
+
+    Parameters
+    ----------
+    settings : Settings
+        The server's settings; `target_s` is set.
+    main : Main
+        The main process, to which requests go.
+    held : Held
+        Connections, and bytes of bodies, that all processes hold.
+    traces : Traces or None
+        Records the spans of requests, if they are wanted.
+
+    """
 
     def __init__(self, settings: Settings, main: Main, held: Held, traces: Traces | None) -> None:
         assert settings.target_s is not None
@@ -144,12 +157,12 @@ class App:
         asked = spoken.read(received) if is_small else await asyncio.to_thread(spoken.read, received)
         if self._settings.log_texts:
             seen.logged = asked.texts if isinstance(asked.texts, list) else asked.texts.to_pylist()
-        served, found = await self._classified(scope, asked, is_small, seen)
+        served, predictions = await self._classified(scope, asked, is_small, seen)
         is_few = seen.texts <= _AT_ONCE_TEXTS
-        return asked.write(served, found) if is_few else await asyncio.to_thread(asked.write, served, found)
+        return asked.write(served, predictions) if is_few else await asyncio.to_thread(asked.write, served, predictions)
 
     async def answer_one(self) -> None:
-        """Label a text as if a client had asked, once that is possible, and tell the main process."""
+        """Label a text as if a client had asked, once that is possible, and report that to the main process."""
         asked = SPOKEN["/v1/classify"].read(Received(b'{"texts": ["a text"]}', _JSON, {}, {}, None, 1))
         while True:
             try:
@@ -232,8 +245,8 @@ class App:
         return _json({"name": name, "ready": status == 200}, status)
 
     async def _models(self) -> dict[str, openapi.ModelAbout]:
-        found = msgspec.json.decode((await self._main.call("models")).body, type=openapi.ModelList)
-        return {model.name: model for model in found.models}
+        listed = msgspec.json.decode((await self._main.call("models")).body, type=openapi.ModelList)
+        return {model.name: model for model in listed.models}
 
     async def _reload_model(self, request: Request) -> Response:
         try:
@@ -288,7 +301,10 @@ class _Raw:
 
 
 class _Seen:
-    """What is known of a request by the time it is over. held: bytes of its body. arrived: when all of it was there."""
+    """What is known of a request once it is over.
+
+    `held` is the number of bytes of its body that have been read, `arrived` the time at which all of them were there.
+    """
 
     def __init__(self) -> None:
         self.model, self.texts, self.held, self.trace = "", 0, 0, ""

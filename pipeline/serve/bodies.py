@@ -1,8 +1,8 @@
-"""What a request of our own form holds, checked like any input: texts from JSON or an Arrow stream. And its answer: the
-columns that `classify` writes, in either form.
+"""Requests of our own form, checked like any input: texts from JSON or an Arrow stream. And their answers: the columns
+that `classify` writes, in either form.
 
-That an Arrow stream is compressed is found in its bytes: PyArrow says so of no message before it has decompressed it,
-and 32 KB can become a gigabyte.
+Whether an Arrow stream is compressed is read from its bytes: PyArrow reports it only once it has decompressed a
+message, and 32 KB can become a gigabyte.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _COMPRESSED = "its buffers are compressed: write the stream without compression"
 
 
 class BadRequest(Exception):
-    """A request that cannot be answered. status: of HTTP, 4xx."""
+    """A request that cannot be answered. `status` is that of HTTP, 4xx."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -48,8 +48,23 @@ class BadRequest(Exception):
 
 
 class Received(NamedTuple):
-    """A request to classify as it came. kind: its content type without parameters, lower case. model: that the path
-    names. most: texts that it may have.
+    """A request to classify, as it came.
+
+    Attributes
+    ----------
+    body : bytes
+        The whole body.
+    kind : bytes
+        Its content type, without parameters, in lower case.
+    headers : dict of bytes to bytes
+        The headers, by their names in lower case.
+    query : dict of str to str
+        The options in the URL.
+    model : str or None
+        The model that the path names.
+    most : int
+        Texts that the request may have.
+
     """
 
     body: bytes
@@ -61,7 +76,18 @@ class Received(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An answer. kind: its content type. headers: others."""
+    """An answer.
+
+    Attributes
+    ----------
+    kind : bytes
+        Its content type.
+    content : bytes
+        The body.
+    headers : tuple of (bytes, bytes)
+        Other headers.
+
+    """
 
     kind: bytes
     content: bytes
@@ -69,8 +95,19 @@ class Reply(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a client asks for, whatever its protocol. texts: strings of JSON, or a large_string array; `packed_of` makes
-    `Packed` of them. write: the answer, of the model and all predictions.
+    """What a client asks for, whatever its protocol.
+
+    Attributes
+    ----------
+    texts : list of str or pyarrow.Array
+        Strings of JSON, or a large_string array; `packed_of` makes `Packed` of them.
+    model : str or None
+        The model's name; None for the default.
+    top_k : int
+        The most probable classes of each text, so many.
+    write : callable
+        Makes the answer, of the model and the predictions of all texts.
+
     """
 
     texts: list[str] | pa.Array
@@ -110,7 +147,7 @@ def decoded(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
 
 
 def explained(told: str, kind: Any) -> str:
-    """What msgspec says of a value that should be one of `kind`; of a wrong field, which one is right.
+    """Msgspec's message about a value that should be one of `kind`; for a wrong field, a message with the right one.
 
     >>> explained("Object contains unknown field `text`", ClassifyRequest)
     'unknown field `text`: give `texts`, a list'
@@ -124,7 +161,7 @@ def explained(told: str, kind: Any) -> str:
     close = get_close_matches(name.casefold(), fields, 1)
     if close:
         return f"unknown field `{name}`: give `{close[0]}`, {fields[close[0]]}"
-    return f"unknown field `{name}`: there are " + "; ".join(f"`{each}`, {words}" for each, words in fields.items())
+    return f"unknown field `{name}`: there are " + "; ".join(f"`{field}`, {words}" for field, words in fields.items())
 
 
 @lru_cache
@@ -133,8 +170,8 @@ def _fields(kind: Any) -> dict[str, str]:
     schema = msgspec.json.schema_components((kind,))[1][kind.__name__]
     words = {}
     for name in dict.fromkeys([*schema["required"], *schema["properties"]]):
-        each = schema["properties"][name]
-        kinds = [one.get("type", "object") for one in each.get("anyOf", [each])]
+        about = schema["properties"][name]
+        kinds = [one.get("type", "object") for one in about.get("anyOf", [about])]
         words[name] = " or ".join(_KINDS.get(kind, "true or false") for kind in kinds if kind != "null")
     return words
 
@@ -166,21 +203,21 @@ def _from_arrow(received: Received) -> Asked:
     return Asked(texts, options.model, options.top_k, partial(_arrow, options))
 
 
-def _json(asked: ClassifyOptions, served: Served, found: Predictions) -> Reply:
+def _json(asked: ClassifyOptions, served: Served, predictions: Predictions) -> Reply:
     columns = _columns_of(served.classes, served.thresholds, asked.top_k, asked.scores)
-    return Reply(_JSON, to_json(served.name, found, columns))
+    return Reply(_JSON, to_json(served.name, predictions, columns))
 
 
-def _arrow(asked: ClassifyOptions, served: Served, found: Predictions) -> Reply:
+def _arrow(asked: ClassifyOptions, served: Served, predictions: Predictions) -> Reply:
     columns = _columns_of(served.classes, served.thresholds, asked.top_k, asked.scores)
-    return Reply(_ARROW, to_arrow(found, columns))
+    return Reply(_ARROW, to_arrow(predictions, columns))
 
 
 @lru_cache(maxsize=256)
 def _columns_of(
     classes: tuple[str, ...], thresholds: tuple[float, ...] | None, top_k: int, scores: bool
 ) -> ModelColumns:
-    """What a job would say of each row, with these options."""
+    """The columns that a job would write with these options."""
     names = Names(multi_label=thresholds is not None)
     return ModelColumns(classes, top_k, scores, names, thresholds=thresholds)
 
@@ -278,27 +315,27 @@ _FEW = 64
 _NO_LABEL = "the model overflows on this text"
 
 
-def to_json(model: str, found: Predictions, model_columns: ModelColumns) -> bytes:
+def to_json(model: str, predictions: Predictions, model_columns: ModelColumns) -> bytes:
     """An object with the fields `model` and `results`, an object a text; floats as in a job's JSON lines."""
     if model_columns.thresholds is None:
-        columns = _lists(found, model_columns)
+        columns = _lists(predictions, model_columns)
     else:
-        columns = {name: _plain(column) for name, column in _columns(found, model_columns).items()}
+        columns = {name: _plain(column) for name, column in _columns(predictions, model_columns).items()}
     results = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    if found.overflowed.any():
-        for result, is_lost in zip(results, found.overflowed.tolist(), strict=True):
+    if predictions.overflowed.any():
+        for result, is_lost in zip(results, predictions.overflowed.tolist(), strict=True):
             if is_lost:
                 result |= {**dict.fromkeys(set(columns) - _counts(model_columns)), REASON.name: _NO_LABEL}
     return msgspec.json.encode({"model": model, "results": results})
 
 
-def to_arrow(found: Predictions, model_columns: ModelColumns) -> bytes:
+def to_arrow(predictions: Predictions, model_columns: ModelColumns) -> bytes:
     """A stream with the same columns."""
-    columns = _columns(found, model_columns)
-    if found.overflowed.any():
-        lost, kept = pa.array(found.overflowed), _counts(model_columns)
+    columns = _columns(predictions, model_columns)
+    if predictions.overflowed.any():
+        lost, kept = pa.array(predictions.overflowed), _counts(model_columns)
         for name in set(columns) - kept:
-            columns[name] = columns[name].take(pa.array(np.arange(len(lost)), mask=found.overflowed))
+            columns[name] = columns[name].take(pa.array(np.arange(len(lost)), mask=predictions.overflowed))
         columns[REASON.name] = pc.if_else(lost, _NO_LABEL, pa.scalar(None, pa.string()))
     table, sink = pa.table(columns), pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -306,30 +343,30 @@ def to_arrow(found: Predictions, model_columns: ModelColumns) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _columns(found: Predictions, model_columns: ModelColumns) -> dict[str, pa.Array]:
+def _columns(predictions: Predictions, model_columns: ModelColumns) -> dict[str, pa.Array]:
     """By name, in the order of a job's columns; of texts on which the model overflows, with the first class."""
-    known = replace(found, labels=np.maximum(found.labels, 0))
-    columns = {N_CHARS.name: pa.array(found.n_chars), **model_columns.columns(known)}
+    known = replace(predictions, labels=np.maximum(predictions.labels, 0))
+    columns = {N_CHARS.name: pa.array(predictions.n_chars), **model_columns.columns(known)}
     return {name: columns[name] for name in computed_columns([model_columns], truth=False).names}
 
 
-def _lists(found: Predictions, model_columns: ModelColumns) -> dict[str, list[Any]]:
+def _lists(predictions: Predictions, model_columns: ModelColumns) -> dict[str, list[Any]]:
     """The same of a model that gives one label, as Python's values: for a few texts Arrow takes longer."""
     classes, names = model_columns.classes, model_columns.names
     columns: dict[str, list[Any]] = {
-        names.label: [classes[label] for label in np.maximum(found.labels[:, 0], 0).tolist()],
-        names.score: numbers(found.scores[:, 0]),
+        names.label: [classes[label] for label in np.maximum(predictions.labels[:, 0], 0).tolist()],
+        names.score: numbers(predictions.scores[:, 0]),
     }
-    if model_columns.scores and found.all_scores is not None:
-        for name, scores in zip(classes, found.all_scores.T, strict=True):
+    if model_columns.scores and predictions.all_scores is not None:
+        for name, scores in zip(classes, predictions.all_scores.T, strict=True):
             columns[names.score_of(name)] = numbers(scores)
     if model_columns.top_k > 1:
-        columns[names.top_labels] = [[classes[label] for label in row] for row in np.maximum(found.labels, 0).tolist()]
-        k, scores = found.scores.shape[1], numbers(found.scores.reshape(-1))
+        columns[names.top_labels] = [[classes[i] for i in row] for row in np.maximum(predictions.labels, 0).tolist()]
+        k, scores = predictions.scores.shape[1], numbers(predictions.scores.reshape(-1))
         columns[names.top_scores] = [scores[first : first + k] for first in range(0, len(scores), k)]
-    columns[N_CHARS.name] = found.n_chars.tolist()
-    columns[names.truncated] = found.truncated.tolist()
-    columns[names.unknown_chars] = found.unknown_chars.tolist()
+    columns[N_CHARS.name] = predictions.n_chars.tolist()
+    columns[names.truncated] = predictions.truncated.tolist()
+    columns[names.unknown_chars] = predictions.unknown_chars.tolist()
     return columns
 
 

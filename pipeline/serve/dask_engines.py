@@ -31,10 +31,10 @@ _PATIENCE_S = 60.0
 
 
 class ServePlugin(WorkerPlugin):  # type: ignore[misc]
-    """What a worker gets: handlers for messages of the server, and the engines that these ask for.
+    """A worker's handlers for messages of the server, and the engines that these ask for.
 
-    Also on workers that join later. Registered again, by another server, it replaces these engines: a cluster has one
-    server at a time.
+    Workers that join later get it too. Registered again, by another server, it replaces these engines: a cluster has
+    one server at a time.
     """
 
     name = NAME
@@ -76,8 +76,8 @@ class ServePlugin(WorkerPlugin):  # type: ignore[misc]
 
         def work() -> tuple[Rows, float]:
             began = time.perf_counter()
-            found = engine.classify(texts, top_k, all_scores=True)
-            return to_rows(found), time.perf_counter() - began
+            predictions = engine.classify(texts, top_k, all_scores=True)
+            return to_rows(predictions), time.perf_counter() - began
 
         try:
             return to_serialize(await asyncio.get_running_loop().run_in_executor(self._thread, work))
@@ -97,7 +97,7 @@ class DaskEngine:
         self._gone = asyncio.Event()
 
     def give_up(self) -> None:
-        """Its worker has left the cluster: whoever waits for an answer hears of it now.
+        """Its worker has left the cluster: requests that wait for an answer fail now.
 
         Dask tries for half a minute to reach a worker to which it has no connection.
         """
@@ -117,10 +117,10 @@ class DaskEngine:
     async def classify(self, key: str, texts: Texts, top_k: int) -> tuple[Rows, float]:
         asked = self._ask(_CLASSIFY, key=key, texts=to_serialize(texts), top_k=top_k)
         try:
-            found: tuple[Rows, float] = await asyncio.wait_for(asked, _PATIENCE_S)
+            rows_and_seconds: tuple[Rows, float] = await asyncio.wait_for(asked, _PATIENCE_S)
         except TimeoutError as error:
             raise EngineLost(f"the engine on {self.name} has not answered for {_PATIENCE_S:.0f} s") from error
-        return found
+        return rows_and_seconds
 
     async def _ask(self, handler: str, **content: Any) -> Any:
         worker = self._client.rpc(self.address)
@@ -144,7 +144,7 @@ async def on_client_loop(client: Client, work: Coroutine[Any, Any, Any]) -> Any:
 
 
 class DaskFleet:
-    """An engine on each worker that there is, and on those that join later. states: as `LocalFleet` has them."""
+    """An engine on each worker that there is, and on those that join later. `states` is as in `LocalFleet`."""
 
     def __init__(self, dispatcher: Dispatcher, choice: Choice, client: Client, metrics: Metrics) -> None:
         self.states: dict[str, str] = {}
@@ -184,8 +184,8 @@ class DaskFleet:
 
     async def _look(self) -> None:
         """Give new workers an engine, and forget those that are gone."""
-        found = await on_client_loop(self._client, self._client.scheduler.identity(n_workers=-1))
-        hosts = {address: about["host"] for address, about in found["workers"].items()}
+        identity = await on_client_loop(self._client, self._client.scheduler.identity(n_workers=-1))
+        hosts = {address: about["host"] for address, about in identity["workers"].items()}
         for device in list(self._dispatcher.devices):
             engine = cast(DaskEngine, device.engine)
             if engine.address not in hosts:
@@ -228,5 +228,5 @@ class DaskFleet:
 
 def device_of(client: Client, device: str) -> str:
     """The device that the workers choose, "cpu" or "cuda"; where they differ, the slower."""
-    found = client.run(expected_device, device)
-    return "cuda" if found and set(found.values()) == {"cuda"} else "cpu"
+    devices = client.run(expected_device, device)
+    return "cuda" if devices and set(devices.values()) == {"cuda"} else "cpu"

@@ -1,4 +1,4 @@
-"""One queue in front of all devices: which requests are taken in, what is computed next and where, and who gets it."""
+"""One queue in front of all devices: decides which requests are taken in, and what is computed next and where."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _PATIENCE = 4.0
 """A request that takes several batches has a deadline this many times as far away as it would need alone."""
 
 _SURE_SHARE = 0.8
-"""Of several devices, none takes all that waits: so many fewer are counted on in each batch, since what a batch is
-expected to take may change in the meantime.
+"""Of several devices, none takes all that waits. The share of a full batch that is counted on then, since what a batch
+is expected to take may change in the meantime.
 """
 
 _BACK_SHARE = 0.3
@@ -47,8 +47,23 @@ _BUSY_WINDOW = 10.0
 class Device:
     """An engine, the models that it has loaded, and what it is computing.
 
-    depth: batches that may be on the way at a time; with two, a GPU has the next when it is done with one. busy_until:
-    by the monotonic clock, when it is expected to be done.
+    Attributes
+    ----------
+    engine : RemoteEngine
+        The engine.
+    depth : int
+        Batches that may be on the way at a time. With two, a GPU has the next one when it has finished one.
+    ready : dict of str to Ready
+        What the engine reports of each model, by the model's key.
+    times : dict of str to BatchTime
+        How long a batch of each model takes, by the model's key.
+    under_way : dict of int to Batch
+        Batches that are sent and not answered, by their numbers.
+    busy_until : float
+        When the engine is expected to have finished these, by the dispatcher's clock.
+    busy : deque of (float, float)
+        Of the last batches, when each ended, and the seconds that it took.
+
     """
 
     engine: RemoteEngine
@@ -74,8 +89,21 @@ class Device:
 class Dispatcher:
     """Requests in, predictions out. All methods are for the event loop's thread.
 
-    target: seconds that a request may take. most_waiting: texts that may wait. retries: how often texts are computed
-    again elsewhere when the engine that had them is lost. clock: seconds. traces: of batches.
+    Parameters
+    ----------
+    target : float
+        Seconds that a request may take.
+    most_waiting : int
+        Texts that may wait.
+    retries : int
+        How often texts are computed again elsewhere when the engine that had them is lost.
+    metrics : Metrics
+        Counts batches, and how long requests wait.
+    clock : callable
+        Returns seconds that never go back.
+    traces : Traces, optional
+        Receives a span for each batch.
+
     """
 
     def __init__(
@@ -140,9 +168,9 @@ class Dispatcher:
                 self._fail(request, Refused("no engine is ready: they are being started again"))
 
     def _check_backend(self, device: Device) -> None:
-        found = {str(ready.backend): None for each in (*self.devices, device) for ready in each.ready.values()}
-        if len(found) > 1:
-            first, second = list(found)[:2]
+        backends = {str(ready.backend): None for other in (*self.devices, device) for ready in other.ready.values()}
+        if len(backends) > 1:
+            first, second = list(backends)[:2]
             raise UsageError(
                 f"the devices differ, so scores would depend on which of them is free: {first} and {second}"
             )
@@ -173,8 +201,23 @@ class Dispatcher:
     ) -> Request:
         """Take a request in. Raises Refused where its deadline, or the queue's bound, cannot be held.
 
-        arrived: when it was there, by the clock, if that is not now. back: seconds that its answer needs to whoever
-        asked. The answer is its rows (`to_rows`), as bytes. However late it is, it is taken in where it can start now.
+        One that can start now is taken in however late it is. Its `answer` receives its rows (`to_rows`), as bytes.
+
+        Parameters
+        ----------
+        model : str
+            The model's name.
+        texts : Texts
+            The texts, with `n_chars`.
+        top_k : int
+            The most probable classes of each text, so many.
+        arrived : float, optional
+            When the request was there, by the clock, if that is not now.
+        back : float
+            Seconds that the answer needs on its way to the client.
+        trace : str
+            What `Traces.carried` has returned.
+
         """
         loaded = self.models[model]
         now = self._clock()
@@ -192,11 +235,11 @@ class Dispatcher:
         return request
 
     def forget(self, request: Request) -> None:
-        """The client is gone: nothing more is computed for it."""
+        """Compute nothing more for a request whose client is gone."""
         self._fail(request, Gone())
 
     def refuse_all(self) -> None:
-        """At the end of the time for draining: whoever still waits is told."""
+        """Refuse all requests that still wait, at the end of the time for draining."""
         for request in list(self.waiting):
             self._fail(request, Refused("the server stops"))
         for device in self.devices:
@@ -205,7 +248,7 @@ class Dispatcher:
                     self._fail(piece.request, Refused("the server stops"))
 
     def _admit(self, request: Request, now: float, back: float) -> None:
-        """Note whether a request is larger than a batch, and its deadline. Raises Refused."""
+        """Set whether a request is larger than a batch, and its deadline. Raises Refused."""
         key, texts, chars = request.key, len(request.texts), request.all_chars
         devices = [device for device in self.devices if key in device.times]
         if not devices:
@@ -245,37 +288,37 @@ class Dispatcher:
         return bool(free) and self._batches_ahead(free[0], key, texts, chars) < len(free)
 
     def _residual(self, device: Device, key: str, now: float) -> float:
-        """Until a device is free; one that should be already may take a little longer still."""
+        """Seconds until a device is free; one that should be free already may take a little longer still."""
         overdue = _OVERDUE_SHARE * self._longest(device, key) if device.under_way else 0.0
         return max(overdue, device.busy_until - now)
 
     def _next_start(self, devices: Sequence[Device], key: str) -> float:
-        """When the next batch is expected to go to a device, and what waits becomes less."""
+        """When the next batch is expected to go to a device, so that fewer texts wait."""
         return min(d.busy_until - max(0, len(d.under_way) - 1) * self._longest(d, key) for d in devices)
 
     def _batches_ahead(self, device: Device, key: str, texts: int, chars: int) -> int:
         """How many batches come before that of a new request which is no larger than a batch."""
         waiting = self.waiting.of
         batches = 0
-        for each in {key, *waiting}:
-            if each not in device.times:
+        for waiting_key in {key, *waiting}:
+            if waiting_key not in device.times:
                 continue
-            wait = waiting.get(each, NOTHING)
+            wait = waiting.get(waiting_key, NOTHING)
             n, c, requests = wait.small_texts, wait.small_chars, wait.small
-            if each == key:
+            if waiting_key == key:
                 n, c, requests = n + texts, c + chars, requests + 1
             if not n:
                 continue
             shared = n * (1 + wait.large / requests)  # large ones have their share of each batch
-            if len(self.devices) == 1 and shared == n and self._is_one_batch(device, each, n, c):
+            if len(self.devices) == 1 and shared == n and self._is_one_batch(device, waiting_key, n, c):
                 batches += 1
             else:
-                most = self._most_texts(device, each, c / n)
+                most = self._most_texts(device, waiting_key, c / n)
                 batches += math.ceil(shared / (most if len(self.devices) == 1 else _SURE_SHARE * most))
         return max(0, batches - 1)
 
     def _seconds_waiting(self, device: Device) -> float:
-        """What all that waits takes on all devices."""
+        """Seconds that all devices together need for what waits."""
         return sum(
             self._longest(device, key) * w.texts / self._most_texts(device, key, w.chars / w.texts) / len(self.devices)
             for key, w in self.waiting.of.items()
@@ -289,7 +332,7 @@ class Dispatcher:
         return texts <= 1 or device.times[key].seconds(texts, chars) <= self._longest(device, key)
 
     def _longest(self, device: Device, key: str) -> float:
-        """Seconds of a batch at most, so that the target is held."""
+        """Seconds that a batch may take, so that the target is held."""
         share = min(_LARGEST_SHARE * self.target, LONGEST_S)
         return max(share / device.depth, 2 * device.times[key].seconds(1, 0))
 
@@ -298,7 +341,7 @@ class Dispatcher:
         return min(most, device.ready[key].batch or most)
 
     def _pump_soon(self) -> None:
-        """Requests that are read in one turn of the event loop go into one batch."""
+        """Pump in the next turn of the event loop: requests that are read in one turn go into one batch."""
         if not self._pump_is_due:
             self._pump_is_due = True
             self._loop.call_soon(self._pump)
@@ -369,13 +412,13 @@ class Dispatcher:
         self._pump()
         self._deliver(batch, rows)
         whole = (request for request, _, last in batch.pieces if last == len(request.texts))
-        self._metrics.took(now, [(now - each.arrived) / (each.deadline - each.arrived) for each in whole])
+        self._metrics.took(now, [(now - request.arrived) / (request.deadline - request.arrived) for request in whole])
         if self._traces is not None:
             self._traces.add_batch(batch, device.engine.name, began, seconds)
 
     def _deliver(self, batch: Batch, rows: Rows) -> None:
-        found = {top_k: cut(rows, top_k) for top_k in {piece.request.top_k for piece in batch.pieces}}
-        data = {top_k: (each.tobytes(), each.itemsize) for top_k, each in found.items()}
+        rows_of = {top_k: cut(rows, top_k) for top_k in {piece.request.top_k for piece in batch.pieces}}
+        data = {top_k: (kept.tobytes(), kept.itemsize) for top_k, kept in rows_of.items()}
         at = 0
         for request, first, last in batch.pieces:
             of, size = data[request.top_k]
@@ -383,7 +426,7 @@ class Dispatcher:
             at += last - first
 
     def _give_up(self, piece: Piece, error: EngineLost) -> None:
-        """What becomes of texts whose engine is lost: computed once more elsewhere, or refused."""
+        """Compute texts whose engine is lost once more elsewhere, or refuse them."""
         request = piece.request
         if request.tries >= self._retries or request.answer.done():
             self._fail(request, Refused(error.message))
@@ -401,13 +444,13 @@ class Dispatcher:
         child.deadline = max(request.deadline, self._clock() + self.target)
         child.is_large, child.tries = request.is_large, request.tries + 1
 
-        def pass_on(found: asyncio.Future[bytes]) -> None:
-            if found.cancelled():
+        def pass_on(answer: asyncio.Future[bytes]) -> None:
+            if answer.cancelled():
                 return
-            if error := found.exception():
+            if error := answer.exception():
                 self._fail(request, error)
             else:
-                request.add(piece.first, piece.last, found.result())
+                request.add(piece.first, piece.last, answer.result())
 
         again.add_done_callback(pass_on)
         self.waiting.add(child)
@@ -421,7 +464,7 @@ class Dispatcher:
             request.answer.set_exception(error)
 
     def _close(self, key: str) -> None:
-        """A request for the model `key` is over: an old model goes with its last request."""
+        """Count a request for a model as ended; an old model is unloaded after its last one."""
         self._open[key] -= 1
         if not self._open[key] and key not in {loaded.key for loaded in self.models.values()}:
             self._unload(key)

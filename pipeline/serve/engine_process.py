@@ -1,6 +1,6 @@
-"""An engine in a process of its own, which a failure of the device takes down alone.
+"""An engine in a process of its own: where the device fails, only this process ends.
 
-Started by `engines.py`.
+`local_engines.py` starts it.
 """
 
 from __future__ import annotations
@@ -78,17 +78,19 @@ def _answer(asked: Classify, engine: Engine, answer: Callable[[Classified | Fail
         data, offsets, n_chars = asked.texts
         counts = np.frombuffer(n_chars, np.int64)
         texts = Texts(np.frombuffer(data, np.uint8), np.frombuffer(offsets, np.int64), n_chars=counts)
-        found = engine.classify(texts, asked.top_k, all_scores=True)
+        predictions = engine.classify(texts, asked.top_k, all_scores=True)
     except Exception as error:
         told = error if isinstance(error, BroadsheetError) else BroadsheetError(f"{type(error).__name__}: {error}")
         answer(Failed("", told))
         raise
-    seconds, (classes, top_k) = time.perf_counter() - began, (len(engine.model.classes), found.labels.shape[1])
-    answer(Classified(asked.number, PickleBuffer(to_rows(found).data), classes, top_k, seconds))
+    seconds, (classes, top_k) = time.perf_counter() - began, (len(engine.model.classes), predictions.labels.shape[1])
+    answer(Classified(asked.number, PickleBuffer(to_rows(predictions).data), classes, top_k, seconds))
 
 
 def main() -> None:
-    """Run until the server closes its end: signals of a terminal or a batch system are the server's to act on."""
+    """Run until the server closes its end. Signals are ignored: only the server acts on those of a terminal or a batch
+    system.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with suppress(Closed):

@@ -1,5 +1,6 @@
-"""What a server asks of an engine and is answered, wherever that is; and how long a batch takes there: measured when a
-model is loaded, and kept up to date by every batch.
+"""The messages between a server and an engine, wherever that is; and how long a batch takes there.
+
+That is measured when a model is loaded, and corrected by every batch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,16 @@ class EngineLost(BroadsheetError):
 
 @dataclass(frozen=True)
 class Choice:
-    """What a user has chosen of all engines. longest: seconds of the longest batch that is measured."""
+    """What a user has chosen for all engines.
+
+    Attributes
+    ----------
+    device, precision, kernels : str
+        As in `open_engine`.
+    longest : float
+        Seconds of the longest batch that is measured.
+
+    """
 
     device: str
     precision: str
@@ -39,7 +49,22 @@ class Choice:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model as it is served. number: from 1, one more with each reload. data: its bytes, for the engines."""
+    """A model as it is served.
+
+    Attributes
+    ----------
+    name : str
+        The name by which clients ask for it.
+    number : int
+        1, and one more with each reload.
+    source : str
+        The file, or the name of a shipped model, from which it was loaded.
+    model : Model
+        The model.
+    data : bytes
+        The same, for the engines: `Model.to_bytes`.
+
+    """
 
     name: str
     number: int
@@ -49,13 +74,26 @@ class LoadedModel:
 
     @property
     def key(self) -> str:
-        """By which engines know it, beside the one before it."""
+        """The name by which engines know it, beside the version before it."""
         return f"{self.name}@{self.number}"
 
 
 @dataclass(frozen=True)
 class Ready:
-    """What an engine says of a model that it has loaded. points: measured batches. batch: texts in one, or None."""
+    """What an engine reports of a model that it has loaded.
+
+    Attributes
+    ----------
+    backend : Backend
+        What decides the bits of its scores.
+    device : str
+        The device's name.
+    points : list of Point
+        What was measured of its batches.
+    batch : int or None
+        Texts of its largest batch, where it has a limit.
+
+    """
 
     backend: Backend
     device: str
@@ -64,7 +102,23 @@ class Ready:
 
 
 class Load(NamedTuple):
-    """Load a model under `key`, beside those that are there."""
+    """Load a model beside those that are there.
+
+    Attributes
+    ----------
+    key : str
+        By which the engine is to know it.
+    name : str
+        The model's name.
+    model : bytes
+        The model, as `LoadedModel.data`.
+    choice : Choice
+        Device, precision and kernels.
+    threads : int
+        Threads that the engine may use. In a message to a worker of Dask: the workers of its host, which share the
+        cores.
+
+    """
 
     key: str
     name: str
@@ -83,7 +137,20 @@ class Unload(NamedTuple):
 
 
 class Classify(NamedTuple):
-    """texts: `data`, `offsets` and `n_chars` of `Texts`, as `PickleBuffer`: pickled much sooner than arrays."""
+    """Classify a batch.
+
+    Attributes
+    ----------
+    number : int
+        The batch's, which comes back with the answer.
+    key : str
+        By which the engine knows the model.
+    texts : tuple of PickleBuffer
+        `data`, `offsets` and `n_chars` of `Texts`: buffers are pickled much faster than arrays.
+    top_k : int
+        The most probable classes of each text, so many.
+
+    """
 
     number: int
     key: str
@@ -92,7 +159,20 @@ class Classify(NamedTuple):
 
 
 class Classified(NamedTuple):
-    """rows: with so many classes and labels, as `PickleBuffer`. seconds: on the device."""
+    """The predictions of a batch.
+
+    Attributes
+    ----------
+    number : int
+        That of `Classify`.
+    rows : PickleBuffer
+        The predictions, as `to_rows` makes them.
+    classes, top_k : int
+        Of each row, which say how long it is (`kind_of`).
+    seconds : float
+        How long the device took.
+
+    """
 
     number: int
     rows: Any
@@ -102,14 +182,14 @@ class Classified(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A model that could not be loaded under `key`; or with a key of "", the device: the process ends."""
+    """A model that could not be loaded under `key`. With a key of "", the device has failed, and its process ends."""
 
     key: str
     error: BroadsheetError
 
 
 class RemoteEngine(Protocol):
-    """One device. name: for people, in logs and metrics."""
+    """One device. `name` is what logs and metrics call it."""
 
     name: str
 
@@ -125,8 +205,8 @@ class RemoteEngine(Protocol):
 
 
 _STEP, _QUANTILE = 0.04, 0.8
-"""A batch moves what is expected of its size by 4 % at most, so that an outlier does no harm; and more readily upwards
-than downwards, so that what is expected is what four batches in five keep to.
+"""A batch moves what is expected of its size by 4 % at most, so that an outlier does no harm; and by more upwards than
+downwards, so that four batches in five take no longer than expected.
 """
 
 _SLOW = 1.25
@@ -135,22 +215,22 @@ is expected by twice as much, the third by three times as much.
 """
 
 _OWN_SHARE = 0.25
-"""Of such a step, what is expected of that size alone moves by so much more: mostly all sizes become slower together,
-when other processes want the same cores.
+"""A step moves what is expected of all sizes, and of the batch's own size by this share of it more: mostly all sizes
+become slower together, when other processes use the same cores.
 """
 
 _LEAST, _MOST = 0.5, 8.0
 """How far what is expected may move from what was measured: a machine gets busy, but not a thousand times slower."""
 
 LONGEST_S = 0.25
-"""Of a batch: longer ones would do no more work in the same time, and hold up others."""
+"""Seconds of the longest batch: longer ones would do no more work in the same time, and hold up others."""
 
 _CHARS = 4
-"""Characters of a text are rounded up to this, so that what has been found for one average is used for the next."""
+"""Characters of a text are rounded up to this, so that the size found for one average is used for the next."""
 
 _IN_A_GRAPH = 32
-"""So few texts a GPU labels as one graph, made when so many first come (`kernels/small_batches.py`): here, while no
-request waits for it.
+"""A GPU labels up to so many texts as one graph, made for each number of texts when it first comes
+(`kernels/small_batches.py`): `measure` makes them all, while no request waits.
 """
 
 _REPEATS = 3
@@ -158,8 +238,17 @@ _LARGEST = 1 << 15
 
 
 class Point(NamedTuple):
-    """What was measured of batches of `texts` texts. seconds: of texts of one character. per_char: seconds more for
-    each character that the model reads.
+    """What was measured of batches of one size.
+
+    Attributes
+    ----------
+    texts : int
+        Texts in a batch.
+    seconds : float
+        Seconds of a batch of texts of one character.
+    per_char : float
+        Seconds more for each character that the model reads.
+
     """
 
     texts: int
@@ -168,8 +257,8 @@ class Point(NamedTuple):
 
 
 def measure(engine: Engine, longest: float) -> list[Point]:
-    """Time batches of 1, 2, 4, … texts, short ones and such as the model reads whole, or of MOST_READ characters, until
-    one takes `longest` seconds, or LONGEST_S.
+    """Time batches of 1, 2, 4, … texts, of one character and of as many as the model reads, MOST_READ at most, until a
+    batch takes `longest` seconds, or LONGEST_S.
     """
     for texts in range(1, _IN_A_GRAPH + 1) if engine.backend.device == "cuda" else ():
         engine.classify(Texts.of([b"a"] * texts), all_scores=True)
@@ -191,12 +280,12 @@ def measure(engine: Engine, longest: float) -> list[Point]:
 
 
 def _seconds_of(engine: Engine, texts: Texts) -> float:
-    found: list[float] = []
-    while len(found) < _REPEATS and sum(found) < LONGEST_S / 2:
+    timings: list[float] = []
+    while len(timings) < _REPEATS and sum(timings) < LONGEST_S / 2:
         began = time.perf_counter()
         engine.classify(texts, all_scores=True)
-        found.append(time.perf_counter() - began)
-    return min(found)  # whatever else the machine does only makes it longer
+        timings.append(time.perf_counter() - began)
+    return min(timings)  # whatever else the machine does only makes it longer
 
 
 class BatchTime:
@@ -248,7 +337,7 @@ class BatchTime:
         return self._most[seconds, chars_a_text]
 
     def learn(self, texts: int, chars: int, seconds: float) -> None:
-        """Take what a batch took into account, for batches of about its size."""
+        """Correct what is expected of batches of about this size by the seconds that a batch took."""
         right = min(bisect_right(self._sizes, texts), len(self._sizes) - 1)
         nearest = right if right == 0 or texts >= 0.75 * self._sizes[right] else right - 1
         over = seconds / self.seconds(texts, chars)

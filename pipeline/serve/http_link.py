@@ -1,6 +1,5 @@
-"""What goes between the main process and those that speak HTTP: messages over a pair of sockets that only these two
-have, and a little memory that all of them see. What is sent in one turn of the event loop goes together: a length, and
-a list of messages in MessagePack.
+"""The link between the main process and those that speak HTTP: messages over a pair of sockets, and memory that all of
+them share. The messages of one turn of the event loop are sent together: a length, and a list in MessagePack.
 """
 
 from __future__ import annotations
@@ -24,13 +23,29 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
-    """What all have: `number` is that of the request that it is about, as the HTTP process counts them."""
+    """The base of all messages. A message's `number` is that of its request, as the HTTP process counts them."""
 
 
 class Ask(Message, tag=0):
-    """Classify texts with the model `key`. data, offsets, n_chars: of `Texts`, as bytes. arrived: when the request was
-    there, by the monotonic clock, which all processes share. back: seconds that the answer will need on its way. trace:
-    of `Traces.carried`.
+    """Classify texts.
+
+    Attributes
+    ----------
+    number : int
+        The request's.
+    key : str
+        By which the main process knows the model.
+    data, offsets, n_chars : bytes
+        Of `Packed`.
+    top_k : int
+        The most probable classes of each text, so many.
+    arrived : float
+        When the request was there, by the monotonic clock, which all processes share.
+    back : float
+        Seconds that the answer will need on its way.
+    trace : str
+        What `Traces.carried` has returned.
+
     """
 
     number: int
@@ -51,7 +66,18 @@ class Forget(Message, tag=1):
 
 
 class Call(Message, tag=2):
-    """Anything else that the main process answers. what: "models", "ready", "metrics" or "reload", then of `model`."""
+    """Any other request that the main process answers.
+
+    Attributes
+    ----------
+    number : int
+        The request's.
+    what : str
+        "models", "ready", "metrics" or "reload".
+    model : str
+        The model to reload.
+
+    """
 
     number: int
     what: str
@@ -59,7 +85,22 @@ class Call(Message, tag=2):
 
 
 class Counted(Message, tag=3):
-    """Requests that are over since the last such message, as `RequestCounts` counts them. is_asked: for by `Count`."""
+    """The requests that have ended since the last such message, as `RequestCounts` counts them.
+
+    Attributes
+    ----------
+    is_asked : bool
+        Whether this answers `Count`.
+    requests : list of (str, int, int)
+        Model, status and number of requests.
+    texts : dict of str to int
+        Texts of each model.
+    seconds : dict of str to float
+        Seconds that the requests of each model took, in all.
+    buckets : dict of str to list of int
+        Requests of each model, by the bucket of the seconds that they took.
+
+    """
 
     is_asked: bool
     requests: list[tuple[str, int, int]]
@@ -73,18 +114,29 @@ class Listens(Message, tag=4):
 
 
 class Answers(Message, tag=5):
-    """The process has got an answer to a text of its own."""
+    """The process has received an answer to a text of its own."""
 
 
 class Answered(Message, tag=10):
-    """rows: as `to_rows` makes them."""
+    """The predictions of a request; `rows` is as `to_rows` makes them."""
 
     number: int
     rows: bytes
 
 
 class Denied(Message, tag=11):
-    """The request is refused. retry_after, until: of `Refused`."""
+    """The request is refused.
+
+    Attributes
+    ----------
+    number : int
+        The request's.
+    reason : str
+        Why, as the client reads it.
+    retry_after, until : float
+        Of `Refused`.
+
+    """
 
     number: int
     reason: str
@@ -93,13 +145,24 @@ class Denied(Message, tag=11):
 
 
 class Changed(Message, tag=12):
-    """The model is not served any more under that key: ask with the one that `Served` has told of."""
+    """The model is not served any more under that key. Ask with the key that the last `Served` has."""
 
     number: int
 
 
 class Returned(Message, tag=13):
-    """body: JSON, or the page of metrics."""
+    """The answer to a `Call`.
+
+    Attributes
+    ----------
+    number : int
+        The request's.
+    status : int
+        Of HTTP.
+    body : bytes
+        JSON, or the page of metrics.
+
+    """
 
     number: int
     status: int
@@ -107,7 +170,24 @@ class Returned(Message, tag=13):
 
 
 class Served(Message, tag=14):
-    """A model, at the start and whenever it has changed. reads: characters of a text. is_number: it gives numbers."""
+    """A model, sent at the start and whenever it has changed.
+
+    Attributes
+    ----------
+    name : str
+        The name by which clients ask for it.
+    key : str
+        By which the main process knows it.
+    reads : int
+        Characters that it reads of a text.
+    classes : tuple of str
+        Its classes.
+    thresholds : tuple of float or None
+        Where it gives several labels, the score from which on it gives each.
+    is_number : bool
+        Whether it gives a text a number.
+
+    """
 
     name: str
     key: str
@@ -132,8 +212,10 @@ ToHttp = Answered | Denied | Changed | Returned | Served | Count | Stop
 
 
 class Link(asyncio.Protocol):
-    """One end of the pair. kind: of the messages that come. take: is called with each of them, lost when the other end
-    is gone.
+    """One end of the pair.
+
+    `kind` is the union of the messages that come. `take` is called with each of them, and `lost` once the other end is
+    gone.
     """
 
     def __init__(self, kind: Any, take: Callable[[Any], None], lost: Callable[[], None]) -> None:
@@ -146,7 +228,7 @@ class Link(asyncio.Protocol):
         self._going: list[Message] = []
 
     def send(self, message: Message) -> None:
-        """Nothing is sent to an end that is gone."""
+        """Send a message with this turn of the event loop; to an end that is gone, nothing is sent."""
         if not self._going:
             self._loop.call_soon(self.flush)
         self._going.append(message)
@@ -188,7 +270,7 @@ _BYTES = 8
 class Held:
     """Connections, and bytes of bodies. A process changes only its own numbers, so that no lock is needed.
 
-    file: as `file_for` makes it; number: of the process.
+    `file` is the descriptor of what `file_for` makes, and `number` that of the process.
     """
 
     def __init__(self, file: int, number: int) -> None:
@@ -197,7 +279,7 @@ class Held:
 
     @staticmethod
     def file_for(processes: int) -> IO[bytes]:
-        """A file without a name."""
+        """A file without a name, which holds the numbers of so many processes."""
         file = tempfile.TemporaryFile()  # noqa: SIM115 - it is open as long as the server is
         os.truncate(file.fileno(), processes * _PLACES * _BYTES)
         return file
@@ -210,26 +292,28 @@ class Held:
 
     @property
     def connections(self) -> int:
-        """Of all processes."""
+        """The connections of all processes."""
         return sum(self._values[::_PLACES])
 
     @property
     def bytes(self) -> int:
-        """Of all processes."""
+        """The bytes of bodies in all processes."""
         return sum(self._values[1::_PLACES])
 
     def clear(self) -> None:
-        """The process is gone."""
+        """Set the numbers of a process that is gone to zero."""
         self._values[self._first] = self._values[self._first + 1] = 0
 
 
 _FEW = 8
-"""Requests of one process that it has not answered: with more of them it is busy."""
+"""A process that has asked for more than these, and not been answered, is busy."""
 
 
 class Main:
-    """The main process as this one sees it. models: what is served, by name. counts: of requests that are over. stop:
-    is called when the main process says so, and whether that is at once.
+    """The main process, as a process that speaks HTTP sees it.
+
+    `models` has what is served, by name, and `counts` the requests that have ended. `stop` is called when the main
+    process sends `Stop`, with its `now`.
     """
 
     def __init__(self, stop: Callable[[bool], None]) -> None:
@@ -244,12 +328,13 @@ class Main:
 
     @property
     def is_busy(self) -> bool:
-        """Only then does this process refuse requests by itself: the main process knows whether anything waits."""
+        """Whether this process may refuse requests by itself. The main process, which knows the queue, always may."""
         return self._asked > _FEW
 
     def check_open(self, served: Served) -> None:
-        """For a request of one text. Raises Refused while the main process would refuse it, as far as it has said: what
-        it need not say again, it has time for others.
+        """For a request of one text. Raises Refused while the main process would refuse it, as its last refusal says.
+
+        That saves the main process the time to refuse it again.
         """
         reason, retry_after, until = self._closed.get(served.key, ("", 0.0, 0.0))
         if self.is_busy and time.monotonic() < until:
@@ -258,8 +343,30 @@ class Main:
     async def classify(
         self, served: Served, texts: Packed, top_k: int, arrived: float, back: float, trace: str, gone: set[Any]
     ) -> Predictions:
-        """Predictions with all scores. Raises Refused, ModelChanged where the model is served under another key now,
-        and Gone once a client hangs up, which is told by the functions in `gone`.
+        """Predictions with all scores.
+
+        Parameters
+        ----------
+        served : Served
+            The model.
+        texts : Packed
+            The texts.
+        top_k : int
+            The most probable classes of each text, so many, or all of them.
+        arrived : float
+            When the request was there, by the monotonic clock.
+        back : float
+            Seconds that the answer will need on its way.
+        trace : str
+            What `Traces.carried` has returned.
+        gone : set of callable
+            Receives a function to call once the client hangs up.
+
+        Raises
+        ------
+        Refused, ModelChanged, Gone
+            ModelChanged where the model is served under another key now; Gone once the client hangs up.
+
         """
         number, answer = self._open_one()
         top_k = min(top_k, len(served.classes))
@@ -285,7 +392,7 @@ class Main:
         return from_rows(rows, len(served.classes), top_k)
 
     async def call(self, what: str, model: str = "") -> Returned:
-        """Anything else that is asked of the main process."""
+        """Ask the main process for anything else, as `Call` lists it."""
         number, answer = self._open_one()
         self.link.send(Call(number, what, model))
         try:
@@ -300,7 +407,7 @@ class Main:
             self._count(is_asked=False)
 
     def close(self) -> None:
-        """Send what there still is; this process ends."""
+        """Send what has been counted, and close the link: this process ends."""
         self._count(is_asked=False)
         self._is_over = True
         self.link.close()
@@ -334,14 +441,14 @@ class Main:
         elif isinstance(message, Stop):
             self._stop(message.now)
 
-    def _resolve(self, number: int, found: object) -> None:
+    def _resolve(self, number: int, result: object) -> None:
         answer = self._open.get(number)
         if answer is None or answer.done():
             return
-        if isinstance(found, Exception):
-            answer.set_exception(found)
+        if isinstance(result, Exception):
+            answer.set_exception(result)
         else:
-            answer.set_result(found)
+            answer.set_result(result)
 
     def _lost(self) -> None:
         if not self._is_over:  # nobody answers any more

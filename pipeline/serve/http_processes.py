@@ -1,5 +1,6 @@
-"""The processes that speak HTTP, as the main process has them: what they ask goes to the dispatcher. One that ends is
-started again, and costs its own connections only.
+"""The processes that speak HTTP, as the main process has them: their requests go to the dispatcher.
+
+A process that ends is started again, and only its own connections are lost.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from .requests import Gone, Refused, Request
 from .settings import Settings, log
 
 _COUNT_WITHIN = 1.0
-"""Seconds in which each process must have told what it has counted, before metrics are shown without."""
+"""Seconds within which each process must report what it has counted; then metrics are shown without."""
 
 _LONGEST_WAIT = 10.0
 _STEADY_SECONDS = 10.0
@@ -54,7 +55,22 @@ _STEADY_SECONDS = 10.0
 
 
 class HttpProcesses:
-    """All of them. calls: answers whatever is not to classify: (what, model) -> HTTP status and body."""
+    """All processes that speak HTTP.
+
+    Parameters
+    ----------
+    settings : Settings
+        The server's settings.
+    listening : list of socket.socket
+        A socket that listens, for each process.
+    dispatcher : Dispatcher
+        Receives the requests to classify.
+    metrics : Metrics
+        Receives what the processes count.
+    calls : callable
+        Answers all other requests: of `what` and `model` of a `Call`, it returns the HTTP status and the body.
+
+    """
 
     def __init__(
         self,
@@ -92,7 +108,7 @@ class HttpProcesses:
         return all(process.answers.done() and not process.has_ended for process in self._processes)
 
     def tell_of(self, loaded: LoadedModel) -> None:
-        """A model was loaded, in the place of another or not."""
+        """Report to all processes that a model was loaded, in the place of another or not."""
         for process in self._processes:
             process.send(_served(loaded))
 
@@ -149,14 +165,14 @@ class HttpProcesses:
                 return
             wait = min(_LONGEST_WAIT, max(1.0, 2 * wait))
             self._processes[number] = process = await self._start(number)
-            if self._stopping.is_set():  # since before it could be told
+            if self._stopping.is_set():  # and `stop` did not reach the new process
                 process.send(Stop(now=False))
             await process.listens
             log.info("HTTP process ready", extra={"fields": {"process": process.pid}})
 
 
 class _HttpProcess:
-    """One of them, and its requests that are not over."""
+    """A process that speaks HTTP, and its requests that are not answered yet."""
 
     def __init__(
         self,
@@ -194,14 +210,14 @@ class _HttpProcess:
         self.link.send(message)
 
     def count(self) -> asyncio.Future[None]:
-        """Done once it has told what it has counted."""
+        """A future that is done once the process has reported what it has counted."""
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._counting.append(told)
         self.send(Count())
         return told
 
     async def close(self) -> int:
-        """Its exit code, once it is gone."""
+        """Close the link, and wait until the process has ended; its exit code."""
         self.link.close()
         return await asyncio.to_thread(self._child.end)
 
@@ -227,7 +243,7 @@ class _HttpProcess:
     def _ask(self, ask: Ask) -> None:
         loaded = self._dispatcher.models[name_of(ask.key)]
         if loaded.key != ask.key:
-            self.send(_served(loaded))  # which it was not told if it was being started when the model was changed
+            self.send(_served(loaded))  # a process that was starting when the model was changed may not have it
             self.send(Changed(ask.number))
             return
         data, offsets = np.frombuffer(ask.data, np.uint8), np.frombuffer(ask.offsets, np.int64)
@@ -254,7 +270,7 @@ class _HttpProcess:
         self.send(Returned(call.number, *await self._calls(call.what, call.model)))
 
     def _lost(self) -> None:
-        """Its clients are gone."""
+        """The process is gone, and its clients with it."""
         for request in list(self._open.values()):
             self._dispatcher.forget(request)
         for waits in (self.listens, self.answers, self.ended, *self._counting):

@@ -36,7 +36,7 @@ _STEADY_SECONDS = 60.0
 
 
 class LocalFleet:
-    """states: of each engine by its device's name, "ready" or what it is doing."""
+    """The engines of this machine. `states` has, by its device's name, "ready" or what the engine is doing."""
 
     def __init__(self, dispatcher: Dispatcher, choice: Choice, gpus: int, metrics: Metrics) -> None:
         self.states: dict[str, str] = {}
@@ -149,10 +149,10 @@ class ProcessEngine(asyncio.Protocol):
         watch = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._lose, "it does not answer")
         try:
             assert texts.n_chars is not None
-            data, offsets, n_chars = (PickleBuffer(each.data) for each in (texts.data, texts.offsets, texts.n_chars))
+            data, offsets, n_chars = (PickleBuffer(array.data) for array in (texts.data, texts.offsets, texts.n_chars))
             self._write(packed(Classify(self._number, key, (data, offsets, n_chars), top_k)))
-            found: tuple[Rows, float] = await answer
-            return found
+            rows_and_seconds: tuple[Rows, float] = await answer
+            return rows_and_seconds
         finally:
             watch.cancel()
 
@@ -187,7 +187,7 @@ class ProcessEngine(asyncio.Protocol):
         self._lose(self._why)
 
     def _take(self, message: Any) -> None:
-        """Hand over what the process answers."""
+        """Pass an answer of the process on to the request that waits for it."""
         if isinstance(message, Classified):
             rows = np.frombuffer(message.rows, kind_of(message.classes, message.top_k))
             _resolve(self._computing.pop(message.number), (rows, message.seconds))
@@ -206,11 +206,11 @@ class ProcessEngine(asyncio.Protocol):
 
     @property
     def exit_code(self) -> int | None:
-        """Of its process, once that has ended; a negative one is a signal's number."""
+        """The exit code of its process, once that has ended; a negative one is a signal's number."""
         return self._child.process.poll()
 
     def _lose(self, why: str) -> None:
-        """All that was asked of the process fails, and it is killed if it is not gone."""
+        """Let all requests to the process fail, and kill it unless the server stops it."""
         if self._lost.done():
             return
         self._lost.set_result(why)

@@ -17,8 +17,19 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
 class RequestCounts:
-    """requests: by model and HTTP status. texts: that were answered, by model. seconds, buckets: of the requests that
-    were answered, by model: their sum, and how many are in each bucket of SECONDS.
+    """Counts of the requests that have ended.
+
+    Attributes
+    ----------
+    requests : dict of (str, int) to int
+        Requests, by model and HTTP status.
+    texts : dict of str to int
+        Texts that were answered, by model.
+    seconds : dict of str to float
+        The sum of the seconds of the requests that were answered, by model.
+    buckets : dict of str to list of int
+        How many of these are in each bucket of SECONDS, by model.
+
     """
 
     def __init__(self) -> None:
@@ -41,7 +52,7 @@ class RequestCounts:
         seconds: Mapping[str, float],
         buckets: Mapping[str, Sequence[int]],
     ) -> None:
-        """What another process has counted."""
+        """Add what another process has counted."""
         for model, status, count in requests:
             self.requests[model, status] += count
         for model, count in texts.items():
@@ -95,7 +106,7 @@ class Metrics:
         in_engine.observe(seconds)
 
     def took(self, now: float, shares: Sequence[float]) -> None:
-        """Of requests whose labels are computed: the share of the time to their deadlines."""
+        """Note, of requests whose labels are computed, which shares of the time to their deadlines they took."""
         self._shares.append((now, sum(shares), len(shares)))
         while self._shares[0][0] < now - _USED_SECONDS:
             self._shares.popleft()
@@ -115,7 +126,7 @@ class Metrics:
         self._queue.set_function(texts)
 
     def show_busy(self, shares: Callable[[], dict[str, float]]) -> None:
-        """shares: of each device, by its name."""
+        """Show the share of time in which each device computed, by its name."""
         self.registry.register(_Busy(shares))
 
     def page(self) -> bytes:
@@ -156,14 +167,14 @@ class _Busy:
         self._shares = shares
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        found = GaugeMetricFamily(
+        gauge = GaugeMetricFamily(
             "broadsheet_device_busy_share",
             "Share of the last ten seconds in which a device computed",
             labels=["device"],
         )
         for device, share in self._shares().items():
-            found.add_metric([device], share)
-        yield found
+            gauge.add_metric([device], share)
+        yield gauge
 
 
 def name_of(key: str) -> str:

@@ -1,4 +1,4 @@
-"""What is answered; the interface as OpenAPI says it; and a page of that for people, which needs no other host."""
+"""The forms of answers; the interface in OpenAPI; and a page of that for people, which loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _classify(settings: Settings) -> dict[str, Any]:
 
 
 def _refusals(late: str = "503") -> dict[str, Any]:
-    """What may become of a request to classify but an answer."""
+    """The answers to a request to classify that has no labels."""
     return {
         "400": _answer("The body is not in UTF-8, or not in the form that its content type names"),
         "401": _answer(_NO_TOKEN),
@@ -243,11 +243,11 @@ def _answer(description: str, schema: str | None = "ErrorMessage") -> dict[str, 
 
 
 def _schemas(settings: Settings) -> dict[str, Any]:
-    """Those of the structs that requests and answers are read and written with, by name."""
+    """The schemas of the structs of requests and answers, by name."""
     own = (ClassifyOptions, ClassifyRequest, ClassifyAnswer, ModelList, ModelAbout, ServerState, ErrorMessage)
     others = (PredictRequest, ClassifyInput, InferRequest, Invocation)
-    _, found = msgspec.json.schema_components((*own, *others), ref_template="#/components/schemas/{name}")
-    properties = found["ClassifyRequest"]["properties"]
+    _, schemas = msgspec.json.schema_components((*own, *others), ref_template="#/components/schemas/{name}")
+    properties = schemas["ClassifyRequest"]["properties"]
     properties["texts"] |= {"maxItems": settings.max_texts, "description": "The texts to label"}
     properties["model"]["description"] = f"Which model labels them. Default: {settings.default_model}"
-    return found
+    return schemas

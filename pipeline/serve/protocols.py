@@ -1,9 +1,9 @@
-"""What clients of other servers ask and are answered: Text Embeddings Inference and Hugging Face's, vLLM and Infinity,
+"""Requests and answers of other servers' protocols: Text Embeddings Inference and Hugging Face's, vLLM and Infinity,
 the Open Inference Protocol (KServe, Triton), SageMaker. Each reads a body as `Asked`, which has the function that
 writes the answer. None of them knows what becomes of a request in between.
 
-Their answers have no place for a text without a label: where the model overflows on one, the request fails, and says on
-which.
+Their answers have no place for a text without a label: where the model overflows on one, the request fails, and the
+error says on which.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ _encode = msgspec.json.encode
 
 
 class Spoken(NamedTuple):
-    """A route to classify. read: raises BadRequest. failed: status and body, of a status and what is wrong."""
+    """A route to classify.
+
+    `read` reads a request, and raises BadRequest. `failed` makes the status and the answer of an error, of a status and
+    a message.
+    """
 
     read: Callable[[Received], Asked]
     failed: Callable[[int, str], tuple[int, Reply]]
@@ -47,15 +51,15 @@ def _failed(status: int, told: str) -> tuple[int, Reply]:
     return status, Reply(_JSON, _encode({"error": told}))
 
 
-def _scores(served: Served, found: Predictions, is_raw: bool = False) -> NDArray[np.float32]:
-    """Of all classes, [N, classes]. is_raw: as logits, up to a number for each text that softmax does not see.
+def _scores(served: Served, predictions: Predictions, is_raw: bool = False) -> NDArray[np.float32]:
+    """The scores of all classes, float32 [N, classes]. Raises BadRequest for a text that has none.
 
-    Raises BadRequest for a text without.
+    With `is_raw` they are logits, up to a number for each text on which softmax does not depend.
     """
-    scores = found.all_scores
+    scores = predictions.all_scores
     assert scores is not None
-    if found.overflowed.any():
-        raise BadRequest(424, f"the model overflows on text {int(np.argmax(found.overflowed))}: send the others alone")
+    if predictions.overflowed.any():
+        raise BadRequest(424, f"the model overflows on text {np.argmax(predictions.overflowed)}: send the others alone")
     if not is_raw:
         return scores
     tiny = np.finfo(np.float32).tiny
@@ -117,23 +121,23 @@ def _read_predict(received: Received) -> Asked:
     if asked.truncation_direction.lower() != "right":
         raise BadRequest(422, "truncation_direction: the models here read a text from its beginning")
     texts = []
-    for number, each in enumerate(inputs):
-        if not isinstance(each, str) and len(each) != 1:
-            raise BadRequest(422, f"inputs[{number}] has {len(each)} texts: the models here read one, not a pair")
-        texts.append(each if isinstance(each, str) else each[0])
+    for number, given in enumerate(inputs):
+        if not isinstance(given, str) and len(given) != 1:
+            raise BadRequest(422, f"inputs[{number}] has {len(given)} texts: the models here read one, not a pair")
+        texts.append(given if isinstance(given, str) else given[0])
     is_one = len(inputs) == 1 and isinstance(inputs[0], str) and asked.parameters is None
     return Asked(texts, None, 1, partial(_write_predict, asked, is_one))
 
 
-def _write_predict(asked: PredictRequest, is_one: bool, served: Served, found: Predictions) -> Reply:
+def _write_predict(asked: PredictRequest, is_one: bool, served: Served, predictions: Predictions) -> Reply:
     chosen = asked.parameters or HubParameters()
     own = "softmax" if served.thresholds is None else "sigmoid"
     if chosen.function_to_apply not in (None, "none", own):
         raise BadRequest(422, f"function_to_apply: the scores of this model are of {own}; `none` gives logits")
-    if asked.truncate is False and found.truncated.any():
-        number = int(np.argmax(found.truncated))
+    if asked.truncate is False and predictions.truncated.any():
+        number = int(np.argmax(predictions.truncated))
         raise BadRequest(413, f"text {number} is longer than the {served.reads:,} characters that the model reads")
-    scores = _scores(served, found, asked.raw_scores or chosen.function_to_apply == "none")
+    scores = _scores(served, predictions, asked.raw_scores or chosen.function_to_apply == "none")
     answers = _ranked(served, scores, chosen.top_k)
     return Reply(_JSON, _encode(answers[0] if is_one else answers))
 
@@ -144,7 +148,7 @@ def _predict_failed(status: int, told: str) -> tuple[int, Reply]:
 
 
 def tei_info(model: ModelAbout, settings: Settings) -> dict[str, Any]:
-    """What Text Embeddings Inference says of itself."""
+    """What Text Embeddings Inference answers at /info."""
     label_of = {str(number): name for number, name in enumerate(model.classes)}
     number_of = {name: number for number, name in enumerate(model.classes)}
     return {
@@ -164,7 +168,7 @@ def tei_info(model: ModelAbout, settings: Settings) -> dict[str, Any]:
 # vLLM, and Infinity, whose client always sends `raw_scores`.
 
 _NOT_SPECIFIED = "default/not-specified"
-"""What Infinity's client has for a model that nobody named."""
+"""What Infinity's client sends where no model is named."""
 
 
 class ClassifyInput(msgspec.Struct):
@@ -191,17 +195,17 @@ def _read_classify(received: Received) -> Asked:
     return Asked(texts, None if asked.model == _NOT_SPECIFIED else asked.model, 1, partial(_write_classify, asked))
 
 
-def _write_classify(asked: ClassifyInput, served: Served, found: Predictions) -> Reply:
+def _write_classify(asked: ClassifyInput, served: Served, predictions: Predictions) -> Reply:
     is_raw = asked.raw_scores is True or asked.use_activation is False
-    scores = _scores(served, found, is_raw)
+    scores = _scores(served, predictions, is_raw)
     answer: dict[str, Any] = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
-    read = int(np.minimum(found.n_chars, served.reads).sum())
+    read = int(np.minimum(predictions.n_chars, served.reads).sum())
     if asked.raw_scores is not UNSET:
         answer |= {"id": f"infinity-{uuid.uuid4()}", "object": "classify", "data": _ranked(served, scores)}
         usage: dict[str, Any] = {}
     else:
         data: list[dict[str, Any]] = []
-        for best, probs in zip(found.labels[:, 0].tolist(), _rows(scores), strict=True):
+        for best, probs in zip(predictions.labels[:, 0].tolist(), _rows(scores), strict=True):
             label = served.classes[best]
             data.append({"index": len(data), "label": label, "probs": probs, "num_classes": len(probs)})
         answer["data"] = data
@@ -216,7 +220,7 @@ def _classify_failed(status: int, told: str) -> tuple[int, Reply]:
     return status, Reply(_JSON, _encode({"error": error}))
 
 
-# The Open Inference Protocol, with the extension for binary tensors, which Triton's client uses unless told otherwise.
+# The Open Inference Protocol, with the extension for binary tensors, which Triton's client uses by default.
 
 MODELS = ("/v2/models/{name:path}/versions/1", "/v2/models/{name:path}")
 _HEAD_BYTES = b"inference-header-content-length"
@@ -273,7 +277,7 @@ def _read_infer(received: Received) -> Asked:
 
 
 def _texts_of(binary: bytes) -> list[str]:
-    """Each is its length, in four bytes, and then its UTF-8."""
+    """The texts of a binary tensor: each is its length, in four bytes, and then its UTF-8."""
     texts: list[str] = []
     at = 0
     try:
@@ -290,21 +294,21 @@ def _texts_of(binary: bytes) -> list[str]:
 
 def _flat(data: Sequence[Any]) -> list[str]:
     texts: list[str] = []
-    for each in data:
-        if isinstance(each, list) and len(each) == 1:
-            each = each[0]
-        if not isinstance(each, str):
+    for item in data:
+        if isinstance(item, list) and len(item) == 1:
+            item = item[0]
+        if not isinstance(item, str):
             raise BadRequest(422, f"data[{len(texts)}] is no string")
-        texts.append(each)
+        texts.append(item)
     return texts
 
 
-def _write_infer(asked: InferRequest, served: Served, found: Predictions) -> Reply:
-    scores = _scores(served, found)
-    labels = np.array(served.classes, object)[found.labels[:, 0]]
-    tensors: dict[str, Any] = {"label": labels, "score": found.scores[:, 0], "scores": scores}
+def _write_infer(asked: InferRequest, served: Served, predictions: Predictions) -> Reply:
+    scores = _scores(served, predictions)
+    labels = np.array(served.classes, object)[predictions.labels[:, 0]]
+    tensors: dict[str, Any] = {"label": labels, "score": predictions.scores[:, 0], "scores": scores}
     outputs, binary = [], []
-    wanted: dict[str, dict[str, Any]] = {each.name: each.parameters for each in asked.outputs}
+    wanted: dict[str, dict[str, Any]] = {output.name: output.parameters for output in asked.outputs}
     for name, parameters in (wanted or {name: {} for name in tensors}).items():
         values = tensors[name]
         made: dict[str, Any] = {
@@ -334,7 +338,7 @@ def about_server() -> dict[str, Any]:
 
 
 def about_model(model: ModelAbout) -> dict[str, Any]:
-    """Its tensors: scores of the classes are in their order."""
+    """The tensors of a model; scores are in the order of the classes."""
     shapes = {"label": [-1], "score": [-1], "scores": [-1, len(model.classes)]}
     outputs = [{"name": n, "datatype": "BYTES" if n == "label" else "FP32", "shape": s} for n, s in shapes.items()]
     inputs = [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
@@ -408,15 +412,15 @@ def _records(body: bytes, is_csv: bool) -> list[str]:
     return [row[0] for row in rows]
 
 
-def _write_invocation(kind: bytes, ks: Sequence[int], served: Served, found: Predictions) -> Reply:
-    ranked = _ranked(served, _scores(served, found), max(ks, default=1))
+def _write_invocation(kind: bytes, ks: Sequence[int], served: Served, predictions: Predictions) -> Reply:
+    ranked = _ranked(served, _scores(served, predictions), max(ks, default=1))
     if kind == _CSV:
         written = io.StringIO()
         csv.writer(written, lineterminator="\n").writerows((row[0]["label"], row[0]["score"]) for row in ranked)
         return Reply(kind, written.getvalue().encode())
     pairs = zip(ks, ranked, strict=True)
-    found_ = [{"label": [r["label"] for r in row[:k]], "prob": [r["score"] for r in row[:k]]} for k, row in pairs]
-    return Reply(kind, _encode(found_) if kind == _JSON else b"".join(_encode(each) + b"\n" for each in found_))
+    answers = [{"label": [r["label"] for r in row[:k]], "prob": [r["score"] for r in row[:k]]} for k, row in pairs]
+    return Reply(kind, _encode(answers) if kind == _JSON else b"".join(_encode(answer) + b"\n" for answer in answers))
 
 
 SPOKEN = {

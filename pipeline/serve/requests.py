@@ -1,5 +1,7 @@
-"""Requests that wait for a device: the earliest deadline first, and each with its share of a batch. What may become of
-a request; and its predictions as bytes, a row a text, so that those of many are cut and sent without a look at them.
+"""Requests that wait for a device: the earliest deadline first, and each with its share of a batch.
+
+This file also has the exceptions that end a request, and its predictions as bytes, a row a text, so that those of many
+requests are cut and sent without being unpacked.
 """
 
 from __future__ import annotations
@@ -21,7 +23,18 @@ from .engines import BatchTime, Rows
 
 
 class Packed(NamedTuple):
-    """What `Texts` holds, as bytes: the texts, int64 offsets, and int64 characters of the whole texts."""
+    """What `Texts` holds, as bytes.
+
+    Attributes
+    ----------
+    data : bytes
+        The texts, one after another, in UTF-8.
+    offsets : bytes
+        Of int64 [N + 1]: text i is ``data[offsets[i]:offsets[i + 1]]``.
+    n_chars : bytes
+        Of int64 [N]: the characters of each whole text.
+
+    """
 
     data: bytes
     offsets: bytes
@@ -29,8 +42,10 @@ class Packed(NamedTuple):
 
 
 class Refused(Exception):
-    """A request that is not computed. retry_after: in seconds. until: by the monotonic clock, how long any other of
-    one text for the same model would be refused too; 0: that is not known.
+    """A request that is not computed.
+
+    `retry_after` is in seconds. Until `until`, by the monotonic clock, any other request of one text for the same model
+    would be refused too; 0 where that is not known.
     """
 
     def __init__(self, message: str, retry_after: float = 1.0, until: float = 0.0) -> None:
@@ -56,17 +71,17 @@ def kind_of(classes: int, top_k: int) -> np.dtype[np.void]:
     return np.dtype([("n_chars", np.int64), ("unknown_chars", np.int64), *labels, ("truncated", np.bool_)], align=True)
 
 
-def to_rows(found: Predictions) -> Rows:
+def to_rows(predictions: Predictions) -> Rows:
     """Predictions with all scores as an array of rows, [N]."""
-    assert found.all_scores is not None
-    rows = np.zeros(len(found.labels), kind_of(found.all_scores.shape[1], found.labels.shape[1]))
+    assert predictions.all_scores is not None
+    rows = np.zeros(len(predictions.labels), kind_of(predictions.all_scores.shape[1], predictions.labels.shape[1]))
     for name in rows.dtype.names or ():
-        rows[name] = getattr(found, name)
+        rows[name] = getattr(predictions, name)
     return rows
 
 
 def cut(rows: Rows, top_k: int) -> Rows:
-    """The same with the `top_k` best labels only."""
+    """The rows with the `top_k` best labels only."""
     had, classes = rows["labels"].shape[1], rows["all_scores"].shape[1]
     if had == top_k:
         return rows
@@ -79,22 +94,53 @@ def cut(rows: Rows, top_k: int) -> Rows:
 
 
 def from_rows(data: bytes, classes: int, top_k: int) -> Predictions:
-    """What `to_rows` was given, of rows with that many classes and labels."""
+    """The predictions from which `to_rows` made these rows, of `classes` classes and `top_k` labels each."""
     rows = np.frombuffer(data, kind_of(classes, top_k))
     n_chars, truncated, unknown_chars = (rows[name] for name in _COUNTS)
     return Predictions(rows["labels"], rows["scores"], rows["all_scores"], n_chars, truncated, unknown_chars)
 
 
 STRETCH = 1.2
-"""How much longer a batch may take where it then leaves nothing waiting."""
+"""The factor by which a batch may take longer where nothing is then left waiting."""
 
 
 class Request:
     """Texts of one client, and what is known of them so far.
 
-    key, model: of the loaded model that they are for. arrived, deadline: by the monotonic clock. answer: their
-    predictions as rows, or an error. is_large: for one batch. all_chars: that the model reads of all texts. started:
-    texts that went to a device. parts: rows by the number of their first text. trace: of `Traces.carried`.
+    Parameters
+    ----------
+    key : str
+        By which engines know the model that the texts are for.
+    model : Model
+        That model.
+    texts : Texts
+        The texts, with `n_chars`.
+    top_k : int
+        The most probable classes of each text, so many.
+    arrived : float
+        When the request was there, by the monotonic clock.
+    answer : asyncio.Future of bytes
+        Receives the predictions of all texts as rows, or an error.
+    trace : str
+        What `Traces.carried` has returned.
+
+    Attributes
+    ----------
+    deadline : float
+        When the answer is due, by the monotonic clock.
+    is_large : bool
+        Whether the texts are too many for one batch.
+    all_chars : int
+        Characters that the model reads of all texts.
+    started : int
+        Texts that went to a device.
+    tries : int
+        How often the texts were on an engine that was lost.
+    parts : dict of int to bytes
+        The rows of each part that is computed, by the number of its first text.
+    finished : int
+        Texts that are computed.
+
     """
 
     __slots__ = (
@@ -157,7 +203,16 @@ class Request:
 
 
 class Piece(NamedTuple):
-    """Texts first to last of a request, which go into a batch."""
+    """Texts of a request that go into a batch.
+
+    Attributes
+    ----------
+    request : Request
+        The request.
+    first, last : int
+        The numbers of its first text in the batch, and of the first one after them.
+
+    """
 
     request: Request
     first: int
@@ -165,7 +220,20 @@ class Piece(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Texts of one model that are computed together. chars: that the model reads of them."""
+    """Texts of one model that are computed together.
+
+    Attributes
+    ----------
+    key : str
+        By which engines know the model.
+    pieces : tuple of Piece
+        The texts, in order.
+    texts : int
+        How many texts these are.
+    chars : int
+        Characters that the model reads of them.
+
+    """
 
     key: str
     pieces: tuple[Piece, ...]
@@ -196,7 +264,22 @@ class Batch(NamedTuple):
 
 @dataclass(slots=True)
 class Sums:
-    """Of the requests for one model that wait, and of those that are no larger than a batch."""
+    """Sums over the requests for one model that wait: what is left of them.
+
+    Attributes
+    ----------
+    texts : int
+        Texts that no device has yet.
+    chars : int
+        Characters that the model reads of these.
+    large : int
+        Requests that are larger than a batch.
+    small : int
+        Requests that are no larger than a batch.
+    small_texts, small_chars : int
+        As `texts` and `chars`, of these only.
+
+    """
 
     texts: int = 0
     chars: int = 0
@@ -206,7 +289,7 @@ class Sums:
     small_chars: int = 0
 
     def add(self, request: Request, sign: int) -> None:
-        """A request comes (1) or goes (-1), with what is left of it."""
+        """Add what is left of a request (`sign` 1), or subtract it (-1)."""
         texts, chars = sign * request.left, sign * request.chars_left
         self.texts += texts
         self.chars += chars
@@ -222,8 +305,10 @@ NOTHING = Sums()
 
 
 class Waiting:
-    """The queue of all devices. texts: how many wait. of: what waits, by the model's key, kept up to date so that a new
-    request is not compared with each of the others.
+    """The queue of all devices.
+
+    `texts` is how many wait. `of` has the sums of what waits, by the model's key: they are kept up to date, so that a
+    new request is not compared with each of the others.
     """
 
     def __init__(self) -> None:
@@ -259,7 +344,7 @@ class Waiting:
             del self.of[request.key]
 
     def expired(self, now: float) -> list[Request]:
-        """Requests whose deadline has passed before they began: the first in the queue, if any are."""
+        """Requests whose deadline has passed before they began."""
         late = []
         for request in self._requests:
             if request.deadline >= now:
@@ -271,10 +356,10 @@ class Waiting:
     def take(self, times: dict[str, BatchTime], seconds: float, most: int) -> Batch | None:
         """A batch for a device on which it is expected to take `seconds` at most, of `most` texts at most.
 
-        times: of the models on that device. The request with the earliest deadline decides the model, and the others
-        for it follow in that order. Of one that is larger than a batch, no more goes in than an equal share for each
-        request, until all have been asked. A batch has one text at least, and takes all that waits rather than leave a
-        few for one of their own.
+        `times` has the models on that device, by their keys. The request with the earliest deadline decides the model,
+        and the others for that model follow by their deadlines. A request that is larger than a batch gets no more than
+        an equal share of it, unless the other requests leave room. A batch has one text at least, and takes all that
+        waits rather than leave a few for one of their own.
         """
         first = next((request for request in self._requests if request.key in times), None)
         if first is None:

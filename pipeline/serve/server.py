@@ -38,20 +38,20 @@ TARGET_S = {"cpu": 0.1, "cuda": 0.02}
 
 _BACKLOG = 2048
 _LAST_WORD_S = 0.5
-"""Before the time for draining is over, whoever still waits is told."""
+"""So many seconds before the time for draining is over, all requests that still wait are refused."""
 
 _END_WITHIN_S = 2.0
 """After that time, HTTP processes that have not ended are killed."""
 
 _MOST_HTTP_PROCESSES = 8
-"""Of those that nobody has chosen. The one dispatcher is the limit with more of them."""
+"""At most so many are started where the user has not chosen: the one dispatcher is the limit beyond that."""
 
 
 def serve(settings: Settings, gpus: int, client: Client | None = None) -> None:
     """Serve until SIGTERM or Ctrl-C. Raises BroadsheetError where it cannot be started.
 
-    gpus: how many this machine has; with none, or a `device` of "cpu", the CPU computes. client: of a cluster, whose
-    workers then compute, and not this machine.
+    `gpus` is how many this machine has; with none, or a `device` of "cpu", the CPU computes. With the `client` of a
+    cluster, its workers compute, and not this machine.
     """
     server = _Server(settings, gpus, client)
     start_log(settings.log_json)
@@ -132,7 +132,7 @@ class _Server:
         return {device.engine.name: device.busy_share(now) for device in self._dispatcher.devices}
 
     async def _call(self, what: str, model: str) -> tuple[int, bytes]:
-        """What HTTP processes ask for beside labels: the status, and the body."""
+        """Answer a `Call` of an HTTP process: the status, and the body."""
         if what == "metrics":
             await self._http.count()
             return 200, self._metrics.page()
@@ -141,8 +141,8 @@ class _Server:
         if what == "reload":
             status, answer = await self._reloaded(model)
         elif what == "models":
-            models = [self._about(each) for each in self._dispatcher.models.values()]
-            status, answer = 200, ModelList(models, "list", [ModelId(each.name) for each in models])
+            models = [self._about(loaded) for loaded in self._dispatcher.models.values()]
+            status, answer = 200, ModelList(models, "list", [ModelId(about.name) for about in models])
         else:
             status, answer = self._ready()
         return status, msgspec.json.encode(answer)
@@ -229,7 +229,7 @@ def _loaded(name: str, number: int, source: str, model: Model) -> LoadedModel:
 
 
 def _http_processes(device: str) -> int:
-    """How many there are unless somebody chooses. An engine on the CPU needs the cores itself."""
+    """How many processes speak HTTP by default. An engine on the CPU needs the cores itself."""
     return 1 if device == "cpu" else max(1, min(_MOST_HTTP_PROCESSES, available_cores() // 2))
 
 

@@ -1,4 +1,4 @@
-"""What a server is started with; and its log: lines of text or JSON on stderr, with no text in them unless asked."""
+"""The settings of a server, and its log: lines of text or JSON on stderr, which hold no texts unless asked for."""
 
 from __future__ import annotations
 
@@ -17,10 +17,51 @@ from ..errors import printable
 class Settings:
     """Everything but the cluster. `pipeline/cli/serve.py` has the defaults that a user sees, and checks.
 
-    models: source of each model by its name; the first is the one for requests that name none. target_s: seconds that
-    a request may take, or None: 0.02 on a GPU, 0.1 on a CPU. http_processes: how many, or None: by the cores. token:
-    that clients must show, None for none; admin_token: for reloads, which nobody may ask for without one. certificate,
-    key: files, for TLS.
+    Attributes
+    ----------
+    models : mapping of str to str
+        The source of each model by its name. The first is the one for requests that name none.
+    host : str
+        The address to listen on.
+    port : int
+        The port to listen on.
+    device : str
+        What computes: "auto", "cpu" or "cuda".
+    precision, kernels : str
+        Of the engines, as in `open_engine`.
+    network : str
+        Which texts a model with n-grams gives to its network.
+    target_s : float or None
+        Seconds that a request may take; None for 0.02 on a GPU, 0.1 on a CPU.
+    drain_s : float
+        Seconds after SIGTERM in which requests that have come are still answered.
+    max_queue : int
+        Texts that may wait.
+    max_texts : int
+        Texts of one request.
+    max_body_bytes : int
+        Bytes of one body.
+    max_connections : int
+        Connections that are open at a time, of all processes.
+    head_s, body_s : float
+        Seconds within which the head and the body of a request must have come.
+    idle_s : float
+        Seconds after which a connection without a request is closed.
+    http_processes : int or None
+        How many processes speak HTTP; None to choose by the cores.
+    token : str or None
+        The token that clients must show, if any.
+    admin_token : str or None
+        The token for reloads; without one, nobody may ask for a reload by HTTP.
+    certificate, key : str or None
+        Files for TLS.
+    log_json : bool
+        Write the log as lines of JSON.
+    log_requests : bool
+        Log a line for each request.
+    log_texts : bool
+        Log the texts of requests too.
+
     """
 
     models: Mapping[str, str]
@@ -57,7 +98,7 @@ log = logging.getLogger("broadsheet.serve")
 
 
 class _Lines(logging.Formatter):
-    """extra={"fields": {…}} has what is said of a request or an engine beside the message."""
+    """Lines of a message and its fields, which a call passes as extra={"fields": {…}}."""
 
     def __init__(self, as_json: bool) -> None:
         super().__init__()

@@ -20,28 +20,29 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 
 
 def open_traces(is_told: bool = False) -> Traces | None:
-    """As the variables say; None where they do not ask for any, or the packages are not there, which the log says if
-    `is_told`.
+    """Traces as the variables ask for them; None where they do not, or where the packages are missing.
+
+    With `is_told`, the log has a warning about missing packages.
     """
     given = os.environ
     names = [name.strip() for name in given.get("OTEL_TRACES_EXPORTER", "otlp").split(",")]
     is_off = "none" in names or given.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if is_off or not any(given.get(name) for name in _ASKS):
         return None
-    found = {each.name: each for each in entry_points(group="opentelemetry_traces_exporter")}
+    exporters = {entry.name: entry for entry in entry_points(group="opentelemetry_traces_exporter")}
     protocol = next((given[name] for name in _PROTOCOLS if given.get(name)), "http/protobuf")
     names = ["otlp_proto_" + protocol.partition("/")[0] if name == "otlp" else name for name in names]
-    missing = [name for name in names if name not in found]
+    missing = [name for name in names if name not in exporters]
     if missing:
         reason = f"there is no exporter {missing[0]}: pip install 'broadsheet[traces]'"
         if is_told:
             log.warning("no traces", extra={"fields": {"reason": reason}})
         return None
-    return Traces([found[name].load()() for name in names])
+    return Traces([exporters[name].load()() for name in names])
 
 
 class Traces:
-    """exporters: to which spans go, from a thread of OpenTelemetry's."""
+    """Records spans, which a thread of OpenTelemetry's sends to the `exporters`."""
 
     def __init__(self, exporters: list[Any]) -> None:
         from opentelemetry import propagate, trace
@@ -64,7 +65,7 @@ class Traces:
         return self._tracer.start_span(f"{method} {path}", self._extract(carrier), kind, about)
 
     def carried(self, span: Any) -> str:
-        """By which `add_batch` knows the span; empty where it is not recorded."""
+        """The identity of a span, for `add_batch`; empty where it is not recorded."""
         context = span.get_span_context()
         return f"{context.trace_id:x}-{context.span_id:x}" if span.is_recording() else ""
 
@@ -76,7 +77,7 @@ class Traces:
         span.end()
 
     def add_batch(self, batch: Batch, device: str, began: float, seconds: float) -> None:
-        """A span for each request of a batch that is computed. began: by the monotonic clock. seconds: on a device."""
+        """A span for each request of a batch, which took `seconds` on a device. `began` is by the monotonic clock."""
         trace = self._trace
         offset = time.time_ns() - time.monotonic_ns()
         about: dict[str, Any] = {"broadsheet.device": device, "broadsheet.batch.texts": batch.texts}
