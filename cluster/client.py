@@ -149,6 +149,19 @@ def _started(
     tls: bool | None,
     say: Callable[[str], None],
 ) -> AbstractContextManager[Client]:
+    """A client of a cluster that is started in its block, or that runs.
+
+    Parameters
+    ----------
+    where, workers, processes, protocol, tls, say
+        As of `connect`.
+
+    Raises
+    ------
+    UsageError
+        As `connect` does.
+
+    """
     if where == "local" and not processes:
         if workers is not None or protocol != "auto" or tls is not None:
             raise UsageError("a worker within this process has no connection: leave out workers, protocol and tls")

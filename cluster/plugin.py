@@ -45,9 +45,21 @@ class EnginePlugin(WorkerPlugin):
     """Adds the `gpu` executor and offers an engine of the model, also on workers that join later.
 
     It carries the model's bytes, so a worker needs no file. There is one for each model; their engines live side by
-    side (`pipeline/labelling/engines.py`). The CPU engine of a worker gets the cores of its host, divided
-    by the number of workers there. read_in_processes: starts so many processes that read, for a GPU's worker. here: the
-    worker is in this process, and takes the model as it is.
+    side (`pipeline/labelling/engines.py`).
+
+    Parameters
+    ----------
+    model : Model
+        The model.
+    device, precision, kernels : str
+        As of `open_engine`.
+    workers_per_host : int
+        By which the cores of a host are divided, so that the CPU engine of each worker has its share.
+    read_in_processes : callable, optional
+        Starts so many processes that read, for a GPU's worker.
+    here : bool
+        The worker is in this process, and takes the model as it is.
+
     """
 
     def __init__(

@@ -164,9 +164,23 @@ def spare_pandas() -> None:
 class Child:
     """A process, and the connection to it. Raises OSError where it cannot be started.
 
-    module: is run with the descriptor of its end, and then `arguments`; it calls `parent_of`. descriptors: of files
-    that it has too, under the same numbers. environment: variables that are set there. defaults: others, if they are
-    not set here. buffer_bytes: of the sockets. stdout, stderr: as of `subprocess.Popen`; by default stderr is kept.
+    Parameters
+    ----------
+    module : str
+        Is run with the descriptor of its end of the connection, and then `arguments`; it calls `parent_of`.
+    *arguments : object
+        Of the module's command line.
+    descriptors : sequence of int
+        Of files that it has too, under the same numbers.
+    environment : mapping of str to str, optional
+        Variables that are set there.
+    defaults : mapping of str to str, optional
+        Others, which are set there if they are not set here.
+    buffer_bytes : int, optional
+        Of the sockets.
+    stdout, stderr : int, optional
+        As of `subprocess.Popen`. By default stdout is dropped, and stderr is passed on and its last line kept.
+
     """
 
     def __init__(
