@@ -49,14 +49,38 @@ QUARANTINE_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Selection:
-    """The columns of the input that a job uses, and the class names that its truth column may hold.
+    """The columns of the input that a job uses, and how they are read.
 
-    `kept` are the columns that are copied to the output and `kept_types` their Arrow types, in order; with `keep_all`
-    they are every column of the first file or table, once it is known. `header` names the columns of a headerless CSV.
-    `answers` is the path of the parent program's answer file, for a one-hot input. `encoding` is Python's name of that
-    of the text files, `delimiter` the character between the fields of CSV files, where the user gave one. `reads` is
-    how many characters of each text the model reads: the rest is counted and dropped; 0 to keep the whole texts.
-    `prefixes` are those of each model's columns in the output, `windows` whether they have that of windows.
+    Attributes
+    ----------
+    text : tuple of str
+        The columns of text.
+    kept : tuple of str
+        The columns that are copied to the output; with `keep_all` every column of the first file or table, once it is
+        known.
+    truth : str or None
+        The column of true classes.
+    header : tuple of str or None
+        The names of the columns of a headerless CSV.
+    classes : tuple of str
+        The class names that the truth column may hold.
+    kept_types : tuple of pyarrow.DataType
+        The types of `kept`, in order.
+    answers : str or None
+        The path of the parent program's answer file, for a one-hot input.
+    keep_all : bool
+        Whether every column is copied.
+    encoding : str
+        Python's name of the encoding of text files.
+    delimiter : str or None
+        The character between the fields of CSV files, where the user gave one.
+    reads : int
+        How many characters of each text the model reads: the rest is counted and dropped; 0 to keep the whole texts.
+    prefixes : tuple of str
+        The prefixes of each model's columns in the output.
+    windows : bool
+        Whether each model has a column for the number of windows.
+
     """
 
     text: tuple[str, ...] = ("text",)
@@ -127,7 +151,20 @@ class RowRange(NamedTuple):
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row for the quarantine: its record number, byte offset in the (decompressed) file if known, and why."""
+    """A row for the quarantine.
+
+    Attributes
+    ----------
+    row : int
+        The number of its record.
+    offset : int or None
+        Its first byte in the (decompressed) file, if known.
+    reason : str
+        Why it is there.
+    head : bytes
+        Its first bytes.
+
+    """
 
     row: int
     offset: int | None
@@ -257,10 +294,26 @@ def assemble(
 ) -> Chunk:
     """A chunk from the parsed rows of one file.
 
-    numbers: int64 [N], the record number of each row. table: N rows with the selection's columns; text and string
-    columns may be binary or string, and kept columns may be missing: then they are null. raw(i): byte offset and first
-    bytes of row i, for the quarantine. bad: rows that could not be parsed; those whose text is null, too long or not
-    UTF-8 are added to them. is_utf8: whether the strings have been checked already.
+    Parameters
+    ----------
+    file : str
+        The file.
+    numbers : ndarray
+        int64 [N], the record number of each row.
+    table : pyarrow.Table
+        N rows with the selection's columns; text and string columns may be binary or string, and kept columns may be
+        missing: then they are null.
+    selection : Selection
+        The columns that the job uses.
+    raw : callable
+        Returns byte offset and first bytes of row i, for the quarantine.
+    bad : sequence of BadRow
+        Rows that could not be parsed; those whose text is null, too long or not UTF-8 are added to them.
+    problems : tuple of str
+        Messages about the file.
+    is_utf8 : bool
+        Whether the strings have been checked already.
+
     """
     reasons: dict[int, str] = {}
     held = {name: column_of(table, name) for name in selection.columns}
@@ -420,5 +473,5 @@ def _chosen(chunk: Chunk, good: NDArray[np.bool_], bad: NDArray[np.bool_]) -> Ch
 
 def _between(table: pa.Table, first: int, last: int) -> NDArray[np.bool_]:
     numbers = table.column("row").to_numpy()
-    found: NDArray[np.bool_] = (numbers >= first) & (numbers < last)
-    return found
+    between: NDArray[np.bool_] = (numbers >= first) & (numbers < last)
+    return between

@@ -46,8 +46,8 @@ def truth_indices(values: pa.Array, classes: tuple[str, ...]) -> NDArray[np.int3
         raise UsageError(f"a column of {values.type} holds no class names or numbers") from error
     indices = [known.get(_label_text(v), NO_TRUTH) for v in distinct.dictionary.to_pylist()]
     of_value = np.array([*indices, NO_TRUTH], np.int32)
-    found: NDArray[np.int32] = of_value[distinct.indices.fill_null(len(indices)).to_numpy()]
-    return found
+    numbers: NDArray[np.int32] = of_value[distinct.indices.fill_null(len(indices)).to_numpy()]
+    return numbers
 
 
 def numbers_in(rows: pa.Table, name: str, levels: Sequence[str] = ()) -> NDArray[np.float64]:
@@ -69,8 +69,8 @@ def numbers_in(rows: pa.Table, name: str, levels: Sequence[str] = ()) -> NDArray
     given = values.is_valid() if pa.types.is_floating(values.type) else pc.not_equal(values.cast(pa.string()), "")
     odd = np.flatnonzero(~known & given.fill_null(False).to_numpy(zero_copy_only=False))
     if len(odd) and not (pa.types.is_floating(values.type) and np.isnan(values[int(odd[0])].as_py())):
-        told = f"one of {', '.join(levels)}" if levels else "a finite number"
-        raise UsageError(f"column {name!r} holds {values[int(odd[0])].as_py()!r}, which is not {told}")
+        wanted = f"one of {', '.join(levels)}" if levels else "a finite number"
+        raise UsageError(f"column {name!r} holds {values[int(odd[0])].as_py()!r}, which is not {wanted}")
     return np.where(known, numbers, np.nan)
 
 
@@ -134,7 +134,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 def is_held_by(kind: pa.DataType, other: pa.DataType) -> bool:
     """Whether a column of `kind` can hold every value of one of type `other`."""
     types = pa.types
-    kind, other = (each.value_type if types.is_dictionary(each) else each for each in (kind, other))
+    kind, other = (own.value_type if types.is_dictionary(own) else own for own in (kind, other))
     if kind in (other, pa.string()) or types.is_null(other):
         return True
     if types.is_integer(kind) and types.is_integer(other):
@@ -228,9 +228,9 @@ def label_lists(rows: pa.Table, name: str, separator: str | None) -> pa.ListArra
 def _lists(texts: pa.Array, name: str) -> pa.Array:
     """Lists that are written as JSON, as those of JSON Lines are read."""
     try:
-        found = [None if text is None else json.loads(text) for text in texts.to_pylist()]
-        if all(isinstance(labels, list) for labels in found if labels is not None):
-            return pa.array(found, pa.list_(pa.null()) if not any(found) else None)
+        lists = [None if text is None else json.loads(text) for text in texts.to_pylist()]
+        if all(isinstance(labels, list) for labels in lists if labels is not None):
+            return pa.array(lists, pa.list_(pa.null()) if not any(lists) else None)
     except (json.JSONDecodeError, pa.ArrowInvalid, pa.ArrowTypeError):
         pass
     raise UsageError(f"column {name!r} holds texts, not lists: say by --label-separator what is between two labels")
@@ -247,14 +247,14 @@ def label_sets(lists: pa.ListArray, classes: Sequence[str]) -> tuple[NDArray[np.
 
     A label is the name of a class, or a number from 1.
     """
-    found = np.zeros((len(lists), len(classes)), np.bool_)
+    has = np.zeros((len(lists), len(classes)), np.bool_)
     row = np.repeat(np.arange(len(lists)), lists.value_lengths().to_numpy())
     number = truth_indices(lists.flatten(), tuple(classes))
     known = number != NO_TRUTH
-    found[row[known], number[known]] = True
+    has[row[known], number[known]] = True
     unknown = np.zeros(len(lists), np.bool_)
     unknown[row[~known]] = True
-    return found, unknown
+    return has, unknown
 
 
 def joined(texts: Sequence[pa.Array]) -> pa.Array:
@@ -305,21 +305,21 @@ def nulls(values: pa.Array) -> NDArray[np.bool_]:
 
 def fields_of(schema: Iterable[pa.Field], before: str = "") -> dict[str, pa.DataType]:
     """The types of columns, and those of the fields of structs by names with dots; a column that is called so wins."""
-    found = {before + each.name: each.type for each in schema}
-    for each in schema:
-        if pa.types.is_struct(each.type):
-            found = {**found, **fields_of(each.type, f"{before}{each.name}."), **found}
-    return found
+    types = {before + field_.name: field_.type for field_ in schema}
+    for field_ in schema:
+        if pa.types.is_struct(field_.type):
+            types = {**types, **fields_of(field_.type, f"{before}{field_.name}."), **types}
+    return types
 
 
 def _way(schema: Iterable[pa.Field], name: str) -> list[str]:
     """The column of that name, or the struct and the fields that lead to it; empty where there is none."""
-    for each in sorted(schema, key=lambda each: -len(each.name)):
-        if each.name == name:
+    for field_ in sorted(schema, key=lambda field_: -len(field_.name)):
+        if field_.name == name:
             return [name]
-        within = each.type if name.startswith(f"{each.name}.") and pa.types.is_struct(each.type) else ()
-        if rest := _way(within, name.removeprefix(f"{each.name}.")):
-            return [each.name, *rest]
+        within = field_.type if name.startswith(f"{field_.name}.") and pa.types.is_struct(field_.type) else ()
+        if rest := _way(within, name.removeprefix(f"{field_.name}.")):
+            return [field_.name, *rest]
     return []
 
 
@@ -387,8 +387,21 @@ def is_copied_as_it_is(held: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def decoded_text(name: str, column: pa.Array, reasons: dict[int, str], encoding: str, ascii_only: set[str]) -> pa.Array:
-    """Strings where the column holds bytes; rows that are not text become null and get a reason. ascii_only: where the
-    name is noted if there is nothing else in it.
+    """Strings where the column holds bytes; rows that are not text become null and get a reason.
+
+    Parameters
+    ----------
+    name : str
+        The name of the column.
+    column : pyarrow.Array
+        Its values.
+    reasons : dict of int to str
+        Where the reason of each row that is not text is noted.
+    encoding : str
+        Python's name of the encoding of the file, for reasons.
+    ascii_only : set of str
+        Where the name is noted if the column holds nothing but ASCII.
+
     """
     if not is_textual(column.type):
         return column

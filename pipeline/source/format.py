@@ -59,7 +59,7 @@ class InputFile:
     compression : str or None
         Arrow's name of its compression, e.g. "gzip".
     size : int or None
-        Bytes, compressed; of the archive that it is in, if it is in one. None where its server does not tell.
+        Bytes, compressed; of the archive that it is in, if it is in one. None where its server does not report it.
     modified : str
         Modification time in ns, or the equivalent of a remote file system, such as an ETag.
     location : str
@@ -334,7 +334,7 @@ class Format(ABC):
         """
 
     def rows_of(self, file: InputFile) -> int | None:
-        """Return the number of rows that the file's own metadata give; None where only reading it tells.
+        """Return the number of rows that the file's own metadata give; None where only reading it shows them.
 
         Raises
         ------

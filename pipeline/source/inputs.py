@@ -160,10 +160,22 @@ def identify(
 ) -> Given:
     """The input of a job, before it is planned. Raises UsageError where there is none.
 
-    symbols, length: of the model, for files that are encoded already. whole_hash: hash what is in the files.
-    by_content: identify rows in memory by a hash of them; what is read once is never the same again. root: names of
-    files are relative to it, else absolute. endpoint: of buckets, as of `bucket_client`. A string is a path, and so is
-    each item of `Paths` or of a list of `pathlib.Path`; a list of strings is articles.
+    Parameters
+    ----------
+    source : object
+        The input. A string is a path, and so is each item of `Paths` or of a list of `pathlib.Path`; a list of strings
+        is articles.
+    symbols, length : int
+        Of the model, for files that are encoded already.
+    whole_hash : bool
+        Hash what is in the files.
+    by_content : bool
+        Identify rows in memory by a hash of them; what is read once is never the same again.
+    root : path-like, optional
+        The folder or URL to which names of files are relative; by default they are absolute.
+    endpoint : str, optional
+        Of buckets, as of `bucket_client`.
+
     """
     if isinstance(source, Stdin):
         return source
@@ -211,6 +223,16 @@ def _find(
     root: str | os.PathLike[str] | None,
     endpoint: str | None,
 ) -> Files:
+    """The files of an input. Raises UsageError where there are none.
+
+    Parameters
+    ----------
+    source, symbols, length, whole_hash, root, endpoint
+        As of `identify`.
+    paths : list of str
+        The paths, patterns and URLs that the source is.
+
+    """
     try:
         return find_files(paths, symbols, length, whole_hash, root, endpoint)
     except UsageError as error:
@@ -358,7 +380,22 @@ def _in_memory(chunks: Iterable[Chunk], path: str, before: Before, ended: Ended 
 def _partitions(
     frame: Any, selection: Selection, limit: int | None, before: Before, ended: Ended = _unnoted
 ) -> Iterator[Range | Unread]:
-    """One chunk a partition. With a limit the partitions up to it are counted first, each where Dask computes it."""
+    """One chunk a partition. With a limit the partitions up to it are counted first, each where Dask computes it.
+
+    Parameters
+    ----------
+    frame : dask.dataframe.DataFrame
+        The frame.
+    selection : Selection
+        The columns that the job uses.
+    limit : int or None
+        Only so many rows.
+    before : Before
+        What earlier runs of the job have done.
+    ended : callable
+        Called with the end of the rows.
+
+    """
     from dask import delayed
 
     count = 0

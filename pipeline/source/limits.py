@@ -27,13 +27,23 @@ def chunk_rows(device: str, cost: float) -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """All in bytes.
+    """Sizes in bytes.
 
-    field_bytes: of the longest field or line that is read; an unclosed quote would make a longer one. block_bytes: read
-    at once from a stream, and parsed by one thread: of a block that large, what holds the GIL is a small part.
-    chunk_bytes: of what is held of a chunk's records (`held_bytes`), so that long articles do not make it large.
-    guess_bytes: searched for the first record of a segment. part_bytes: of a table that one thread parses, while others
-    parse those after it. parsed_bytes: of CSV, parsed at once in the caches of a core.
+    Attributes
+    ----------
+    field_bytes : int
+        The longest field or line that is read; an unclosed quote would make a longer one.
+    block_bytes : int
+        Read at once from a stream, and parsed by one thread: of a block that large, what holds the GIL is a small part.
+    chunk_bytes : int
+        The most that is held of a chunk's records (`held_bytes`), so that long articles do not make it large.
+    guess_bytes : int
+        Searched for the first record of a part of a file.
+    part_bytes : int
+        Of a table, what one thread parses, while others parse what comes after it.
+    parsed_bytes : int
+        Of CSV, what is parsed at once in the caches of a core.
+
     """
 
     field_bytes: int = 16 << 20

@@ -144,7 +144,7 @@ def _estimated(plan: Plan, some: Sequence[InputFile]) -> tuple[int | None, float
 def _density(examined: Examined) -> tuple[int, int, float]:
     """How many rows a file or the beginning of it has, its stored bytes, and the seconds in which one core reads it.
 
-    Raises SourceError for a file of which only reading it to its end tells that.
+    Raises SourceError for a file that would have to be read to its end for that.
     """
     file, start = examined.file, examined.schema.start
     if not isinstance(file.format, RecordFormat):

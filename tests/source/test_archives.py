@@ -84,8 +84,8 @@ def test_members_are_found_however_their_paths_are_written(
     code, told = broadsheet_here("verify", tmp_path / "out", "--input")
     assert code == 0, told
     for wanted, rows in (("q[1].csv", 1), ("q1.csv", 1), ("q*.csv", 2), ("./c.csv", 1), ("/abs/d.csv", 1)):
-        found = pipeline.classify(f"zip://{wanted}::{path}", model=small_model, client=client)
-        assert found.rows_written == rows, wanted
+        one = pipeline.classify(f"zip://{wanted}::{path}", model=small_model, client=client)
+        assert one.rows_written == rows, wanted
 
 
 @pytest.mark.slow
@@ -106,9 +106,9 @@ def test_members_that_cannot_be_read_are_named_and_the_others_are_read(
         assert what in told
     assert sum("good.csv" in file for file in report.to_pandas()["file"]) == 60
     path.write_bytes(data[: len(data) // 2])
-    found = find_files([str(path)], 70, 1014)
-    assert not found.found
-    assert "not a readable zip archive" in found.problems[0][1]
+    files = find_files([str(path)], 70, 1014)
+    assert not files.found
+    assert "not a readable zip archive" in files.problems[0][1]
 
 
 BOMB = """
@@ -149,8 +149,8 @@ def test_an_archive_within_a_folder_or_at_a_url_is_read(tmp_path: Path) -> None:
     assert find_files([str(tmp_path)], 70, 1014, root=tmp_path).found[0].path == "zip://x.csv::a.zip"
     with fsspec.open("memory://bucket/a.zip", "wb") as stream:
         stream.write((tmp_path / "a.zip").read_bytes())
-    (found,) = find_files(["memory://bucket/a.zip"], 70, 1014).found
-    assert found.path == "zip://x.csv::memory://bucket/a.zip"
+    (member,) = find_files(["memory://bucket/a.zip"], 70, 1014).found
+    assert member.path == "zip://x.csv::memory://bucket/a.zip"
     with pytest.raises(UsageError, match=r"no input at 'zip://y\.csv::.+': the archive has no such file"):
         find_files([f"zip://y.csv::{tmp_path}/a.zip"], 70, 1014)
     zipped(tmp_path / "c.zip", {"picture.png": b"", "none.doc": b""})

@@ -271,14 +271,14 @@ def test_what_is_within_columns_is_read_kept_and_filtered_everywhere(small_model
     lang = [row["doc"]["meta"]["lang"] for row in ROWS[:40]]
     for name, source in sources.items():
         report = classify(source, model=small_model, scores=True, **ASKED)
-        found = report.to_arrow()
+        table = report.to_arrow()
         assert (report.rows_written, report.rows_quarantined) == (40, 2), name
         for column in ("label", "score"):
-            assert found[column].equals(expected[column]), name
-        found = found.slice(0, 40)
-        assert found["doc.meta.lang"].to_pylist() == lang, name
-        assert [int(n) for n in found["doc.meta.n"].to_pylist()] == [*range(40)], name
-        assert {*found["a.b"].to_pylist()} == {"own"}, name
+            assert table[column].equals(expected[column]), name
+        table = table.slice(0, 40)
+        assert table["doc.meta.lang"].to_pylist() == lang, name
+        assert [int(n) for n in table["doc.meta.n"].to_pylist()] == [*range(40)], name
+        assert {*table["a.b"].to_pylist()} == {"own"}, name
     german = classify(tmp_path / "in.parquet", model=small_model, where='doc.meta.lang == "de"', **ASKED).to_arrow()
     assert {*german["doc.meta.lang"].to_pylist()} == {"de", None}  # quarantined rows stay
     assert german.filter(german["reason"].is_null()).num_rows == 20
@@ -302,9 +302,9 @@ def test_a_name_that_has_the_dots_itself_wins(small_model: Model, tmp_path: Path
         rows,
         pa.Table.from_pylist(rows),
     ):
-        found = classify(source, model=small_model, text_column="doc.body", keep="doc.body").to_arrow()
-        assert found["doc.body"].to_pylist() == ["own", "own"]
-        assert found["n_chars"].to_pylist() == [3, 3]
+        table = classify(source, model=small_model, text_column="doc.body", keep="doc.body").to_arrow()
+        assert table["doc.body"].to_pylist() == ["own", "own"]
+        assert table["n_chars"].to_pylist() == [3, 3]
 
 
 def test_a_wrong_name_is_told_with_the_one_that_was_meant(small_model: Model, tmp_path: Path) -> None:

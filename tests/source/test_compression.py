@@ -54,19 +54,19 @@ def described(path: Path, compression: str | None) -> InputFile:
 
 def content(path: Path, compression: str | None, size: int = 1 << 20) -> tuple[bytes, str]:
     """What a file holds, and the error after it."""
-    found = []
+    blocks = []
     try:
         with open_at(described(path, compression)) as stream:
             while block := stream.read(size):
-                found.append(block)
+                blocks.append(block)
     except SourceError as error:
-        return b"".join(found), error.message
-    return b"".join(found), ""
+        return b"".join(blocks), error.message
+    return b"".join(blocks), ""
 
 
 def reference(data: bytes, compression: str) -> tuple[bytes, bool]:
     """Byte by byte, so that nothing before damage is lost; and whether all of it is good."""
-    found, left = [], data
+    pieces, left = [], data
     while left:
         if compression == "gzip":
             decoder = zlib.decompressobj(wbits=31)
@@ -79,21 +79,21 @@ def reference(data: bytes, compression: str) -> tuple[bytes, bool]:
         used = 0
         try:
             while used < len(left) and not decoder.eof:
-                found.append(decoder.decompress(left[used : used + 1]))
+                pieces.append(decoder.decompress(left[used : used + 1]))
                 used += 1
         except (zlib.error, zstandard.ZstdError, OSError, lzma.LZMAError, RuntimeError, EOFError):
-            return b"".join(found), False
+            return b"".join(pieces), False
         if not decoder.eof:
-            return b"".join(found), False
+            return b"".join(pieces), False
         left = left[used:]
         if compression == "gzip":
             left = left.lstrip(b"\0")
         elif compression == "xz":
             zeros = len(left) - len(left.lstrip(b"\0"))
             if zeros % 4:
-                return b"".join(found), False
+                return b"".join(pieces), False
             left = left[zeros:]
-    return b"".join(found), True
+    return b"".join(pieces), True
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -125,14 +125,14 @@ def test_what_is_read_is_what_the_reference_reads(
     path = tmp_path_factory.getbasetemp() / f"f.{compression}"
     path.write_bytes(data)
     expected, good = reference(data, compression)
-    found, error = content(path, compression, size)
+    data_read, error = content(path, compression, size)
     assert (error == "") == good
     if flip is None:
-        assert found == expected
+        assert data_read == expected
     else:  # more may be read of a damaged unit before its checksum, of which a wrong one may cost the byte before it
-        assert found.startswith(expected[:-1])
+        assert data_read.startswith(expected[:-1])
     if not good:
-        told = f"{path}: cut off or damaged after {len(found):,} decompressed bytes; all before is read ("
+        told = f"{path}: cut off or damaged after {len(data_read):,} decompressed bytes; all before is read ("
         assert error.startswith(told)
 
 
@@ -162,8 +162,8 @@ def test_text_that_is_called_compressed_is_text(tmp_path: Path, text: bytes) -> 
 def test_what_is_neither_text_nor_compressed_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "f.txt.gz"
     path.write_bytes(b"\1\2\3\4" * 100)
-    found, error = content(path, "gzip")
-    assert not found
+    data_read, error = content(path, "gzip")
+    assert not data_read
     assert f"{path}: cut off or damaged after 0 decompressed bytes" in error
 
 
@@ -202,8 +202,8 @@ def test_zstd_frames_with_long_windows_are_read_where_memory_is_enough(tmp_path:
     path.write_bytes(table + streamed(far, 28) + streamed(b"an article\n", 20, 31) + table + streamed(b"end", 20, 30))
     if available_memory() < available_cores() << 32:
         pytest.skip("a core needs 4 GiB here for the longest window")
-    found, error = content(path, "zstd")
-    assert (found == far + b"an article\nend", error) == (True, "")
+    data_read, error = content(path, "zstd")
+    assert (data_read == far + b"an article\nend", error) == (True, "")
 
 
 READ = """

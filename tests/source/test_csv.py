@@ -137,9 +137,9 @@ def test_blocks_that_are_parsed_unscanned_are_those_of_a_scan(data: bytes, block
     """Wherever blocks end, and whichever column is asked for: the same rows, quarantine, numbers and sizes."""
     form = Csv(columns=("a", "b"), limits=Limits(longest, block))
     for selection in (Selection(("a",)), Selection(("b",), kept=("a",), kept_types=(pa.string(),))):
-        found = [*form.parsed(io.BytesIO(data), 3, Extent(), "f", selection, None)]
-        firsts = [7, *(7 + n for n in accumulate(each.chunk.rows_read for each in found))]
-        blocks = [numbered(each.chunk, first) for each, first in zip(found, firsts, strict=False)]
+        parsed = [*form.parsed(io.BytesIO(data), 3, Extent(), "f", selection, None)]
+        firsts = [7, *(7 + n for n in accumulate(part.chunk.rows_read for part in parsed))]
+        blocks = [numbered(part.chunk, first) for part, first in zip(parsed, firsts, strict=False)]
         chunk, row = concat([empty_chunk(selection), *blocks]), 7
         scanned, sizes = [empty_chunk(selection)], [np.empty(0, np.int64)]
         for records in read_records(io.BytesIO(data), form.split, 3, limits=form.limits):
@@ -152,9 +152,9 @@ def test_blocks_that_are_parsed_unscanned_are_those_of_a_scan(data: bytes, block
         good[np.array(expected.quarantine["row"].to_pylist(), np.int64) - 7] = longest > 9
         assert (chunk.text, chunk.rows) == (expected.text, expected.rows)
         assert chunk.quarantine.select(aside) == expected.quarantine.select(aside)
-        own = np.concatenate([sizes[0], *(each.sizes() for each in found)])
+        own = np.concatenate([sizes[0], *(part.sizes() for part in parsed)])
         assert [*own[good]] == [*np.concatenate(sizes)[good]]
-        assert all(each.sizes().sum() <= each.most for each in found)
+        assert all(part.sizes().sum() <= part.most for part in parsed)
 
 
 values = st.lists(st.sampled_from(["a", "bc", " ", "é", '"', ",", ";", "\t", "|", "\n", "\r\n", "\r"]), max_size=5)
@@ -184,7 +184,7 @@ def test_records_cut_at_every_byte_are_those_of_python(rows, delimiter: str, end
         ):
             form = Csv(delimiter=delimiter, columns=("a", "b"), limits=limits)
             parsed = form.parsed(io.BytesIO(data), 0, Extent(), "f", selection, None)
-            chunk = concat([empty_chunk(selection), *(each.chunk for each in parsed)])
+            chunk = concat([empty_chunk(selection), *(part.chunk for part in parsed)])
             read = zip(chunk.rows["a"].to_pylist(), chunk.text.to_pylist(), strict=True)
             assert [[a, b.decode()] for a, b in read] == expected, (size, limits)
 
@@ -202,7 +202,7 @@ def test_the_chunk_size_does_not_change_a_text(tmp_path: Path) -> None:
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=6)), st.integers(1, 5), st.integers(1, 30), st.data())
 def test_rows_are_cut_the_same_whether_their_sizes_are_known(runs: list[list[int]], rows: int, most: int, data) -> None:
-    found = []
+    both = []
     for known in (True, False):
         cutting, cuts, at = Cutting(rows, most), [], 0
         for run in map(np.array, runs):
@@ -211,19 +211,19 @@ def test_rows_are_cut_the_same_whether_their_sizes_are_known(runs: list[list[int
             pieces = cutting.cut(sizes) if is_sized else cutting.cut_unsized(len(run), bound, lambda s=sizes: s)
             cuts += [at + first for first, _, new in pieces if new]
             at += len(run)
-        found.append(cuts)
-    assert found[0] == found[1]
+        both.append(cuts)
+    assert both[0] == both[1]
 
 
 @settings(max_examples=examples(600), deadline=None)
 @given(csv_bytes, st.integers(1, 40), st.integers(1, 40))
 def test_long_lines_and_fields_are_found_the_same_in_any_blocks(data: bytes, one: int, other: int) -> None:
-    found = []
+    both = []
     for block in (one, other):
         limits = Limits(field_bytes=12, block_bytes=block)
         blocks = read_records(io.BytesIO(data), Dialect(",", 2, limits), 0, limits=limits)
-        found.append([(int(offset), i in b.problems) for b in blocks for i, offset in enumerate(b.offsets)])
-    assert found[0] == found[1]
+        both.append([(int(offset), i in b.problems) for b in blocks for i, offset in enumerate(b.offsets)])
+    assert both[0] == both[1]
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -324,8 +324,8 @@ def test_lines_are_found_the_same_in_any_blocks(data: bytes, block: int) -> None
     if not data.split(b"\n")[-1]:
         expected.pop()
     blocks = list(read_records(io.BytesIO(data), split_lines, 0, limits=Limits(block_bytes=block)))
-    found = [b.data[s:e] for b in blocks for s, e in zip(b.starts, b.ends, strict=True)]
-    assert found == expected
+    lines = [b.data[s:e] for b in blocks for s, e in zip(b.starts, b.ends, strict=True)]
+    assert lines == expected
     offsets = np.cumsum([0, *(len(line) + 1 for line in data.split(b"\n"))])[: len(expected)]
     assert [int(o) for b in blocks for o in b.offsets] == offsets.tolist()
 

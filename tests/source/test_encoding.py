@@ -30,9 +30,9 @@ fields = st.lists(st.sampled_from(["a", "bc", '"', ",", ";", "|", "\t", "\n", "\
 
 
 def read(path: Path, selection: Selection, chunk_rows: int = 1000, limits: Limits = LIMITS) -> Chunk:
-    found = find_files([str(path)], 70, 1014)
-    files = tuple(replace(file, format=replace(file.format, limits=limits)) for file in found.found)
-    job_input = open_input(replace(found, found=files), selection, chunk_rows)
+    listed = find_files([str(path)], 70, 1014)
+    files = tuple(replace(file, format=replace(file.format, limits=limits)) for file in listed.found)
+    job_input = open_input(replace(listed, found=files), selection, chunk_rows)
     return concat([empty_chunk(job_input.selection), *chunks_here(job_input)])
 
 
@@ -84,12 +84,12 @@ def test_bytes_that_are_not_of_the_encoding_cost_their_row_alone(tmp_path: Path,
     chunk = read(tmp_path / name, Selection(text=(), encoding=encoding), 20)
     assert [t.decode() for t in chunk.text.to_pylist()] == texts[:7] + texts[8:]
     (bad_row,) = chunk.quarantine.to_pylist()
-    row, found, head = bad_row["row"], bad_row["reason"], bad_row["head"]
+    row, why, head = bad_row["row"], bad_row["reason"], bad_row["head"]
     assert row == 7
     if "jsonl" in name:
-        assert f"the line is not {encoding}: after " in found
+        assert f"the line is not {encoding}: after " in why
     else:
-        assert found == f"column 'text' {reason}"
+        assert why == f"column 'text' {reason}"
     assert b"row 7" + bad in head
 
 

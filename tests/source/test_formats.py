@@ -218,8 +218,8 @@ def test_an_output_folder_among_the_inputs_is_no_input(tmp_path: Path) -> None:
         (tmp_path / "out" / name).mkdir(parents=True)
     (tmp_path / "out" / "_manifest.json").write_text("{}")
     (tmp_path / "out" / "parts" / "part-000000-0000000.parquet").write_bytes(b"")
-    found = find_files([str(tmp_path)], 70, 1014).found
-    assert [Path(f.path).name for f in found] == ["a.csv"]
+    files = find_files([str(tmp_path)], 70, 1014).found
+    assert [Path(f.path).name for f in files] == ["a.csv"]
 
 
 def test_streams_of_long_articles_make_smaller_chunks(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ def test_a_text_that_is_taken_out_is_what_json_finds(form: bytes, kept: tuple[st
         for name, text in TEXTS.items():
             lines = [usual % LONG] * 40 + [form % text] + [usual % TEXTS["escapes"]] * 40
             block = block_of(b"\n".join(lines).split(b"\n"))
-            found, expected = (parse(block, "f", 7, selection) for parse in (Jsonl().parse, parse_one_by_one))
-            assert same(found, expected), (usual, name)
+            taken, expected = (parse(block, "f", 7, selection) for parse in (Jsonl().parse, parse_one_by_one))
+            assert same(taken, expected), (usual, name)
 
 
 @pytest.mark.parametrize(

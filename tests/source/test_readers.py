@@ -44,9 +44,9 @@ def dask_setup(worker):
 @pytest.fixture(scope="module")
 def readers() -> Iterator[Readers]:
     close()  # a worker that another test has kept in this process has readers too
-    found = Readers(2, 2)
-    yield found
-    found.close()
+    readers = Readers(2, 2)
+    yield readers
+    readers.close()
     assert not pids_of(os.getpid())
 
 
@@ -289,16 +289,16 @@ def lines(count: int) -> bytes:
 def test_a_single_compressed_file_is_told_by_the_bytes_read_of_it(tmp_path: Path) -> None:
     (tmp_path / "f.jsonl.gz").write_bytes(gzip.compress(lines(400_000), 1))
     size = (tmp_path / "f.jsonl.gz").stat().st_size
-    found = identify(Paths([tmp_path]), 70, 1014, whole_hash=False, by_content=False)
+    given = identify(Paths([tmp_path]), 70, 1014, whole_hash=False, by_content=False)
     reach = Reach(0, {0: size})
     shares = []
-    for each in read_here(open_input(found, Selection(), 50_000)):
-        if isinstance(each, Chunk):
-            reach.note(each.name, 50_000, each.stored)
+    for item in read_here(open_input(given, Selection(), 50_000)):
+        if isinstance(item, Chunk):
+            reach.note(item.name, 50_000, item.stored)
             shares.append(reach.share)
             assert reach.rows_known == 0
-        elif isinstance(each, RangeEnd):
-            reach.close(each)
+        elif isinstance(item, RangeEnd):
+            reach.close(item)
     assert len(shares) == 8
     assert shares == sorted(shares)
     assert 0 < shares[0] < 0.6

@@ -41,8 +41,8 @@ LINES = b"".join(b'{"text": "%s"}\n' % text.encode() for text in TEXTS)
 
 
 def names_found(given: str, endpoint: str) -> tuple[list[str], list[str]]:
-    found = search([given], is_known, endpoint)
-    return [file.location for file in found.files], found.left_out
+    listed = search([given], is_known, endpoint)
+    return [file.location for file in listed.files], listed.left_out
 
 
 def test_folders_and_patterns_name_the_same_in_a_bucket_as_on_disk(s3: Folder, tmp_path: Path) -> None:
@@ -55,8 +55,8 @@ def test_folders_and_patterns_name_the_same_in_a_bucket_as_on_disk(s3: Folder, t
         (tmp_path / name).write_bytes(data)
     for pattern in ["", "/", "/in", "/*.jsonl", "/*", "/**/*.jsonl*", "/*/*", "/b[[]1].jsonl", "/b[1].jsonl", "/in/**"]:
         here, there = names_found(f"{tmp_path}{pattern}", s3.endpoint), names_found(f"{s3.url}{pattern}", s3.endpoint)
-        assert [[n.removeprefix(str(tmp_path)) for n in each] for each in here] == [
-            [n.removeprefix(s3.url) for n in each] for each in there
+        assert [[n.removeprefix(str(tmp_path)) for n in names] for names in here] == [
+            [n.removeprefix(s3.url) for n in names] for names in there
         ], pattern
     with pytest.raises(UsageError, match="no input at"):
         names_found(f"{s3.url}/none", s3.endpoint)
@@ -336,9 +336,9 @@ def test_archives_and_tables_on_the_web(web: str, client: Client, small_model: M
     report = pipeline.classify(inputs, model=small_model, client=client, chunk_size=1000)
     assert report.rows_written == 700
     assert set(report.to_pandas()["file"]) == {f"{web}/ranges/t.parquet", f"zip://in.csv::{web}/signed/z.zip"}
-    found = find_files([f"{web}/whole/t.parquet", f"{web}/chunked/z.zip"], 70, 1014)
-    assert not found.found
-    assert all("its server cannot do that; download it first" in why for _, why in found.problems)
+    files = find_files([f"{web}/whole/t.parquet", f"{web}/chunked/z.zip"], 70, 1014)
+    assert not files.found
+    assert all("its server cannot do that; download it first" in why for _, why in files.problems)
     names = [f.path for f in find_files([f"{web}/whole/a.csv?part={i}" for i in (1, 2)], 70, 1014).found]
     assert names == [f"{web}/whole/a.csv", f"{web}/whole/a.csv#2"]
 

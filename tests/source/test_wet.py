@@ -1,5 +1,5 @@
 """WET files: every conversion is a row as fastwarc and warcio read it, wherever blocks, chunks and files end; and
-damage costs the records in which it is, each of which is told.
+damage costs the records in which it is, each of which is reported.
 """
 
 from __future__ import annotations
@@ -138,18 +138,18 @@ def test_cut_off_at_any_byte_what_is_whole_is_a_row_and_what_is_not_is_told() ->
 
 
 @settings(max_examples=15, deadline=None)
-@given(each=st.booleans(), cut=st.floats(0, 1))
+@given(by_record=st.booleans(), cut=st.floats(0, 1))
 def test_a_compressed_file_that_is_cut_off_is_read_up_to_there_and_told(
-    tmp_path_factory: pytest.TempPathFactory, each: bool, cut: float
+    tmp_path_factory: pytest.TempPathFactory, by_record: bool, cut: float
 ) -> None:
     records = wet(["one\n", "two, longer\n", "three\n"])
-    whole, folder, kind = expected(b"".join(records)), tmp_path_factory.getbasetemp(), ".gz" if each else ".1.gz"
+    whole, folder, kind = expected(b"".join(records)), tmp_path_factory.getbasetemp(), ".gz" if by_record else ".1.gz"
     at = 1 + round(cut * (written(folder, records, kind).stat().st_size - 2))
     read = read_files(found([written(folder, records, kind, at)], SMALL), ASKED, 2)
     ends = [*accumulate(len(gzip.compress(record)) for record in records)]
     assert rows(read) == whole[: len(rows(read))]
-    assert read.messages or (each and at in ends)
-    assert not each or len(rows(read)) >= sum(end <= at for end in ends[1:])
+    assert read.messages or (by_record and at in ends)
+    assert not by_record or len(rows(read)) >= sum(end <= at for end in ends[1:])
 
 
 @settings(max_examples=40, deadline=None)

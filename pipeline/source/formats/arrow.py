@@ -43,7 +43,18 @@ _BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
 
 
 class Message(NamedTuple):
-    """A message in a file. offset, stop: its bytes. rows: of a batch. size: bytes it takes when it is decoded."""
+    """A message in a file.
+
+    Attributes
+    ----------
+    offset, stop : int
+        Where it begins and ends, in bytes of the file.
+    rows : int
+        Of a batch.
+    size : int
+        Bytes that it takes when it is decoded.
+
+    """
 
     offset: int
     stop: int
@@ -52,8 +63,17 @@ class Message(NamedTuple):
 
 
 class Index(NamedTuple):
-    """The messages of a file in order. schema_bytes: of a stream, which begins with its schema; 0 for a file. problem:
-    why there may be more batches than these.
+    """The messages of a file in order.
+
+    Attributes
+    ----------
+    schema_bytes : int
+        Bytes of the schema with which a stream begins; 0 for a file.
+    dictionaries, batches : tuple of Message
+        The messages of each kind.
+    problem : str
+        Why there may be more batches than these; empty where there are no others.
+
     """
 
     schema_bytes: int
@@ -122,8 +142,8 @@ def _of_stream(stream: BinaryIO, size: int) -> Index:
         if kind == _SCHEMA and not at:
             schema_bytes = begin + length + body
         elif kind in (_DICTIONARY, _BATCH) and schema_bytes:
-            found = _message(stream, table, at, begin + length, body)
-            (batches if kind == _BATCH else dictionaries).append(found)
+            message = _message(stream, table, at, begin + length, body)
+            (batches if kind == _BATCH else dictionaries).append(message)
         else:
             break
         at, problem = begin + length + body, ""
@@ -133,7 +153,20 @@ def _of_stream(stream: BinaryIO, size: int) -> Index:
 
 
 def _message(stream: BinaryIO, message: _Table, offset: int, body: int, body_bytes: int) -> Message:
-    """A message whose body begins at byte `body`."""
+    """The place, rows and size of a message.
+
+    Parameters
+    ----------
+    stream : BinaryIO
+        The file.
+    message : _Table
+        The metadata of the message.
+    offset, body : int
+        Where the message and its body begin, in bytes of the file.
+    body_bytes : int
+        The size of the body.
+
+    """
     table = message.table(2)
     if message.integer(1, "<B") == _DICTIONARY:
         table = table.table(1)
@@ -345,9 +378,9 @@ def _batch(file: InputFile, number: int, columns: tuple[str, ...]) -> pa.Table:
                 batch = pa.ipc.open_file(stream, options=options).get_batch(number)
         if len(batch) != index.batches[number].rows:
             raise ValueError(f"it holds {len(batch):,} rows, its message has {index.batches[number].rows:,}")
-        found = projected(batch, columns)
+        table = projected(batch, columns)
         return pa.table(
-            {name: _checked(found.column(name).chunk(0), file.format.limits) for name in found.column_names}
+            {name: _checked(table.column(name).chunk(0), file.format.limits) for name in table.column_names}
         )
     except (OSError, ValueError, KeyError, StopIteration, pa.ArrowException) as error:
         raise SourceError(f"{file.path}: record batch {number} cannot be read: {error}") from error

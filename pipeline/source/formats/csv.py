@@ -36,9 +36,20 @@ _OPEN_QUOTE = "a quoted field is not closed within {} MiB or before the end"
 
 @dataclass(frozen=True)
 class Dialect:
-    """How records are found. delimiter: one ASCII character. fields: of each record; None while the header is read.
-    every: whether they are counted in every record; else only where that tells what a record is, in those of several
-    lines.
+    """How records are found.
+
+    Attributes
+    ----------
+    delimiter : str
+        One ASCII character.
+    fields : int or None
+        Fields of each record; None while the header is read.
+    limits : Limits
+        The sizes to keep to.
+    every : bool
+        Whether fields are counted in every record; else only in those of several lines, where the count decides whether
+        a quote was left open.
+
     """
 
     delimiter: str
@@ -52,10 +63,10 @@ class Dialect:
 
     def __call__(self, buffer: bytes, final: bool) -> Split:
         """The records of a buffer that begins at one: vectorised up to the first irregular one, then one by one."""
-        found = _split_regular(buffer, ord(self.delimiter), self.fields, final, self.limits.field_bytes, self.every)
+        split = _split_regular(buffer, ord(self.delimiter), self.fields, final, self.limits.field_bytes, self.every)
         starts: list[int] = []
         ends: list[int] = []
-        problems, at, overlong = found.problems, found.consumed, b""
+        problems, at, overlong = split.problems, split.consumed, b""
         while at < len(buffer):
             record = self._record(buffer, at, final)
             if record is None:
@@ -65,18 +76,18 @@ class Dialect:
             end, after, problem = record
             if end > at:  # a blank line is not a record
                 if problem:
-                    problems[len(found.starts) + len(starts)] = problem
+                    problems[len(split.starts) + len(starts)] = problem
                 starts.append(at)
                 ends.append(end)
             at = after
         if not starts:
-            return Split(found.starts, found.ends, problems, at, overlong)
-        return Split(np.append(found.starts, starts), np.append(found.ends, ends), problems, at, overlong)
+            return Split(split.starts, split.ends, problems, at, overlong)
+        return Split(np.append(split.starts, starts), np.append(split.ends, ends), problems, at, overlong)
 
     def problem(self, record: bytes) -> str | None:
         """What is wrong with a record."""
-        found = self._record(record, 0, True)
-        return found[2] if found else None
+        place = self._record(record, 0, True)
+        return place[2] if place else None
 
     def _record(self, buffer: bytes, at: int, final: bool) -> tuple[int, int, str | None] | None:
         """End, position after the line end, and problem of the record at `at`; None if more bytes are needed."""
@@ -141,7 +152,21 @@ def _split_regular(
 ) -> Split:
     """All records up to the first that needs the exact scan, by counting quotes: after an odd number, inside a field.
 
-    The count is right as long as every quote is where a quoted field may open or close. every: as of `Dialect`.
+    The count is right as long as every quote is where a quoted field may open or close.
+
+    Parameters
+    ----------
+    buffer : bytes
+        The buffer, which begins at a record.
+    delimiter : int
+        The byte between two fields.
+    fields, every
+        As of `Dialect`.
+    final : bool
+        Whether the stream ends with the buffer.
+    limit : int
+        A record of more bytes needs the exact scan.
+
     """
     array = np.frombuffer(buffer, np.uint8)
     has_cr = b"\r" in buffer
@@ -188,33 +213,59 @@ def _fields(
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """How many fields records have, if all quotes are where a quoted field may open or close."""
+    """How many fields records have, if all quotes are where a quoted field may open or close.
+
+    Parameters
+    ----------
+    array : ndarray
+        uint8, the bytes of the buffer.
+    quotes : ndarray
+        int64, where the quotes are.
+    delimiter : int
+        The byte between two fields.
+    starts, ends : ndarray
+        int64 [n], where the records begin and end.
+
+    """
     delimiters = np.flatnonzero(array == delimiter)
     if len(quotes):
         delimiters = delimiters[np.searchsorted(quotes, delimiters) & 1 == 0]
-    found: NDArray[np.int64] = np.searchsorted(delimiters, ends) - np.searchsorted(delimiters, starts) + 1
-    return found
+    counts: NDArray[np.int64] = np.searchsorted(delimiters, ends) - np.searchsorted(delimiters, starts) + 1
+    return counts
 
 
 def _first_misplaced(array: NDArray[np.uint8], quotes: NDArray[np.int64], delimiter: int) -> int:
-    """The first quote that neither opens nor closes a field nor is next to another quote; else the length."""
+    """The first quote that neither opens nor closes a field nor is next to another quote; else the length.
+
+    Counted from the start, every other quote opens a field, and the one after it closes that. A closing quote directly
+    before an opening one is no end of a field: the two are a doubled quote, which stands for one within the field.
+    """
     may_touch = np.zeros(256, np.bool_)
     may_touch[[delimiter, _LF, _CR]] = True
-    adjacent = np.diff(quotes) == 1
     openers, closers = quotes[::2], quotes[1::2]
-    good = np.ones(len(quotes), np.bool_)
-    good[::2] = may_touch[array[openers - 1]] | (openers == 0)
-    good[2::2] |= adjacent[1::2]
-    last = closers + 1 == len(array)
-    good[1::2] = may_touch[array[np.minimum(closers + 1, len(array) - 1)]] | last
-    good[1:-1:2] |= adjacent[1::2][: len(good[1:-1:2])]
+    doubled = (np.diff(quotes) == 1)[1::2]  # whether closer i is directly before opener i + 1
+    opens = may_touch[array[openers - 1]] | (openers == 0)
+    opens[1:] |= doubled
+    closes = may_touch[array[np.minimum(closers + 1, len(array) - 1)]] | (closers + 1 == len(array))
+    closes[: len(doubled)] |= doubled
+    good = np.empty(len(quotes), np.bool_)
+    good[::2], good[1::2] = opens, closes
     bad = np.flatnonzero(~good)
     return int(quotes[bad[0]]) if len(bad) else len(array)
 
 
 @dataclass(frozen=True)
 class Csv(RecordFormat):
-    """delimiter: one ASCII character. columns: the names of a file's fields, in order; empty until they are known."""
+    """Files of comma-separated values.
+
+    Attributes
+    ----------
+    delimiter : str
+        One ASCII character.
+    columns : tuple of str
+        The names of a file's fields, in order; empty until they are known.
+
+    """
 
     name = "csv"
     suffixes = (".csv",)
@@ -246,23 +297,23 @@ class Csv(RecordFormat):
         header = selection.header
         dialect = Dialect(self.delimiter, None if header is None else len(header), self.limits)
         for head in self.heads(file):
-            found = dialect(head.data, head.final)
-            if len(found.starts) > max(1, len(found.problems)):
+            records = dialect(head.data, head.final)
+            if len(records.starts) > max(1, len(records.problems)):
                 break
         if header is not None:
-            if len(found.starts) and len(found.problems) == len(found.starts):
-                first = head.data[found.starts[0] : found.ends[0]].decode(UTF8, "replace")
+            if len(records.starts) and len(records.problems) == len(records.starts):
+                first = head.data[records.starts[0] : records.ends[0]].decode(UTF8, "replace")
                 other = next((c for c in DELIMITERS if c != self.delimiter and first.count(c) == len(header) - 1), None)
                 hint = f"; {separated_by(other)}" if other and len(header) > 1 else ""
-                raise UsageError(f"{file.path}: {len(header)} columns are named; {found.problems[0]}{hint}")
+                raise UsageError(f"{file.path}: {len(header)} columns are named; {records.problems[0]}{hint}")
             return Schema(header, start=head.start)
-        if not len(found.starts):
+        if not len(records.starts):
             if head.failure:
                 raise head.failure
             longer = f"its first record is longer than {self.limits.block_bytes >> 20} MiB"
             raise SourceError(f"{file.path}: {'the file holds no record' if head.final else longer}")
-        names = self._header(head.data[found.starts[0] : found.ends[0]], file.path)
-        after = int(found.starts[1]) if len(found.starts) > 1 else found.consumed
+        names = self._header(head.data[records.starts[0] : records.ends[0]], file.path)
+        after = int(records.starts[1]) if len(records.starts) > 1 else records.consumed
         return Schema(names, start=head.start + after)
 
     def _header(self, record: bytes, path: str) -> tuple[str, ...]:

@@ -59,7 +59,16 @@ Positions = NDArray[np.int64]
 
 
 class Lines(NamedTuple):
-    """Lines of a block: line i is block[starts[i]:ends[i]], and what is between them is blank."""
+    """Lines of a block. What is between them is blank.
+
+    Attributes
+    ----------
+    block : pyarrow.Buffer
+        The block.
+    starts, ends : ndarray
+        int64 [n]: line i is ``block[starts[i]:ends[i]]``.
+
+    """
 
     block: pa.Buffer
     starts: Positions
@@ -71,8 +80,17 @@ class Lines(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What was taken out of lines. left: the lines. which: of them have an empty string in place of one of `texts`,
-    large_string.
+    """What was taken out of lines.
+
+    Attributes
+    ----------
+    left : Lines
+        The lines without it.
+    which : ndarray
+        int64 [N], the numbers of the lines that have an empty string in place of a text.
+    texts : pyarrow.Array
+        large_string [N], the texts.
+
     """
 
     left: Lines
@@ -103,10 +121,10 @@ def _values(lines: Lines, name: bytes) -> tuple[Positions, Positions]:
     """Which lines have a string as the value of a key, and where its content begins. name: the key and a colon."""
     block, starts, _ = lines
     bounds = pa.py_buffer(np.append(starts, len(block)))
-    each = pa.Array.from_buffers(pa.large_binary(), len(starts), [None, bounds, block])
-    found = pc.find_substring(each, name).to_numpy()
-    which = np.flatnonzero(found >= 0)
-    data, keys = lines.data, starts[which] + found[which]
+    texts = pa.Array.from_buffers(pa.large_binary(), len(starts), [None, bounds, block])
+    places = pc.find_substring(texts, name).to_numpy()
+    which = np.flatnonzero(places >= 0)
+    data, keys = lines.data, starts[which] + places[which]
     begins = keys + len(name)
     begins += data[begins] == _SPACE
     good = (data[begins] == _QUOTE) & (data[keys - 1] != _BACKSLASH)
@@ -114,7 +132,20 @@ def _values(lines: Lines, name: bytes) -> tuple[Positions, Positions]:
 
 
 def _taken(lines: Lines, which: Positions, begins: Positions, closes: Positions, escapes: Positions) -> Taken | None:
-    """What is between these positions of some lines; None where that is not worth it, or a string ends before."""
+    """What is between these positions of some lines; None where that is not worth it, or a string ends before.
+
+    Parameters
+    ----------
+    lines : Lines
+        The lines.
+    which : ndarray
+        The numbers of some of them.
+    begins, closes : ndarray
+        Of each of these, where its value begins and where the quote after it is, in bytes of the block.
+    escapes : ndarray
+        Where escapes begin, in bytes of the block.
+
+    """
     data, ends = lines.data, lines.ends[which]
     good = (begins <= closes) & (closes < ends) & (data[closes] == _QUOTE)
     if not good.all():
@@ -129,14 +160,14 @@ def _taken(lines: Lines, which: Positions, begins: Positions, closes: Positions,
     kinds = data[escapes + 1]
     row, within = _which(escapes, begins, closes)
     if (others := row[within & ~(_ESCAPES[kinds] & (escapes + 1 < closes[row]))]).size:
-        which, begins, closes = (np.delete(each, others) for each in (which, begins, closes))
+        which, begins, closes = (np.delete(array, others) for array in (which, begins, closes))
         return _taken(lines, which, begins, closes, escapes)
     at, kinds, row = escapes[within], kinds[within], row[within]
     texts = _unescaped(lines.block, begins, closes, at, kinds, row)
-    found, means = np.frombuffer(texts.buffers()[2], np.uint8), _STANDS_FOR[kinds]
-    if count_of(found, np.equal, _QUOTE) > np.count_nonzero(means == _QUOTE):
+    held, means = np.frombuffer(texts.buffers()[2], np.uint8), _STANDS_FOR[kinds]
+    if count_of(held, np.equal, _QUOTE) > np.count_nonzero(means == _QUOTE):
         return None
-    if found.min() < _SPACE and count_of(found, np.less, _SPACE) > np.count_nonzero(means < _SPACE):
+    if held.min() < _SPACE and count_of(held, np.less, _SPACE) > np.count_nonzero(means < _SPACE):
         return None  # a string must not hold one that is not escaped
     return Taken(left, which, texts)
 
@@ -160,8 +191,8 @@ def _are_of_lines(block: pa.Buffer, starts: Positions, begins: Positions) -> NDA
     for is_one, step in ((_OPENING, 1), (_CLOSING, -1)):
         at = np.flatnonzero(is_one[data])
         depth += step * np.diff(at[quotes.searchsorted(at) & 1 == 0].searchsorted(bounds))
-    found: NDArray[np.bool_] = depth == 1
-    return found
+    are_of_lines: NDArray[np.bool_] = depth == 1
+    return are_of_lines
 
 
 def _which(at: Positions, begins: Positions, closes: Positions) -> tuple[Positions, NDArray[np.bool_]]:
@@ -173,7 +204,22 @@ def _which(at: Positions, begins: Positions, closes: Positions) -> tuple[Positio
 def _unescaped(
     block: pa.Buffer, begins: Positions, ends: Positions, at: Positions, kinds: NDArray[np.uint8], row: Positions
 ) -> pa.Array:
-    """Parts of strings, large_string: the escape at[i] is in part row[i], and none is of four digits."""
+    """Parts of strings with the characters that their escapes mean, as large_string.
+
+    Parameters
+    ----------
+    block : pyarrow.Buffer
+        The block.
+    begins, ends : ndarray
+        Where the parts begin and end, in bytes of it.
+    at : ndarray
+        Where escapes begin; none is of four digits.
+    kinds : ndarray
+        uint8, the character after each backslash.
+    row : ndarray
+        The number of the part that each escape is in.
+
+    """
     counts = np.bincount(row, minlength=len(begins))
     before = np.cumsum(counts) - counts
     bounds = np.empty(2 * (len(begins) + len(at)), np.int64)
@@ -196,14 +242,14 @@ def distinct(lines: Lines) -> Lines:
     digits = lines.data - np.uint8(ord("1"))
     same = lines.data - digits * (digits < 9)
     bounds = pa.py_buffer(np.append(lines.starts, len(same)))
-    each = pa.Array.from_buffers(pa.large_binary(), len(lines.starts), [None, bounds, pa.py_buffer(same)])
+    texts = pa.Array.from_buffers(pa.large_binary(), len(lines.starts), [None, bounds, pa.py_buffer(same)])
     if (
-        len(each[:_SAMPLE].unique()) > _SAMPLE // 2 or (same == _BACKSLASH).any()
+        len(texts[:_SAMPLE].unique()) > _SAMPLE // 2 or (same == _BACKSLASH).any()
     ):  # an escape may stand for a letter of the key
         return lines
-    each = each.unique()
-    starts = np.frombuffer(each.buffers()[1], np.int64)[: len(each)]
-    return Lines(each.buffers()[2], starts, np.append(starts[1:], len(each.buffers()[2])))
+    texts = texts.unique()
+    starts = np.frombuffer(texts.buffers()[1], np.int64)[: len(texts)]
+    return Lines(texts.buffers()[2], starts, np.append(starts[1:], len(texts.buffers()[2])))
 
 
 def are_plain(lines: Lines) -> bool:
@@ -212,8 +258,8 @@ def are_plain(lines: Lines) -> bool:
     Raises ValueError where the quotes of a line do not pair up.
     """
     long = np.flatnonzero(lines.ends - lines.starts > 2 * _DEEPEST)  # what a shorter one opens could not all be closed
-    view, each = memoryview(lines.block), zip(lines.starts[long].tolist(), lines.ends[long].tolist(), strict=True)
-    joined = b"".join([view[start:end] for start, end in each])
+    view, edges = memoryview(lines.block), zip(lines.starts[long].tolist(), lines.ends[long].tolist(), strict=True)
+    joined = b"".join([view[start:end] for start, end in edges])
     starts = np.cumsum(np.append(0, (lines.ends - lines.starts)[long]))[: len(long)]
     if _is_plain(np.frombuffer(joined, np.uint8), starts):  # whatever its strings hold
         return True
@@ -259,8 +305,8 @@ def _escapes(data: NDArray[np.uint8]) -> Positions:
     if (follows[1:] & follows[:-1]).any():
         place = np.arange(len(at))
         follows = (place - np.maximum.accumulate(np.where(follows, 0, place))) & 1 == 1
-    found: Positions = at[~follows]
-    return found
+    begin: Positions = at[~follows]
+    return begin
 
 
 def _quotes(data: NDArray[np.uint8], escapes: Positions) -> Positions:
@@ -280,8 +326,8 @@ def _are_valid(data: NDArray[np.uint8], at: Positions) -> NDArray[np.bool_]:
     high, low = of_pair == 0xD800 >> 10, of_pair == 0xDC00 >> 10
     paired = high & np.append(low[1:], False) & np.append(np.diff(at[u]) == _U_ESCAPE, False)
     valid[u] = (digits >= 0).all(axis=1) & (high == paired) & (low == np.append(False, paired[:-1]))
-    found: NDArray[np.bool_] = valid
-    return found
+    are_valid: NDArray[np.bool_] = valid
+    return are_valid
 
 
 def _every_second(block: pa.Buffer, bounds: Positions) -> pa.Buffer:

@@ -43,7 +43,7 @@ _PARTS, _FEW = 16, 128
 """Into so many parts goes a block with a line that Arrow refuses; so few lines go through `json`, rather."""
 
 _LINES_WITH_TYPES = 4
-"""So many lines of a block are asked for the types of its values, until one tells them."""
+"""About so many lines of a block, at even distances, are looked at for the types of its values, until one has them."""
 
 _LINES_WITH_KEYS = 100
 """So many first lines say which columns a file has."""
@@ -86,9 +86,9 @@ class Jsonl(RecordFormat):
                         f"{file.path}: it holds a JSON array, not an object a line: convert it "
                         "(jq -c '.[]' FILE > FILE.jsonl)"
                     )
-                found = _object_on(line)
-                keys |= dict.fromkeys(found)
-                within |= dict.fromkeys(keys_within(found), pa.string())
+                values = _object_on(line)
+                keys |= dict.fromkeys(values)
+                within |= dict.fromkeys(keys_within(values), pa.string())
                 lines += 1
                 if not every and keys.keys() | within.keys() >= asked:
                     break
@@ -137,8 +137,17 @@ def parse_one_by_one(records: Records, path: str, first_row: int, selection: Sel
 
 
 class _Types(NamedTuple):
-    """What is told by a line of a block. schema: of the selected values. key: of the longest string among them.
-    is_last: whether that is the last value of the line.
+    """What is known of a block by one of its lines.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        Of the selected values.
+    key : str
+        The key of the longest string among them.
+    is_last : bool
+        Whether that is the last value of the line.
+
     """
 
     schema: pa.Schema
@@ -174,7 +183,18 @@ def _chunks(records: Records, path: str, first_row: int, selection: Selection) -
 
 
 def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, selection: Selection) -> Chunk:
-    """A chunk of all lines: those that are parsed, and the odd ones, which are parsed here."""
+    """A chunk of all lines: those that are parsed, and the odd ones, which are parsed here.
+
+    Parameters
+    ----------
+    records : Records
+        The lines.
+    parsed : _Parsed
+        Those that Arrow parsed.
+    path, first_row, selection
+        As of `assemble`; `first_row` is the number of the first line in the file.
+
+    """
     table, odd = parsed
     numbers = np.flatnonzero(~odd)
     bad = records.bad_rows(first_row)
@@ -296,7 +316,7 @@ def _needed(selection: Selection) -> set[str]:
 
 
 def _types(records: Records, selection: Selection) -> _Types | None:
-    """What the first of some lines tells; None where none of them can be parsed by Arrow."""
+    """The types on the first of some lines that Arrow can parse; None where it can parse none of them."""
     for i in range(0, len(records), max(1, len(records) // _LINES_WITH_TYPES)):
         types = _types_on(records.data[records.starts[i] : records.ends[i]], selection)
         if types is not None:
@@ -358,8 +378,8 @@ def _may_be_json(lines: Lines) -> bool:
 
 def _are_objects(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether each line begins and ends like an object."""
-    found: NDArray[np.bool_] = (data[starts] == _OPEN) & (data[ends - 1] == _CLOSE)
-    return found
+    are_objects: NDArray[np.bool_] = (data[starts] == _OPEN) & (data[ends - 1] == _CLOSE)
+    return are_objects
 
 
 def _parse_line(line: bytes, selection: Selection) -> dict[str, str | None]:
@@ -406,8 +426,8 @@ def _value(line: bytes) -> Any:
         raise
 
 
-def _number_as_json(found: re.Match[str]) -> str:
-    return {"nan": "NaN", "infinity": "Infinity"}.get(found.lastgroup or "", found[0])
+def _number_as_json(match: re.Match[str]) -> str:
+    return {"nan": "NaN", "infinity": "Infinity"}.get(match.lastgroup or "", match[0])
 
 
 def _kind(value: Any) -> str:

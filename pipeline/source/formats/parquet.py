@@ -4,8 +4,8 @@ A file of a few hundred bytes may stand for hundreds of gigabytes of text: a dic
 thousand references to it. So row groups are decoded in batches of bounded size; where a fragment takes several, each
 text is cut to what the model reads, and its characters are counted before.
 
-How large a batch may be is told by the longest value of a column's dictionary, which is read from its page here.
-pyarrow tells it only once it has decoded the dictionary and a page after it into a hash table: of a row group of 80 MB,
+How large a batch may be depends on the longest value of a column's dictionary, which is read from its page here.
+pyarrow gives it only once it has decoded the dictionary and a page after it into a hash table: of a row group of 80 MB,
 which it reads in 83 ms, that takes 32 ms, and 2 to 5 ms here. A page begins with a header in Thrift's compact encoding:
 1 is the kind of the page, 2 and 3 are its bytes decompressed and compressed. A dictionary of strings holds the length
 of each, in four bytes, before the string.
@@ -170,8 +170,8 @@ class Parquet(Format):
 
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         with _looking_up:
-            found = _row_group(fragment.file, fragment.group, selection.columns)
-        yield bounded_chunk(found.all(fragment.start, fragment.start + fragment.rows), fragment, selection, self.length)
+            rows = _row_group(fragment.file, fragment.group, selection.columns)
+        yield bounded_chunk(rows.all(fragment.start, fragment.start + fragment.rows), fragment, selection, self.length)
 
 
 _looking_up = threading.Lock()
@@ -247,7 +247,7 @@ class _RowGroup:
             raise
 
     def _decode(self) -> Iterator[pa.RecordBatch]:
-        """Batches that take at most `most_decoded` bytes, by what the footer and the dictionaries tell.
+        """Batches that take at most `most_decoded` bytes, by the footer and the dictionaries.
 
         A small row group with very long values keeps its dictionaries, and so needs little more memory than it is long;
         an ordinary one does not, since to find repeated values takes longer than to copy them.

@@ -66,8 +66,19 @@ class Parsed(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A file's first bytes, from `start`, after a byte order mark. final: they are the whole file. failure: the error
-    of a damaged compressed file after them.
+    """The first bytes of a file.
+
+    Attributes
+    ----------
+    data : bytes
+        The bytes, after a byte order mark.
+    start : int
+        The byte of the file at which they begin.
+    final : bool
+        Whether they are the whole file.
+    failure : SourceError or None
+        The error of a damaged compressed file after them.
+
     """
 
     data: bytes
@@ -109,7 +120,9 @@ class RecordFormat(Format):
 
     @property
     def guesses(self) -> tuple[Guess, ...]:
-        """Where a block may end, if `parse_whole` tells whether it does: tried in turn, until one is wrong."""
+        """Ways to guess where a block ends, where `parse_whole` finds out whether it does: each is used until it is
+        wrong.
+        """
         return ()
 
     def parse_whole(self, data: memoryview, path: str, selection: Selection) -> Chunk:
@@ -193,6 +206,22 @@ class RecordFormat(Format):
 
         Blocks are parsed ahead as if each ended as is guessed; once each way to guess was wrong, the rest is scanned.
         So is what comes after the last guess before the stop of the extent.
+
+        Parameters
+        ----------
+        source : Readable
+            The stream.
+        at : int
+            The byte of the file at which it is.
+        extent : Extent
+            Which records are read; its other fields are set.
+        path : str
+            The file, as the column `file` has it.
+        selection : Selection
+            The columns that the job uses.
+        spans : list of Span or None
+            A span "decode" is appended for the time spent parsing.
+
         """
         begin = at
         for guess in self.guesses:
@@ -213,6 +242,16 @@ class RecordFormat(Format):
     def _calls_of_blocks(
         self, blocks: Iterable[memoryview], path: str, at: int, selection: Selection, spans: list[Span] | None
     ) -> Iterator[Callable[[], Parsed | None]]:
+        """A call of `_of_block` for each block.
+
+        Parameters
+        ----------
+        blocks : iterable of memoryview
+            The blocks, one after the other.
+        path, at, selection, spans
+            As of `parsed`.
+
+        """
         for data in blocks:
             yield partial(self._of_block, data, path, at, selection, spans)
             at += len(data)
@@ -220,22 +259,31 @@ class RecordFormat(Format):
     def _of_block(
         self, block: memoryview, path: str, at: int, selection: Selection, spans: list[Span] | None
     ) -> Parsed | None:
-        """The rows of a block at byte `at`, with numbers from 0; None where it does not end with a record."""
+        """The rows of a block, with numbers from 0; None where it does not end with a record.
+
+        Parameters
+        ----------
+        block : memoryview
+            The block.
+        path, at, selection, spans
+            As of `parsed`; it begins at byte `at`.
+
+        """
         try:
             with span("decode", spans, "read"):
                 chunk = self.parse_whole(block, path, selection)
             return Parsed(chunk, partial(self._sizes, block), len(block))
         except (ScanWanted, pa.ArrowInvalid):
             data = bytes(block)
-            found = self.quick_split(data, False)
-        if found.consumed < len(data):
+            split = self.quick_split(data, False)
+        if split.consumed < len(data):
             return None
-        records = Records(data, found.starts, found.ends, found.starts + at, found.problems)
-        return Parsed(self.chunk_of(records, path, 0, selection, spans), lambda: found.ends - found.starts, len(data))
+        records = Records(data, split.starts, split.ends, split.starts + at, split.problems)
+        return Parsed(self.chunk_of(records, path, 0, selection, spans), lambda: split.ends - split.starts, len(data))
 
     def _sizes(self, block: memoryview) -> NDArray[np.int64]:
-        found = self.quick_split(bytes(block), False)
-        return found.ends - found.starts
+        split = self.quick_split(bytes(block), False)
+        return split.ends - split.starts
 
     def _calls(
         self, blocks: Iterator[Records], path: str, selection: Selection, spans: list[Span] | None
@@ -251,7 +299,16 @@ class RecordFormat(Format):
     def chunk_of(
         self, records: Records, path: str, first_row: int, selection: Selection, spans: list[Span] | None
     ) -> Chunk:
-        """A chunk of `records`, as of `parse`, with the bytes of bad rows as they are in the file."""
+        """A chunk of records, with the bytes of bad rows as they are in the file.
+
+        Parameters
+        ----------
+        records, path, first_row, selection
+            As of `parse`.
+        spans : list of Span or None
+            A span "decode" is appended for the time spent parsing.
+
+        """
         with span("decode", spans, "read"):
             chunk = self.parse(records, path, first_row, selection)
         if self.encoding != UTF8:
@@ -269,10 +326,10 @@ _NAMES = {"tab": "\t", "\\t": "\t"}
 
 def delimiter_named(name: str) -> str:
     """The character of that name, which is itself but for a tab. Raises UsageError for what cannot delimit fields."""
-    found = _NAMES.get(name, name)
-    if len(found) != 1 or not found.isascii() or found in '"\r\n\0':
+    character = _NAMES.get(name, name)
+    if len(character) != 1 or not character.isascii() or character in '"\r\n\0':
         raise UsageError(f"delimiter {name!r}: give one ASCII character, e.g. ';', or tab; not a quote or a line end")
-    return found
+    return character
 
 
 def separated_by(delimiter: str) -> str:

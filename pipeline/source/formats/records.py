@@ -39,8 +39,8 @@ class Cutting:
 
     def cut(self, sizes: NDArray[np.int64]) -> Iterator[tuple[int, int, bool]]:
         """The next rows, of these sizes, in pieces: from, up to, and whether the piece begins a new chunk."""
-        for each, first, last, counted in self._unsized:
-            self._bytes += int(each()[first:last].sum()) - counted
+        for sizes_of, first, last, counted in self._unsized:
+            self._bytes += int(sizes_of()[first:last].sum()) - counted
         self._unsized.clear()
         after = np.cumsum(sizes)
         at = 0
@@ -96,9 +96,20 @@ BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Split:
-    """The records of one buffer. starts, ends: int64 [n], contents without the line end. problems: by index, why a
-    record cannot be parsed. consumed: bytes that are done with. overlong: where the rest begins with a line over the
-    limit, which the caller must skip: the bytes that end a line.
+    """The records of one buffer.
+
+    Attributes
+    ----------
+    starts, ends : ndarray
+        int64 [n], where the contents of the records begin and end, without the line end.
+    problems : dict of int to str
+        By index, why a record cannot be parsed.
+    consumed : int
+        Bytes of the buffer that are done with.
+    overlong : bytes
+        The bytes that end a line, where the rest begins with a line over the limit, which the caller must skip; else
+        empty.
+
     """
 
     starts: NDArray[np.int64]
@@ -116,7 +127,20 @@ class Splitter(Protocol):
 
 @dataclass(frozen=True)
 class Records:
-    """n records in file order. data[starts[i]:ends[i]] is record i; it begins at byte offsets[i] of the file."""
+    """n records in file order.
+
+    Attributes
+    ----------
+    data : bytes
+        What holds them.
+    starts, ends : ndarray
+        int64 [n]: record i is ``data[starts[i]:ends[i]]``.
+    offsets : ndarray
+        int64 [n], the byte of the file at which each begins.
+    problems : dict of int to str
+        By index, why a record cannot be parsed.
+
+    """
 
     data: bytes
     starts: NDArray[np.int64]
@@ -296,8 +320,8 @@ def read_records(
             skipping = b""
         if not buffer:
             continue
-        found = split(buffer, final and failure is None)
-        records = Records(buffer, found.starts, found.ends, found.starts + offset, found.problems)
+        parts = split(buffer, final and failure is None)
+        records = Records(buffer, parts.starts, parts.ends, parts.starts + offset, parts.problems)
         inside = len(records) if extent.stop is None else int(records.offsets.searchsorted(extent.stop))
         is_beyond = inside < len(records)
         if is_beyond:
@@ -308,12 +332,12 @@ def read_records(
             yield records
         if is_beyond:
             return
-        offset, buffer = offset + found.consumed, buffer[found.consumed :]
-        if found.overlong:
+        offset, buffer = offset + parts.consumed, buffer[parts.consumed :]
+        if parts.overlong:
             if extent.stop is not None and offset >= extent.stop:
                 extent.after = offset
                 return
-            skipping = found.overlong
+            skipping = parts.overlong
             extent.begin = offset if extent.begin is None else extent.begin
             yield _single(buffer[:HEAD_BYTES], offset, limits.long_line)
     if failure is not None:
@@ -343,8 +367,8 @@ def _single(head: bytes, offset: int, reason: str) -> Records:
 
 def _line_end(buffer: bytes, ends: bytes) -> int:
     """The position after the first byte that ends a line, or -1. (The LF of a CRLF is then a blank line.)"""
-    found = [place for place in (buffer.find(end) for end in ends) if place >= 0]
-    return min(found) + 1 if found else -1
+    places = [place for place in (buffer.find(end) for end in ends) if place >= 0]
+    return min(places) + 1 if places else -1
 
 
 _TILE = 512 << 10
@@ -353,7 +377,7 @@ _TILE = 512 << 10
 
 def places(data: NDArray[np.uint8], value: int) -> NDArray[np.int64]:
     """Where a byte is. NumPy looks at flags one by one where there are some, so those of eight bytes are one first."""
-    found, room = [np.empty(0, np.int64)], np.zeros(min(_TILE, len(data) + 8 & -8), np.bool_)
+    positions, room = [np.empty(0, np.int64)], np.zeros(min(_TILE, len(data) + 8 & -8), np.bool_)
     words = room.view(np.uint64)
     for begin in range(0, len(data), _TILE):
         tile = data[begin : begin + _TILE]
@@ -361,8 +385,8 @@ def places(data: NDArray[np.uint8], value: int) -> NDArray[np.int64]:
         room[len(tile) :] = False
         which = np.flatnonzero(words != 0)
         within = np.flatnonzero(words[which].view(np.bool_))
-        found.append((8 * which + begin)[within >> 3] + (within & 7))
-    return np.concatenate(found)
+        positions.append((8 * which + begin)[within >> 3] + (within & 7))
+    return np.concatenate(positions)
 
 
 def count_of(data: NDArray[np.uint8], is_one: np.ufunc, value: int) -> int:

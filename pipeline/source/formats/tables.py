@@ -108,14 +108,29 @@ def _cut_values(values: pa.Array, length: int) -> tuple[pa.Array, pa.Array]:
 
 def _gathered(values: pa.Array, indices: pa.Array) -> NDArray[np.int64]:
     """int64, one for each index; 0 for nulls."""
-    found = pc.fill_null(pc.take(values, indices), 0)
-    return np.asarray(found.cast(pa.int64()).to_numpy(zero_copy_only=False))
+    numbers = pc.fill_null(pc.take(values, indices), 0)
+    return np.asarray(numbers.cast(pa.int64()).to_numpy(zero_copy_only=False))
 
 
 def _chunk(
     table: pa.Table, path: str, first_row: int, selection: Selection, n_chars: NDArray[np.int64] | None
 ) -> Chunk:
-    """n_chars: int64 [N], of each text where the table holds only its beginning."""
+    """A chunk of the rows of a table.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        N rows.
+    path : str
+        The file.
+    first_row : int
+        The number of the first row.
+    selection : Selection
+        The columns that the job uses.
+    n_chars : ndarray or None
+        int64 [N], characters of each text where the table holds only its beginning.
+
+    """
     chunk = _assembled(table, path, first_row, selection)
     if n_chars is None:
         return chunk

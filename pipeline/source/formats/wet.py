@@ -1,7 +1,7 @@
 """WET files, as Common Crawl publishes the text of web pages: WARC records of the type "conversion", one a row.
 
 Records are found here, and not by a library such as fastwarc or warcio: these pass over what is damaged without a word,
-and tell the place of a record in the compressed file. Here each byte belongs to a record with a number, or to a row of
+and give the place of a record in the compressed file. Here each byte belongs to a record with a number, or to a row of
 the quarantine. A record ends where its Content-Length says, if a blank line or the next record follows; else it is
 damaged, and ends where the next one begins. So damage costs the records in which it is; a compressed file ends at its
 damage, as any other.
@@ -50,8 +50,19 @@ _TYPE, _LENGTH = _field(b"WARC-Type", rb"[^\r\n]*?"), _field(b"Content-Length", 
 
 
 class _Piece(NamedTuple):
-    """A record, or bytes that are none. end: of its content. after: where the next piece begins. kind: of a whole one.
-    problem: why it is damaged; empty where it is not.
+    """A record, or bytes that are none.
+
+    Attributes
+    ----------
+    end : int
+        Where its content ends.
+    after : int
+        Where the next piece begins.
+    kind : bytes
+        The type of a whole record.
+    problem : str
+        Why it is damaged; empty where it is not.
+
     """
 
     end: int
@@ -75,9 +86,9 @@ class Wet(RecordFormat):
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         kinds: set[bytes] = set()
         for head in self.heads(file):
-            found = self.split(head.data, head.final)
+            records = self.split(head.data, head.final)
             kinds.update(kind.lower() for kind in _TYPE.findall(head.data))
-            if len(found.starts) or _CONVERSION in kinds:
+            if len(records.starts) or _CONVERSION in kinds:
                 return Schema(("text", *_HEADERS), start=head.start, named=False)
         if others := sorted(kind.decode("ascii", "replace") for kind in kinds - {b"warcinfo"}):
             raise SourceError(
@@ -107,14 +118,14 @@ class Wet(RecordFormat):
     def table(self, records: list[bytes], columns: tuple[str, ...]) -> pa.Table:
         ends = [record.index(_BLANK) for record in records]
         headers = [record[: end + 2] for record, end in zip(records, ends, strict=True)]
-        found = {}
+        values_of = {}
         for name in columns:
             if name in _FIELDS:
                 fields = map(_FIELDS[name].search, headers)
-                found[name] = [field and field[1] for field in fields]
+                values_of[name] = [field and field[1] for field in fields]
             else:
-                found[name] = [record[end + 4 :] for record, end in zip(records, ends, strict=True)]
-        return pa.table({name: pa.array(values, pa.large_binary()) for name, values in found.items()})
+                values_of[name] = [record[end + 4 :] for record, end in zip(records, ends, strict=True)]
+        return pa.table({name: pa.array(values, pa.large_binary()) for name, values in values_of.items()})
 
     def _piece(self, buffer: bytes, at: int, final: bool) -> _Piece | None:
         """The piece that begins at `at`; None where it, or what must follow it, goes on after the buffer."""
@@ -148,18 +159,31 @@ class Wet(RecordFormat):
         return _Piece(end, after, kind[1].lower())
 
     def _damaged(self, buffer: bytes, at: int, begin: int, final: bool, problem: str) -> _Piece | None:
-        """What is damaged from `at` on, up to where the next record begins, `begin` or later; or the longest that may
-        be held, wherever a block ends.
+        """What is damaged, up to where the next record begins; or the longest that may be held, wherever a block ends.
+
+        Parameters
+        ----------
+        buffer : bytes
+            The buffer.
+        at : int
+            Where the damaged piece begins.
+        begin : int
+            The next record begins here or later.
+        final : bool
+            Whether the stream ends with the buffer.
+        problem : str
+            What is wrong.
+
         """
         most = at + self.limits.field_bytes
-        found = _BEGIN.search(buffer, max(begin, at + 1), most + _BEGIN_BYTES)
-        if found is None and not final and len(buffer) < most + _BEGIN_BYTES:
+        following = _BEGIN.search(buffer, max(begin, at + 1), most + _BEGIN_BYTES)
+        if following is None and not final and len(buffer) < most + _BEGIN_BYTES:
             return None
-        end = min(most, len(buffer)) if found is None else found.start()
+        end = min(most, len(buffer)) if following is None else following.start()
         return _Piece(end, end, problem=problem)
 
 
 def _blank_end(buffer: bytes, at: int) -> int:
     """Where blank lines that begin at `at` end."""
-    found = _BLANK_LINES.match(buffer, at)
-    return found.end() if found else at
+    lines = _BLANK_LINES.match(buffer, at)
+    return lines.end() if lines else at

@@ -287,9 +287,9 @@ def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
     if not pa.types.is_string(kind):
         return pa.array(values, kind, from_pandas=True)
     with suppress(*_CANNOT):  # at once where they are strings, or integers, which Arrow writes as JSON does
-        found = pa.array(values, from_pandas=True)
-        if pa.types.is_string(found.type) or pa.types.is_int64(found.type):
-            return found.cast(pa.large_string())
+        array = pa.array(values, from_pandas=True)
+        if pa.types.is_string(array.type) or pa.types.is_int64(array.type):
+            return array.cast(pa.large_string())
     return pa.array([_written(value) for value in values], pa.large_string())
 
 

@@ -104,8 +104,8 @@ class Stdin:
     def read(self, size: int) -> bytes:
         """What has arrived, up to `size` bytes; none at the end."""
         if self._pending:
-            found, self._pending = self._pending[:size], self._pending[size:]
-            return found
+            data, self._pending = self._pending[:size], self._pending[size:]
+            return data
         return self._arriving.read(size)
 
     def _refuse_others(self, head: bytes) -> None:

@@ -34,8 +34,19 @@ _DATASET_ROWS = 1_000
 
 @dataclass(frozen=True)
 class Tables:
-    """Rows as Arrow tables. schema: of all columns. rows: None where they can be read once only. read: their tables,
-    with these columns, or all for None. kind: of the object that holds them.
+    """Rows as Arrow tables.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        Of all columns.
+    rows : int or None
+        How many there are; None where they can be read once only.
+    read : callable
+        Returns their tables, with the columns of these names, or all for None.
+    kind : str
+        The type of the object that holds them, for messages.
+
     """
 
     schema: pa.Schema
@@ -230,7 +241,7 @@ def _with_class_names(table: pa.Table, names: dict[str, list[str]]) -> pa.Table:
 
 def resolve(schema: pa.Schema, selection: Selection, within: Mapping[str, pa.DataType] | None = None) -> Selection:
     """The selection with its default text column, and the kept columns with their types. within: the types of what is
-    in columns, by names with dots, where the schema does not tell.
+    in columns, by names with dots, where the schema does not have them.
 
     Raises UsageError for a missing column.
     """

@@ -146,7 +146,7 @@ class InThread(Generic[_T]):
     def __iter__(self) -> Iterator[_T]:
         while True:
             try:
-                item = self._items.get(timeout=_SECONDS_BETWEEN_LOOKS)  # with a limit, so that Ctrl-C is heard
+                item = self._items.get(timeout=_SECONDS_BETWEEN_LOOKS)  # with a limit, so that Ctrl-C interrupts
             except Empty:
                 continue
             if isinstance(item, _End):

@@ -125,7 +125,7 @@ def read_local(path: str) -> bytes:
 
 def check_unchanged(file: InputFile) -> None:
     """Raise InputChanged where the file at that path is no longer the one that was planned; InputUnavailable where that
-    cannot be told now.
+    cannot be found out now.
     """
     try:
         now = state_now(file.location, file.endpoint) if is_url(file.location) else _state_of(os.stat(file.location))

@@ -79,7 +79,7 @@ def state_by_driver(url: str) -> State:
 
 
 def listed_state(info: dict[str, Any]) -> State:
-    """Of what a driver tells of a file. Raises OSError for what is none."""
+    """The state of a file, by what a driver reports of it. Raises OSError for what is no file."""
     if info.get("type", "file") != "file":
         raise OSError(errno.EINVAL, f"it is of the type {info['type']!r}, not a regular file")
     size = None if info.get("size") is None else int(info["size"])
@@ -87,7 +87,7 @@ def listed_state(info: dict[str, Any]) -> State:
 
 
 def _stamp(value: Any) -> str:
-    """Some drivers tell a time as a number when they list a folder, and as a date of one file."""
+    """A time as text. Some drivers give it as a number when they list a folder, and as a date for one file."""
     return str(value.timestamp()) if isinstance(value, datetime) else str(value)
 
 
@@ -136,7 +136,7 @@ class RemoteFile(io.RawIOBase):
         self._expected: deque[tuple[int, int]] = deque()
 
     def state(self) -> State:
-        """As its server last told it."""
+        """As its server last reported it."""
         return self._origin.state
 
     def readable(self) -> bool:

@@ -1,8 +1,8 @@
-"""Files on servers of the web, of which some send a file from any byte on, and some do not even tell its size.
+"""Files on servers of the web, of which some send a file from any byte on, and some do not even report its size.
 
 Of the seven kinds of servers in tests/source/test_remote_input.py, obstore's HTTPStore reads three (with ranges, by a
 redirection, and without HEAD where the size is known). It opens no file whose address has a query, such as a signature,
-and none of a server that sends no ranges or does not tell the length. fsspec's driver needs aiohttp.
+and none of a server that sends no ranges or does not report the length. fsspec's driver needs aiohttp.
 """
 
 from __future__ import annotations

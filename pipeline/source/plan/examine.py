@@ -59,12 +59,12 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
 
 def kept_types(schemas: Sequence[Schema], kept: Sequence[str]) -> tuple[pa.DataType, ...]:
     """The types of the columns that are copied, by which they hold those of some files; strings for nulls only."""
-    found = []
+    types = []
     for name in kept:
         kinds = [s.types.get(name, pa.string()) for s in schemas if name in s.every]
         kind = reduce(type_of_both, kinds) if kinds else pa.string()
-        found.append(pa.string() if pa.types.is_null(kind) else kind)
-    return tuple(found)
+        types.append(pa.string() if pa.types.is_null(kind) else kind)
+    return tuple(types)
 
 
 def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selection: Selection) -> str | None:
@@ -121,7 +121,18 @@ _HELD_BYTES = 4 << 20
 
 
 class Examined(NamedTuple):
-    """A file that can be read. file: bound to its columns. remark: how its columns differ from the first file's."""
+    """A file that can be read.
+
+    Attributes
+    ----------
+    file : InputFile
+        The file, bound to its columns.
+    schema : Schema
+        Its columns.
+    remark : str or None
+        How they differ from those of the first file.
+
+    """
 
     file: InputFile
     schema: Schema
@@ -146,13 +157,13 @@ def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | N
 
 def examine_like(file: InputFile, selection: Selection, first: tuple[str, Schema] | None) -> Examined:
     """The same of a file of a job that is planned. first: None where no file could be read then, so none is read."""
-    found = examine(file, selection, first)
+    examined = examine(file, selection, first)
     if first is None:
         raise SourceError(
             f"{file.path}: no file could be read when the job was planned, so the columns are not known. Start again, "
             "overwriting the output"
         )
-    return found
+    return examined
 
 
 def held(file: InputFile) -> InputFile:
@@ -179,8 +190,8 @@ def identified(file: InputFile) -> InputFile:
     if file.format.jumps or not file.seekable:
         return file
     with open_stored(file) as stream:
-        found = compression_of(stream.read(HEAD_BYTES))
-    return replace(file, compression=found.name) if found else file
+        compression = compression_of(stream.read(HEAD_BYTES))
+    return replace(file, compression=compression.name) if compression else file
 
 
 def _decoded(file: InputFile) -> bytes | None:
@@ -196,11 +207,11 @@ def _decoded(file: InputFile) -> bytes | None:
     return b"".join(blocks) if room > 0 else None
 
 
-def _refuse_other(name: str, head: bytes, found: Format) -> None:
+def _refuse_other(name: str, head: bytes, expected: Format) -> None:
     """Raise SourceError for the first bytes of another format."""
-    others = {each.name: each.suffixes[0] for each in FORMATS.values() if each.magic and head.startswith(each.magic)}
+    others = {form.name: form.suffixes[0] for form in FORMATS.values() if form.magic and head.startswith(form.magic)}
     if head.startswith(ZIP_MAGIC):
         others[ZIP_SUFFIX[1:]] = ZIP_SUFFIX
-    if others and found.name not in others:
+    if others and expected.name not in others:
         what, suffixes = " or ".join(others), " or ".join(others.values())
         raise SourceError(f"{name}: it is a {what} file by its first bytes; rename it ({suffixes})")

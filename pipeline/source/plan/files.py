@@ -192,7 +192,7 @@ def divided(files: Files, shard: str, known: Container[str] | None) -> Files:
     """A share of the files, which is the same wherever these are listed. known: the files that it had before.
 
     The largest file first, each goes to the share that has the fewest bytes so far, and of several such to the first.
-    What could not be listed is told by the first share.
+    What could not be listed is a problem of the first share alone.
     """
     number, count = share_of(shard)
     taken: set[int] = set()

@@ -264,7 +264,7 @@ class Plan:
 
 
 def plan_files(
-    found: Sequence[InputFile],
+    listed: Sequence[InputFile],
     selection: Selection,
     chunk_rows: int,
     limit: int | None = None,
@@ -276,7 +276,7 @@ def plan_files(
 
     Parameters
     ----------
-    found : sequence of InputFile
+    listed : sequence of InputFile
         The files.
     selection : Selection
         The columns that the job uses. `selection.text` may be empty: then the column is called "text".
@@ -297,7 +297,7 @@ def plan_files(
         For columns that the first file lacks.
 
     """
-    files = bound(found, selection)
+    files = bound(listed, selection)
     sizes = files_in_ranges(files, chunk_rows) if limit is None else [len(files)]
     parts = parts_of(files, sizes, chunk_rows) if limit is None and cut else [1] * len(sizes)
     like, every = None, bound(whole, selection) or files
@@ -317,9 +317,9 @@ def examine_first(file: InputFile, selection: Selection) -> tuple[Examined, Sele
     """Open the first file of an input, and resolve the selection by it. Raises SourceError where it cannot be read,
     UsageError for columns that it lacks.
     """
-    found = examine(file, selection, None)
-    selection = resolve(found.file, found.schema, selection)
-    return found, replace(selection, kept_types=kept_types([found.schema], selection.kept))
+    opened = examine(file, selection, None)
+    selection = resolve(opened.file, opened.schema, selection)
+    return opened, replace(selection, kept_types=kept_types([opened.schema], selection.kept))
 
 
 def _with_types(first: Schema, others: Sequence[InputFile], selection: Selection) -> Selection:
@@ -341,24 +341,24 @@ def _schema(file: InputFile, selection: Selection) -> Schema | None:
         return None
 
 
-def bound(found: Sequence[InputFile], selection: Selection) -> list[InputFile]:
+def bound(listed: Sequence[InputFile], selection: Selection) -> list[InputFile]:
     """The files, each with the encoding and delimiter that the user gave, where its format has some."""
     encoding, delimiter = selection.encoding, selection.delimiter
     of_options: dict[int, Format] = {}
     files = []
-    for file in found:
-        if (key := id(file.format)) not in of_options:  # one object for all files of a format, as they were found
+    for file in listed:
+        if (key := id(file.format)) not in of_options:  # one object for all files of a format, as they were listed
             of_options[key] = file.format.for_options(encoding, delimiter)
         same = of_options[key] == file.format
         files.append(file if same else replace(file, format=of_options[key]))
     return files
 
 
-def refuse_useless(found: Sequence[InputFile], selection: Selection) -> None:
+def refuse_useless(listed: Sequence[InputFile], selection: Selection) -> None:
     """Raise UsageError for an encoding or a delimiter that none of the files can have."""
     if selection.encoding == UTF8 and not selection.delimiter:
         return
-    files = bound(found, selection)
+    files = bound(listed, selection)
     if files and selection.encoding != UTF8 and all(file.format.encoding == UTF8 for file in files):
         raise UsageError(f"{files[0].path}: only CSV, TSV, JSONL and text files take --encoding, and there is none")
     if files and selection.delimiter and not any(file.format.takes_header for file in files):

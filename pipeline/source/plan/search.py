@@ -1,6 +1,6 @@
 """From what the user names to files: those that paths, folders, patterns and URLs stand for, as they are listed.
 
-What a listing tells of a file, its size and when it was modified, is all that a job needs to know of it before the file
+What a listing says of a file, its size and when it was modified, is all that a job needs to know of it before the file
 is read, so none is opened here. A folder is searched with all below it, through symbolic links too; so is what a
 pattern leads to. Within one name, each real folder is searched once, under the first of its names, so links may form
 loops. Names that begin with a dot or an underscore are skipped in folders, and those with a dot by patterns, as shells
@@ -69,7 +69,7 @@ class Listed:
     location : str
         Its absolute path or URL, as the operating system has it: see `printable`.
     size : int or None
-        In bytes; None where a server of the web does not tell it.
+        In bytes; None where a server of the web does not report it.
     modified : str
         Its time in ns; of a remote file, an ETag or the like.
     ranges : bool

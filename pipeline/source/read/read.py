@@ -34,7 +34,20 @@ _HELD_AHEAD = 4 << 20
 
 @dataclass(frozen=True)
 class Lines:
-    """Records of a file that are not parsed yet. row: the number of the first."""
+    """Records of a file that are not parsed yet.
+
+    Attributes
+    ----------
+    file : InputFile
+        The file.
+    form : RecordFormat
+        Its format, bound to its columns.
+    row : int
+        The number of the first record.
+    records : Records
+        The records.
+
+    """
 
     file: InputFile
     form: RecordFormat
@@ -202,7 +215,22 @@ def _pieces(
     spans: list[Span] | None,
     extent: Extent,
 ) -> Iterator[Piece]:
-    """The pieces of a file, or of a part of one. problems, read: what is known is appended. extent: is set."""
+    """The pieces of a file, or of a part of one.
+
+    Parameters
+    ----------
+    examined : Examined
+        The file.
+    part, selection, chunk_rows, spans
+        As of `open_pieces`.
+    problems : list of str
+        What is wrong with the file is appended.
+    read : list of callable
+        What returns the stored bytes that have been read is appended.
+    extent : Extent
+        Which records are read; its other fields are set.
+
+    """
     file, form, start = examined.file, examined.file.format, examined.schema.start
     if isinstance(form, RecordFormat):
         yield from _records(form, file, start, part, selection, read, spans, extent)
@@ -257,7 +285,20 @@ def _records(
     spans: list[Span] | None,
     extent: Extent,
 ) -> Iterator[Piece]:
-    """Of a file of records; of a part of one, with numbers from that of its first record, or 0 if it is not known."""
+    """Of a file of records; of a part of one, with numbers from that of its first record, or 0 if it is not known.
+
+    Parameters
+    ----------
+    form : RecordFormat
+        The format of the file.
+    file : InputFile
+        The file.
+    start : int
+        The byte of the file at which its first record begins.
+    part, selection, read, spans, extent
+        As of `_pieces`.
+
+    """
     row = 0
     if part.part:
         if file.front_to_back:  # by its first bytes it is compressed: the first part is the whole file
@@ -320,20 +361,20 @@ def joinable(one: Piece, other: Piece) -> bool:
     return isinstance(one, Lines) and isinstance(other, Lines) and one.form == other.form
 
 
-def _joined(each: Sequence[Records]) -> Records:
+def _joined(runs: Sequence[Records]) -> Records:
     """Records of several files as if they were of one; each keeps its place in its file."""
     blocks: list[bytes | memoryview] = []
     starts, ends = [], []
     problems: dict[int, str] = {}
     at = count = 0
-    for records in each:
+    for records in runs:
         begin, end = int(records.starts[0]), int(records.ends[-1])
         blocks += [memoryview(records.data)[begin:end], b"\n"]
         starts.append(records.starts + (at - begin))
         ends.append(records.ends + (at - begin))
         problems |= {count + i: reason for i, reason in records.problems.items()}
         at, count = at + end - begin + 1, count + len(records)
-    offsets = np.concatenate([records.offsets for records in each])
+    offsets = np.concatenate([records.offsets for records in runs])
     return Records(b"".join(blocks), np.concatenate(starts), np.concatenate(ends), offsets, problems)
 
 
