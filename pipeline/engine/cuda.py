@@ -44,8 +44,9 @@ _FIRST_SHARE = 4
 """Of several batches, the first one is this part of a full one."""
 
 _TOGETHER, _SHARE_TOGETHER = 2, 1 / 8
-"""So many times that where n-grams may be alone, as the host launches as much however little the network has to do; and
-the share of the free memory that such a batch takes at most.
+"""A model whose n-grams may decide without its network has batches so many times larger, if such a batch takes at most
+this share of the free memory: the host launches the same kernels for a batch however few of its articles need the
+network.
 """
 
 _LEAST_BATCH = 64
