@@ -188,7 +188,7 @@ def test_messages_are_taken_whole_from_what_comes_in_any_pieces() -> None:
     sent = [
         [chosen.randbytes(chosen.choice([0, 1, 100, 65_535, 65_536, 300_000])) for _ in range(i % 4)] for i in range(40)
     ]
-    stream = b"".join(piece for each in sent for piece in pieces(packed([PickleBuffer(data) for data in each])))
+    stream = b"".join(piece for buffers in sent for piece in pieces(packed([PickleBuffer(data) for data in buffers])))
     came, got, at = bytearray(), [], 0
     while at < len(stream):
         size = chosen.choice([1, 7, 16, 1000, 65_536, 256_000])

@@ -53,16 +53,16 @@ def test_rows_of_a_large_input_are_estimated_from_little_of_it(ag_news: Path, tm
     with gzip.open(tmp_path / "9.csv.gz", "wb", 1) as file:
         file.write(train)
     (tmp_path / "empty.csv").write_bytes(b"")
-    found = identify(Paths([str(tmp_path)]), 70, 1014, whole_hash=False, by_content=False)
-    sample = sample_input(found, SELECTION, 1000, None)
+    given = identify(Paths([str(tmp_path)]), 70, 1014, whole_hash=False, by_content=False)
+    sample = sample_input(given, SELECTION, 1000, None)
     assert not sample.counted
     assert sample.rows == pytest.approx(7 * 48_800, rel=0.03)
     assert sample.chunk.rows_read == pytest.approx(1000, rel=0.2)
     assert not len(sample.chunk.quarantine)
     assert sample.reading_seconds > 0  # of the compressed file: the others are read by all cores, beside the labelling
     plain = Paths([str(tmp_path / f"{number}.csv") for number in range(6)])
-    found = identify(plain, 70, 1014, whole_hash=False, by_content=False)
-    assert sample_input(found, SELECTION, 1000, None).reading_seconds == 0
+    given = identify(plain, 70, 1014, whole_hash=False, by_content=False)
+    assert sample_input(given, SELECTION, 1000, None).reading_seconds == 0
     assert sample.problems == [f"{tmp_path}/empty.csv: the file is empty"]
 
 

@@ -332,16 +332,16 @@ def jobs(small_model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> li
 def test_a_disturbed_job_is_whole_or_its_user_is_told(kind: Kind, jobs: list[Job], tmp_path: Path) -> None:
     if reason := machine.missing(kind):
         pytest.skip(reason)
-    found = run_trial(kind, 0, SEEDS[kind], jobs, tmp_path)
-    if found["verdict"] in BAD:
-        (job,) = (job for job in jobs if job.name == found["job"])
-        pytest.fail(record_of(found, tmp_path / "trial-0", job), pytrace=False)
+    trial = run_trial(kind, 0, SEEDS[kind], jobs, tmp_path)
+    if trial["verdict"] in BAD:
+        (job,) = (job for job in jobs if job.name == trial["job"])
+        pytest.fail(record_of(trial, tmp_path / "trial-0", job), pytrace=False)
 
 
-def record_of(found: dict[str, Any], folder: Path, job: Job) -> str:
+def record_of(trial: dict[str, Any], folder: Path, job: Job) -> str:
     """All that a trial left, in full: nobody can look into the folder of a run in CI."""
     here, there = contents(folder / "out"), contents(job.folder / "out")
     unlike = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
     sizes = [f"{name}: {len(here.get(name, b''))} bytes, undisturbed {len(there.get(name, b''))}" for name in unlike]
     logs = [f"{log.name}: …{log.read_text(errors='replace')[-2000:]}" for log in sorted(folder.glob("command-*.log"))]
-    return "\n".join([json.dumps(found, indent=1, default=str), *logs, "files that differ:", *sizes])
+    return "\n".join([json.dumps(trial, indent=1, default=str), *logs, "files that differ:", *sizes])

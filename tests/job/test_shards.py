@@ -65,10 +65,10 @@ def options(client: Client, small_model: Model, corpus: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def shares(corpus: Path, options: dict) -> list[Path]:
-    found = [corpus.parent / f"share-{number}" for number in range(1, COUNT + 1)]
-    for number, out in enumerate(found, 1):
+    folders = [corpus.parent / f"share-{number}" for number in range(1, COUNT + 1)]
+    for number, out in enumerate(folders, 1):
         classify(corpus, out, shard=f"{number}/{COUNT}", resume=True, **options)
-    return found
+    return folders
 
 
 def rows_of(folder: Path) -> list[dict]:

@@ -248,10 +248,10 @@ def test_two_updates_at_once_label_each_file_once(job: Run, days: Path, tmp_path
             return error
 
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(run, range(2)))
-    reports = [each for each in found if isinstance(each, JobReport)]
+        results = list(pool.map(run, range(2)))
+    reports = [result for result in results if isinstance(result, JobReport)]
     assert reports
-    for error in (each for each in found if not isinstance(each, JobReport)):
+    for error in (result for result in results if not isinstance(result, JobReport)):
         assert "another update of" in str(error)
     assert verify(tmp_path / "out").rows_read == reports[0].rows_read == 72
     assert len(pl.read_parquet(tmp_path / "out" / "parts").unique(["file", "row"])) == 66

@@ -52,9 +52,9 @@ def test_what_is_kept_of_a_job_is_what_its_schema_says() -> None:
     }
     files["ClosingEntry"] = "_entries/group-*"
     for name, pattern in files.items():
-        found = list(folder.glob(pattern))
-        assert found
-        for file in found:
+        there = list(folder.glob(pattern))
+        assert there
+        for file in there:
             jsonschema.validate(json.loads(file.read_text()), schema | {"$ref": f"#/$defs/{name}"})
 
 

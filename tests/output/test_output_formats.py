@@ -104,8 +104,8 @@ def test_every_format_gives_back_every_row_as_it_was(run: Run, in_memory: JobRep
         rows = frame.with_columns(name=pl.col("file").str.contains("b.parquet")).sort("name", descending=True)
         assert rows.sort("name", "row", descending=[True, False])["score"].cast(pl.Float32).to_list() == scores
         assert Counter(rows["label"]) == in_memory.tally.labels
-    found = pl.read_csv(table)["odd"].to_list()
-    assert found == odd
+    column = pl.read_csv(table)["odd"].to_list()
+    assert column == odd
     assert [json.loads(line)["odd"] for f in sorted(lines.parent.iterdir()) for line in f.open()] == odd
 
 

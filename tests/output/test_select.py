@@ -46,7 +46,7 @@ def test_a_cut_chooses_what_sorting_does(
     edges = [0, *sorted(min(end, len(rows)) for end in ends), len(rows)]
     chunks = (pa.Table.from_pandas(frame[first:end]) for first, end in itertools.pairwise(edges))
     with ranking(chunks, amount) as best:
-        found = [first + place for first, end in itertools.pairwise(edges) for place in best.between(first, end)]
+        places = [first + place for first, end in itertools.pairwise(edges) for place in best.between(first, end)]
         cuts = best.cuts
     expected = []
     for group, of_group in frame.groupby("part"):
@@ -55,7 +55,7 @@ def test_a_cut_chooses_what_sorting_does(
         cut = cuts.pop(group)
         assert (cut.rows, cut.chosen) == (len(of_group), len(chosen))
         assert cut.score == (chosen["score"].min() if len(chosen) else None)
-    assert (found, cuts) == (sorted(expected), {})
+    assert (places, cuts) == (sorted(expected), {})
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +102,13 @@ def test_the_best_rows_are_those_that_sorting_finds(
     ranks = may.sort_values(by, ascending=False, kind="stable")
     amount = Amount.of(options.get("top"), options.get("count"))
     groups = [ranks] if per is None else [of_group for _, of_group in ranks.groupby(per, dropna=False)]
-    expected = pd.concat([each[: amount.rows(len(each))] for each in groups])
+    expected = pd.concat([of_group[: amount.rows(len(of_group))] for of_group in groups])
     assert sorted(frame_of(out)["id"]) == sorted(expected["id"])
     assert report.chosen == len(expected) == verify(out, input=True).rows_written
     assert report.rows == len(rows)
-    assert {cut.score for cut in report.cuts.values()} == {each[: amount.rows(len(each))][by].min() for each in groups}
+    assert {cut.score for cut in report.cuts.values()} == {
+        of_group[: amount.rows(len(of_group))][by].min() for of_group in groups
+    }
     again = select(out, tmp_path / "one.csv", count=3, by=by)
     assert list(pd.read_csv(tmp_path / "one.csv")["id"]) == sorted(ranks[:3]["id"], key=list(rows["id"]).index)
     assert again.rows == report.chosen
@@ -122,8 +124,8 @@ def test_what_does_not_fit_into_memory_is_ranked_on_disk_and_a_full_disk_is_told
     table = pa.table({"place": places, "score": scores, "part": part})
     chunks = [table.slice(first, 100_000) for first in range(0, len(table), 100_000)]
     with ranking(chunks, Amount.of("10%", None), memory=40_000_000) as best:
-        found = best.between(0, len(scores))
-    assert list(found) == sorted(np.argsort(-scores, kind="stable")[:200_000])
+        best_places = best.between(0, len(scores))
+    assert list(best_places) == sorted(np.argsort(-scores, kind="stable")[:200_000])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
@@ -163,9 +165,9 @@ def test_folders_for_the_values_of_any_columns(labels: Path, tmp_path: Path, kin
     out, rows = tmp_path / "out", frame_of(labels)
     select(labels, out, top="50%", by="score", partition_by=["lang", "label"], format=kind)
     best = rows.sort_values("score", ascending=False, kind="stable")[: -(-len(rows) // 2)]
-    found = {path.parent.relative_to(out / "parts").as_posix() for path in (out / "parts").rglob("part-*")}
+    folders = {path.parent.relative_to(out / "parts").as_posix() for path in (out / "parts").rglob("part-*")}
     pairs = zip(best["lang"], best["label"], strict=True)
-    assert found == {f"lang={lang}/label={quote(label, safe='')}" for lang, label in pairs}
+    assert folders == {f"lang={lang}/label={quote(label, safe='')}" for lang, label in pairs}
     assert verify(out, input=True).rows_written == len(best)
     if kind == "parquet":
         assert dict(pd.read_parquet(out).groupby("lang", observed=True)["id"].count()) == dict(
@@ -202,12 +204,12 @@ def test_a_choice_that_is_killed_is_no_output_and_is_made_again(labels: Path, tm
 def test_the_chosen_rows_of_the_input(labels: Path, tmp_path: Path) -> None:
     """Every column of it, and the labels; not of files that have changed."""
     select(labels, tmp_path / "out", count=5, per="lang", input=True)
-    found = frame_of(tmp_path / "out")
-    assert list(found.columns[:5]) == ["file", "row", "text", "id", "lang"]
-    assert (found["text"].str.len() == found["n_chars"]).all()
+    chosen = frame_of(tmp_path / "out")
+    assert list(chosen.columns[:5]) == ["file", "row", "text", "id", "lang"]
+    assert (chosen["text"].str.len() == chosen["n_chars"]).all()
     files = [pd.read_parquet(file).assign(file=str(file)) for file in sorted(labels.parent.glob("*.parquet"))]
     texts = pd.concat(files).set_index("id")["text"]
-    assert list(found["text"]) == list(texts[found["id"]])
+    assert list(chosen["text"]) == list(texts[chosen["id"]])
     assert verify(tmp_path / "out", input=True).rows_written == 15
     file = labels.parent / "a.parquet"
     data = file.read_bytes()

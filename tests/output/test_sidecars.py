@@ -59,8 +59,8 @@ def job(corpus: Path, client: Client, small_model: Model):
 def rows(job, corpus: Path) -> dict[str, pd.DataFrame]:
     """The labels of each file by row number, as a job without the layout has them."""
     job(corpus.parent / "plain", layout="parts")
-    found = pd.read_parquet(corpus.parent / "plain" / "parts").sort_values("row")
-    return {name: of_file.set_index("row") for name, of_file in found.groupby("file", observed=True)}
+    labels = pd.read_parquet(corpus.parent / "plain" / "parts").sort_values("row")
+    return {name: of_file.set_index("row") for name, of_file in labels.groupby("file", observed=True)}
 
 
 @pytest.mark.slow
@@ -81,11 +81,11 @@ def test_each_file_joins_by_position(job, rows: dict[str, pd.DataFrame], tmp_pat
         if format_ == "npy":
             np.testing.assert_array_equal(np.load(path), expected[scores].to_numpy(np.float32))
         elif format_ == "parquet":
-            found = pq.read_table(path)
-            assert found.column("id").to_pylist() == ids
+            table = pq.read_table(path)
+            assert table.column("id").to_pylist() == ids
             kinds = {"truncated": "boolean", "n_chars": "float", "unknown_chars": "float"}
             labels = expected.drop(columns=["file", "id"]).reset_index(drop=True).astype(kinds)
-            pd.testing.assert_frame_equal(found.drop_columns("id").to_pandas().astype(kinds), labels)
+            pd.testing.assert_frame_equal(table.drop_columns("id").to_pandas().astype(kinds), labels)
         else:
             text = gzip.decompress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
             lines = [json.loads(line) for line in text.splitlines()]
@@ -154,8 +154,8 @@ def test_in_a_bucket_also_of_shares(job, s3: Folder, tmp_path: Path) -> None:
     merged = f"{s3.url}-merged"
     totals = merge(shares, merged, endpoint=s3.endpoint)
     assert totals.rows_read == len(FILES) * ROWS == verify(merged, endpoint=s3.endpoint).rows_read
-    found = Folder(s3.endpoint, f"{s3.name}-merged").contents()
-    assert {name: found[name] for name in FILES} == {name: contents(tmp_path / "out")[name] for name in FILES}
+    objects = Folder(s3.endpoint, f"{s3.name}-merged").contents()
+    assert {name: objects[name] for name in FILES} == {name: contents(tmp_path / "out")[name] for name in FILES}
 
 
 def test_what_cannot_be_beside_a_file_is_refused(job, tmp_path: Path, client: Client, small_model: Model) -> None:
@@ -184,7 +184,7 @@ _READ = """
 import sys
 from datatrove.pipeline.readers import JsonlReader, ParquetReader
 reader, pattern = (JsonlReader, "*/*.jsonl.gz") if sys.argv[2] == "jsonl" else (ParquetReader, "[!_]*/*.parquet")
-print(sorted(each.text for each in reader(sys.argv[1], glob_pattern=pattern, text_key="id")()))
+print(sorted(document.text for document in reader(sys.argv[1], glob_pattern=pattern, text_key="id")()))
 """
 
 
@@ -203,12 +203,12 @@ def test_the_mixer_of_dolma_and_the_readers_of_datatrove_take_them(
     given = {"model": small_model, "client": client, "root": documents, "id_column": "id", "layout": "attributes"}
     out = tmp_path / "attributes" / "quality"
     classify(documents, out, format="jsonl", **given)
-    found = [
+    written = [
         json.loads(line)
         for path in sorted(out.glob("?/*.gz"))
         for line in gzip.decompress(path.read_bytes()).splitlines()
     ]
-    name, least = next((name, spans[0][2]) for line in found for name, spans in line["attributes"].items())
+    name, least = next((name, spans[0][2]) for line in written for name, spans in line["attributes"].items())
     stream = {
         "name": "best",
         "documents": [f"{documents}/*/*.jsonl.gz"],
@@ -227,10 +227,10 @@ def test_the_mixer_of_dolma_and_the_readers_of_datatrove_take_them(
         for path in (tmp_path / "mixed").rglob("*.gz")
         for line in gzip.decompress(path.read_bytes()).splitlines()
     ]
-    best = {line["id"] for line in found if name in line["attributes"] and line["attributes"][name][0][2] >= least}
+    best = {line["id"] for line in written if name in line["attributes"] and line["attributes"][name][0][2] >= least}
     assert best
     assert sorted(mixed) == sorted(best)
     classify(documents, tmp_path / "parquet", **given)
     for folder, kind in ((out, "jsonl"), (tmp_path / "parquet", "parquet")):
         read = subprocess.run([peers / "python", "-c", _READ, folder, kind], check=True, capture_output=True, text=True)
-        assert read.stdout.splitlines()[-1] == str(sorted(line["id"] for line in found))
+        assert read.stdout.splitlines()[-1] == str(sorted(line["id"] for line in written))
