@@ -323,7 +323,7 @@ def test_lines_are_found_the_same_in_any_blocks(data: bytes, block: int) -> None
     expected = [line.removesuffix(b"\r") for line in data.split(b"\n")]
     if not data.split(b"\n")[-1]:
         expected.pop()
-    blocks = list(read_records(io.BytesIO(data), split_lines, 0, limits=Limits(partbytes=block)))
+    blocks = list(read_records(io.BytesIO(data), split_lines, 0, limits=Limits(block_bytes=block)))
     lines = [b.data[s:e] for b in blocks for s, e in zip(b.starts, b.ends, strict=True)]
     assert lines == expected
     offsets = np.cumsum([0, *(len(line) + 1 for line in data.split(b"\n"))])[: len(expected)]
