@@ -128,7 +128,7 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path, protocol: 
     """A "local" or "cuda" cluster whose workers run under Nsight Systems, which writes its report to `folder`."""
     cuda = where == "cuda"
     count = _gpus_for(workers) if cuda else workers or 1
-    need_open_files(count)
+    need_open_files(count, cuda)
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder())
         stack.enter_context(configured())
@@ -153,7 +153,7 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path, protocol: 
 @contextmanager
 def _running(kind: Any, options: dict[str, Any], protocol: str, count: int) -> Iterator[Client]:
     end_in_a_worker()
-    need_open_files(count)
+    need_open_files(count, on_gpus=kind is not LocalCluster)
     with scratch_folder() as folder, configured(), forked():
         if protocol == "tls":
             options["security"] = make_certificates(folder / _TLS_FOLDER)

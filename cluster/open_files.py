@@ -7,15 +7,16 @@ import resource
 from ..pipeline.errors import UsageError
 
 _OF_A_JOB, _OF_A_WORKER = 32, 16  # of the client, with the scheduler in it; measured: 20, and 15 for each process
+_OF_A_GPU_WORKER = 96  # of its own process, CUDA's and those of readers; measured: 64 are too few
 _ENOUGH = 65_536
 
 
-def need_open_files(worker_processes: int) -> None:
-    """Make room for a cluster on this machine; its workers inherit the limit.
+def need_open_files(worker_processes: int, on_gpus: bool = False) -> None:
+    """Make room for a cluster on this machine; its workers inherit the limit, which is each process's own.
 
     Raises UsageError if fewer files may be open than it needs.
     """
-    needed = _OF_A_JOB + _OF_A_WORKER * worker_processes
+    needed = max(_OF_A_JOB + _OF_A_WORKER * worker_processes, _OF_A_GPU_WORKER * on_gpus)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _ENOUGH:
         return
