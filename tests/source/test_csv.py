@@ -98,7 +98,7 @@ csv_bytes = st.lists(
 def test_records_are_found_as_a_plain_parser_finds_them(data: bytes, block: int) -> None:
     """In blocks of any size: as many records, and the same bad ones at the same offsets."""
     rows, bad = plain_parse(data, 2)
-    blocks = list(read_records(io.BytesIO(data), Dialect(",", 2), 0, limits=Limits(partbytes=block)))
+    blocks = list(read_records(io.BytesIO(data), Dialect(",", 2), 0, limits=Limits(block_bytes=block)))
     starts = [int(o) for b in blocks for o in b.offsets]
     wrong = {int(b.offsets[i]) for b in blocks for i in b.problems}
     assert len(starts) == len(rows) + len(bad)
@@ -115,7 +115,7 @@ def test_fields_that_the_parser_counts_are_those_of_a_plain_parser(data: bytes, 
     rows, bad = plain_parse(data, 2)
     form, selection = Csv(columns=("a", "b")), Selection(("a",), kept=("b",), kept_types=(pa.string(),))
     chunks, row = [empty_chunk(selection)], 0
-    for records in read_records(io.BytesIO(data), form.quick_split, 0, limits=Limits(partbytes=block)):
+    for records in read_records(io.BytesIO(data), form.quick_split, 0, limits=Limits(block_bytes=block)):
         chunks.append(form.parse(records, "f", row, selection))
         row += len(records)
     chunk = concat(chunks)
@@ -178,9 +178,9 @@ def test_records_cut_at_every_byte_are_those_of_python(rows, delimiter: str, end
     selection = Selection(("b",), kept=("a",), kept_types=(pa.string(),))
     for size in range(1, len(data) + 1):
         for limits in (
-            Limits(partbytes=size),
+            Limits(block_bytes=size),
             Limits(parsed_bytes=size),
-            Limits(partbytes=size + 2, parsed_bytes=size),
+            Limits(block_bytes=size + 2, parsed_bytes=size),
         ):
             form = Csv(delimiter=delimiter, columns=("a", "b"), limits=limits)
             parsed = form.parsed(io.BytesIO(data), 0, Extent(), "f", selection, None)
