@@ -51,13 +51,11 @@ class DashboardProgress(Progress):
         self._other.start(rows, dashboard)
 
     def advance(self, report: JobReport) -> None:
-        if time.monotonic() - self._told > _SECONDS_BETWEEN:
-            self._tell()
+        self._tell_again()
         self._other.advance(report)
 
     def wait(self, report: JobReport) -> None:
-        if time.monotonic() - self._told > _SECONDS_BETWEEN:
-            self._tell()
+        self._tell_again()
         self._other.wait(report)
 
     def warn(self, message: str) -> None:
@@ -68,6 +66,10 @@ class DashboardProgress(Progress):
             # Waited for: the client may close after it, and the page would show the job as running for ever.
             self._client.sync(self._send, self._snapshot(ended=True))
         self._other.stop()
+
+    def _tell_again(self) -> None:
+        if time.monotonic() - self._told > _SECONDS_BETWEEN:
+            self._tell()
 
     def _tell(self) -> None:
         self._told = time.monotonic()

@@ -12,13 +12,14 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import start
-from conftest import Command, CommandHere
+from conftest import ROOT, Command, CommandHere
 from distributed import Client
 from jobs import alive, check_whole, committed, run_undisturbed, wait_until
 
@@ -134,6 +135,19 @@ def test_a_limit_on_open_files_is_told_before_anything_waits(broadsheet: Command
     assert run.returncode == 2
     assert "needs 64 open files, and the limit is 32" in run.stderr
     assert "ulimit -n 64" in run.stderr
+
+
+def test_a_worker_on_a_gpu_needs_more_open_files() -> None:
+    code = """
+import resource
+from broadsheet.cluster.open_files import need_open_files
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+need_open_files(1)
+need_open_files(1, on_gpus=True)
+"""
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert "needs 96 open files, and the limit is 64" in run.stderr
 
 
 @pytest.mark.slow
