@@ -32,8 +32,10 @@ pytestmark = [
 ]
 GPUS_PER_NODE = int(count_gpus() > 0)
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
-FILES, CHUNKS = 80, 320
-"""Of a job. A file is a range: there are more of them than four workers, of 16 threads each, read at once."""
+FILES, CHUNKS = 160, 320
+"""Of a job. A file is a range: there are more of them than two for each of the 16 threads of four workers. With fewer,
+Dask gives all of them to the workers that are there first, and one that comes late finds none.
+"""
 
 wait_until = partial(jobs.wait_until, every=0.25)  # each look at it is a process of Slurm's, or at all of the machine
 
@@ -98,7 +100,7 @@ def seconds(first=threading.Semaphore(4)):
 @pytest.fixture
 def held_up(tmp_path: Path) -> dict[str, str]:
     """Workers put their host's name into `hosts`, and each reads four chunks until there is a file `fast`: some are
-    done, and whoever starts late finds more to do.
+    done, and a worker that starts late finds more to do.
     """
     (tmp_path / "hosts").mkdir()
     return preloaded(tmp_path, HELD_UP.format(hosts=str(tmp_path / "hosts"), go_on=str(tmp_path / "fast")))
