@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from ..errors import counted, first_of, in_python, printable
 from ..output.account import most_quarantined
+from ..output.record import Totals
 from ..source.compression import not_decoded
 from .facts import JobFacts, RunFacts, models_of
 from .results import Results
@@ -141,7 +142,7 @@ def _remarks(job: JobFacts, tally: Tally, run: RunFacts) -> list[str]:
     return [message for message in (*growth, doubt(job, tally), unfinished(run)) if message]
 
 
-def not_read(tally: Tally, left_out: Sequence[str], set_aside: Sequence[tuple[str, str]]) -> list[str]:
+def not_read(tally: Tally | Totals, left_out: Sequence[str], set_aside: Sequence[tuple[str, str]]) -> list[str]:
     """A line for each kind of what was skipped or read in part, with a count and the first names."""
     lines = []
     if tally.unread:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -48,9 +49,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job(corpus: Path, client: Client, small_model: Model):
     """Label the documents into a folder."""
 
-    def run(out: Path | str | None, **options: object):
+    def run(out: Path | str | None, paths: Path = corpus, **options: object):
         given = {"model": small_model, "client": client, "root": corpus, "id_column": "id", "chunk_size": 7}
-        return classify(corpus, out, **{**given, "scores": True, "layout": "attributes", **options})
+        return classify(paths, out, **{**given, "scores": True, "layout": "attributes", **options})
 
     return run
 
@@ -141,6 +142,33 @@ def test_an_update_adds_files(client: Client, small_model: Model, tmp_path: Path
         classify(documents, out, update=True, **given)
 
 
+@pytest.mark.parametrize("kind", ["job", "update"])
+def test_files_whose_record_was_not_written_go_with_their_job(
+    client: Client, small_model: Model, tmp_path: Path, kind: str
+) -> None:
+    """Of a job, or an update, that was killed as it wrote them: the record of their group comes after them."""
+    documents, out = write_documents(tmp_path / "documents", FILES[:1]), tmp_path / "out"
+    given = {"model": small_model, "client": client, "root": documents, "id_column": "id", "layout": "attributes"}
+    classify(documents, out, **given)
+    if kind == "update":
+        write_documents(documents, ("new/\n.jsonl",))
+        classify(documents, out, update=True, **given)
+        verify(out)
+        manifest = json.loads((out / "_manifest.json").read_text())
+        update, manifest["updates"] = manifest["updates"][0], []
+        manifest["totals"] = {**manifest["totals"], "rows_read": manifest["totals"]["rows_read"] - ROWS}
+        (out / "_manifest.json").write_text(json.dumps(manifest))
+        assert update["totals"]["rows_read"] == ROWS
+    (out / "_SUCCESS").unlink()
+    for record in sorted((out / "_sidecars").iterdir())[-1:]:
+        record.unlink()
+    shutil.rmtree(documents)
+    write_documents(documents, ("z.jsonl",))
+    classify(documents, out, overwrite=True, **given)
+    beside = {path.relative_to(out).as_posix() for path in out.rglob("*.parquet")}
+    assert {name for name in beside if not name.startswith("_")} == {"z.parquet"}
+
+
 @pytest.mark.slow
 def test_in_a_bucket_also_of_shares(job, s3: Folder, tmp_path: Path) -> None:
     """The same bytes as on disk; and of a job in shares, once they are merged there, the same files."""
@@ -171,6 +199,9 @@ def test_what_cannot_be_beside_a_file_is_refused(job, tmp_path: Path, client: Cl
     ):
         with pytest.raises(UsageError, match=message):
             job(tmp_path / "out", **options)
+    documents = write_documents(tmp_path / "both", ("a.parquet/0.jsonl", "a.jsonl"))
+    with pytest.raises(UsageError, match=r"a.jsonl would have a.parquet beside it, a folder for a.parquet/0.jsonl"):
+        job(tmp_path / "out", root=documents, paths=documents)
     documents = write_documents(tmp_path / "documents", ("_parts/0.jsonl",))
     given = {"model": small_model, "client": client, "layout": "attributes"}
     with pytest.raises(UsageError, match=r"the output has a folder _parts of its own"):

@@ -213,7 +213,9 @@ def test_what_is_not_read_is_said(
     assert heard.lines == [*report.not_read, *report.hints]
     code, printed = broadsheet_here("verify", tmp_path / "out")
     assert code == 0
+    assert "out: whole, as far as its input was read. " in printed
     assert f"Of the input, {unread}" in printed
+    assert f"Of the input, {report.not_read[2]}" in printed  # what was read with a problem
     assert json.loads(broadsheet_here("verify", tmp_path / "out", "--json")[1])["unread"] == [
         [f"{tmp_path}/in/3.parquet", 250],
         [f"{tmp_path}/in/4.parquet", None],
