@@ -141,6 +141,10 @@ def test_what_is_not_one_whole_job_is_not_merged(
         other[name] = tmp_path / name
         classify(source, other[name], **{**options, "shard": f"1/{COUNT}", **changed})
     first, *rest = shares
+    other["model"] = tmp_path / "model"
+    classify(corpus, other["model"], **{**options, "shard": f"1/{COUNT}", "model": "ag-news"})
+    code, said = broadsheet_here("merge", other["model"], *rest, "-o", tmp_path / "out", "--allow-mixed")
+    assert (code, "differ in model: " in said) == (2, True), said
     begun = shutil.copytree(first, tmp_path / "begun")
     (begun / "_SUCCESS").unlink()
     for given_, message in (

@@ -7,6 +7,7 @@ import importlib.util
 import struct
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,19 @@ def test_damaged_files_are_refused_in_words(trained: dict[str, Path], tmp_path: 
     file.write_bytes(sizes)
     with pytest.raises(ModelError, match="should take"):
         load_model(file)
+
+
+@pytest.mark.parametrize("change", [1, -1], ids=["an end falls", "the last one is not the end"])
+def test_a_dictionary_is_words_one_after_another(trained: dict[str, Path], change: int) -> None:
+    model = load_model(trained["softmax, pairs"])
+    table = model.ngrams
+    ends = table.ends.copy()
+    if change > 0:
+        ends[3] = ends[5] + 1
+    else:
+        ends[-1] -= 1
+    with pytest.raises(ModelError, match="its dictionary is damaged"):
+        replace(model, ngrams=replace(table, ends=ends))
 
 
 def test_word_vectors_are_no_classifier(tmp_path: Path) -> None:

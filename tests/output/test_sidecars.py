@@ -128,6 +128,22 @@ def test_a_killed_end_is_repeated_and_damage_repaired(
     assert not [name for name in contents(out) if name.endswith(".jsonl") and not name.startswith("_")]
 
 
+def test_files_are_of_the_entries_that_are_there(client: Client, small_model: Model, tmp_path: Path) -> None:
+    """An entry that was replaced, in figures that the manifest has too, while the end of its group stays."""
+    documents, out = write_documents(tmp_path / "documents", FILES[:1]), tmp_path / "out"
+    given = {"model": small_model, "client": client, "root": documents, "id_column": "id", "layout": "attributes"}
+    classify(documents, out, **given)
+    expected = contents(out)
+    (entry,) = (out / "_entries").glob("part-*.json")
+    entry.write_text(json.dumps({**json.loads(entry.read_text()), "asked": 1}))
+    manifest = json.loads((out / "_manifest.json").read_text())
+    manifest["totals"]["asked"] = 1
+    (out / "_manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(OutputError, match="the files of group 0 are not made from its entries"):
+        verify(out)
+    assert {name for name in expected if not name.startswith("_")} == {"a/0.parquet"}
+
+
 def test_an_update_adds_files(client: Client, small_model: Model, tmp_path: Path) -> None:
     documents, out = write_documents(tmp_path / "documents", FILES[:2]), tmp_path / "out"
     given = {"model": small_model, "client": client, "root": documents, "id_column": "id", "layout": "attributes"}
