@@ -31,6 +31,8 @@ _ANSWER_SECONDS = 10.0
 _SILENT_SECONDS = 10.0
 """After so long without a heartbeat, sent every half second to five seconds, a worker is named."""
 
+_LOOK_SECONDS = 4.0
+"""After so long without progress, and that often, it is looked for processes and workers that hold the job up."""
 
 _HELPERS = {name: f"multiprocessing's {name.replace('_', ' ')}" for name in ("resource_tracker", "forkserver")}
 """Processes that Python starts beside the workers."""
@@ -63,7 +65,8 @@ class InFlight:
 
 
 class Watchdog:
-    """Warns of lost workers at once, and of a stall after `patience` seconds, twice that, four times that, and so on.
+    """Warns of lost workers at once; of what is stopped or silent within some ten seconds, while nothing progresses; of
+    a stall after `patience` seconds, twice that, four times that, and so on.
 
     It ends nothing: a chunk may take that long. A thread of its own, since whatever the job's thread calls may be what
     does not return. Time is that of the monotonic clock.
@@ -90,8 +93,11 @@ class Watchdog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._subscribed and self._client.status == "running":
             self._client.unsubscribe_topic(_EVENTS)
-            for process in _stopped() if self._last > self._began else ():  # not after the model is loaded, too
-                self.warn(f"{process}; whoever reads what this command says waits for that process, too")
+            for process, message in _stopped() if self._last > self._began else ():  # not after the model is loaded
+                self.warn(f"{message}; whoever reads what this command says waits for that process, too")
+                if any(helper in message for helper in _HELPERS.values()):  # it ends by itself
+                    with suppress(psutil.Error):
+                        process.resume()
         self._lost.put(None)
         self._thread.join(timeout=1.0)  # it may be waiting for a scheduler that does not answer
 
@@ -130,21 +136,36 @@ class Watchdog:
             if self._lost.get(timeout=_QUIET_SECONDS) is None:
                 return
         self._subscribe()
+        named: set[object] = set()
         while True:
             idle = time.monotonic() - self._last
-            if idle < self._patience:
-                self._next = self._patience
-            elif idle >= self._next:
+            self._next = self._patience if idle < self._patience else self._next
+            if idle >= self._next:
                 self._next = 2 * idle
-                self.warn(f"{self._what} for {idle:.0f} s: {'; '.join([self._reason(), *_stopped()])}")
+                stopped = (message for _, message in _stopped())
+                self.warn(f"{self._what} for {idle:.0f} s: {'; '.join([self._reason(), *stopped])}")
+            elif idle >= _LOOK_SECONDS:
+                self._name(named)
             try:
-                message = self._lost.get(timeout=self._next - min(idle, self._next))
+                message = self._lost.get(timeout=min(max(self._next - idle, 0), _LOOK_SECONDS))
             except Empty:
                 continue
             if message is None:
                 return
             if message:
                 self.warn(_loss(message["worker"], message["processing-tasks"]))
+
+    def _name(self, named: set[object]) -> None:
+        """Warn of what holds the job up, of each process and worker once. named: those of which it was warned."""
+        for process, message in _stopped():
+            if process not in named:
+                named.add(process)
+                self.warn(message)
+        with suppress(OSError, RuntimeError, TimeoutError):  # no answer: `_watch` reports the stall
+            for worker, seconds in self._client.run_on_scheduler(_in_flight, callback_timeout=_ANSWER_SECONDS).silent:
+                if worker not in named:
+                    named.add(worker)
+                    self.warn(f"{_silence(worker, seconds)}; once it is given up, other workers do its chunks")
 
     def _reason(self) -> str:
         if self._doing is not None:
@@ -190,20 +211,23 @@ def _reasons(state: InFlight) -> Iterator[str]:
     elif state.workers:
         yield "the scheduler has no task of this job left to run"
     if state.silent:
-        yield first_of(
-            [f"worker {worker} has sent no heartbeat for {seconds:.0f} s" for worker, seconds in state.silent]
-        )
+        yield first_of([_silence(*silent) for silent in state.silent])
 
 
-def _stopped() -> list[str]:
-    """The processes of this job on this machine that somebody has stopped."""
+def _silence(worker: str, seconds: float) -> str:
+    return f"worker {worker} has sent no heartbeat for {seconds:.0f} s"
+
+
+def _stopped() -> list[tuple[psutil.Process, str]]:
+    """The processes of this job on this machine that somebody has stopped, each with a message."""
     processes = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if process.status() == psutil.STATUS_STOPPED:
                 command = " ".join(process.cmdline())
                 what = next((_HELPERS[name] for name in _HELPERS if name in command), process.name())
-                processes.append(f"process {process.pid} ({what}) is stopped: kill -CONT {process.pid} lets it go on")
+                message = f"process {process.pid} ({what}) is stopped: kill -CONT {process.pid} lets it go on"
+                processes.append((process, message))
     return processes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -47,14 +48,18 @@ def slow(tmp_path: Path) -> dict[str, str]:
 def test_a_worker_stopped_past_its_time_to_live_goes_on_and_harms_nothing(
     broadsheet_in_process: Command, job, processes: Processes, tmp_path: Path
 ) -> None:
-    """It stops on its way to write a part; the job ends without it; then it writes that part and its entry again."""
+    """It stops on its way to write a part, and is named soon; the job ends without it; then it writes that part and its
+    entry again.
+    """
     arguments, undisturbed = job
-    _, file = start_scheduler(processes, tmp_path, WORKER_TTL="6s")
+    _, file = start_scheduler(processes, tmp_path, WORKER_TTL="20s")
     flag, out = tmp_path / "stopped", tmp_path / "out"
     env = {"BROADSHEET_KILL": f"before-write stop {flag}", "DASK_DISTRIBUTED__WORKER__PRELOAD": KILL_PRELOAD}
     workers = [start_worker(processes, file, env) for _ in range(2)]
     run = broadsheet_in_process(*arguments, "-o", out, "--scheduler-file", file)
     assert run.returncode == 0, run.stderr
+    silent = re.findall(r"(tcp://\S+) has sent no heartbeat for \d+ s; once it is given up, other", run.stderr)
+    assert len(silent) == 1, (run.stderr, run.stdout)
     check_whole(out, undisturbed)
     before = {path: path.stat().st_mtime_ns for path in (out / "parts").iterdir()}
     (stopped,) = (worker for worker in workers if worker.pid == int(flag.read_text()))
