@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from fcntl import ioctl
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from select import select
+from termios import TIOCOUTQ
 from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
@@ -348,9 +350,10 @@ def test_the_time_of_a_large_body_begins_when_it_is_read(slow_to_read: Server) -
         with connected(slow_to_read) as other, connected(slow_to_read) as large:
             engine.suspend()
             other.sendall(ASK)
-            wait_until(lambda: "broadsheet_queue_texts 0.0" in httpx.get(f"{slow_to_read.url}/metrics").text)
+            large.sendall(head + body[:-1])
+            wait_until(lambda: ioctl(large, TIOCOUTQ, bytes(4)) == bytes(4))  # the most of it has been read
             process.suspend()
-            large.sendall(head + body)
+            large.sendall(body[-1:])
             time.sleep(1.2)  # more than the target
             process.resume()
             wait_until(lambda: waiting_texts(slow_to_read) == 1 or bool(select([large], [], [], 0)[0]))
