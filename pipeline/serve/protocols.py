@@ -81,11 +81,12 @@ def _ranked(
 ) -> list[list[dict[str, Any]]]:
     """Score and label of the classes of each text, the best first; of a model of numbers, the number and its level."""
     scores = _scores(served, predictions, is_raw)
-    order, best = predictions.labels[:, :1], scores
-    if not served.is_number:
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
-        best = np.take_along_axis(scores, order, axis=1)
-    rows = zip(order.tolist(), _rows(best), strict=True)
+    if served.is_number:
+        order = predictions.labels[:, :1].tolist()
+    else:
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
+        order, scores = best.tolist(), np.take_along_axis(scores, best, axis=1)
+    rows = zip(order, _rows(scores), strict=True)
     return [[{"score": s, "label": served.classes[i]} for i, s in zip(*row, strict=True)] for row in rows]
 
 
