@@ -129,7 +129,8 @@ def test_a_busy_gpu_copies_and_uneven_shares_are_told_apart() -> None:
     )
     assert alone.bound_by == "writer"
     outage = Timeline(began=100.0, ended=111.0)
-    outage.add("part-0", 10, [*spans, *made_up(("wait", 102.5, 110), ("store", 104.5, 110.5))], place)
+    waits = made_up(("wait", 102.5, 110), ("store", 104.5, 110.5), device="")
+    outage.add("part-0", 10, [*spans, *waits], place)
     told = break_down(outage, "fp16")
     assert (told.bound_by, told.devices[0].shares["store"]) == ("store", pytest.approx(0.6))
     assert told.verdict.startswith("bound by the store: GPU busy 10%, 60% waiting for it; try again once it answers")
