@@ -4,6 +4,10 @@
 #   array=$(INPUT='/shared/news/*.parquet' OUTPUT=/shared/you/labels sbatch --parsable examples/shards/slurm_array.sh)
 #   sbatch --dependency="afterok:$array" --wrap 'broadsheet merge /shared/you/labels/share-* -o /shared/you/merged'
 #
+# There are as many shares as the highest number of the array, or SHARES. To run some of 64 again, say how many they are:
+#
+#   SHARES=64 INPUT='/shared/news/*.parquet' OUTPUT=/shared/you/labels sbatch --array=1,2 examples/shards/slurm_array.sh
+#
 #SBATCH --job-name=broadsheet-shares
 #SBATCH --array=1-64
 #SBATCH --requeue
@@ -16,7 +20,7 @@ number=$SLURM_ARRAY_TASK_ID stopped=
 
 trap 'stopped=1; kill -TERM "$job"' TERM
 broadsheet classify "${INPUT:?the input}" -o "${OUTPUT:?a folder for all shares}/share-$number" \
-  --shard "$number/$SLURM_ARRAY_TASK_COUNT" --resume --quiet "$@" &
+  --shard "$number/${SHARES:-$SLURM_ARRAY_TASK_MAX}" --resume --quiet "$@" &
 job=$!
 wait "$job"
 code=$?

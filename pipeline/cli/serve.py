@@ -70,7 +70,7 @@ def command(
     max_connections: Annotated[int, _limit("N", "Connections at a time.", min=1)] = 1024,
     head_s: Annotated[float, _limit("S", "Seconds in which the head of a request must arrive.", min=0.1)] = 10.0,
     body_s: Annotated[float, _limit("S", "Seconds in which its body must arrive.", min=0.1)] = 60.0,
-    idle_s: Annotated[int, _limit("S", "Seconds after which an idle connection is closed.", min=1)] = 60,
+    idle_s: Annotated[int, _limit("S", "Seconds after which an idle connection is closed.", min=1)] = 75,
     log_format: Annotated[str, _log("text|json", "Format of the log, which goes to stderr.")] = "text",
     log_requests: Annotated[bool, _log("", "Log a line for each request.", "--log-requests/--no-log-requests")] = True,
     log_texts: Annotated[bool, _log("", "Log the texts of requests too.", "--log-texts")] = False,

@@ -32,7 +32,7 @@ from ..source.chunk import Chunk
 from ..source.plan.plan import Range, RangeEnd
 from ..source.read.read import Skipped
 from ..source.read.readers import bytes_of
-from ..telemetry.spans import Span, span
+from ..telemetry.spans import Span, span, take
 from .tasks import Done, Job, Noted, Work, infer, output_of, refuse_bad_rows, write
 from .watchdog import Key, run_of
 from .worker import STATE
@@ -254,8 +254,7 @@ class _Chunks(AbstractContextManager["_Chunks"]):
 
     def begin(self, chunk: Chunk | Skipped, spans: list[Span]) -> None:
         """Begin to label a chunk that was read; its spans are taken from `spans`."""
-        own = spans[:]
-        del spans[: len(own)]  # threads that parse ahead go on adding to it
+        own = take(spans)  # threads that parse ahead go on adding to it
         self.begun += 1
         if isinstance(chunk, Skipped):
             done = Done(chunk.name, self._committed.pop(chunk.name), [], None, [])

@@ -33,7 +33,7 @@ from ..source.chunk import Chunk, RowRange, Selection, numbered
 from ..source.plan.plan import RangeEnd, part_name
 from ..telemetry.activity import ACTIVITY, COUNTS
 from ..telemetry.profile import Profile
-from ..telemetry.spans import Place, Span, clock, here, span
+from ..telemetry.spans import STORE_WAITS, Place, Span, clock, here, span, take
 from .worker import STATE
 
 if TYPE_CHECKING:
@@ -313,6 +313,7 @@ def write(work: Work, job: Job) -> Done:
             return replace(done, table=rows, quarantine=chunk.quarantine, index=chunk.index, texts=work.texts)
         bad = chunk.quarantine if job.names.folder == PARTS else with_ids(chunk)
         entry = STATE.commit(store, table, bad, entry, job.names)
+    spans += take(STORE_WAITS)
     _count(entry)
     return replace(done, entry=entry)
 

@@ -30,7 +30,13 @@ MOMENTS = (
 """The moments of each device, in seconds since the job began; negative on a cluster that had the model already."""
 
 BUSY_ENOUGH = 0.8
-_LANES_OF = {"transfer": ("copy-in", "copy-out"), "hand-over": ("wait",), "reader": ("read",), "writer": ("write",)}
+_LANES_OF = {
+    "store": ("store",),
+    "transfer": ("copy-in", "copy-out"),
+    "hand-over": ("wait",),
+    "reader": ("read",),
+    "writer": ("write",),
+}
 """The cause of time in which no kernel ran: the first of these that was active. While a chunk that has been read waits
 to be started, the cause is the hand-over. If none was active, it is the hand-over too; before the first and after the
 last chunk of a device, it is the imbalance between devices.
@@ -67,7 +73,7 @@ class DeviceTimes:
         MOMENTS by name, in seconds since the job began.
     shares : dict of str to float
         Of the time from the first input to the last output: "compute", when a kernel ran on it, then what it waited
-        for: transfer, hand-over, reader, writer, imbalance.
+        for: store, transfer, hand-over, reader, writer, imbalance.
 
     """
 
@@ -261,13 +267,14 @@ def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool, whole: 
         reader = "uncompressed or several files: the client reads this input alone"
     larger = "more cores for each worker (chunks are as large as they can be)" if whole else "larger chunks"
     change = {
+        "store": "again once it answers every request, or with fewer workers and jobs at a time",
         "reader": reader,
         "transfer": larger,
         "writer": "a faster output disk, or more threads a worker",
         "hand-over": larger,
         "imbalance": "smaller chunks",
     }[cause]
-    if few and not streamed:
+    if few and not streamed and cause != "store":
         change = "smaller chunks: so few cannot overlap"
     return cause, f"bound by the {cause}: {kind} busy {busy:.0%}, {shares[cause]:.0%} waiting for it; try {change}"
 

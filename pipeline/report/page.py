@@ -33,6 +33,7 @@ _MOST_CLASSES = 30
 _QUARANTINED = 10
 _CAUSE_COLORS = {
     "compute": plots.COLORS["compute"],
+    "store": plots.COLORS["store"],
     "transfer": plots.COLORS["copy-in"],
     "reader": plots.COLORS["read"],
     "writer": plots.COLORS["write"],
@@ -67,6 +68,7 @@ _MOMENTS = {
 }
 _CAUSES = {
     "compute": "it computed",
+    "store": "a request to a store or server failed, and was repeated until it was answered",
     "transfer": "it copied to or from the GPU",
     "reader": "it read, and had nothing to compute",
     "writer": "it wrote, and had nothing to compute",

@@ -32,6 +32,7 @@ COLORS = {
     "compute": "#2a9d5c",
     "copy-out": "#b279a2",
     "write": "#f2a541",
+    "store": "#9d755d",
 }
 """A color a lane, in the order of the timeline's rows."""
 

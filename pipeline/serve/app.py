@@ -147,13 +147,17 @@ class App:
         headers = dict(scope["headers"])
         self._check_token(headers)
         kind = _kind(headers)
+        coding = headers.get(b"content-encoding", b"identity").decode("latin-1")
+        if coding.lower() not in ("", "identity"):
+            raise BadRequest(415, f"the body has the content encoding {coding}: send it as it is, without one")
         body = await self._body(scope, headers, receive, seen)
         is_small = len(body) <= _AT_ONCE_BYTES
         if is_small and self._main.is_busy and time.monotonic() - seen.arrived > self._too_late:
             raise Refused(f"the answer would take longer than {1000 * self._target:,.0f} ms: too many requests come")
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         model = scope["path_params"].get("name") if "path_params" in scope else None
-        received = Received(body, kind, headers, query, model, self._settings.max_texts)
+        most = min(self._settings.max_texts, self._settings.max_queue)  # more would never be taken where others wait
+        received = Received(body, kind, headers, query, model, most)
         asked = spoken.read(received) if is_small else await asyncio.to_thread(spoken.read, received)
         if self._settings.log_texts:
             seen.logged = asked.texts if isinstance(asked.texts, list) else asked.texts.to_pylist()
@@ -186,10 +190,11 @@ class App:
             pack = partial(packed_of, asked, served.reads)
             packed = pack() if is_small else await asyncio.to_thread(pack)
             seen.texts = len(asked.texts)
-            back = time.monotonic() - seen.arrived if is_small else 0.0  # the way back takes as long as the way here
+            # The way back takes as long as the way here. A large body's grows with it, as no target does.
+            arrived, back = (seen.arrived, time.monotonic() - seen.arrived) if is_small else (None, 0.0)
             try:
                 return served, await self._main.classify(
-                    served, packed, asked.top_k, seen.arrived, back, seen.trace, scope["gone"]
+                    served, packed, asked.top_k, arrived, back, seen.trace, scope["gone"]
                 )
             except ModelChanged:  # it may read more of the texts
                 continue

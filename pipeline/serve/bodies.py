@@ -7,6 +7,7 @@ message, and 32 KB can become a gigabyte.
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from array import array
@@ -133,6 +134,7 @@ class ClassifyRequest(ClassifyOptions, kw_only=True):
 _decoder = msgspec.json.Decoder(ClassifyRequest)
 _Body = TypeVar("_Body")
 _WRONG_FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS = {"array": "a list", "string": "a string", "integer": "an integer", "object": "an object"}
 
 
@@ -143,7 +145,24 @@ def decoded(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
     except msgspec.ValidationError as error:
         raise BadRequest(422, explained(str(error), decoder.type)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(400, f"the body is not JSON in UTF-8: {error}") from error
+        raise BadRequest(400, f"the body is not JSON in UTF-8: {_no_utf8(body) or error}") from error
+
+
+def _no_utf8(body: bytes) -> str:
+    """Where in JSON the first string is that holds no UTF-8, or half a pair of surrogates; "" where none does."""
+    try:
+        left = [("$", json.loads(body.decode(errors="surrogateescape")))]
+    except (ValueError, RecursionError):
+        return ""
+    while left:
+        path, value = left.pop()
+        if isinstance(value, str) and _SURROGATE.search(value):
+            return f"the string at {path} has bytes, or half a surrogate pair, that are no character"
+        if isinstance(value, dict):
+            left += [(f"{path}.{name}", one) for name, one in value.items()][::-1]
+        elif isinstance(value, list):
+            left += [(f"{path}[{number}]", one) for number, one in enumerate(value)][::-1]
+    return ""
 
 
 def explained(told: str, kind: Any) -> str:
@@ -266,7 +285,10 @@ def _column(body: bytes, most: int) -> pa.Array:
             raise BadRequest(422, _COMPRESSED)
     pieces, count = [], 0
     for batch in reader:
-        batch.validate(full=True)
+        try:
+            batch.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise BadRequest(400, f"the batch that begins with text {count}: {error}") from error
         column = batch.column(0)
         count += len(column)
         check_count(count, most)

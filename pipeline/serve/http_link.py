@@ -39,8 +39,8 @@ class Ask(Message, tag=0):
         Of `Packed`.
     top_k : int
         The most probable classes of each text, so many.
-    arrived : float
-        When the request was there, by the monotonic clock, which all processes share.
+    arrived : float or None
+        When the request was there, by the monotonic clock, which all processes share; None where its time begins now.
     back : float
         Seconds that the answer will need on its way.
     trace : str
@@ -54,7 +54,7 @@ class Ask(Message, tag=0):
     offsets: bytes
     n_chars: bytes
     top_k: int
-    arrived: float
+    arrived: float | None
     back: float
     trace: str
 
@@ -341,7 +341,7 @@ class Main:
             raise Refused(reason, retry_after)
 
     async def classify(
-        self, served: Served, texts: Packed, top_k: int, arrived: float, back: float, trace: str, gone: set[Any]
+        self, served: Served, texts: Packed, top_k: int, arrived: float | None, back: float, trace: str, gone: set[Any]
     ) -> Predictions:
         """Predictions with all scores.
 
@@ -353,8 +353,8 @@ class Main:
             The texts.
         top_k : int
             The most probable classes of each text, so many, or all of them.
-        arrived : float
-            When the request was there, by the monotonic clock.
+        arrived : float or None
+            When the request was there, by the monotonic clock; None where its time begins once it is asked.
         back : float
             Seconds that the answer will need on its way.
         trace : str

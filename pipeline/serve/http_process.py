@@ -35,8 +35,8 @@ from .tracing import open_traces
 _TCP_INFO = struct.Struct("8B12I")
 """`struct tcp_info` (linux/tcp.h) from its beginning to `tcpi_last_data_recv`, in milliseconds."""
 
-_HALF_TICK_MS = 2
-"""The kernel counts milliseconds in ticks, of 4 by default."""
+TICK_S = time.clock_getres(6)
+"""Of CLOCK_MONOTONIC_COARSE (linux/time.h): by such ticks, of 1 to 10 ms, the kernel counts milliseconds."""
 
 
 class Connection(Protocol):
@@ -45,12 +45,15 @@ class Connection(Protocol):
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
 
 
-def came(connection: Connection) -> float:
-    """When the last that was read of a TCP connection came to this machine, by the monotonic clock, to some 2 ms."""
-    now = time.monotonic()
+def came(connection: Connection, turn: float) -> float:
+    """When the last that was read of a TCP connection came to this machine, by the monotonic clock, at the latest.
+
+    `turn` is when the event loop began to read what had come, which is precise; how long it was in the socket before is
+    known by the kernel's ticks only, of which one may have passed in no time.
+    """
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     milliseconds: int = _TCP_INFO.unpack(info)[-1]
-    return now - max(0, milliseconds - _HALF_TICK_MS) / 1000
+    return min(turn, time.monotonic() - max(0.0, milliseconds / 1000 - TICK_S))
 
 
 HEAD_BYTES = 1 << 16
@@ -59,6 +62,20 @@ _PAUSE, _LONGEST_PAUSE = 20, 1.0
 """A refused client is read again after so many times that by which this process was behind with reading, at most; and
 after so many seconds, the least that `Retry-After` says.
 """
+
+
+class Turn:
+    """The present turn of the event loop: when it began to read what had come, by the monotonic clock; 0 before."""
+
+    began = 0.0
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self.began:
+            self.began = time.monotonic()
+            loop.call_soon(self._end)
+
+    def _end(self) -> None:
+        self.began = 0.0
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -81,6 +98,7 @@ class LimitedProtocol(HttpToolsProtocol):
     head_seconds: ClassVar[float]
     body_seconds: ClassVar[float]
     held: ClassVar[Held]
+    turn: ClassVar[Turn]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -92,6 +110,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._reads_no_more = False
         self._pause: asyncio.TimerHandle | None = None
         self._read_on = 0.0
+        self._refusal: tuple[int, str] | None = None
+        self.url = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -116,12 +136,13 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._reads_no_more:
             return
+        self.turn.begin(self.loop)
         if self._waits_for != "body":
             self._head_bytes += len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
         if self._waits_for == "head" and self._head_bytes > HEAD_BYTES:
-            self._refuse(431, f"the head of the request is larger than {HEAD_BYTES >> 10} KiB")
+            self._refuse_head(431, f"the head of the request is larger than {HEAD_BYTES >> 10} KiB")
         elif self._waits_for == "nothing":
             self._stop_timer()
             if not self._is_answering and not self.transport.is_closing():  # the answer went before the body had come
@@ -143,7 +164,12 @@ class LimitedProtocol(HttpToolsProtocol):
                         return
                     self.parser.feed_data(self._head_without_upgrade())  # or it would pass over the body
         except httptools.HttpParserError:
-            self._refuse(400, "this is no HTTP request")
+            self._refuse_head(400, "this is no HTTP request")
+
+    def _refuse_head(self, status: int, message: str) -> None:
+        if len(self.url) >= HEAD_BYTES:
+            status, message = 414, f"the URL is longer than {HEAD_BYTES >> 10} KiB"
+        self._refuse(status, message)
 
     def _head_without_upgrade(self) -> bytes:
         start = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
@@ -162,6 +188,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return
+        if httptools.parse_url(self.url).path is None:  # which raises where it is no URL, and the parser with it
+            raise httptools.HttpParserInvalidURLError(self.url)
         self._waits_for, self._head_bytes = "body", 0
         self._stop_timer()
         super().on_headers_complete()
@@ -179,7 +207,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._waits_for = "nothing"
-        arrived = max(came(self._socket), self._read_on)  # that it was held back does not make it late
+        arrived = max(came(self._socket, self.turn.began), self._read_on)  # that it was held back does not make it late
         self.cycle.scope["arrived"] = arrived  # type: ignore[typeddict-unknown-key]
         self.cycle.scope["behind"] = time.monotonic() - arrived  # type: ignore[typeddict-unknown-key]
         super().on_message_complete()
@@ -189,6 +217,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         scope: Any = {} if self._running is None else self._running.scope
         super().on_response_complete()
+        if self._refusal is not None and not self._is_answering:
+            self._refuse(*self._refusal)
         has_begun = self._is_answering or self._timer is not None  # the next one
         if scope.get("refused") and scope.get("behind", 0.0) > self.behind_seconds and not has_begun:
             most = min(_LONGEST_PAUSE, self.timeout_keep_alive / 2)
@@ -232,14 +262,13 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._stop_timer()
-        self._reads_no_more = True
+        self._reads_no_more, self._refusal = True, (status, message)
         has_begun = self._waits_for == "body"
         if has_begun and self.pipeline:
             self.pipeline.popleft()
             self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment]
-            has_begun = False
+            self._waits_for, has_begun = "head", False
         if self._is_answering and not has_begun:
-            self.cycle.keep_alive = False
             return
         if not (has_begun and self.cycle.response_started):
             body = b'{"error":"%s"}' % message.encode()
@@ -347,7 +376,7 @@ def _configured(settings: Settings, app: App, main: Main, held: Held) -> uvicorn
         head_seconds, body_seconds = settings.head_s, settings.body_s
         behind_seconds = too_late(settings) / 2
 
-    Protocol.held = held
+    Protocol.held, Protocol.turn = held, Turn()
     config = uvicorn.Config(
         app.asgi,
         http=Protocol,

@@ -52,7 +52,9 @@ def _failed(status: int, told: str) -> tuple[int, Reply]:
 
 
 def _scores(served: Served, predictions: Predictions, is_raw: bool = False) -> NDArray[np.float32]:
-    """The scores of all classes, float32 [N, classes]. Raises BadRequest for a text that has none.
+    """The scores of all classes, float32 [N, classes]; of a model of numbers, these, [N, 1].
+
+    Raises BadRequest for a text that has none.
 
     With `is_raw` they are logits, up to a number for each text on which softmax does not depend.
     """
@@ -60,6 +62,8 @@ def _scores(served: Served, predictions: Predictions, is_raw: bool = False) -> N
     assert scores is not None
     if predictions.overflowed.any():
         raise BadRequest(424, f"the model overflows on text {np.argmax(predictions.overflowed)}: send the others alone")
+    if served.is_number:
+        return predictions.scores[:, :1]
     if not is_raw:
         return scores
     tiny = np.finfo(np.float32).tiny
@@ -72,10 +76,17 @@ def _rows(values: NDArray[np.float32]) -> list[list[float]]:
     return [flat[first : first + k] for first in range(0, len(flat), k)]
 
 
-def _ranked(served: Served, scores: NDArray[np.float32], top_k: int | None = None) -> list[list[dict[str, Any]]]:
-    """Score and label of the classes of each text, the best first."""
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
-    rows = zip(order.tolist(), _rows(np.take_along_axis(scores, order, axis=1)), strict=True)
+def _ranked(
+    served: Served, predictions: Predictions, is_raw: bool = False, top_k: int | None = None
+) -> list[list[dict[str, Any]]]:
+    """Score and label of the classes of each text, the best first; of a model of numbers, the number and its level."""
+    scores = _scores(served, predictions, is_raw)
+    if served.is_number:
+        order = predictions.labels[:, :1].tolist()
+    else:
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
+        order, scores = best.tolist(), np.take_along_axis(scores, best, axis=1)
+    rows = zip(order, _rows(scores), strict=True)
     return [[{"score": s, "label": served.classes[i]} for i, s in zip(*row, strict=True)] for row in rows]
 
 
@@ -131,14 +142,15 @@ def _read_predict(received: Received) -> Asked:
 
 def _write_predict(asked: PredictRequest, is_one: bool, served: Served, predictions: Predictions) -> Reply:
     chosen = asked.parameters or HubParameters()
-    own = "softmax" if served.thresholds is None else "sigmoid"
+    own = "none" if served.is_number else "softmax" if served.thresholds is None else "sigmoid"
     if chosen.function_to_apply not in (None, "none", own):
-        raise BadRequest(422, f"function_to_apply: the scores of this model are of {own}; `none` gives logits")
+        told = "numbers" if served.is_number else f"of {own}; `none` gives logits"
+        raise BadRequest(422, f"function_to_apply: the scores of this model are {told}")
     if asked.truncate is False and predictions.truncated.any():
         number = int(np.argmax(predictions.truncated))
         raise BadRequest(413, f"text {number} is longer than the {served.reads:,} characters that the model reads")
-    scores = _scores(served, predictions, asked.raw_scores or chosen.function_to_apply == "none")
-    answers = _ranked(served, scores, chosen.top_k)
+    is_raw = asked.raw_scores or chosen.function_to_apply == "none"
+    answers = _ranked(served, predictions, is_raw, chosen.top_k)
     return Reply(_JSON, _encode(answers[0] if is_one else answers))
 
 
@@ -179,6 +191,11 @@ class ClassifyInput(msgspec.Struct):
     use_activation: Annotated[
         bool | None, msgspec.Meta(description="If false, give logits, up to a number for each text")
     ] = None
+    activation: Annotated[bool | None, msgspec.Meta(description="The same, by an older name")] = None
+    softmax: Annotated[bool | None, msgspec.Meta(description="The same, by an older name")] = None
+    truncate_prompt_tokens: Annotated[
+        int | None, msgspec.Meta(description="Only -1, as much as the model reads: it has no tokens")
+    ] = None
     raw_scores: Annotated[
         bool | UnsetType, msgspec.Meta(description="Answer as Infinity does; if true, with logits")
     ] = UNSET
@@ -190,18 +207,21 @@ _classify = msgspec.json.Decoder(ClassifyInput)
 def _read_classify(received: Received) -> Asked:
     _wants_json(received)
     asked = decoded(_classify, received.body)
+    if asked.truncate_prompt_tokens not in (None, -1):
+        raise BadRequest(400, "truncate_prompt_tokens: the models here read characters, not tokens: leave it out")
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     check_count(len(texts), received.most)
     return Asked(texts, None if asked.model == _NOT_SPECIFIED else asked.model, 1, partial(_write_classify, asked))
 
 
 def _write_classify(asked: ClassifyInput, served: Served, predictions: Predictions) -> Reply:
-    is_raw = asked.raw_scores is True or asked.use_activation is False
+    activations = (asked.use_activation, asked.activation, asked.softmax)
+    is_raw = asked.raw_scores is True or next((one for one in activations if one is not None), True) is False
     scores = _scores(served, predictions, is_raw)
     answer: dict[str, Any] = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
     read = int(np.minimum(predictions.n_chars, served.reads).sum())
     if asked.raw_scores is not UNSET:
-        answer |= {"id": f"infinity-{uuid.uuid4()}", "object": "classify", "data": _ranked(served, scores)}
+        answer |= {"id": f"infinity-{uuid.uuid4()}", "object": "classify", "data": _ranked(served, predictions, is_raw)}
         usage: dict[str, Any] = {}
     else:
         data: list[dict[str, Any]] = []
@@ -224,6 +244,7 @@ def _classify_failed(status: int, told: str) -> tuple[int, Reply]:
 
 MODELS = ("/v2/models/{name:path}/versions/1", "/v2/models/{name:path}")
 _HEAD_BYTES = b"inference-header-content-length"
+_DIGITS = 18  # of more, Python makes no integer at some point
 
 
 class InferInput(msgspec.Struct):
@@ -257,12 +278,14 @@ _infer = msgspec.json.Decoder(InferRequest)
 
 def _read_infer(received: Received) -> Asked:
     length = received.headers.get(_HEAD_BYTES, b"%d" % len(received.body))
-    if not length.isdigit() or int(length) > len(received.body):
+    if not length.isdigit() or len(length) > _DIGITS or int(length) > len(received.body):
         raise BadRequest(400, "Inference-Header-Content-Length is no length within the body")
     asked, binary = decoded(_infer, received.body[: int(length)]), received.body[int(length) :]
     if len(asked.inputs) != 1 or asked.inputs[0].datatype != "BYTES":
         raise BadRequest(422, "give one input of datatype BYTES: the texts")
     given = asked.inputs[0]
+    if given.shape[1:] not in ([], [1]):
+        raise BadRequest(422, f"an input of shape {given.shape}: give [N] or [N, 1], one text for each label")
     size = given.parameters.get("binary_data_size")
     if given.data is UNSET:
         if size != len(binary):
@@ -304,7 +327,7 @@ def _flat(data: Sequence[Any]) -> list[str]:
 
 
 def _write_infer(asked: InferRequest, served: Served, predictions: Predictions) -> Reply:
-    scores = _scores(served, predictions)
+    scores = predictions.all_scores if served.is_number else _scores(served, predictions)
     labels = np.array(served.classes, object)[predictions.labels[:, 0]]
     tensors: dict[str, Any] = {"label": labels, "score": predictions.scores[:, 0], "scores": scores}
     outputs, binary = [], []
@@ -383,7 +406,7 @@ def _read_invocation(received: Received) -> Asked:
             return _read_predict(received)
         texts, ks = asked.instances, [asked.configuration.k] * len(asked.instances)
     elif kind == _LINES:
-        lines = [decoded(_lines, line) for line in body.splitlines() if line.strip()]
+        lines = [_line(number, line) for number, line in enumerate(body.splitlines(), 1) if line.strip()]
         texts, ks = [line.source for line in lines], [line.k for line in lines]
     elif kind in (_CSV, _PLAIN):
         texts = _records(body, kind == _CSV)
@@ -396,6 +419,13 @@ def _read_invocation(received: Received) -> Asked:
     return Asked(texts, None, 1, partial(_write_invocation, wanted, ks))
 
 
+def _line(number: int, line: bytes) -> InvocationLine:
+    try:
+        return decoded(_lines, line)
+    except BadRequest as error:
+        raise BadRequest(error.status, f"line {number}: {error}") from error
+
+
 def _records(body: bytes, is_csv: bool) -> list[str]:
     """The texts of CSV with one column, or of lines."""
     try:
@@ -404,8 +434,11 @@ def _records(body: bytes, is_csv: bool) -> list[str]:
             return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
         csv.field_size_limit(max(csv.field_size_limit(), len(text)))
         rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise BadRequest(400, f"the body is no {'CSV' if is_csv else 'text'} in UTF-8: {error}") from error
+    except UnicodeDecodeError as error:
+        line = body.count(b"\n", 0, error.start) + 1
+        raise BadRequest(400, f"line {line} is no UTF-8: {error}") from error
+    except csv.Error as error:
+        raise BadRequest(400, f"the body is no CSV: {error}") from error
     for number, row in enumerate(rows):
         if len(row) != 1:
             raise BadRequest(422, f"record {number} has {len(row)} columns: give one, the text, in quotes")
@@ -413,7 +446,7 @@ def _records(body: bytes, is_csv: bool) -> list[str]:
 
 
 def _write_invocation(kind: bytes, ks: Sequence[int], served: Served, predictions: Predictions) -> Reply:
-    ranked = _ranked(served, _scores(served, predictions), max(ks, default=1))
+    ranked = _ranked(served, predictions, top_k=max(ks, default=1))
     if kind == _CSV:
         written = io.StringIO()
         csv.writer(written, lineterminator="\n").writerows((row[0]["label"], row[0]["score"]) for row in ranked)

@@ -79,7 +79,7 @@ class Settings:
     max_connections: int = 1024
     head_s: float = 10.0
     body_s: float = 60.0
-    idle_s: float = 60.0
+    idle_s: float = 75.0
     http_processes: int | None = None
     token: str | None = field(default=None, repr=False)
     admin_token: str | None = field(default=None, repr=False)
@@ -117,14 +117,8 @@ class _Lines(logging.Formatter):
 
 
 def start_log(as_json: bool) -> None:
-    """Send the server's lines, and what uvicorn and OpenTelemetry warn of, to stderr."""
+    """Send the server's lines, and errors of all packages, to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines(as_json))
-    for name, level in (
-        ("broadsheet.serve", logging.INFO),
-        ("uvicorn.error", logging.ERROR),
-        ("opentelemetry", logging.ERROR),
-    ):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level)
+    logging.basicConfig(level=logging.ERROR, handlers=[handler], force=True)
+    log.setLevel(logging.INFO)

@@ -26,13 +26,14 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import ObjectStore
 
 from ..errors import UsageError
+from ..telemetry.spans import STORE_WAITS, Span
 from .names import as_url, without_secrets
 
 PATIENCE = 300.0
 """Seconds for which a request is repeated while its error may pass."""
 
 FIRST_PATIENCE = 5.0
-"""The same for the first request of a job: a wrong address should be reported within seconds."""
+"""The same for the first request of a job, unless it is answered: a wrong address should be reported within seconds."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _STATUS = re.compile(r"status code: (\d{3})|status client error \((\d{3})")
@@ -54,29 +55,76 @@ _ELSEWHERE = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocat
 _Result = TypeVar("_Result")
 
 
+class Fault(NamedTuple):
+    """What came of a request.
+
+    Attributes
+    ----------
+    error : Exception
+        What is raised if it is not repeated.
+    seconds : float
+        For which it is repeated.
+    wait : float
+        Seconds that the server asks for before the next time.
+
+    """
+
+    error: Exception
+    seconds: float = 0.0
+    wait: float = 0.0
+
+
+def repeated(call: Callable[[], _Result], judge: Callable[[Exception], Fault], clock: Any = time) -> _Result:
+    """The result of a call, which is repeated, with growing pauses, for as long as `judge` says of what it raises.
+
+    clock: has `monotonic` and `sleep`.
+    """
+    start, began, pause, has_failed = time.time(), clock.monotonic(), _FIRST_PAUSE, False
+    try:
+        while True:
+            try:
+                return call()
+            except Exception as error:
+                fault = judge(error)
+                left = began + fault.seconds - clock.monotonic()
+                if pause > left and fault.error is error:
+                    raise
+                if pause > left:
+                    raise fault.error from error
+            has_failed = True
+            clock.sleep(min(max(fault.wait, pause * random.uniform(0.5, 1.0)), left))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+    finally:
+        if has_failed:
+            STORE_WAITS.append(Span("store", start, clock.monotonic() - began, lane="store"))
+
+
 def patiently(call: Callable[[], _Result], url: str, seconds: float = PATIENCE, clock: Any = time) -> _Result:
     """The result of a request, which is repeated for `seconds`, with growing pauses, while its error may pass.
 
     Each time it is signed anew, with credentials as they are then; so a request must be one that may be carried out
-    twice. url: of the object or bucket, for messages. clock: has `monotonic` and `sleep`. Raises FileNotFoundError
+    twice. url: of the object or bucket, for messages. clock: as of `repeated`. Raises FileNotFoundError
     where the object is not there, other OSErrors with what is wrong and the remedy; AlreadyExistsError and
     PreconditionError of obstore as they are.
     """
-    deadline, pause = clock.monotonic() + seconds, _FIRST_PAUSE
-    while True:
-        try:
-            return call()
-        except (AlreadyExistsError, PreconditionError):
-            raise
-        except FileNotFoundError as error:
-            if _code(error) not in _NO_BUCKET:
-                raise FileNotFoundError(errno.ENOENT, "there is no such object") from error
-            raise _explained(error, url) from error
-        except (BaseError, OSError, TimeoutError, ValueError) as error:
-            if not may_pass(error) or clock.monotonic() + pause > deadline:
-                raise _explained(error, url) from error
-        clock.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def judge(error: Exception) -> Fault:
+        if isinstance(error, (AlreadyExistsError, PreconditionError)):
+            return Fault(error)
+        if isinstance(error, FileNotFoundError) and _code(error) not in _NO_BUCKET:
+            return Fault(FileNotFoundError(errno.ENOENT, "there is no such object"))
+        if not isinstance(error, (BaseError, OSError, ValueError)):
+            return Fault(error)
+        return Fault(_explained(error, url), patience(seconds, _status(error)) if may_pass(error) else 0.0)
+
+    return repeated(call, judge, clock)
+
+
+def patience(seconds: float, status: int | None) -> float:
+    """Seconds for which a request is repeated, that should be for `seconds`, after an answer of that status. A server
+    that is overloaded has been found: what begins at once on many machines waits for it from the first request on.
+    """
+    return PATIENCE if seconds == FIRST_PATIENCE and status in (429, 503) else seconds
 
 
 def may_pass(error: BaseException) -> bool:
@@ -373,14 +421,14 @@ class _Closed(Exception):
     """Nobody waits for the request any more."""
 
 
-def state_of_object(url: str, endpoint: str | None, patience: float, client: Any = None) -> State:
+def state_of_object(url: str, endpoint: str | None, seconds: float, client: Any = None) -> State:
     """Raises FileNotFoundError where there is none, and other OSErrors."""
     bucket, key = split_bucket(url)
     client = client or bucket_client(bucket, endpoint)
     try:
-        return _state_in(patiently(lambda: obstore.head(client, key), url, patience))
+        return _state_in(patiently(lambda: obstore.head(client, key), url, seconds))
     except PermissionError:  # only an answer with a body says why
-        return _state_in(patiently(lambda: obstore.get(client, key), url, patience).meta)
+        return _state_in(patiently(lambda: obstore.get(client, key), url, seconds).meta)
 
 
 def objects_below(bucket: str, folder: str, endpoint: str | None) -> Iterator[tuple[str, State]]:
@@ -397,11 +445,11 @@ def objects_below(bucket: str, folder: str, endpoint: str | None) -> Iterator[tu
             pages = None  # begin again, after the last object
             raise
 
-    patience = FIRST_PATIENCE
-    while objects := patiently(page, f"{bucket}/{folder}", patience):
+    seconds = FIRST_PATIENCE
+    while objects := patiently(page, f"{bucket}/{folder}", seconds):
         for about in objects:
             yield about["path"], _state_in(about)
-        last, patience = objects[-1]["path"], PATIENCE
+        last, seconds = objects[-1]["path"], PATIENCE
 
 
 def objects_in(bucket: str, folder: str, endpoint: str | None) -> tuple[list[tuple[str, State]], list[str]]:

@@ -58,12 +58,13 @@ def here() -> str:
     return f"{_HOST}:{os.getpid()}"
 
 
-LANES = ("read", "wait", "infer", "copy-in", "compute", "copy-out", "write")
+LANES = ("read", "wait", "infer", "copy-in", "compute", "copy-out", "write", "store")
 """The rows of a worker's timeline, top down; a compute thread of the CPU backend adds one of its own, "thread 0".
 
 read: the task `read`, in it a span "decode" for each run of bytes parsed. wait: a chunk is read, the device busy.
 infer: the task `infer`. copy-in, copy-out: to and from the device. compute: span "kernels" for each batch, in it (with
---profile) one for each kernel: encode, conv1 to conv6, fc1 to fc3, head. write: the task `write`.
+--profile) one for each kernel: encode, conv1 to conv6, fc1 to fc3, head. write: the task `write`. store: a request to a
+server that had to be repeated.
 """
 
 
@@ -101,6 +102,17 @@ class Span:
     @property
     def end(self) -> float:
         return self.start + self.seconds
+
+
+STORE_WAITS: list[Span] = []
+"""Those in the lane "store" of this process, until the next chunk takes them."""
+
+
+def take(spans: list[Span]) -> list[Span]:
+    """The spans of a list, to which others may be added meanwhile, and which has them no longer."""
+    taken = spans[:]
+    del spans[: len(taken)]
+    return taken
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,8 @@ def test_the_examples_of_shares_label_each_its_own(tmp_path: Path, broadsheet_he
         (runtimes / name).chmod(0o755)
     source, out = f"{tmp_path}/in/*.txt", str(tmp_path / "out")
     given = {"PATH": f"{runtimes}:{os.environ['PATH']}", "HOME": str(tmp_path), "INPUT": source, "OUTPUT": out}
+    given |= {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "2"}
+    slurm: list[object] = [SHARDS / "slurm_array.sh"]
     container: list[object] = [SHARDS / "container.sh", "2/3", source, out]
     said = {
         subprocess.run(
@@ -109,6 +111,8 @@ def test_the_examples_of_shares_label_each_its_own(tmp_path: Path, broadsheet_he
             (_of_kubernetes(), {"JOB_COMPLETION_INDEX": "1"}),
             (_of_batch(), {"AWS_BATCH_JOB_ARRAY_INDEX": "1"}),
             (_of_skypilot(), {"SHARE": "2"}),
+            (slurm, {"SLURM_ARRAY_TASK_MAX": "2"}),  # some run again
+            (slurm, {"SLURM_ARRAY_TASK_MAX": "3", "SHARES": ""}),
             (container, {"RUNTIME": "apptainer", "IMAGE": "an.sif"}),
             (container, {"RUNTIME": "enroot", "IMAGE": "an.sqsh"}),
         )

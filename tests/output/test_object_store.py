@@ -7,6 +7,7 @@ import multiprocessing
 import random
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,7 +16,9 @@ from pathlib import Path
 from threading import Barrier, Event
 
 import msgspec
+import obstore
 import polars as pl
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as fs
 import pytest
@@ -36,7 +39,8 @@ from broadsheet.pipeline.output.record import Entry
 from broadsheet.pipeline.output.store import claim, claimed_by
 from broadsheet.pipeline.report.job import JobReport
 from broadsheet.pipeline.source.chunk import QUARANTINE_SCHEMA
-from broadsheet.pipeline.storage.buckets import bucket_client, patiently
+from broadsheet.pipeline.storage.buckets import FIRST_PATIENCE, bucket_client, patiently
+from broadsheet.pipeline.telemetry.spans import STORE_WAITS, take
 
 ROWS = 60
 
@@ -231,8 +235,8 @@ class JumpingClock:
 
 
 def test_an_outage_is_outlasted(run: Run, s3: Folder, proxy: Proxy, on_disk: dict[str, bytes]) -> None:
-    """It begins when the first chunk is committed, and 20 requests fail."""
-    left = 20
+    """It begins when the first chunk is committed, and 60 requests fail. What was waited for is noted."""
+    left = 60
     begun = False
 
     def decide(method: str, path: str) -> int | None:
@@ -247,6 +251,48 @@ def test_an_outage_is_outlasted(run: Run, s3: Folder, proxy: Proxy, on_disk: dic
     run(s3.url, endpoint=proxy.url)
     assert left == 0
     assert s3.contents() == on_disk
+    (spans,) = (name for name in s3.names() if name.endswith(".spans.arrow"))
+    assert "store" in pa.ipc.open_file(s3.read(spans)).read_all()["lane"].to_pylist()
+
+
+def test_an_overloaded_store_is_waited_for_from_the_first_request_on(s3: Folder, proxy: Proxy) -> None:
+    """And that is noted. Where none answers, its address may be wrong: that is said within seconds."""
+    client, clock = bucket_client(f"s3://{BUCKET}", proxy.url), JumpingClock()
+    s3.write("object", b"whole")
+    proxy.decide = lambda method, path: 503 if clock.now < 20 else None
+
+    def listed() -> list[str]:
+        return [about["path"] for page in obstore.list(client, s3.name) for about in page]
+
+    take(STORE_WAITS)
+    assert patiently(listed, s3.url, FIRST_PATIENCE, clock) == [f"{s3.name}/object"]
+    assert 20 < clock.now < 20 + 8
+    (noted,) = take(STORE_WAITS)
+    assert (noted.lane, noted.seconds) == ("store", pytest.approx(clock.now))
+    patiently(listed, s3.url)
+    assert STORE_WAITS == []
+    for fault in ("reset", 500):
+        clock, proxy.decide = JumpingClock(), lambda method, path, fault=fault: fault
+        with pytest.raises(OSError, match=r"cannot be reached|answers 500"):
+            patiently(listed, s3.url, FIRST_PATIENCE, clock)
+        assert clock.now <= FIRST_PATIENCE
+
+
+@pytest.mark.slow
+def test_a_job_of_an_array_begins_while_its_store_is_overloaded(
+    run: Run, source: Path, s3: Folder, proxy: Proxy
+) -> None:
+    """The first listings and the first writes are refused for longer than a server that does not answer is tried."""
+    s3.write("in/in.csv", source.read_bytes())
+    failed: Counter[bool] = Counter()
+
+    def decide(method: str, path: str) -> int | None:
+        failed[method == "PUT"] += 1
+        return 503 if failed[method == "PUT"] <= 28 else None
+
+    proxy.decide = decide
+    run(f"{s3.url}/out", f"{s3.url}/in", endpoint=proxy.url)
+    assert "out/_SUCCESS" in s3.names()
 
 
 def test_an_outage_costs_its_time_and_no_more(s3: Folder, proxy: Proxy) -> None:

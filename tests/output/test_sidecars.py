@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from commands import start
+from conftest import ROOT
 from distributed import Client
 from jobs import wait_until
 from s3 import Folder
@@ -227,6 +229,33 @@ def test_what_cannot_be_beside_a_file_is_refused(job, tmp_path: Path, client: Cl
     assert not (tmp_path / "out").exists()
 
 
+def documented_filter(name: str, least: float) -> str:
+    """The filter of docs/output.md, by another attribute and number."""
+    (told,) = re.findall("^```jq\n(.+)\n```$", (ROOT / "docs" / "output.md").read_text(), re.MULTILINE)
+    return told.replace(".score_Sports", f'["{name}"]').replace("0.9", str(least))
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="no jq")
+@pytest.mark.parametrize("scores", [True, False])
+def test_the_documented_filter_takes_what_is_not_there(job, tmp_path: Path, scores: bool) -> None:
+    """Of rows in quarantine, and of other labels. It looks into no null, as which jq's answer to an index is also null,
+    and that of Dolma's mixer an error.
+    """
+    job(tmp_path / "out", format="jsonl", scores=scores)
+    lines = gzip.decompress((tmp_path / "out" / FILES[0]).read_bytes()).splitlines()
+    written = [json.loads(line)["attributes"] for line in lines]
+    assert {} in written
+    name, least = next((name, spans[0][2]) for attributes in written for name, spans in attributes.items())
+    looks, index = documented_filter(name, least), f'.attributes["{name}"][0]'
+    assert looks.count(index) == 1
+    for program in (looks, looks.replace(index, f'(.attributes["{name}"] // error("null"))[0]')):
+        given = "".join(json.dumps({"attributes": attributes}) + "\n" for attributes in written)
+        kept = subprocess.run(["jq", "-c", program], input=given, check=True, capture_output=True, text=True).stdout
+        assert [line == "true" for line in kept.split()] == [
+            name in attributes and attributes[name][0][2] >= least for attributes in written
+        ]
+
+
 _READ = """
 import sys
 from datatrove.pipeline.readers import JsonlReader, ParquetReader
@@ -243,7 +272,8 @@ def test_the_mixer_of_dolma_and_the_readers_of_datatrove_take_them(
     """BROADSHEET_PEERS: a virtual environment that has both."""
     peers, documents = Path(os.environ["BROADSHEET_PEERS"]) / "bin", tmp_path / "documents"
     for number, name in enumerate(("a/0.jsonl.gz", "b/1.jsonl.gz")):
-        lines = [{"id": f"{number}-{i}", "text": f"text {i}" * (i % 7 > 0), "source": "test"} for i in range(ROWS)]
+        texts = [f"text {i}" * (i % 7 > 0) if i % 13 else None for i in range(ROWS)]
+        lines = [{"id": f"{number}-{i}", "text": text, "source": "test"} for i, text in enumerate(texts)]
         path = documents / name
         path.parent.mkdir(parents=True)
         path.write_bytes(gzip.compress("".join(f"{json.dumps(line)}\n" for line in lines).encode()))
@@ -262,7 +292,7 @@ def test_the_mixer_of_dolma_and_the_readers_of_datatrove_take_them(
         "attributes": ["quality"],
         "filter": {
             "syntax": "jq",
-            "include": [f'.attributes["{name}"] != null and .attributes["{name}"][0][2] >= {least}'],
+            "include": [documented_filter(name, least)],
         },
         "output": {"path": str(tmp_path / "mixed"), "max_size_in_bytes": 1 << 20},
     }

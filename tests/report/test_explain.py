@@ -125,9 +125,15 @@ def test_a_busy_gpu_copies_and_uneven_shares_are_told_apart() -> None:
     timeline.add("part-0", 10, spans, place)
     alone = break_down(timeline, "fp16")
     assert alone.devices[0].shares == pytest.approx(
-        {"compute": 0.1, "transfer": 0.1, "reader": 0.1, "writer": 0.7, "hand-over": 0, "imbalance": 0}
+        {"compute": 0.1, "store": 0, "transfer": 0.1, "reader": 0.1, "writer": 0.7, "hand-over": 0, "imbalance": 0}
     )
     assert alone.bound_by == "writer"
+    outage = Timeline(began=100.0, ended=111.0)
+    waits = made_up(("wait", 102.5, 110), ("store", 104.5, 110.5), device="")
+    outage.add("part-0", 10, [*spans, *waits], place)
+    told = break_down(outage, "fp16")
+    assert (told.bound_by, told.devices[0].shares["store"]) == ("store", pytest.approx(0.6))
+    assert told.verdict.startswith("bound by the store: GPU busy 10%, 60% waiting for it; try again once it answers")
     other = Place("node-b:1", "cuda:0", 95.1, 95.2, 95.3, Clock(5.0, 0.002))  # its clock is five seconds late
     spans = made_up(("read", 96, 96.1), ("compute", 96.1, 106), ("write", 106, 106.1), place="node-b:1")
     timeline.add("part-1", 30, spans, other)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,12 +15,13 @@ from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
+import pyarrow as pa
 import pytest
 from conftest import random_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jobs import wait_until
-from serving import Server, serving
+from serving import ARROW, Server, serving
 
 from broadsheet.pipeline.model.charcnn import Model
 
@@ -84,7 +86,7 @@ def server(small_model: Model, receiver: Receiver, tmp_path_factory: pytest.Temp
         with serving(
             *("--model", f"team/one={folder / 'one.safetensors'}"),
             *("--model", f"several={folder / 'several.safetensors'}"),
-            *("--target-ms", 240_000, "--max-texts", 50, "--max-body-mb", 1),
+            *("--target-ms", 240_000, "--max-texts", 60, "--max-queue", 50, "--max-body-mb", 1),
         ) as found:
             yield found
 
@@ -163,6 +165,13 @@ def test_the_form_of_vllm_and_openais_list_of_models(server: Server) -> None:
     (logits,) = post(server, "/classify", {"model": "several", "input": "a", "use_activation": False}).json()["data"]
     (probs,) = scores_of(server, ["a"], "several")
     assert 1 / (1 + np.exp(-np.array(logits["probs"]))) == pytest.approx(list(probs.values()), rel=1e-5)
+    for older in ("activation", "softmax"):
+        asked = {"model": "several", "input": "a", older: False, "truncate_prompt_tokens": -1}
+        assert post(server, "/classify", asked).json()["data"] == [logits]
+        (kept,) = post(server, "/classify", asked | {"use_activation": True}).json()["data"]
+        assert kept["probs"] == list(probs.values())
+    refused = post(server, "/classify", {"input": "a", "truncate_prompt_tokens": 5})
+    assert (refused.status_code, "truncate_prompt_tokens" in refused.json()["error"]["message"]) == (400, True)
     missing = post(server, "/classify", {"model": "none", "input": "a"})
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, 404)
 
@@ -213,6 +222,9 @@ def test_bodies_of_the_open_inference_protocol_are_checked(server: Server) -> No
         ([whole, whole], 422, "one input"),
         ([whole | {"datatype": "FP32"}], 422, "BYTES"),
         ([whole | {"shape": [2]}], 422, "shape"),
+        ([whole | {"shape": [1, 2], "data": [["a", "b"]]}], 422, "shape [1, 2]"),
+        ([whole | {"shape": [1, 2], "data": ["a", "b"]}], 422, "shape [1, 2]"),
+        ([whole | {"shape": [2, 1, 1], "data": ["a", "b"]}], 422, "shape [2, 1, 1]"),
         ([whole | {"data": [1]}], 422, "data[0]"),
         ([{"name": "x", "shape": [1], "datatype": "BYTES"}], 400, "binary_data_size"),
     ):
@@ -220,6 +232,7 @@ def test_bodies_of_the_open_inference_protocol_are_checked(server: Server) -> No
         assert (answer.status_code, told in answer.json()["error"]) == (status, True)
     answer = post(server, path, {"inputs": [whole], "outputs": [{"name": "logits"}]})
     assert answer.status_code == 422
+    assert post(server, path, {"inputs": [whole]}, {"inference-header-content-length": "9" * 5000}).status_code == 400
     head = {"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 6}}]}
     sent = json.dumps(head).encode()
 
@@ -264,6 +277,44 @@ def test_sagemakers_container(server: Server) -> None:
         (b"\x93NUMPY", "application/x-npy", 415),
     ):
         assert post(server, "/invocations", body, {"content-type": kind}).status_code == status
+
+
+@pytest.mark.parametrize("bad", [b"null", b"3", b'"\\ud800"', b'"caf\xe9"', b'["a", "b"]'])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/classify", b'{"texts": [%s]}'),
+        ("/predict", b'{"inputs": [%s]}'),
+        ("/classify", b'{"input": [%s]}'),
+        ("/invocations", b'{"instances": [%s]}'),
+        ("/v2/models/team/one/infer", b'{"inputs":[{"name":"x","shape":[4],"datatype":"BYTES","data":[%s]}]}'),
+    ],
+)
+def test_one_bad_text_of_several_is_named(server: Server, path: str, body: bytes, bad: bytes) -> None:
+    for place in (0, 2, 3):
+        texts = [b'"a"', b'"\\ud83c\\udf89 caf\xc3\xa9"', b'"c"']
+        texts.insert(place, bad)
+        answer = post(server, path, body % b", ".join(texts))
+        assert answer.status_code in (400, 422)
+        assert f"[{place}]" in answer.text
+
+
+def test_the_line_of_a_bad_text_is_named(server: Server) -> None:
+    for kind, body, status in (
+        ("application/jsonlines", b'{"source": "a"}\n\n{"source": null}\n', 422),
+        ("text/plain", b"a\nb\ncaf\xe9\n", 400),
+        ("text/csv", b"a\nb\ncaf\xe9\n", 400),
+    ):
+        answer = post(server, "/invocations", body, {"content-type": kind})
+        assert (answer.status_code, "line 3" in answer.json()["error"]) == (status, True)
+    schema = pa.schema([("text", pa.string())])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_table(pa.table({"text": ["a", "b"]}, schema))
+        writer.write_table(pa.table([pa.array([b"c", b"\xff"]).view(pa.string())], schema=schema))
+    answer = post(server, "/v1/classify", sink.getvalue().to_pybytes(), ARROW)
+    assert answer.status_code == 400
+    assert re.search("begins with text 2: .* index 1", answer.json()["error"])
 
 
 def test_a_wrong_field_is_told_with_the_right_one(server: Server) -> None:

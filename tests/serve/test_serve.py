@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import random
@@ -10,6 +11,8 @@ import re
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +29,8 @@ import psutil
 import pyarrow as pa
 import pytest
 from conftest import CommandHere, random_model
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from jobs import children_of
 from serving import ARROW, JSON, Server, serving, stream
 
@@ -161,6 +166,7 @@ def test_a_client_gets_labels_and_is_told_what_is_wrong(server: Server) -> None:
         (b'{"texts": ["a"]}', {"content-type": "text/plain"}, 415),
         (b'{"texts": ["a"]}', {"content-type": "application/json; charset=latin-1"}, 415),
         (b'{"texts": ["a"]}', {}, 415),
+        (gzip.compress(b'{"texts": ["a"]}'), JSON | {"content-encoding": "gzip"}, 415),
         (b"not Arrow", ARROW, 400),
         (b"", ARROW, 400),
         (stream(pa.array(["a"]))[:-40], ARROW, 400),
@@ -216,8 +222,11 @@ LAST = IS_ALIVE + b"connection: close\r\n\r\n"
         (((ASK + H2C + LENGTH + A_TEXT).replace(b"h2c", b"websocket"), LAST), [200, 200]),
         (((IS_ALIVE + H2C + b"\r\n") * 1500, LAST), [200] * 1501),
         ((b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n", LAST), [400]),
-        ((IS_ALIVE + b"\r\n\0\r\n\r\n" + LAST,), [200]),
-        ((ASK + LENGTH + A_TEXT + ASK + b"transfer-encoding: chunked\r\n\r\nx", LAST), [200]),
+        ((IS_ALIVE + b"\r\n\0\r\n\r\n" + LAST,), [200, 400]),
+        ((ASK + LENGTH + A_TEXT + ASK + b"transfer-encoding: chunked\r\n\r\nx", LAST), [200, 400]),
+        ((2 * (ASK + LENGTH + A_TEXT) + ASK + b"transfer-encoding: chunked\r\n\r\nx", LAST), [200, 200, 400]),
+        ((ASK + b"content-length: " + b"9" * 5000 + b"\r\n\r\n" + A_TEXT,), [400]),
+        ((b"GET /" + b"a" * 60_000, b"a" * 60_000), [414]),
         ((ASK.replace(b"json", b"xml") + LENGTH, A_TEXT, LAST), [415, 200]),
         ((ASK.replace(b"content", b"other") + CHUNKED + b"content-type: application/json\r\n\r\n", LAST), [415, 200]),
     ],
@@ -226,14 +235,46 @@ LAST = IS_ALIVE + b"connection: close\r\n\r\n"
 def test_each_request_of_a_connection_gets_one_answer_in_order(
     server: Server, sent: tuple[bytes, ...], statuses: list[int]
 ) -> None:
+    assert statuses_of(server, *sent) == statuses
+
+
+def statuses_of(server: Server, *sent: bytes) -> list[int]:
+    """Those of all answers on a connection, until the server closes it."""
     answered = b""
     with socket.create_connection(urlsplit(server.url).netloc.split(":"), timeout=240) as raw, suppress(OSError):
-        for part in sent:
+        for number, part in enumerate(sent):
+            time.sleep(0.05 * (number > 0))  # so that each is read alone
             raw.sendall(part)
-            time.sleep(0.05)  # so that each is read alone
         while found := raw.recv(1 << 16):
             answered += found
-    assert [int(status) for status in re.findall(rb"HTTP/1.1 (\d+) ", answered)] == statuses
+    return [int(status) for status in re.findall(rb"HTTP/1.1 (\d+) ", answered)]
+
+
+@settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.sampled_from([*"/*?#:@[]%.x", "http:", "//", "é", "healthz"]), min_size=1), st.booleans())
+def test_whatever_the_url_it_is_answered_in_its_turn_and_the_log_is_json(
+    server: Server, parts: list[str], is_long: bool
+) -> None:
+    url = "".join([*parts, "a" * 70_000 * is_long]).encode()
+    first, *others = statuses_of(server, IS_ALIVE + b"\r\n" + b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n" % url + LAST)
+    assert first == 200
+    if is_long:
+        assert others in ([414], [400])
+        assert others == [414] or not re.fullmatch(b"/[/:@.a-z]*", url)
+    else:
+        assert others in ([400], [200, 200], [404, 200], [405, 200])
+    assert [line for line in server.said if line["message"] == "not JSON"] == []
+
+
+def test_errors_of_all_packages_are_json_in_a_json_log() -> None:
+    code = (
+        "import asyncio; from broadsheet.pipeline.serve.settings import start_log; start_log(True)\n"
+        "async def main(): asyncio.get_running_loop().call_soon(lambda: 1 / 0); await asyncio.sleep(0)\n"
+        "asyncio.run(main())"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+    (told,) = map(json.loads, printed.splitlines())
+    assert (told["level"], "ZeroDivisionError" in told["message"]) == ("error", True)
 
 
 @contextmanager

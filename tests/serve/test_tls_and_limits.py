@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -11,10 +12,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from fcntl import ioctl
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from select import select
+from termios import TIOCOUTQ
 from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,6 +35,7 @@ from jobs import children_of, wait_until
 from serving import Server, serving, starting
 
 from broadsheet.pipeline import ServerError
+from broadsheet.pipeline.serve.http_process import TICK_S, Turn, came
 
 TOKEN = "a-token-that-is-only-for-tests"
 MOST_CONNECTIONS = 60
@@ -333,6 +337,65 @@ def test_who_asks_again_at_once_leaves_time_for_others_and_is_answered_then(slow
         return float(line["milliseconds"])
 
     assert any(milliseconds_of_the_next() < 500 for _ in range(5))  # for which it was held at the least
+
+
+def test_the_time_of_a_large_body_begins_when_it_is_read(slow_to_read: Server) -> None:
+    """Reading it takes longer than the target, and others are computed meanwhile: it is answered all the same."""
+    (process,) = children_of(slow_to_read.process.pid, "broadsheet.pipeline.serve.http_process")
+    (engine,) = children_of(slow_to_read.process.pid, "broadsheet.pipeline.serve.engine_process")
+    body = json.dumps({"texts": ["a text " * 30_000]}).encode()
+    head = ASK.partition(b"\r\n\r\n")[0].replace(b" 21", b" %d" % len(body)) + b"\r\n\r\n"
+
+    def statuses() -> list[int]:
+        with connected(slow_to_read) as other, connected(slow_to_read) as large:
+            engine.suspend()
+            other.sendall(ASK)
+            large.sendall(head + body[:-1])
+            wait_until(lambda: ioctl(large, TIOCOUTQ, bytes(4)) == bytes(4))  # the most of it has been read
+            process.suspend()
+            large.sendall(body[-1:])
+            time.sleep(1.2)  # more than the target
+            process.resume()
+            wait_until(lambda: waiting_texts(slow_to_read) == 1 or bool(select([large], [], [], 0)[0]))
+            engine.resume()
+            return [int(asking.recv(1 << 16).split()[1]) for asking in (other, large)]
+
+    assert any(statuses() == [200, 200] for _ in range(5))
+
+
+def test_nothing_is_read_before_it_was_sent() -> None:
+    """What a request is late by is never more than it was, whatever the ticks of the kernel's clock."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        one = socket.create_connection(listening.getsockname())
+        other, _ = listening.accept()
+    with one, other:
+        for number in range(400):
+            before = time.monotonic()
+            one.sendall(b"x")
+            sent = time.monotonic()
+            time.sleep(number % 12 / 1000)
+            other.recv(1)
+            turn = time.monotonic()
+            time.sleep(number % 3 / 1000)
+            read = time.monotonic()
+            assert before <= came(other, turn) <= min(turn, sent + 2 * TICK_S + time.monotonic() - read)
+
+
+def test_a_turn_of_the_event_loop_has_one_beginning() -> None:
+    async def run() -> None:
+        loop, turn, began = asyncio.get_running_loop(), Turn(), []
+        for _ in range(2):
+            before = time.monotonic()
+            for _ in range(2):
+                turn.begin(loop)
+                began.append(turn.began)
+                time.sleep(0.001)
+            assert before <= began[-2] == began[-1]
+            await asyncio.sleep(0)
+        assert began[1] < began[2]
+
+    with ThreadPoolExecutor(1) as pool:  # Playwright's loop runs in this thread
+        pool.submit(asyncio.run, run()).result()
 
 
 def waiting_texts(server: Server) -> float:

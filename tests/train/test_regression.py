@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -127,6 +128,20 @@ def test_a_server_gives_each_text_one_number(quality: Path) -> None:
         told = httpx.post(f"{server.url}/v2/models/quality/infer", json={"inputs": [tensor]}, timeout=240).json()
         label, score, levels = (each["data"] for each in told["outputs"])
         assert (label, score, sum(levels)) == ([found["label"]], [found["score"]], pytest.approx(1))
+        texts, number = [" ".join(WORDS[-3:])], {"label": found["label"], "score": found["score"]}
+
+        def asked(path: str, **body: object) -> Any:
+            return httpx.post(server.url + path, json=body, timeout=240).json()
+
+        hub = {"function_to_apply": "none", "top_k": 3}
+        assert asked("/predict", inputs=[texts]) == asked("/", inputs=texts, parameters=hub) == [[number]]
+        assert asked("/predict", inputs=texts[0], raw_scores=True) == [number]
+        assert "numbers" in asked("/", inputs=texts, parameters={"function_to_apply": "softmax"})["error"]
+        (vllm,) = asked("/classify", input=texts, use_activation=False)["data"]
+        assert (vllm["label"], vllm["probs"], vllm["num_classes"]) == (found["label"], [found["score"]], 1)
+        assert asked("/classify", input=texts, raw_scores=False)["data"] == [[number]]
+        sagemaker = asked("/invocations", instances=texts, configuration={"k": 2})
+        assert sagemaker == [{"label": [found["label"]], "prob": [found["score"]]}]
         with pytest.raises(ServerError, match="a number: leave out top_k"):
             client.classify(["a"], top_k=2)
 

@@ -8,9 +8,7 @@ and none of a server that sends no ranges or does not report the length. fsspec'
 from __future__ import annotations
 
 import errno
-import random
 import re
-import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from http.client import responses
@@ -21,13 +19,12 @@ from urllib3 import BaseHTTPResponse, PoolManager, ProxyManager, Retry, Timeout
 from urllib3.exceptions import HTTPError, LocationParseError, NameResolutionError, NewConnectionError
 from urllib3.util import make_headers, parse_url
 
-from ...storage.buckets import FIRST_PATIENCE, PATIENCE, Origin, State
+from ...storage.buckets import FIRST_PATIENCE, PATIENCE, Fault, Origin, State, patience, repeated
 from ...storage.names import without_secrets
 
 _TIMEOUT = Timeout(connect=10, read=60)
 _REDIRECTS = Retry(total=None, connect=0, read=0, other=0, status=0, redirect=10, raise_on_status=False)
 _MAY_PASS = {408, 425, 429, 500, 502, 503, 504}
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+)")
 
 _Result = TypeVar("_Result")
@@ -49,12 +46,12 @@ class WebFile(Origin):
         if ranges and expected:
             self.state = expected
             return
-        patience = FIRST_PATIENCE if ranges is None else PATIENCE
+        seconds = FIRST_PATIENCE if ranges is None else PATIENCE
         if ranges is not False:
-            self.ranges, self.state = self._patiently(self._ask, patience)
+            self.ranges, self.state = self._patiently(self._ask, seconds)
         else:
             self.ranges = False
-            self._patiently(self._begin, patience)
+            self._patiently(self._begin, seconds)
 
     def get(self, start: int, stop: int) -> memoryview:
         def request() -> memoryview:
@@ -147,22 +144,20 @@ class WebFile(Origin):
 
     def _patiently(self, call: Callable[[], _Result], seconds: float) -> _Result:
         """The result of a call, which is repeated, with growing pauses, while its error may pass."""
-        deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
-        while True:
-            try:
-                return call()
-            except _Refused as error:
-                if error.answer not in _MAY_PASS or time.monotonic() + pause > deadline:
-                    raise
+
+        def judge(error: Exception) -> Fault:
+            if isinstance(error, _Refused):
                 wait = float(error.after) if error.after.isdecimal() else 0.0
-            except (HTTPError, ConnectionError, TimeoutError) as error:
-                cause = getattr(error, "reason", None) or error
-                never = isinstance(cause, (NewConnectionError, NameResolutionError)) and seconds <= FIRST_PATIENCE
-                if never or isinstance(error, LocationParseError) or time.monotonic() + pause > deadline:
-                    raise OSError(errno.ETIMEDOUT, f"its server cannot be reached: {_said(cause)}") from error
-                wait = 0.0
-            time.sleep(min(max(wait, pause * random.uniform(0.5, 1.0)), max(deadline - time.monotonic(), 0.0)))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+                return Fault(error, patience(seconds, error.answer) if error.answer in _MAY_PASS else 0.0, wait)
+            if not isinstance(error, (HTTPError, ConnectionError, TimeoutError)):
+                return Fault(error)
+            cause = getattr(error, "reason", None) or error
+            never = isinstance(cause, (NewConnectionError, NameResolutionError)) and seconds <= FIRST_PATIENCE
+            never |= isinstance(error, LocationParseError)
+            told = OSError(errno.ETIMEDOUT, f"its server cannot be reached: {_said(cause)}")
+            return Fault(told, 0.0 if never else seconds)
+
+        return repeated(call, judge)
 
 
 class _Refused(OSError):

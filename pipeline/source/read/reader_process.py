@@ -19,7 +19,7 @@ spare_pandas()  # before pyarrow is imported
 
 from ...errors import BroadsheetError  # noqa: E402
 from ...processes.messages import Closed, packed, receive, send, unpacked  # noqa: E402
-from ...telemetry.spans import Span  # noqa: E402
+from ...telemetry.spans import STORE_WAITS, Span, take  # noqa: E402
 from ..chunk import Chunk  # noqa: E402
 from ..open.ahead import PARSING, ahead  # noqa: E402
 from ..plan.plan import RangeEnd  # noqa: E402
@@ -40,11 +40,10 @@ class _Reading:
         spans: list[Span] = []
         try:
             for item in ahead([partial(self._items, unpacked(frames), spans)], 1, 1):  # one is sent, the next one read
-                own = spans[:]
-                del spans[: len(own)]  # others may be added meanwhile
+                own = take(spans)
                 if isinstance(item, Chunk):
                     self._send(Size(bytes_of(item)))
-                self._send(Item(item, own))
+                self._send(Item(item, [*own, *take(STORE_WAITS)]))
         except Closed:
             raise
         except BroadsheetError as error:
