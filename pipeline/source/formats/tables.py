@@ -114,8 +114,9 @@ def _sizes(values: pa.Array) -> NDArray[np.int64]:
     if pa.types.is_fixed_size_list(kind):
         values = values.cast(pa.list_(kind.value_type))
     if isinstance(values, pa.ListArray | pa.LargeListArray):  # a map is one
-        after: NDArray[np.int64] = np.concatenate([[0], np.cumsum(_sizes(values.values))])
-        return np.diff(after[values.offsets.to_numpy()])
+        after = np.concatenate([[0], np.cumsum(_sizes(values.values))])
+        sizes: NDArray[np.int64] = np.diff(after[values.offsets.to_numpy()])
+        return sizes
     return np.zeros(len(values), np.int64)
 
 
