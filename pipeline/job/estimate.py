@@ -22,7 +22,7 @@ from ..model.several import Models, load_models
 from ..options import OptionKeywords, Options, takes
 from ..output.columns import Columns, columns_of
 from ..output.folder import OutputFolder
-from ..output.formats import check_writable, part_files
+from ..output.formats import check_writable, part_files, with_folders
 from ..output.layout import PartNames
 from ..output.object_store import place_of
 from ..output.store import Location
@@ -177,8 +177,9 @@ def dry_run(
     settings, path, models, given, sample = sampled(source, output, model, options)
     files = given if isinstance(given, Files) else Files((), (), ())
     columns = columns_of(sample.selection, settings.model_columns(models), settings.where)
+    sampled_rows = with_folders(sample.chunk, settings.settings(1, models).names)
     with opened(models.loaded, settings.device, settings.precision, settings.kernels) as engines:
-        judged, rate = _label(sample.chunk, engines, columns.scoring)
+        judged, rate = _label(sampled_rows, engines, columns.scoring)
         backend = engines[0].backend
     on_gpu = backend.device == "cuda"
     units = machines * (settings.workers or 1 if on_gpu else 1)
