@@ -245,7 +245,7 @@ def verify(
     import msgspec
 
     from ..output import verify as reread
-    from ..report.summary import unread_line
+    from ..report.summary import not_read
     from ..report.tally import balance
 
     totals = reread.verify(output, input=against_input, root=root, endpoint=endpoint)
@@ -253,9 +253,11 @@ def verify(
         print_json(msgspec.to_builtins(totals))
     else:
         name = as_url(str(output)) or output
-        say(f"{name}: whole. {counted(totals.chunks, 'chunk')}; {counted(totals.rows_read, 'row')} {balance(totals)}")
-        if totals.unread:
-            say(f"Of the input, {unread_line(totals.unread)}")
+        missing = not_read(totals, (), ())
+        whole = "whole, as far as its input was read" if missing else "whole"
+        say(f"{name}: {whole}. {counted(totals.chunks, 'chunk')}; {counted(totals.rows_read, 'row')} {balance(totals)}")
+        for line in missing:
+            say(f"Of the input, {line}")
 
 
 def _show_output(name: str, as_json: bool) -> None:

@@ -354,6 +354,7 @@ def _entry(work: Work, chosen: NDArray[np.bool_], job: Job) -> Entry:
         chars=int(n_chars.sum()),
         lengths=tuple(count_lengths(n_chars)),
         problems=chunk.problems,
+        not_copied=dict(chunk.not_copied),
         others=tuple(others) or UNSET,
         **msgspec.structs.asdict(first),
     )

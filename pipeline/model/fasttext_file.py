@@ -10,9 +10,10 @@ import os
 import stat
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +39,6 @@ _BLOCK = 1 << 22
 _LONGEST_WORD = 1 << 24
 
 
-_Decoded: TypeAlias = Callable[[slice], Floats]
-
-
 class Read(NamedTuple):
     """What is in a file.
 
@@ -60,21 +58,28 @@ class Read(NamedTuple):
     card: dict[str, Any]
 
 
+@dataclass(frozen=True)
 class _Quantised:
-    """A matrix whose rows are decoded as they are asked for. decoded: those of a slice. norms: the same of their norms,
-    where these are apart.
+    """A matrix whose rows are decoded as they are asked for.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Rows and columns.
+    decoded : callable
+        Returns the rows of a slice.
+    norms : callable or None
+        The same of their norms, where these are apart.
+
     """
 
-    def __init__(self, rows: int, columns: int, decoded: _Decoded, norms: _Decoded | None) -> None:
-        self.shape = rows, columns
-        self._decoded, self._norms = decoded, norms
-
-    def __len__(self) -> int:
-        return self.shape[0]
+    shape: tuple[int, int]
+    decoded: Callable[[slice], Floats]
+    norms: Callable[[slice], Floats] | None
 
     def __getitem__(self, rows: slice) -> Floats:
-        part = self._decoded(rows)
-        return part if self._norms is None else np.multiply(part, self._norms(rows), out=part)
+        part = self.decoded(rows)
+        return part if self.norms is None else np.multiply(part, self.norms(rows), out=part)
 
 
 class _Bytes:
@@ -141,7 +146,7 @@ class _Bytes:
         codes = self.array("u1", size, what)
         decoded = self._decoded(codes, rows, columns, what)
         norms = self._decoded(self.array("u1", rows, what), rows, 1, what) if has_norms else None
-        return _Quantised(rows, columns, decoded, norms)
+        return _Quantised((rows, columns), decoded, norms)
 
     def may_take(self, rows: int, columns: int, what: str) -> None:
         """Raise ModelError where so many numbers are more than a file of this size has."""
@@ -158,7 +163,7 @@ class _Bytes:
             raise self.damaged(f"{what} has {rows:,} rows and {columns:,} columns")
         return rows, columns
 
-    def _decoded(self, codes: NDArray[np.uint8], rows: int, columns: int, what: str) -> _Decoded:
+    def _decoded(self, codes: NDArray[np.uint8], rows: int, columns: int, what: str) -> Callable[[slice], Floats]:
         """Each code stands for one of 256 parts of a row; the last part may be shorter."""
         dim, parts, width, last = self.values("iiii", what)
         if dim != columns or width < 1 or parts < 1 or (parts - 1) * width + last != dim or not 1 <= last <= width:
@@ -256,7 +261,7 @@ def _read(data: _Bytes, is_classifier: bool = True) -> Read:
     outputs = output[: labels - 1] if loss == 1 else output  # the tree has a node less
     is_folded = is_classifier and len(outputs) <= dim
     if isinstance(table, _Quantised):
-        data.may_take(len(table), len(outputs) if is_folded else dim, "its table")
+        data.may_take(table.shape[0], len(outputs) if is_folded else dim, "its table")
     rows = _folded(table, outputs) if is_folded else table[:]
     text = b"".join(tokens)
     model = FastText(
@@ -277,9 +282,9 @@ def _read(data: _Bytes, is_classifier: bool = True) -> Read:
 
 def _folded(table: Floats | _Quantised, output: Floats) -> Floats:
     """What each row adds to each class, in float64 until it is rounded."""
-    folded = np.empty((len(table), len(output)), np.float32)
+    folded = np.empty((table.shape[0], len(output)), np.float32)
     step = max(1, _FOLDED_AT_ONCE // table.shape[1])
-    for first in range(0, len(table), step):
+    for first in range(0, len(folded), step):
         part = slice(first, first + step)
         folded[part] = table[part].astype(np.float64) @ output.T.astype(np.float64)
     return folded

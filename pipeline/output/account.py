@@ -178,6 +178,7 @@ class Sums:
         self._figures: Counter[str] = Counter()
         self._labels: Counter[str] = Counter()
         self._doubtful: Counter[str] = Counter()
+        self._not_copied: Counter[str] = Counter()
         self._lengths = (0,) * len(LENGTHS)
         self._confusion: tuple[tuple[int, int, int], ...] | None = None
         self._scores: Scores = {}
@@ -195,6 +196,7 @@ class Sums:
             self._figures.update(chunks=1, **{name: getattr(entry, name) for name in SUMS})
             self._labels.update(entry.labels)
             self._doubtful.update(entry.doubtful)
+            self._not_copied.update(entry.not_copied)
             self._lengths = tuple(map(add, self._lengths, entry.lengths))
             self._confusion = _confusion((self._confusion, entry.confusion))
             self._scores = summed_scores((self._scores, entry.scores))
@@ -214,6 +216,7 @@ class Sums:
             confusion=self._confusion,
             problems=tuple(sorted({*self._problems})),
             unread=tuple(sorted({*self._unread}, key=str)),
+            not_copied=dict(self._not_copied),
             others=self._others or UNSET,
             scores=self._scores,
         )

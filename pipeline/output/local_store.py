@@ -71,7 +71,7 @@ class LocalStore(Store):
             if not isinstance(source, LocalStore):
                 raise OSError(errno.EXDEV, "another kind of store")
             self._make_within(path.parent)
-            os.link(source.root / there, attempt)
+            os.link(os.path.realpath(source.root / there), attempt)  # of a symbolic link, what it leads to
             check()
             os.replace(attempt, path)  # which does nothing where both are the same file
             sync_folder(path.parent)

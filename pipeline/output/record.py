@@ -105,9 +105,10 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     how often a network was asked that is not asked about all rows, over the same rows.
     lengths: written rows by class of `counts.LENGTHS`. doubtful: labelled rows that the model could hardly judge, by
     reason, filtered ones too. confusion: (true class, predicted class, rows) of every pair that occurs, where there is
-    a truth, over the filtered rows too. problems: messages about whole files. files: one part, or one for each label,
-    sorted; then the quarantined rows, where there are any. others: of several models, what the second and further ones
-    say; the rest is the first one's. scores: written rows by label and bin of `counts.SCORES`, since 2026-11.
+    a truth, over the filtered rows too. problems: messages about whole files. not_copied: as of `Chunk`. files: one
+    part, or one for each label, sorted; then the quarantined rows, where there are any. others: of several models, what
+    the second and further ones say; the rest is the first one's. scores: written rows by label and bin of
+    `counts.SCORES`, since 2026-11.
     """
 
     version: Version = VERSION
@@ -130,6 +131,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     doubtful: dict[str, Count]
     confusion: tuple[tuple[int, int, Count], ...] | None
     problems: tuple[str, ...]
+    not_copied: dict[str, Count] = {}
     files: tuple[FileRecord, ...] = ()
     others: tuple[Judged, ...] | UnsetType = UNSET
     scores: Scores = UNSET
@@ -335,6 +337,8 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         File and message of each file that was not wholly readable.
     unread : tuple of (str, int or None)
         Each file or folder of which nothing was read, and its rows where they are known; `problems` say why.
+    not_copied : dict of str to int
+        Where all columns are copied, rows by a key that was not among these.
     others : tuple of Judged, optional
         Of several models, the figures of the second and further ones; all others are the first one's.
     scores : dict of str to tuple of int, optional
@@ -359,6 +363,7 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     confusion: tuple[tuple[int, int, Count], ...] | None
     problems: tuple[tuple[str, str], ...]
     unread: tuple[tuple[str, Count | None], ...]
+    not_copied: dict[str, Count] = {}
     others: tuple[Judged, ...] | UnsetType = UNSET
     scores: Scores = UNSET
 

@@ -31,7 +31,7 @@ from ..source.open.ahead import in_order
 from ..source.plan.plan import Plan
 from ..storage.disk import refuse_outputs, write_file
 from ..storage.names import located, root_of
-from .account import Sums
+from .account import Sums, groups_of
 from .commit import commit_chunk, committed_rows, scores_of
 from .cut import Amount, Chosen, Cut, ranking
 from .finish import finish
@@ -203,7 +203,8 @@ class _Labels:
         self.settings = self.manifest.fingerprint.settings
         self.schema: pa.Schema = folder.schema(self.manifest)
         self.plan = folder.checked_plan(self.manifest)
-        every = folder.entries(self.manifest.fingerprint.id)
+        # Those of an update that has ended since the manifest was read are not of this job.
+        every = folder.entries(self.manifest.fingerprint.id, groups_of(self.plan))
         self.closed = every.closed
         entries = sorted(every.chunks.values(), key=lambda entry: [*map(int, entry.chunk.split("-")[1:])])
         starts = accumulate((entry.rows_written for entry in entries), initial=0)
@@ -255,6 +256,8 @@ class _Choice:
             raise UsageError("--per goes with --top or --count")
         if self.where is not None:
             self.where.check(schema)
+            if self.job.plan is not None and (classes := self.job.plan.selection.classes):
+                self.where.check_labels({names.label: classes for names in self.job.settings.labelled})
         scores = [field.name for field in schema if field.type == pa.float32()]
         if self.by not in scores:
             meant = did_you_mean(self.by, scores)

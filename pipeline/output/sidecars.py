@@ -42,6 +42,7 @@ from .record import (
     Fingerprint,
     JobId,
     Manifest,
+    SavedPlan,
     Settings,
     Version,
     from_json,
@@ -63,7 +64,7 @@ REPAIR = "--resume repairs this"
 class Sidecar(Struct, frozen=True, forbid_unknown_fields=True):
     """A file with a row for each of an input file's. name: within the output folder."""
 
-    name: Annotated[str, Meta(pattern=r"^(?!/)(?!(.*/)?\.\.?(/|$)).+$")]
+    name: Annotated[str, Meta(pattern=r"(?s)^(?!/)(?!(.*/)?\.\.?(/|$)).+$")]
     rows: Count
     bytes: Count
     sha256: Digest
@@ -122,10 +123,13 @@ def sidecar_name(path: str, format_: str) -> str:
 
 
 def check_names(paths: Iterable[str], format_: str) -> None:
-    """Raise UsageError where two input files would have one file beside them, or one a name of the job's own."""
+    """Raise UsageError where two input files would have one file beside them, or one a name of the job's own, or that
+    of a folder in which another stands.
+    """
     taken: dict[str, str] = {}
-    for path in paths:
-        name = sidecar_name(path, format_)
+    names = {path: sidecar_name(path, format_) for path in paths}
+    folders = {str(folder): path for path, name in names.items() for folder in PurePosixPath(name).parents}
+    for path, name in names.items():
         first = name.partition("/")[0]
         if "://" in path or os.path.isabs(path) or {"", ".", ".."} & {*name.split("/")}:
             raise UsageError(f"{path}: --layout attributes has no place for it: unpack an archive, or rename the file")
@@ -133,6 +137,8 @@ def check_names(paths: Iterable[str], format_: str) -> None:
             raise UsageError(f"{path}: the output has a folder {first} of its own: give a --root one folder higher")
         if name in taken:
             raise UsageError(f"{taken[name]} and {path} would both have {name} beside them: rename one, or use jsonl")
+        if name in folders:
+            raise UsageError(f"{path} would have {name} beside it, a folder for {folders[name]}: rename one")
         taken[name] = path
 
 
@@ -199,8 +205,16 @@ def check_sidecars(store: Store, manifest: Manifest, groups: Iterable[int]) -> N
             raise OutputError(f"{damage}: {REPAIR}")
 
 
-def remove_sidecars(store: Store, chosen: Callable[[str], bool]) -> None:
-    """Remove the files of records whose names are chosen; the records stay. One that is damaged names none."""
+def remove_sidecars(store: Store, settings: Settings, plan: SavedPlan, chosen: Callable[[str], bool]) -> None:
+    """Remove the files beside those of a plan, which a job that was killed may have written before their record, and
+    the files of records whose names are chosen. The records stay. One that is damaged names none.
+    """
+    if settings.layout is UNSET:
+        return
+    with suppress(UsageError):  # a plan that this job would have refused
+        paths = [file.path for file in plan.files]
+        check_names(paths, settings.format)
+        store.remove_all([sidecar_name(path, settings.format) for path in paths])
     for name in filter(chosen, store.files(SIDECARS)):
         with suppress(OutputError):
             store.remove_all([file.name for file in from_json(store.read(name), Sidecars, store.root / name).files])

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from ..errors import counted, first_of, in_python, printable
 from ..output.account import most_quarantined
+from ..output.record import Totals
 from ..source.compression import not_decoded
 from .facts import JobFacts, RunFacts, models_of
 from .results import Results
@@ -141,7 +142,7 @@ def _remarks(job: JobFacts, tally: Tally, run: RunFacts) -> list[str]:
     return [message for message in (*growth, doubt(job, tally), unfinished(run)) if message]
 
 
-def not_read(tally: Tally, left_out: Sequence[str], set_aside: Sequence[tuple[str, str]]) -> list[str]:
+def not_read(tally: Tally | Totals, left_out: Sequence[str], set_aside: Sequence[tuple[str, str]]) -> list[str]:
     """A line for each kind of what was skipped or read in part, with a count and the first names."""
     lines = []
     if tally.unread:
@@ -175,14 +176,18 @@ def _count(items: Sequence[object], what: str, kind: str = "file") -> str:
 
 
 def hints(tally: Tally, results: Results) -> list[str]:
-    """Lines that name an option by which more rows may be read."""
+    """Lines that name an option by which more rows, or more of them, may be read."""
+    lines = []
+    if tally.not_copied:
+        keys = [f"{key!r} of {counted(rows, 'row')}" for key, rows in tally.not_copied.most_common()]
+        lines.append(f"--keep-all did not copy {first_of(keys)}: the first rows have no such column. --keep copies it")
     quarantined, read = tally.rows_quarantined, tally.rows_read
     if quarantined <= _MANY * read:
-        return []
+        return lines
     looked_at = results.first_quarantined(LOOKED_AT)
     encodings = Counter(name for row in looked_at if (name := not_decoded(row["reason"])))
     hint = encoding_hint(encodings, read, quarantined, len(looked_at))
-    return [] if hint is None else [hint]
+    return lines if hint is None else [*lines, hint]
 
 
 def too_many_quarantined(quarantined: int, read: int, limit: str | int) -> str | None:

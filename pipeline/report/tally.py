@@ -58,6 +58,8 @@ class Tally:
         Written rows without a label, since their score was too low or none of several applies.
     doubtful : Counter of str
         Labelled rows that the model could hardly judge, by reason.
+    not_copied : Counter of str
+        Where all columns are copied, rows by a key that was not among these.
     lengths : list of int
         Written rows by class of `counts.LENGTHS`.
     confusion : Confusion or None
@@ -87,6 +89,7 @@ class Tally:
     labels: Counter[str] = field(default_factory=Counter)
     scores: Scores = field(default_factory=dict)
     doubtful: Counter[str] = field(default_factory=Counter)
+    not_copied: Counter[str] = field(default_factory=Counter)
     lengths: list[int] = field(default_factory=lambda: [0] * len(LENGTHS))
     confusion: Confusion | None = None
     others: tuple[Judged, ...] = ()
@@ -106,6 +109,7 @@ class Tally:
             for name in ("chunks", *SUMS):
                 setattr(tally, name, getattr(earlier, name))
             tally.labels, tally.doubtful = Counter(earlier.labels), Counter(earlier.doubtful)
+            tally.not_copied = Counter(earlier.not_copied)
             tally.lengths, tally.scores = list(earlier.lengths), earlier.scores
             if earlier.confusion is not None:
                 tally.confusion = confusion_of(earlier.confusion, classes)
@@ -120,6 +124,7 @@ class Tally:
                 setattr(self, name, getattr(self, name) + getattr(entry, name))
             self.labels.update(entry.labels)
             self.doubtful.update(entry.doubtful)
+            self.not_copied.update(entry.not_copied)
             self.scores = summed_scores((self.scores, entry.scores))
             self.lengths = [sum(pair) for pair in zip(self.lengths, entry.lengths, strict=True)]
             self.problems += [(entry.sources[0][0], message) for message in entry.problems]
@@ -156,6 +161,7 @@ class Tally:
             confusion=None if self.confusion is None else self.confusion.pairs,
             problems=tuple(sorted((*problems, *self.problems))),
             unread=(*unread, *self.unread),
+            not_copied=dict(sorted(self.not_copied.items())),
             others=self.others or UNSET,
             scores=self.scores,
         )

@@ -5,8 +5,9 @@ input; the columns that a job uses.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,9 @@ from .compression import UTF8
 from .limits import LIMITS
 
 HEAD_BYTES = 256
+NOT_COPIED = 16
+"""Keys of a chunk at most whose rows are counted: where keys are data, each row may have others."""
+
 _OURS = {"file", "row", "truth", "n_chars", "reason"}
 """Names of columns that the output may have beside the kept ones."""
 
@@ -102,6 +106,11 @@ class Selection:
         """Every column used, each once, text first."""
         truth = (self.truth,) if self.truth else ()
         return tuple(dict.fromkeys((*self.text, *self.kept, *truth)))
+
+    @property
+    def needed(self) -> set[str]:
+        """The columns that each row must have; a kept one that it lacks is null."""
+        return {*self.text, *((self.truth,) if self.truth else ())}
 
     @property
     def kept_names(self) -> tuple[str, ...]:
@@ -202,6 +211,9 @@ class Chunk:
         Bytes of its range, as they are stored, that had been read by then; 0 where that is not known.
     index : pandas.Index or None
         Of the pandas DataFrame that it is, as a partition of a Dask DataFrame.
+    not_copied : mapping of str to int
+        With `keep_all`, rows by a key that they have and that is not among the kept columns; of the commonest
+        `NOT_COPIED` keys.
 
     """
 
@@ -217,6 +229,7 @@ class Chunk:
     sources: tuple[RowRange, ...] = ()
     stored: int = 0
     index: Any = None
+    not_copied: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def data(self) -> NDArray[np.uint8]:
@@ -291,6 +304,7 @@ def assemble(
     bad: Sequence[BadRow] = (),
     problems: tuple[str, ...] = (),
     is_utf8: bool = False,
+    not_copied: Mapping[str, int] | None = None,
 ) -> Chunk:
     """A chunk from the parsed rows of one file.
 
@@ -313,6 +327,8 @@ def assemble(
         Messages about the file.
     is_utf8 : bool
         Whether the strings have been checked already.
+    not_copied : mapping of str to int, optional
+        As of `Chunk`.
 
     """
     reasons: dict[int, str] = {}
@@ -360,7 +376,9 @@ def assemble(
         truth = None if truth is None else truth[keep]
         n_chars = None if n_chars is None else n_chars[keep]
     quarantine = bad_rows_table(file, [row for row, _ in set_aside])
-    return Chunk(text.cast(pa.large_binary()), rows, quarantine, None, truth, problems, n_chars, bad=kept_of_bad)
+    text = text.cast(pa.large_binary())
+    more = commonest([not_copied or {}])
+    return Chunk(text, rows, quarantine, None, truth, problems, n_chars, bad=kept_of_bad, not_copied=more)
 
 
 def _characters_of(chunk: Chunk) -> NDArray[np.int64]:
@@ -387,7 +405,16 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
         np.concatenate(counts) if counts else None,
         pa.concat_tables(bad) if bad else None,
         sources=tuple(source for c in chunks for source in c.sources),
+        not_copied=commonest(c.not_copied for c in chunks),
     )
+
+
+def commonest(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sums of counts by key, of the commonest `NOT_COPIED` keys."""
+    total = Counter[str]()
+    for count in counts:
+        total.update(count)
+    return dict(sorted(total.items(), key=lambda item: (-item[1], item[0]))[:NOT_COPIED])
 
 
 def empty_chunk(selection: Selection, problems: tuple[str, ...] = ()) -> Chunk:

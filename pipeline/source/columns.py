@@ -364,6 +364,16 @@ def value_or_none(item: Mapping[str, Any], name: str) -> Any:
         return None
 
 
+def is_name(key: Any) -> bool:
+    """Whether a key can name a column: a string without half of a surrogate pair."""
+    return isinstance(key, str) and key == printable_name(key)
+
+
+def printable_name(key: str) -> str:
+    """The key, with an escape in place of half of a surrogate pair."""
+    return key.encode("utf-8", "backslashreplace").decode()
+
+
 def keys_within(item: Mapping[Any, Any], before: str = "") -> Iterator[str]:
     """The keys of objects in the values of an object, as `value_at` takes them, down to some depth."""
     for key, value in item.items() if before.count(".") < _DEEPEST else ():

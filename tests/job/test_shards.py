@@ -94,6 +94,16 @@ def test_the_shares_of_a_job_become_one_dataset(corpus: Path, shares: list[Path]
     assert (report.rows_read, verify(out).rows_read) == (161, 161)
 
 
+def test_a_part_that_is_a_link_is_merged_as_the_file_it_leads_to(shares: list[Path], tmp_path: Path) -> None:
+    share = shutil.copytree(shares[0], tmp_path / "share")
+    part = next((share / "parts").iterdir())
+    part.symlink_to(part.rename(tmp_path / "elsewhere.parquet"))
+    merge([share, *shares[1:]], tmp_path / "out")
+    assert not any(path.is_symlink() for path in (tmp_path / "out").rglob("*"))
+    (tmp_path / "elsewhere.parquet").unlink()
+    verify(tmp_path / "out")
+
+
 def test_a_merge_that_was_interrupted_is_finished_as_if_it_had_not_been(shares: list[Path], tmp_path: Path) -> None:
     merge(shares, tmp_path / "whole")
     out = tmp_path / "out"
@@ -131,6 +141,10 @@ def test_what_is_not_one_whole_job_is_not_merged(
         other[name] = tmp_path / name
         classify(source, other[name], **{**options, "shard": f"1/{COUNT}", **changed})
     first, *rest = shares
+    other["model"] = tmp_path / "model"
+    classify(corpus, other["model"], **{**options, "shard": f"1/{COUNT}", "model": "ag-news"})
+    code, said = broadsheet_here("merge", other["model"], *rest, "-o", tmp_path / "out", "--allow-mixed")
+    assert (code, "differ in model: " in said) == (2, True), said
     begun = shutil.copytree(first, tmp_path / "begun")
     (begun / "_SUCCESS").unlink()
     for given_, message in (

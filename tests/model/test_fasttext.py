@@ -345,6 +345,19 @@ def test_a_large_table_is_one_mapping_for_all_processes(client: Client, tmp_path
         taken(before)
 
 
+@pytest.mark.parametrize("change", [1, -1], ids=["an end falls", "the last one is not the end"])
+def test_a_dictionary_is_words_one_after_another(trained: dict[str, Path], change: int) -> None:
+    model = load_model(trained["softmax, pairs"])
+    table = model.ngrams
+    ends = table.ends.copy()
+    if change > 0:
+        ends[3] = ends[5] + 1
+    else:
+        ends[-1] -= 1
+    with pytest.raises(ModelError, match="its dictionary is damaged"):
+        replace(model, ngrams=replace(table, ends=ends))
+
+
 def test_word_vectors_are_no_classifier(tmp_path: Path) -> None:
     (tmp_path / "text").write_text(training_text())
     vectors = fasttext.train_unsupervised(str(tmp_path / "text"), dim=4, bucket=10, epoch=1, thread=1, verbose=0)

@@ -201,6 +201,36 @@ def test_a_choice_that_is_killed_is_no_output_and_is_made_again(labels: Path, tm
     assert verify(out).rows_written == verify(whole).rows_written
 
 
+def test_an_updated_folder_is_chosen_from_as_its_manifest_has_it(
+    client: Client, small_model: Model, tmp_path: Path
+) -> None:
+    """With the rows of an update; without them where it has ended since the manifest was read, as here where that is
+    put back.
+    """
+    folder, out = tmp_path / "in", tmp_path / "labels"
+    folder.mkdir()
+    for name, rows in (("1.txt", 30), ("2.txt", 10)):
+        (folder / name).write_text("".join(f"text {i} of {name}\n" for i in range(rows)))
+        classify(folder, out, model=small_model, client=client, chunk_size=8, update=name == "2.txt")
+        if name == "1.txt":
+            before = (out / "_manifest.json").read_bytes()
+    assert select(out, tmp_path / "of-all", top="50%").chosen == 20
+    assert verify(tmp_path / "of-all").rows_written == 20
+    (out / "_manifest.json").write_bytes(before)
+    for plan in out.glob("_plan-*.json"):
+        plan.unlink()
+    chosen = select(out, tmp_path / "of-first")
+    assert (chosen.rows, chosen.chosen) == (30, 30)
+    assert set(frame_of(tmp_path / "of-first")["file"]) == {str(folder / "1.txt")}
+
+
+def test_a_share_is_exact_whatever_floats_say() -> None:
+    """0.07 times 100 is more than 7 as a float."""
+    for percent in range(101):
+        for top in (f"{percent}%", str(percent / 100), percent / 100):
+            assert [Amount.of(top, None).rows(n) for n in (100, 1000)] == [percent, 10 * percent], top
+
+
 def test_the_chosen_rows_of_the_input(labels: Path, tmp_path: Path) -> None:
     """Every column of it, and the labels; not of files that have changed."""
     select(labels, tmp_path / "out", count=5, per="lang", input=True)
@@ -240,6 +270,7 @@ def test_what_the_command_says(labels: Path, tmp_path: Path, broadsheet_here: Co
         (["--count", 1, "--by", "scor", "--overwrite"], "did you mean 'score'?"),
         (["--count", 1, "--per", "lng", "--overwrite"], "did you mean 'lang'?"),
         (["--score", "=> 0.5", "--overwrite"], "where: "),
+        (["--where", "label == 'nosuch'", "--overwrite"], "the model has no class 'nosuch' (it has "),
     ):
         code, said = broadsheet_here("select", labels, "-o", out, *arguments)
         assert (code, message in said) == (2, True), said

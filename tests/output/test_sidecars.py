@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -48,9 +49,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job(corpus: Path, client: Client, small_model: Model):
     """Label the documents into a folder."""
 
-    def run(out: Path | str | None, **options: object):
+    def run(out: Path | str | None, paths: Path = corpus, **options: object):
         given = {"model": small_model, "client": client, "root": corpus, "id_column": "id", "chunk_size": 7}
-        return classify(corpus, out, **{**given, "scores": True, "layout": "attributes", **options})
+        return classify(paths, out, **{**given, "scores": True, "layout": "attributes", **options})
 
     return run
 
@@ -127,6 +128,22 @@ def test_a_killed_end_is_repeated_and_damage_repaired(
     assert not [name for name in contents(out) if name.endswith(".jsonl") and not name.startswith("_")]
 
 
+def test_files_are_of_the_entries_that_are_there(client: Client, small_model: Model, tmp_path: Path) -> None:
+    """An entry that was replaced, in figures that the manifest has too, while the end of its group stays."""
+    documents, out = write_documents(tmp_path / "documents", FILES[:1]), tmp_path / "out"
+    given = {"model": small_model, "client": client, "root": documents, "id_column": "id", "layout": "attributes"}
+    classify(documents, out, **given)
+    expected = contents(out)
+    (entry,) = (out / "_entries").glob("part-*.json")
+    entry.write_text(json.dumps({**json.loads(entry.read_text()), "asked": 1}))
+    manifest = json.loads((out / "_manifest.json").read_text())
+    manifest["totals"]["asked"] = 1
+    (out / "_manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(OutputError, match="the files of group 0 are not made from its entries"):
+        verify(out)
+    assert {name for name in expected if not name.startswith("_")} == {"a/0.parquet"}
+
+
 def test_an_update_adds_files(client: Client, small_model: Model, tmp_path: Path) -> None:
     documents, out = write_documents(tmp_path / "documents", FILES[:2]), tmp_path / "out"
     given = {"model": small_model, "client": client, "root": documents, "id_column": "id", "layout": "attributes"}
@@ -139,6 +156,33 @@ def test_an_update_adds_files(client: Client, small_model: Model, tmp_path: Path
     write_documents(documents, ("new/4.jsonl.gz",))
     with pytest.raises(UsageError, match=r"new/4.jsonl and new/4.jsonl.gz would both have new/4.parquet beside them"):
         classify(documents, out, update=True, **given)
+
+
+@pytest.mark.parametrize("kind", ["job", "update"])
+def test_files_whose_record_was_not_written_go_with_their_job(
+    client: Client, small_model: Model, tmp_path: Path, kind: str
+) -> None:
+    """Of a job, or an update, that was killed as it wrote them: the record of their group comes after them."""
+    documents, out = write_documents(tmp_path / "documents", FILES[:1]), tmp_path / "out"
+    given = {"model": small_model, "client": client, "root": documents, "id_column": "id", "layout": "attributes"}
+    classify(documents, out, **given)
+    if kind == "update":
+        write_documents(documents, ("new/\n.jsonl",))
+        classify(documents, out, update=True, **given)
+        verify(out)
+        manifest = json.loads((out / "_manifest.json").read_text())
+        update, manifest["updates"] = manifest["updates"][0], []
+        manifest["totals"] = {**manifest["totals"], "rows_read": manifest["totals"]["rows_read"] - ROWS}
+        (out / "_manifest.json").write_text(json.dumps(manifest))
+        assert update["totals"]["rows_read"] == ROWS
+    (out / "_SUCCESS").unlink()
+    for record in sorted((out / "_sidecars").iterdir())[-1:]:
+        record.unlink()
+    shutil.rmtree(documents)
+    write_documents(documents, ("z.jsonl",))
+    classify(documents, out, overwrite=True, **given)
+    beside = {path.relative_to(out).as_posix() for path in out.rglob("*.parquet")}
+    assert {name for name in beside if not name.startswith("_")} == {"z.parquet"}
 
 
 @pytest.mark.slow
@@ -171,6 +215,9 @@ def test_what_cannot_be_beside_a_file_is_refused(job, tmp_path: Path, client: Cl
     ):
         with pytest.raises(UsageError, match=message):
             job(tmp_path / "out", **options)
+    documents = write_documents(tmp_path / "both", ("a.parquet/0.jsonl", "a.jsonl"))
+    with pytest.raises(UsageError, match=r"a.jsonl would have a.parquet beside it, a folder for a.parquet/0.jsonl"):
+        job(tmp_path / "out", root=documents, paths=documents)
     documents = write_documents(tmp_path / "documents", ("_parts/0.jsonl",))
     given = {"model": small_model, "client": client, "layout": "attributes"}
     with pytest.raises(UsageError, match=r"the output has a folder _parts of its own"):

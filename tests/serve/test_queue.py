@@ -254,6 +254,21 @@ def test_texts_of_a_lost_engine_are_computed_once_more_elsewhere(small_model: Mo
     run(work(), loop)
 
 
+def test_texts_that_lose_one_engine_after_another_are_refused(small_model: Model) -> None:
+    """Rather than sent to all engines: they may be what ends them."""
+    loop = JumpingLoop()
+    devices = [Device(name, 0.0) for name in ("one", "two", "three", "four")]
+
+    async def work() -> None:
+        dispatcher = await started(loop, small_model, devices, retries=1)
+        for device in devices[:3]:
+            device.is_lost = True
+        with pytest.raises(Refused, match="it is gone"):
+            await dispatcher.submit("m", texts_of(5), 1).answer
+
+    run(work(), loop)
+
+
 def test_a_model_is_changed_while_a_client_hangs_up_an_engine_joins_and_another_is_lost(small_model: Model) -> None:
     loop = JumpingLoop()
     first, second, third = (Device(name, 0.0) for name in ("one", "two", "three"))

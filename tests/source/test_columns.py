@@ -8,6 +8,7 @@ import datetime
 import decimal
 import gzip
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +75,57 @@ def test_every_column_of_a_parquet_file_keeps_its_type(client: Client, small_mod
     verify(tmp_path / "out", input=True)
     with pytest.raises(UsageError, match="'label'"):
         classify(tmp_path / "in.parquet", model=small_model, client=client, keep="label")
+
+
+def test_keys_that_the_first_lines_lack_are_not_lost_in_silence(
+    client: Client, small_model: Model, tmp_path: Path
+) -> None:
+    """Keys of one row in three, from the line on that has their number."""
+    first_lines = {"late": 150, "later": 260, "of every type": 120, "\ud800": 130}
+    values = [1, 2.5, None, "x", [1], {"a": 1}, True, {}]
+    rows = [{"text": f"oil rose {i}", "id": i} for i in range(300)]
+    for i, row in enumerate(rows):
+        row |= {key: values[i % 8] if " " in key else i for key, line in first_lines.items() if i >= line and not i % 3}
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "second.jsonl").write_text('{"text": "a", "late": 1, "id": 7}\n' * 3)
+    expected = Counter(key for row in rows for key, value in row.items() if key in first_lines and value is not None)
+    expected = Counter({key.replace("\ud800", "\\ud800"): count for key, count in expected.items()})
+    job = {"model": small_model, "client": client}
+    for chunk_size in (7, 1000):
+        out = tmp_path / f"out-{chunk_size}"
+        report = classify(tmp_path / "in.jsonl", out, keep_all=True, chunk_size=chunk_size, **job)
+        assert report.tally.not_copied == expected
+        assert report.exit_code == 0
+        assert f"'late' of {expected['late']} rows" in report.hints[0]
+        assert verify(out, input=True).rows_written == 300
+    of_text = [{"text": "oil rose " * 40} | ({"late": 1} if i > 100 and i % 3 else {}) for i in range(3000)]
+    without = [row | {"text": None} if i % 4 == 1 else row for i, row in enumerate(of_text)]
+    for some in (of_text, without):
+        (tmp_path / "of-text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+        report = classify(tmp_path / "of-text.jsonl", keep_all=True, **job)
+        assert report.tally.not_copied == {"late": sum("late" in row for row in some)}
+    both = classify([tmp_path / "in.jsonl", tmp_path / "second.jsonl"], keep_all=True, **job)
+    assert both.tally.not_copied["late"] == expected["late"] + 3
+    kept = classify(tmp_path / "in.jsonl", keep=["late", "later"], **job)
+    assert kept.tally.not_copied == {}
+    assert kept.to_arrow()["later"].to_pylist() == [None if "later" not in row else str(row["later"]) for row in rows]
+    once = classify(iter(rows), keep_all=True, **job)
+    assert once.tally.not_copied == expected
+    held = classify(rows, keep_all=True, **job)
+    assert held.tally.not_copied == {"\\ud800": expected["\\ud800"]}
+    assert held.to_arrow()["late"].to_pylist() == [row.get("late") for row in rows]
+
+
+def test_a_text_column_may_begin_on_a_later_line(client: Client, small_model: Model, tmp_path: Path) -> None:
+    rows = [{"meta": {"a": i}} if i < 200 else {"text": "oil rose", "meta": {"b": i}} for i in range(300)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for source in (tmp_path / "in.jsonl", rows):
+        report = classify(source, model=small_model, client=client, keep="meta.b")
+        table = report.to_arrow()
+        assert set(table["reason"][:200].to_pylist()) == {"no key 'text'"}
+        assert [str(value) for value in table["meta.b"][200:].to_pylist()] == [str(i) for i in range(200, 300)]
+    with pytest.raises(UsageError, match="no column 'txt'"):
+        classify(tmp_path / "in.jsonl", model=small_model, client=client, text_column="txt")
 
 
 @pytest.mark.parametrize("limit", [None, 3])
@@ -161,7 +213,9 @@ def test_what_is_not_read_is_said(
     assert heard.lines == [*report.not_read, *report.hints]
     code, printed = broadsheet_here("verify", tmp_path / "out")
     assert code == 0
+    assert "out: whole, as far as its input was read. " in printed
     assert f"Of the input, {unread}" in printed
+    assert f"Of the input, {report.not_read[2]}" in printed  # what was read with a problem
     assert json.loads(broadsheet_here("verify", tmp_path / "out", "--json")[1])["unread"] == [
         [f"{tmp_path}/in/3.parquet", 250],
         [f"{tmp_path}/in/4.parquet", None],

@@ -154,6 +154,16 @@ def test_items_that_are_no_strings_cost_their_row_and_no_other(run) -> None:
     }
 
 
+def test_a_streamed_dataset_of_unknown_types_is_read_whatever_comes_late(run) -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        for i in range(1_100):
+            yield {"text": "Oil rose", "n": i if i < 1_000 else i + 0.5, "unused": None if i < 1_050 else "x"}
+
+    report = run(datasets.IterableDataset.from_generator(rows), keep="n", chunk_size=300)
+    assert report.rows_written == 1_100
+    assert report.to_arrow()["n"].to_pylist()[998:1_002] == ["998", "999", "1000.5", "1001.5"]
+
+
 def test_names_of_classes_in_a_hugging_face_dataset_are_its_truth(run, small_model: Model) -> None:
     """Their numbers count from 0, and classes here from 1."""
     texts = [text for text in TEXTS if text]

@@ -27,6 +27,7 @@ ODD = {
     "a number": b'{"id": 1, "text": 17}',
     "not a number": b'{"id": 1, "x": -NaN, "text": "a"}',
     "infinite": b'{"id": 1, "x": [-Inf, Inf], "text": "\\"Inf: -NaN"}',
+    "two objects": b'{"id": 1, "text": "one"} {"id": 2, "text": "two"}',
     "good for json only": b'{"id": 1, "x": ' + b"[" * 300 + b"]" * 300 + b', "text": "deep"}',
 }
 

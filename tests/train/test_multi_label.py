@@ -87,6 +87,8 @@ def test_thresholds_are_those_with_the_best_f1() -> None:
         best = f1_score(truth[:, i], scores[:, i] >= np.float32(found[i]))
         assert best == max(f1_score(truth[:, i], scores[:, i] >= at) for at in np.unique(scores[:, i]))
     assert found[2] == 0.5  # of a class that no row has
+    (lowest,) = best_thresholds(scores[:, :1], np.ones((300, 1), np.bool_))  # of one that all rows have
+    assert 0 < lowest < scores[:, 0].min()
 
 
 def test_figures_are_those_of_scikit_learn() -> None:

@@ -79,6 +79,13 @@ def test_a_quality_is_learnt_and_evaluated(quality: Path) -> None:
         evaluate(model, rows(10), label_column="quality")
 
 
+def test_numbers_stay_between_the_first_level_and_the_last() -> None:
+    levels = Levels(2.0, 0.5)
+    labels, logits = np.array([0, 3, 3, 0], np.int32), np.array([-1e6, 1e6, 8.0, np.nan], np.float32)
+    np.testing.assert_array_equal(levels.numbers_of(labels, logits, 4), np.array([2.0, 3.5, 3.5, np.nan], np.float32))
+    np.testing.assert_array_equal(levels.numbers(np.array([-9.0, 2.5, 99.0]), 4), [2.0, 2.75, 3.5])
+
+
 def test_the_number_is_linear_and_its_label_the_nearest_level(quality: Path) -> None:
     """Against the weights themselves: all levels' logits lie on the lines of one number."""
     model = load_model(quality)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from pyarrow import json as pa_json
 
 from ...errors import SourceError
 from ..chunk import BadRow, Chunk, Selection, assemble, concat
-from ..columns import keys_within, not_utf8, value_at, value_or_none
+from ..columns import is_name, keys_within, not_utf8, printable_name, value_at, value_or_none
 from ..compression import UTF8, why_not_decoded
 from ..format import InputFile, Schema
 from .json_strings import Lines, Taken, are_plain, distinct, lines_refused, taken_out
@@ -47,7 +47,7 @@ _LINES_WITH_TYPES = 4
 """About so many lines of a block, at even distances, are looked at for the types of its values, until one has them."""
 
 _LINES_WITH_KEYS = 100
-"""So many first lines say which columns a file has."""
+"""So many first lines say which columns a file has, and further ones where those that are asked for are on these."""
 
 
 class Jsonl(RecordFormat):
@@ -76,24 +76,27 @@ class Jsonl(RecordFormat):
         where there is none, these columns: each row has its own keys.
         """
         asked = {*(selection.text or ("text",)), *selection.columns}
-        every = selection.keep_all and not selection.kept_types
+        most = _LINES_WITH_KEYS - 1
+        least = most if selection.keep_all and not selection.kept_types else 0
         for head in self.heads(file):
             keys: dict[str, None] = {}
             within: dict[str, pa.DataType] = {}
-            lines = 0
-            for line in islice(_lines(head), _LINES_WITH_KEYS):
+            lines, absent = 0, asked
+            for lines, line in enumerate(_lines(head)):
                 if not lines and _is_array(line):
                     raise SourceError(
                         f"{file.path}: it holds a JSON array, not an object a line: convert it "
                         "(jq -c '.[]' FILE > FILE.jsonl)"
                     )
                 values = _object_on(line)
-                keys |= dict.fromkeys(values)
-                within |= dict.fromkeys(keys_within(values), pa.string())
-                lines += 1
-                if not every and keys.keys() | within.keys() >= asked:
-                    break
-            if lines == _LINES_WITH_KEYS or (not every and keys.keys() | within.keys() >= asked):
+                keys |= dict.fromkeys(filter(is_name, values))
+                within |= dict.fromkeys(filter(is_name, keys_within(values)), pa.string())
+                absent = asked - keys.keys() - within.keys()
+                if lines >= (least if not absent else most) and not any(
+                    name.split(".")[-1].encode() in head.data for name in absent
+                ):
+                    break  # all are there, or are not in the rest of the head
+            if lines >= least and not absent:
                 break
         return Schema(tuple(keys) or selection.columns or ("text",), within, start=head.start, complete=False)
 
@@ -134,7 +137,7 @@ def _object_on(line: bytes) -> dict[str, Any]:
 def parse_one_by_one(records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
     """A chunk of `records`, the first of which is record `first_row` of the file, each parsed by `json`."""
     none = pa.table({name: pa.array([], pa.large_string()) for name in selection.columns})
-    return _merged(records, _Parsed(none, np.ones(len(records), np.bool_)), path, first_row, selection)
+    return _merged(records, _Parsed(none, np.ones(len(records), np.bool_), {}), path, first_row, selection)
 
 
 class _Types(NamedTuple):
@@ -157,10 +160,22 @@ class _Types(NamedTuple):
 
 
 class _Parsed(NamedTuple):
-    """Lines that Arrow parsed. table: their selected columns. odd: which lines of the block are not among them."""
+    """Lines that Arrow parsed.
+
+    Attributes
+    ----------
+    table : pyarrow.Table
+        Their selected columns.
+    odd : ndarray
+        bool, one for each line of the block: which are not among them.
+    not_copied : mapping of str to int
+        As of `Chunk`.
+
+    """
 
     table: pa.Table
     odd: NDArray[np.bool_]
+    not_copied: Mapping[str, int]
 
 
 def _chunks(records: Records, path: str, first_row: int, selection: Selection) -> Iterator[Chunk]:
@@ -196,7 +211,8 @@ def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, select
         As of `assemble`; `first_row` is the number of the first line in the file.
 
     """
-    table, odd = parsed
+    table, odd, not_copied = parsed
+    more = Counter(not_copied)
     numbers = np.flatnonzero(~odd)
     bad = records.bad_rows(first_row)
     rows: list[dict[str, str | None]] = []
@@ -205,7 +221,9 @@ def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, select
         if i in records.problems:
             continue
         try:
-            rows.append(_parse_line(records.data[records.starts[i] : records.ends[i]], selection))
+            row, keys = _parse_line(records.data[records.starts[i] : records.ends[i]], selection)
+            rows.append(row)
+            more.update(keys)
             alone.append(i)
         except ValueError as error:
             offset, head = records.raw(i)
@@ -217,7 +235,7 @@ def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, select
         others = pa.Table.from_pylist(rows, pa.schema([(name, pa.large_string()) for name in selection.columns]))
         table = pa.concat_tables([table, others]).take(pa.array(order))
     raw = records.raw if len(numbers) == len(records) else lambda i: records.raw(int(numbers[i]))
-    return assemble(path, first_row + numbers, table, selection, raw, bad, is_utf8=True)
+    return assemble(path, first_row + numbers, table, selection, raw, bad, is_utf8=True, not_copied=more)
 
 
 def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, selection: Selection) -> _Parsed | None:
@@ -235,6 +253,7 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
         if (taken := taken_out(lines, types.key, types.is_last)) is not None:
             lines = taken.left
         is_all = taken is not None and len(taken.which) == len(usual) and types.schema.names == [types.key]
+        is_all = is_all and not selection.keep_all
         if is_all and not _DIGIT.search(types.key):
             lines = distinct(lines)
         if not are_plain(lines):
@@ -242,24 +261,28 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
         table = pa_json.read_json(
             pa.BufferReader(lines.block),
             pa_json.ReadOptions(use_threads=False, block_size=len(lines.block) + 1),
-            pa_json.ParseOptions(explicit_schema=types.schema, unexpected_field_behavior="ignore"),
+            pa_json.ParseOptions(
+                explicit_schema=types.schema, unexpected_field_behavior="infer" if selection.keep_all else "ignore"
+            ),
         )
     except ValueError:  # as Arrow's are, also where the message quotes invalid UTF-8
         return None
     if len(table) != len(lines.starts):
         return None
     if taken is not None and is_all:
-        return _Parsed(pa.table({types.key: taken.texts}), odd)
+        return _Parsed(pa.table({types.key: taken.texts}), odd, {})
+    others = table.drop_columns(types.schema.names)
     table = pa.table({name: _strings(table, name) for name in selection.columns})
     if taken is not None:
         table = _with_taken(table, types.key, taken)
-    needed = [table.column(name) for name in _needed(selection) if table.column(name).null_count]
+    needed = [table.column(name) for name in selection.needed if table.column(name).null_count]
     if needed:
         null = np.logical_or.reduce([column.is_null().to_numpy() for column in needed])
         odd = odd.copy()
         odd[np.flatnonzero(~odd)[null]] = True
-        table = table.filter(pa.array(~null))
-    return _Parsed(table, odd)
+        table, others = (rows.filter(pa.array(~null)) for rows in (table, others))
+    counts = {name: len(others) - others.column(name).null_count for name in others.column_names}
+    return _Parsed(table, odd, {name: count for name, count in counts.items() if count})
 
 
 def _strings(table: pa.Table, name: str) -> pa.ChunkedArray:
@@ -311,11 +334,6 @@ def _refused(records: Records) -> NDArray[np.bool_]:
     return odd
 
 
-def _needed(selection: Selection) -> set[str]:
-    """The keys that each row must have."""
-    return {*selection.text, *((selection.truth,) if selection.truth else ())}
-
-
 def _types(records: Records, selection: Selection) -> _Types | None:
     """The types on the first of some lines that Arrow can parse; None where it can parse none of them."""
     for i in range(0, len(records), max(1, len(records) // _LINES_WITH_TYPES)):
@@ -329,7 +347,7 @@ def _types_on(line: bytes, selection: Selection) -> _Types | None:
     """The types of a line's selected values: strings, or integers in columns other than the text."""
     try:
         value = _value(line)
-        values = {name: value_at(value, name) for name in _needed(selection)}
+        values = {name: value_at(value, name) for name in selection.needed}
         values |= {name: value_or_none(value, name) for name in selection.kept}
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return None
@@ -383,7 +401,8 @@ def _are_objects(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArr
     return are_objects
 
 
-def _parse_line(line: bytes, selection: Selection) -> dict[str, str | None]:
+def _parse_line(line: bytes, selection: Selection) -> tuple[dict[str, str | None], list[str]]:
+    """The selected values on a line, and the keys that are to be copied and are not. Raises ValueError."""
     if why := why_not_decoded(line, selection.encoding):
         raise ValueError(f"the line {why}")
     try:
@@ -393,12 +412,11 @@ def _parse_line(line: bytes, selection: Selection) -> dict[str, str | None]:
     if not isinstance(value, dict):
         raise ValueError(f"not a JSON object but {_kind(value)}")
     row: dict[str, str | None] = {}
-    needed = _needed(selection)
     for name in selection.columns:
         try:
             item = value_at(value, name)
         except KeyError:
-            if name in needed:
+            if name in selection.needed:
                 raise ValueError(f"no key {name!r}") from None
             item = None
         if name in selection.text and not isinstance(item, str | None):
@@ -410,7 +428,9 @@ def _parse_line(line: bytes, selection: Selection) -> dict[str, str | None]:
             raise ValueError(f"{name!r} holds half of a surrogate pair") from error
         except RecursionError as error:
             raise ValueError(f"{name!r} is nested too deeply") from error
-    return row
+    if not selection.keep_all:
+        return row, []
+    return row, [printable_name(key) for key, item in value.items() if item is not None and key not in row]
 
 
 def _value(line: bytes) -> Any:

@@ -1,7 +1,7 @@
 """Articles that are Python objects: strings, or dicts by column, in a collection or from an iterator.
 
 What an iterator gives is drawn chunk by chunk. The first item that is not null says what all are; an item of another
-kind, like a dict that lacks a column, is a row for the quarantine.
+kind, like a dict without a text, is a row for the quarantine. A kept column is null where a dict lacks it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -21,16 +22,19 @@ import pyarrow as pa
 
 from ...errors import UsageError
 from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, assemble, concat, held_of_record
-from ..columns import is_textual, keys_within, value_at, value_or_none
+from ..columns import is_name, is_textual, keys_within, printable_name, value_at, value_or_none
 from ..limits import LIMITS, Limits
 from ..plan.files import format_of, is_known
 from .tables import MEMORY, Tables, is_pandas, of_table, resolve
 
-_CANNOT = (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError)
+_CANNOT = (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError, AttributeError)
 """What Arrow and Python raise for a value that is not of the expected type."""
 
 _LOOKED_AT = 1_000
 """Strings at most of which it is found out whether they are paths."""
+
+_LOOKED_AT_FOR_KEYS = 100
+"""Further items that are drawn of an iterator where not all columns that are asked for are in its first."""
 
 _DIGESTED, _FRAME_ROWS = 1 << 16, 1 << 10
 
@@ -85,26 +89,38 @@ class Items:
     def resolve(self, selection: Selection) -> Selection:
         """The selection with its default text column and the types of its kept columns. Raises UsageError.
 
-        Kept columns of what is read once are strings, since the types in later rows are not known.
+        The columns are the keys of all items. Kept columns of what is read once are strings, since the types in later
+        rows are not known.
         """
         schema, within = {"text": pa.string()}, dict[str, pa.DataType]()
         if self.first is None:  # without a row there is nothing that could lack a column
             schema = dict.fromkeys((*schema, *selection.columns), pa.string())
         elif isinstance(self.first, Mapping):
-            schema = {name: pa.string() for name in self.first if isinstance(name, str)}
-            within = dict.fromkeys(keys_within(self.first), pa.string())
+            asked = {*(selection.text or ("text",)), *selection.columns}
+            if self.rows is None and (selection.keep_all or not self.first.keys() >= asked):
+                self._drawn += itertools.islice(self._items, _LOOKED_AT_FOR_KEYS)
+            schema = {}
+            for item in self._dicts():
+                schema |= dict.fromkeys(filter(is_name, item), pa.string())
+                if not schema.keys() >= asked:
+                    within |= dict.fromkeys(filter(is_name, keys_within(item)), pa.string())
             for names in (schema, within):
                 for name in schema if selection.keep_all and names is schema else names.keys() & selection.kept:
                     names[name] = self._type(name)
                 for name in names.keys() & (selection.text or ("text",)):
-                    names[name] = _type_of([value_at(self.first, name)])
+                    values = (value_or_none(item, name) for item in self._dicts())
+                    names[name] = _type_of([next((value for value in values if not _is_null(value)), None)])
         return resolve(pa.schema(list(schema.items())), selection, within)
+
+    def _dicts(self) -> Iterator[Mapping[Any, Any]]:
+        """The items that say which columns there are: of what is read once, those that are drawn."""
+        return (item for item in self._drawn or self._items if isinstance(item, Mapping))
 
     def _type(self, name: str) -> pa.DataType:
         """The type of a kept column: a string where its values are of several types."""
         if self.rows is None:
             return pa.string()
-        return _type_of([value_or_none(item, name) for item in self._items if isinstance(item, Mapping)])
+        return _type_of([value_or_none(item, name) for item in self._dicts()])
 
     def chunks(self, selection: Selection, chunk_rows: int, limits: Limits = LIMITS) -> Iterator[Chunk]:
         """The rows in chunks of up to `chunk_rows` rows, of which about `limits.chunk_bytes` characters of text are
@@ -145,14 +161,18 @@ class Items:
             table = self._table([drawn[i] for i in numbers], selection)
         texts = table.column(selection.text[0])
         rows = row + np.fromiter(numbers, np.int64, len(numbers))
-        return assemble(MEMORY, rows, table, selection, lambda i: (None, (texts[i].as_py() or b"")[:HEAD_BYTES]), bad)
+
+        def raw(i: int) -> tuple[None, bytes]:
+            return None, (texts[i].as_py() or b"")[:HEAD_BYTES]
+
+        return assemble(MEMORY, rows, table, selection, raw, bad, not_copied=_not_copied(drawn, selection))
 
     def _table(self, items: list[Any], selection: Selection) -> pa.Table:
         """The selection's columns. Raises one of `_CANNOT` for an item that is no article."""
         types = dict(zip(selection.kept, selection.kept_types, strict=True))
         columns = {}
         for name in selection.columns:
-            values = [value_at(item, name) for item in items] if isinstance(self.first, Mapping) else items
+            values = [_value(item, name, selection) for item in items] if isinstance(self.first, Mapping) else items
             if name in selection.text:
                 columns[name] = _texts(values)
             else:
@@ -166,7 +186,7 @@ class Items:
         if not isinstance(item, Mapping):
             return f"the item is of type {type(item).__name__}, not a dict"
         try:
-            values = {name: value_at(item, name) for name in selection.columns}
+            values = {name: _value(item, name, selection) for name in selection.columns}
         except KeyError as error:
             return f"no key {error}"
         reasons = [_no_text(f"the text {name!r}", values[name]) for name in selection.text]
@@ -227,6 +247,25 @@ def _lines(file: Any) -> Iterator[Any]:
     return (line.rstrip(b"\r\n" if isinstance(line, bytes) else "\r\n") for line in file)
 
 
+def _value(item: Any, name: str, selection: Selection) -> Any:
+    """The value of a column. Raises one of `_CANNOT`, a KeyError where the item must have it and does not."""
+    return (value_at if name in selection.needed else value_or_none)(item, name)
+
+
+def _not_copied(items: Sequence[Any], selection: Selection) -> Counter[str]:
+    """How many items have each key that is to be copied and is not."""
+    keys: Counter[str] = Counter()
+    if selection.keep_all:
+        for item in items:
+            if isinstance(item, Mapping) and not item.keys() <= set(selection.kept):
+                keys.update(
+                    printable_name(str(key))
+                    for key, value in item.items()
+                    if not _is_null(value) and key not in selection.kept
+                )
+    return keys
+
+
 def _no_article(item: Any, number: int, kind: str) -> str:
     remedy = "give broadsheet.Paths of it" if isinstance(item, os.PathLike) else "give strings, or dicts by column"
     return f"item {number:,} of the {kind} is of type {type(item).__name__}: {remedy}"
@@ -239,11 +278,7 @@ def _no_text(what: str, value: Any) -> str | None:
 
 
 def _half(what: str, value: Any) -> str | None:
-    try:
-        value.encode() if isinstance(value, str) else None
-    except UnicodeEncodeError:
-        return f"{what} holds half of a surrogate pair"
-    return None
+    return None if is_name(_written(value) or "") else f"{what} holds half of a surrogate pair"
 
 
 def _is_null(value: Any) -> bool:

@@ -115,7 +115,8 @@ def _chunk_of(tables: list[pa.Table], row: int, selection: Selection, limits: Li
 
 def as_tables(source: Any) -> Tables | None:
     """The rows of a pandas Series or DataFrame, an Arrow array, batch, table or dataset, a Hugging Face dataset, and of
-    all that has Arrow's PyCapsule interface; None for anything else, and for pandas with a column of several types.
+    all that has Arrow's PyCapsule interface; None for anything else, for pandas with a column of several types, and for
+    a Hugging Face dataset that does not say of which types its columns are.
 
     What has no column names gets the column "text". Raises UsageError where the rows cannot be read.
     """
@@ -133,7 +134,7 @@ def as_tables(source: Any) -> Tables | None:
             return _of_pandas(source)
         library = type(source).__module__.partition(".")[0]
         if library == "datasets" and hasattr(source, "features"):
-            return _of_hugging_face(source)
+            return _of_hugging_face(source) if source.features else None
         if hasattr(source, "__arrow_c_stream__"):
             return _of_stream(source, held=library in _HELD_BY)
         if hasattr(source, "__arrow_c_array__"):
@@ -214,17 +215,14 @@ def _of_stream(source: Any, held: bool) -> Tables:
 
 def _of_hugging_face(source: Any) -> Tables:
     """A Hugging Face dataset, with its selection and order of rows. A streamed one can be read once."""
-    names = {name: f.names for name, f in (source.features or {}).items() if type(f).__name__ == "ClassLabel"}
+    names = {name: f.names for name, f in source.features.items() if type(f).__name__ == "ClassLabel"}
 
     def read(columns: list[str] | None) -> Iterator[pa.Table]:
         chosen = source if columns is None else source.select_columns(columns)
         for table in chosen.with_format("arrow").iter(_DATASET_ROWS):
             yield _with_class_names(table, names)
 
-    if source.features:
-        schema = _with_class_names(source.features.arrow_schema.empty_table(), names).schema
-    else:
-        schema = next((table.schema for table in read(None)), pa.schema([("text", pa.string())]))
+    schema = _with_class_names(source.features.arrow_schema.empty_table(), names).schema
     rows = len(source) if hasattr(source, "__len__") else None
     return Tables(schema, rows, read, type(source).__name__)
 
