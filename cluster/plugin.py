@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from weakref import WeakValueDictionary
 
-from distributed import Client, Scheduler, Worker, WorkerPlugin
+from distributed import Client, LocalCluster, Scheduler, Worker, WorkerPlugin
 
 from ..pipeline.engine.base import Backend, Engine, Texts
 from ..pipeline.engine.open import expected_device, is_short_of_memory
 from ..pipeline.errors import BroadsheetError, UsageError
 from ..pipeline.labelling.engines import ENGINES
-from ..pipeline.model.charcnn import Model
+from ..pipeline.model.charcnn import Model, carried, taken
 from ..pipeline.processes.child import unset_safe_path
 from ..pipeline.processes.threads import available_cores, share_of_cores
 from .clock import ClockPlugin
@@ -44,8 +44,8 @@ _log = logging.getLogger("distributed.worker.broadsheet")  # so that Dask's own 
 class EnginePlugin(WorkerPlugin):
     """Adds the `gpu` executor and offers an engine of the model, also on workers that join later.
 
-    It carries the model's bytes, so a worker needs no file. There is one for each model; their engines live side by
-    side (`pipeline/labelling/engines.py`).
+    It carries the model's bytes, so a worker needs no file, or for workers on this machine the name of a file that all
+    of them map. There is one for each model; their engines live side by side (`pipeline/labelling/engines.py`).
 
     Parameters
     ----------
@@ -59,6 +59,8 @@ class EnginePlugin(WorkerPlugin):
         Starts so many processes that read, for a GPU's worker.
     here : bool
         The worker is in this process, and takes the model as it is.
+    local : bool
+        All workers are processes of this machine.
 
     """
 
@@ -71,10 +73,11 @@ class EnginePlugin(WorkerPlugin):
         workers_per_host: int,
         read_in_processes: Callable[[int], None] | None = None,
         here: bool = False,
+        local: bool = False,
     ) -> None:
         self.key = engine_key(model, device, precision, kernels)
         self.name = _name_of(self.key)
-        self._model = b"" if here else model.to_bytes()
+        self._model = b"" if here else carried(model) if local else model.to_bytes()
         if here:
             _HERE[self.key] = model
         self._device = device
@@ -98,7 +101,7 @@ class EnginePlugin(WorkerPlugin):
 
         def load() -> Engine:
             began = time.perf_counter()
-            model = here or Model.from_bytes(self._model)
+            model = here or taken(self._model)
             engine = ENGINES.open_engine(model, self._device, self._precision, threads, self._kernels)
             engine.classify(_ONE_ARTICLE)  # loads or compiles the kernels and allocates memory before the first chunk
             _log.info("ready in %.1f s: %s", time.perf_counter() - began, engine.backend)
@@ -193,7 +196,10 @@ def start_engines(
             most = max((hosts.count(host) for host in hosts), default=1)
             client.register_plugin(ClockPlugin())
             here = client.scheduler.address.startswith("inproc://")
-            client.register_plugin(EnginePlugin(model, device, precision, kernels, most, read_in_processes, here))
+            local = isinstance(client.cluster, LocalCluster)
+            client.register_plugin(
+                EnginePlugin(model, device, precision, kernels, most, read_in_processes, here, local)
+            )
             found = _wait_for_engines(client, key)
         client.run_on_scheduler(_note, key, found)
     return key, _one_backend([backend for backend in found.values() if backend is not None], mixed)

@@ -22,7 +22,7 @@ from ..model.several import Models, load_models
 from ..options import OptionKeywords, Options, takes
 from ..output.columns import Columns, columns_of
 from ..output.folder import OutputFolder
-from ..output.formats import check_writable, part_files
+from ..output.formats import check_writable, part_files, with_folders
 from ..output.layout import PartNames
 from ..output.object_store import place_of
 from ..output.store import Location
@@ -40,6 +40,7 @@ SAMPLE_ROWS = 1000
 _ENTRY_BYTES, _LABEL_BYTES = 1500, 200
 _CHUNK, _JOB = part_name(0, 0), "0" * 16
 _BATCHES = 4
+_COPIES = 3  # of a model in a worker: as it came, as tensors, and as its engine has them
 _WARM_UP = Texts.of([b"x"] * 32)
 _MUCH_UNKNOWN, _MANY_CUT, _MANY_BAD = 0.2, 0.05, 0.01
 
@@ -80,6 +81,9 @@ class Estimate:
         Size of the output.
     free_bytes : int or None
         Free space where the output folder would be.
+    model_bytes, shared_bytes : int
+        Memory of a machine that each worker needs for the models, about; that in which all of its workers have tables
+        that are mapped from files.
     warnings : tuple of str
         What to look at before the job.
 
@@ -111,6 +115,8 @@ class Estimate:
     device_hours: float | None
     output_bytes: int | None
     free_bytes: int | None
+    model_bytes: int
+    shared_bytes: int
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -171,8 +177,9 @@ def dry_run(
     settings, path, models, given, sample = sampled(source, output, model, options)
     files = given if isinstance(given, Files) else Files((), (), ())
     columns = columns_of(sample.selection, settings.model_columns(models), settings.where)
+    sampled_rows = with_folders(sample.chunk, settings.settings(1, models).names)
     with opened(models.loaded, settings.device, settings.precision, settings.kernels) as engines:
-        judged, rate = _label(sample.chunk, engines, columns.scoring)
+        judged, rate = _label(sampled_rows, engines, columns.scoring)
         backend = engines[0].backend
     on_gpu = backend.device == "cuda"
     units = machines * (settings.workers or 1 if on_gpu else 1)
@@ -207,6 +214,8 @@ def dry_run(
         device_hours=None if computing is None else computing * (1 if on_gpu else available_cores()) / 3600,
         output_bytes=None if rows is None else round(rows * row_bytes),
         free_bytes=_free_bytes(path),
+        model_bytes=_COPIES * sum(model.weight_bytes - model.mapped_bytes for model in models.loaded),
+        shared_bytes=sum(model.mapped_bytes for model in models.loaded),
         warnings=(),
     )
     warnings = _warnings(estimate, judged, settings, path, columns.scoring[0].reads(models.first.length))

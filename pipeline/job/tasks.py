@@ -23,6 +23,7 @@ from ..labelling.engines import ENGINES
 from ..labelling.scored import score, score_chunk
 from ..measures.accuracy import Example, closest
 from ..output.columns import Columns, every_row
+from ..output.formats import with_folders
 from ..output.layout import PARTS, PartNames
 from ..output.model_columns import ModelColumns
 from ..output.object_store import open_store
@@ -275,6 +276,7 @@ def infer(chunk: Chunk, spans: list[Span], job: Job) -> Work:
                 with span("infer", spans, "infer", place.device, number_of(chunk.name)), doing:
                     return score(texts, engines, scoring, spans, job.each_kernel, turn.close)
 
+        chunk = with_folders(chunk, job.names)
         scored = score_chunk(chunk, engines, scoring, is_first=chunk.name == part_name(0, 0), compute=in_turn)
     ACTIVITY.count(len(chunk))
     COUNTS.add(text_bytes=chunk.text_bytes)

@@ -232,13 +232,18 @@ def _without_overflowed(chunk: Chunk, lost: NDArray[np.bool_], engine: Engine, i
             f"{engine.model.name}: overflows in {precision} on each of the {len(chunk):,} articles of a chunk: "
             f"{_REMEDIES[precision]}"
         )
+    return set_aside(chunk, lost, f"the model overflows in {precision} on this text")
+
+
+def set_aside(chunk: Chunk, lost: NDArray[np.bool_], reason: str) -> Chunk:
+    """The chunk with those of its readable rows in quarantine where `lost`, [N], is true."""
     mask = pa.array(lost)
     rows = chunk.rows.filter(mask)
     columns = [
         rows["file"],
         rows["row"],
         pa.nulls(len(rows), pa.int64()),
-        pa.repeat(f"the model overflows in {precision} on this text", len(rows)),
+        pa.repeat(reason, len(rows)),
         pc.binary_slice(chunk.text.filter(mask), 0, HEAD_BYTES).cast(pa.binary()),
     ]
     return replace(

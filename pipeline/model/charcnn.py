@@ -210,6 +210,16 @@ class Model:
         return sum(t.size for t in self.tensors.values()) + (0 if self.ngrams is None else self.ngrams.table.size)
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(tensor.nbytes for tensor in (*self.tensors.values(), *self._of_ngrams.values()))
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Those of them that are in a file which all processes of a machine map."""
+        return sum(tensor.nbytes for tensor in self._of_ngrams.values() if isinstance(tensor, np.memmap))
+
+    @property
     def dtype(self) -> str:
         """The dtype of the weights, "float32" or "float16"."""
         return str(self.tensors[BIAS].dtype)
@@ -339,6 +349,28 @@ class Model:
         if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
             raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")
         return model
+
+
+_MAPPED = b"mapped "
+
+
+def carried(model: Model) -> bytes:
+    """The model for other processes of this machine: as bytes, or where its table is mapped, the name of its file."""
+    table = None if model.ngrams is None else model.ngrams.table
+    if isinstance(table, np.memmap) and load_model(str(table.filename)).digest == model.digest:
+        return _MAPPED + json.dumps([str(table.filename), model.digest]).encode()
+    return model.to_bytes()
+
+
+def taken(data: bytes) -> Model:
+    """What `carried` has carried. Raises ModelError where its file is no longer the same."""
+    if not data.startswith(_MAPPED):
+        return Model.from_bytes(data)
+    path, digest = json.loads(data.removeprefix(_MAPPED))
+    model = load_model(path)
+    if model.digest != digest:
+        raise ModelError(f"{path} was changed while processes were loading it: leave it as it is, and start again")
+    return model
 
 
 def shipped_file(name: str) -> Traversable:

@@ -44,6 +44,9 @@ ALPHABET = Alphabet(" ")
 MOST_ORDER = 32
 """Words of the longest n-gram of words."""
 
+MOST_SUBWORD = 128
+"""Characters of the longest subword: each character of a token begins so many, as in the original."""
+
 MOST_CLASSES = 16_000
 """A block of threads holds the scores of so many classes."""
 
@@ -86,7 +89,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     words: Annotated[int, Meta(ge=1, le=MOST_ORDER)]
-    characters: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0, le=1 << 20)]]
+    characters: tuple[Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0, le=MOST_SUBWORD)]]
     buckets: Annotated[int, Meta(ge=0, lt=1 << 31)]
     loss: Literal["softmax", "one-vs-all", "negative sampling", "hierarchical softmax"]
 
@@ -102,7 +105,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Table(NamedTuple):
-    """Rows as integers. values: int32 or int16 [rows, columns]. scale: fp32 [columns], what one step stands for."""
+    """Rows as integers. values: int32 or int16 [rows, columns], or fp32, those of a file that is mapped. scale: fp32
+    [columns], what one step stands for.
+    """
 
     values: NDArray[Any]
     scale: Floats
@@ -178,7 +183,7 @@ class FastText:
             if tensor.dtype != dtype or not same:
                 actual = f"{tensor.dtype} {list(tensor.shape)}"
                 raise ModelError(f"{model}: tensor {name} is {actual}, expected {dtype} {shape}")
-            if dtype == "float32" and not np.isfinite(tensor).all():
+            if dtype == "float32" and not all(np.isfinite(part).all() for part in _parts(tensor)):
                 raise ModelError(f"{model}: tensor {name} holds a value that is not finite")
         ends, buckets = self.ends, self.kinds.buckets if self.kinds.hashes else 0
         if len(ends) < classes or (np.diff(ends, prepend=0) < 0).any() or (len(ends) and ends[-1] != len(self.words)):
@@ -231,17 +236,19 @@ class FastText:
         rows[self.pruned[:, 0]] = self.pruned[:, 1]
         return rows
 
+    def scale(self, bits: int) -> Floats:
+        """What one step of each column's integers stands for, fp32 [columns]."""
+        largest = np.full(self.table.shape[1], 1e-30, np.float32)
+        for part in _parts(self.table):
+            np.maximum(largest, np.abs(part).max(axis=0), out=largest)
+        scale: Floats = (largest.astype(np.float64) / (2 ** (bits - 1) - 1)).astype(np.float32)
+        return scale
+
     def fixed(self, bits: int) -> Table:
         """The table as integers of 16 or 32 bits."""
-        largest = np.maximum(np.abs(self.table).max(axis=0, initial=0), np.float32(1e-30))
-        scale = (largest.astype(np.float64) / (2 ** (bits - 1) - 1)).astype(np.float32)
-        rows, columns = self.table.shape
-        values = np.empty((rows, columns), np.int16 if bits == 16 else np.int32)
-        for first in range(0, rows, _BATCH_VALUES // columns):
-            part = slice(first, first + _BATCH_VALUES // columns)
-            steps = np.rint(self.table[part].astype(np.float64) / scale)
-            np.clip(steps, 1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1, out=steps)
-            values[part] = steps
+        scale, values = self.scale(bits), np.empty(self.table.shape, np.int16 if bits == 16 else np.int32)
+        for part, out in zip(_parts(self.table), _parts(values), strict=True):
+            out[:] = in_steps(part, scale, bits)
         return Table(values, scale)
 
     @cached_property
@@ -282,6 +289,19 @@ class FastText:
         return scores
 
 
+def _parts(table: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Its rows, some at a time."""
+    step = max(1, _BATCH_VALUES // table.shape[1])
+    return (table[first : first + step] for first in range(0, len(table), step))
+
+
+def in_steps(rows: Floats, scale: Floats, bits: int) -> NDArray[np.float64]:
+    """Rows of a table in steps of `scale`, which are integers."""
+    steps: NDArray[np.float64] = rows / scale.astype(np.float64)
+    np.rint(steps, out=steps)
+    return np.clip(steps, 1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1, out=steps)
+
+
 class Words(NamedTuple):
     """The tokens of N texts but labels, T of them.
 
@@ -302,14 +322,18 @@ class Words(NamedTuple):
 
 
 class Reader:
-    """A model ready to read: its dictionary as one of Python's, its table in integers. bits: of these."""
+    """A model ready to read: its dictionary as one of Python's, its table in integers; one that is mapped stays as it
+    is, and its rows become integers as they are read. bits: of these.
+    """
 
     def __init__(self, model: FastText, bits: int = 32) -> None:
         self._kinds, self._known = model.kinds, model.known
         self._numbers = model.numbers()
         self._end = self._numbers.setdefault(END, -2)
         self._rows = model.rows_of_buckets()
-        self.table = model.fixed(bits)
+        self._bits = bits
+        is_mapped = isinstance(model.table, np.memmap)
+        self.table = Table(model.table, model.scale(bits)) if is_mapped else model.fixed(bits)
 
     def means(self, data: NDArray[np.uint8], offsets: Offsets) -> Floats:
         """The mean row of each of N texts, fp32 [N, columns].
@@ -416,6 +440,8 @@ class Reader:
         most = _BATCH_VALUES // sums.shape[1]
         for first in range(0, len(rows), most):
             part, of_text = self.table.values[rows[first : first + most]], texts[first : first + most]
+            if part.dtype == np.float32:  # of a table that other processes share
+                part = in_steps(part, self.table.scale, self._bits).astype(np.int64)
             places = np.flatnonzero(np.diff(of_text, prepend=-1))
             sums[of_text[places]] += np.add.reduceat(part, places, axis=0, dtype=np.int64)
 

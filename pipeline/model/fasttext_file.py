@@ -1,6 +1,7 @@
 """fastText's own files, `.bin` and `.ftz`: read, checked, and undone of their product quantisation.
 
-Each size in a file is compared with what is left of it before anything is allocated.
+Each size in a file is compared with what is left of it before anything is allocated. A large table that is used as it
+is in the file is mapped: all processes of a machine share its pages.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import os
 import stat
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -16,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from .fasttext import END, LABEL, MOST_CLASSES, MOST_ORDER, FastText, Floats, Settings
+from .fasttext import END, LABEL, MOST_CLASSES, MOST_ORDER, MOST_SUBWORD, FastText, Floats, Settings
 
 MAGIC = (793_712_314).to_bytes(4, "little")
 _VERSIONS = (11, 12)
@@ -25,6 +28,12 @@ _LOSSES = {1: "hierarchical softmax", 2: "negative sampling", 3: "softmax", 4: "
 _CENTROIDS = 256
 _FOLDED_AT_ONCE = 1 << 22
 """Values of a matrix."""
+
+_MAPPED = 128 << 20
+"""Bytes of a table that is mapped. To read rows from there takes up to twice as long as from a copy in integers."""
+
+_MOST_DECODED, _MOST_TIMES = 1 << 30, 64
+"""Bytes of a quantised table without its quantisation, or so many times the file's if that is more: 8 are usual."""
 
 _BLOCK = 1 << 22
 _LONGEST_WORD = 1 << 24
@@ -47,6 +56,30 @@ class Read(NamedTuple):
     classes: tuple[str, ...]
     model: FastText
     card: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Quantised:
+    """A matrix whose rows are decoded as they are asked for.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Rows and columns.
+    decoded : callable
+        Returns the rows of a slice.
+    norms : callable or None
+        The same of their norms, where these are apart.
+
+    """
+
+    shape: tuple[int, int]
+    decoded: Callable[[slice], Floats]
+    norms: Callable[[slice], Floats] | None
+
+    def __getitem__(self, rows: slice) -> Floats:
+        part = self.decoded(rows)
+        return part if self.norms is None else np.multiply(part, self.norms(rows), out=part)
 
 
 class _Bytes:
@@ -99,18 +132,30 @@ class _Bytes:
 
     def dense(self, what: str) -> Floats:
         rows, columns = self._shape(what)
-        return self.array("<f4", rows * columns, what).reshape(rows, columns)
+        size, at = 4 * rows * columns, self._file.tell()
+        if not _MAPPED <= size <= self._left:
+            return self.array("<f4", rows * columns, what).reshape(rows, columns)
+        mapped: Floats = np.memmap(self._file, "<f4", "r", at, (rows, columns))
+        self._file.seek(at + size)
+        return mapped
 
-    def quantised(self, what: str) -> Floats:
+    def quantised(self, what: str) -> _Quantised:
         (has_norms,) = self.values("?", what)
         rows, columns = self._shape(what)
         (size,) = self.values("i", what)
         codes = self.array("u1", size, what)
-        matrix = self._decoded(codes, rows, columns, what)
-        if has_norms:
-            norms = self.array("u1", rows, what)
-            matrix *= self._decoded(norms, rows, 1, what)
-        return matrix
+        decoded = self._decoded(codes, rows, columns, what)
+        norms = self._decoded(self.array("u1", rows, what), rows, 1, what) if has_norms else None
+        return _Quantised((rows, columns), decoded, norms)
+
+    def may_take(self, rows: int, columns: int, what: str) -> None:
+        """Raise ModelError where so many numbers are more than a file of this size has."""
+        size, most = 4 * rows * columns, max(_MOST_DECODED, _MOST_TIMES * self._size)
+        if size > most:
+            raise ModelError(
+                f"{self.name}: {what} takes {size / (1 << 30):,.1f} GiB without its quantisation, more than "
+                f"{most / (1 << 30):,.1f}, of a file of {self._size:,} bytes: give the model before it was quantised"
+            )
 
     def _shape(self, what: str) -> tuple[int, int]:
         rows, columns = self.values("qq", what)
@@ -118,7 +163,7 @@ class _Bytes:
             raise self.damaged(f"{what} has {rows:,} rows and {columns:,} columns")
         return rows, columns
 
-    def _decoded(self, codes: NDArray[np.uint8], rows: int, columns: int, what: str) -> Floats:
+    def _decoded(self, codes: NDArray[np.uint8], rows: int, columns: int, what: str) -> Callable[[slice], Floats]:
         """Each code stands for one of 256 parts of a row; the last part may be shorter."""
         dim, parts, width, last = self.values("iiii", what)
         if dim != columns or width < 1 or parts < 1 or (parts - 1) * width + last != dim or not 1 <= last <= width:
@@ -126,13 +171,18 @@ class _Bytes:
         if len(codes) != rows * parts:
             raise self.damaged(f"{what} has {len(codes):,} codes for {rows:,} rows of {parts} parts")
         centroids = self.array("<f4", dim * _CENTROIDS, what)
-        matrix = np.empty((rows, columns), np.float32)
-        for part, of_rows in enumerate(codes.reshape(rows, parts).T):
-            first = part * width
-            size = last if part == parts - 1 else width
-            begin = first * _CENTROIDS
-            matrix[:, first : first + size] = centroids[begin : begin + size * _CENTROIDS].reshape(-1, size)[of_rows]
-        return matrix
+
+        def decoded(some: slice) -> Floats:
+            wanted = codes.reshape(rows, parts)[some]
+            matrix = np.empty((len(wanted), columns), np.float32)
+            for part, of_rows in enumerate(wanted.T):
+                first = part * width
+                size = last if part == parts - 1 else width
+                values = centroids[first * _CENTROIDS : (first + size) * _CENTROIDS]
+                matrix[:, first : first + size] = values.reshape(-1, size)[of_rows]
+            return matrix
+
+        return decoded
 
     def end(self) -> None:
         if self._left:
@@ -176,8 +226,11 @@ def _read(data: _Bytes, is_classifier: bool = True) -> Read:
         )
     if loss not in _LOSSES or dim < 1 or buckets < 0:
         raise data.damaged(f"loss {loss}, {dim} dimensions, {buckets} buckets")
-    if words > MOST_ORDER or highest > 1 << 20:
-        raise ModelError(f"{data.name}: n-grams of {words} words, {highest} characters: at most {MOST_ORDER} words")
+    if words > MOST_ORDER or highest > MOST_SUBWORD:
+        raise ModelError(
+            f"{data.name}: n-grams of up to {words:,} words and {highest:,} characters: at most {MOST_ORDER} and "
+            f"{MOST_SUBWORD} here, as the time to read a text grows with them: train it with less -wordNgrams or -maxn"
+        )
     if version == _VERSIONS[0]:  # which had no subwords
         highest = 0
     entries, known, labels, _, pruned_count = data.values("3i2q", "its dictionary")
@@ -190,6 +243,9 @@ def _read(data: _Bytes, is_classifier: bool = True) -> Read:
     (has_quantised_output,) = data.values("?", "its output")
     output = data.quantised("its output") if is_quantised and has_quantised_output else data.dense("its output")
     data.end()
+    if isinstance(output, _Quantised):
+        data.may_take(*output.shape, "its output")
+        output = output[:]
     if pruned_count >= 0 and not is_quantised:
         raise ModelError(f"{data.name}: is pruned but not quantised: fastText does not read such a file either")
     if is_classifier and not 2 <= labels <= MOST_CLASSES:
@@ -204,10 +260,13 @@ def _read(data: _Bytes, is_classifier: bool = True) -> Read:
     settings = Settings(max(words, 1), characters, buckets, _LOSSES[loss])  # type: ignore[arg-type]
     outputs = output[: labels - 1] if loss == 1 else output  # the tree has a node less
     is_folded = is_classifier and len(outputs) <= dim
+    if isinstance(table, _Quantised):
+        data.may_take(table.shape[0], len(outputs) if is_folded else dim, "its table")
+    rows = _folded(table, outputs) if is_folded else table[:]
     text = b"".join(tokens)
     model = FastText(
         settings,
-        _folded(table, outputs) if is_folded else table,
+        rows,
         None if is_folded or not is_classifier else np.ascontiguousarray(outputs),
         np.frombuffer(text, np.uint8),
         np.cumsum(np.fromiter(map(len, tokens), np.int64, entries)),
@@ -221,11 +280,11 @@ def _read(data: _Bytes, is_classifier: bool = True) -> Read:
     return Read(_names(tokens[known:], data), model, card)
 
 
-def _folded(table: Floats, output: Floats) -> Floats:
+def _folded(table: Floats | _Quantised, output: Floats) -> Floats:
     """What each row adds to each class, in float64 until it is rounded."""
-    folded = np.empty((len(table), len(output)), np.float32)
+    folded = np.empty((table.shape[0], len(output)), np.float32)
     step = max(1, _FOLDED_AT_ONCE // table.shape[1])
-    for first in range(0, len(table), step):
+    for first in range(0, len(folded), step):
         part = slice(first, first + step)
         folded[part] = table[part].astype(np.float64) @ output.T.astype(np.float64)
     return folded

@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 
 from ..errors import OutputError, UsageError, did_you_mean
+from ..labelling.scored import set_aside
+from ..source.chunk import Chunk
 from .layout import NULL_FOLDER, PartNames, folder_values, value_folder
 from .model_columns import N_CHARS, TRUTH, Names, names_in
 
@@ -166,12 +168,28 @@ def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) 
         plain = kind.value_type if types.is_dictionary(kind) else kind
         if not (_is_text(plain) or types.is_integer(plain) or types.is_boolean(plain) or types.is_date32(plain)):
             raise UsageError(f"{name!r} is {kind}: --partition-by takes text, integers, dates, true and false")
-        for label in classes if name.endswith(Names().label) else ():
+        for label in classes if name.endswith(Names().label) or name == TRUTH.name else ():
             _check_folder(name, label)
 
 
+def with_folders(chunk: Chunk, names: PartNames) -> Chunk:
+    """The chunk with those rows in quarantine whose value in a column, of `names.by`, cannot name a folder."""
+    for column in names.by:
+        if column in chunk.rows.column_names:
+            texts = chunk.rows.column(column).cast(pa.string())
+            values = [value for value in texts.unique().to_pylist() if not _can_name(column, value)]
+            if values:
+                lost = pc.is_in(texts, pa.array(values)).to_numpy()
+                chunk = set_aside(chunk, lost, f"its {column!r} cannot name a folder, which --partition-by needs")
+    return chunk
+
+
+def _can_name(column: str, value: str | None) -> bool:
+    return value != NULL_FOLDER and len(value_folder(column, value)) <= _LONGEST_NAME
+
+
 def _check_folder(column: str, value: str | None) -> None:
-    if value == NULL_FOLDER or len(value_folder(column, value)) > _LONGEST_NAME:
+    if not _can_name(column, value):
         raise UsageError(
             f"{str(value)[:_SHOWN]!r} in {column!r} cannot be the name of a folder, which --partition-by needs: of at "
             f"most {_LONGEST_NAME} bytes, and not {NULL_FOLDER}. Give it another column"

@@ -247,9 +247,11 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
         texts = taught.data.text.numbered()
         fit, held = hold_out_labelled(taught.data.labels, taught.labelled, hold_out_share, texts)
         taught = soft.taught(taught, held)
-        data = taught.data
+        data, (fit, held) = taught.data, (rows[taught.answered[rows]] for rows in (fit, held))
+        if unknown := np.count_nonzero(~taught.answered):
+            request.tell(Note(f"{unknown:,} rows have no label, and no probabilities of a teacher: they are left out"))
         learned = taught.targets(soft.share, held), taught.sure(), taught.right(held)
-    if not np.ptp(data.text.numbered()[fit]):
+    if len(np.unique(data.text.numbered()[fit])) < 2:
         raise UsageError("all rows that are trained on have the same text: give two texts or more")
     tested = None if request.test is None else labelled(request.test, data)
     return TrainingData(data, tested, fit, held, symbols, *learned)

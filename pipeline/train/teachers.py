@@ -101,16 +101,25 @@ class SoftLabels:
         return taught
 
     def taught(self, taught: Taught, held: Rows) -> Taught:
-        """The rows with the mean of the teachers' probabilities. Teachers that learn do so from labelled rows that are
-        not `held`.
+        """The rows with the mean of the teachers' probabilities, in each row of those that gave some. Teachers that
+        learn do so from labelled rows that are not `held`.
+
+        Raises UsageError for a teacher that cannot be asked, or has no answer at all.
         """
         if not self.models:
             return taught
         data = taught.data
         known = taught.labelled.copy()
         known[held] = False
-        parts = [self._answers(one, data, np.flatnonzero(known)) for one in self.models]
-        average = np.mean(parts, axis=0)
+        parts = np.stack([self._answers(one, data, np.flatnonzero(known)) for one in self.models])
+        answers = np.logical_not(np.isnan(parts).any(2, keepdims=True))
+        for one, of_one in zip(self.models, answers, strict=True):
+            if not of_one.any():
+                name = one.name if isinstance(one, Model) else one
+                raise UsageError(
+                    f"the teacher {name} has no probabilities for any of the texts, only NaN: name another"
+                )
+        average = np.where(answers, parts, 0).sum(0) / np.where(answers.any(0), answers.sum(0), np.nan)
         best = np.where(np.isnan(average), 0, average).argmax(1)
         labels = np.where(taught.labelled, data.labels, best)
         return Taught(replace(data, labels=labels), average, taught.labelled)
@@ -145,9 +154,17 @@ def _of_function(name: str, texts: list[str], classes: tuple[str, ...]) -> Doubl
     module, _, function = name.partition(":")
     try:
         teacher: Callable[[list[str]], Any] = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
+        if not callable(teacher):
+            raise TypeError(f"{function} of {module} is no function")
+    except Exception as error:  # a module's own code may raise any
         raise UsageError(f"there is no teacher {name} ({error}): give MODULE:FUNCTION that Python finds") from error
-    parts = [np.asarray(teacher(texts[at : at + _BATCH]), np.float64) for at in range(0, len(texts), _BATCH)]
+    try:
+        parts = [np.asarray(teacher(texts[at : at + _BATCH]), np.float64) for at in range(0, len(texts), _BATCH)]
+    except Exception as error:  # so may the function
+        what = f"{type(error).__name__}: {error}"
+        raise UsageError(
+            f"the teacher {name} gave no probabilities ({what}): it takes texts, and returns them"
+        ) from error
     for at, part in enumerate(parts):
         wanted = (len(texts[at * _BATCH : (at + 1) * _BATCH]), len(classes))
         if part.shape != wanted:
@@ -168,6 +185,8 @@ def _encoded(name: str, texts: list[str], device: str) -> NDArray[np.float32]:
     except Exception as error:  # of many libraries, which have many
         raise UsageError(f"{name} is no model of sentence-transformers that can be loaded ({error})") from error
     vectors: NDArray[np.float32] = encoder.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+    if not np.isfinite(vectors).all():
+        raise UsageError(f"the vectors of {name} are not all finite: name another teacher")
     return vectors
 
 
@@ -252,6 +271,11 @@ class Taught(NamedTuple):
         entropy = -(shares * np.log(shares)).sum(axis=1) / np.log(shares.shape[1])
         return np.where(self.labelled, 1.0, np.maximum(1 - entropy, 0.0))
 
+    @property
+    def answered(self) -> NDArray[np.bool_]:
+        """Which rows have a label or probabilities."""
+        return self.labelled | ~np.isnan(self.probabilities).any(axis=1)
+
     def right(self, rows: Rows) -> float | None:
         """The share of the labelled rows among `rows` that the teacher gets right; None where there are none."""
         rows = rows[self.labelled[rows] & ~np.isnan(self.probabilities[rows]).any(axis=1)]
@@ -308,12 +332,14 @@ def read_taught(
         probabilities = _in_columns(pa.concat_tables(soft), soft_columns, names)
     indices = indices_of(label, names, label_column)
     labelled = label.is_valid().to_numpy(zero_copy_only=False)
-    nothing = ~labelled & np.isnan(probabilities).any(1)
-    if nothing.any() and not has_teacher:
-        raise UsageError(f"row {int(np.argmax(nothing))} has neither a label nor probabilities")
     best = np.where(np.isnan(probabilities), 0, probabilities).argmax(1)
     truth = np.where(labelled, indices, best).astype(np.int64)
-    return Taught(articles.labelled(truth, names), probabilities, labelled)
+    taught = Taught(articles.labelled(truth, names), probabilities, labelled)
+    if not taught.answered.all() and not has_teacher:
+        raise UsageError(f"row {int(np.argmin(taught.answered))} has neither a label nor probabilities")
+    if soft_columns and np.isnan(probabilities).any(1).all():
+        raise UsageError(f"soft labels in {', '.join(soft_columns)}: no row has any: leave them out")
+    return taught
 
 
 def hold_out_labelled(labels: Rows, labelled: NDArray[np.bool_], share: float, texts: Rows) -> tuple[Rows, Rows]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import struct
+from itertools import pairwise
+from pathlib import Path
+
 import numpy as np
 
 from broadsheet.pipeline.model.charcnn import Model
@@ -112,3 +116,24 @@ def model_of(of: FastText, name: str = "fasttext.bin") -> Model:
     thresholds = (0.5,) * len(classes) if of.kinds.loss == "one-vs-all" else None
     tensors = {BIAS: np.zeros(len(classes), np.float32)}
     return Model(ALPHABET, classes, WHOLE, tensors, {}, name, "text", ngrams=of, thresholds=thresholds)
+
+
+def write_file(path: Path, of: FastText, *, one_code: bool = False) -> None:
+    """A model that is not folded, as a file of the original. one_code: with a table quantised to one byte a row."""
+    rows, columns = of.table.shape
+    losses = {"hierarchical softmax": 1, "negative sampling": 2, "softmax": 3, "one-vs-all": 4}
+    numbers = (columns, 5, 5, 1, 5, of.kinds.words, losses[of.kinds.loss], 3, of.kinds.buckets, *of.kinds.characters)
+    bounds, words = [0, *of.ends.tolist()], of.words.tobytes()
+    counts = [*[1] * of.known, *of.counts.tolist()]
+    with open(path, "wb") as file:
+        file.write(struct.pack("<ii12id", 793712314, 12, *numbers, 100, 1e-4))
+        file.write(struct.pack("<3i2q", len(of.ends), of.known, len(of.counts), 1000, -1))
+        for number, (first, last) in enumerate(pairwise(bounds)):
+            file.write(words[first:last] + b"\0" + struct.pack("<qb", counts[number], number >= of.known))
+        file.write(struct.pack("<?", one_code))
+        if one_code:
+            file.write(struct.pack("<?qqi", False, rows, columns, rows) + bytes(rows))
+            file.write(struct.pack("<iiii", columns, 1, columns, columns) + of.table[:256].tobytes())
+        else:
+            file.write(struct.pack("<qq", rows, columns) + of.table.tobytes())
+        file.write(struct.pack("<?qq", False, *of.output.shape) + of.output.tobytes())

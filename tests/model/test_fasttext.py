@@ -6,7 +6,7 @@ import csv
 import importlib.util
 import struct
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import duckdb
 import numpy as np
 import pytest
 from conftest import Command
-from fasttext_models import LOSSES, PIECES, branch, hostile, model_of
+from distributed import Client
+from fasttext_models import LOSSES, PIECES, branch, hostile, model_of, write_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import serving
@@ -30,7 +31,7 @@ from broadsheet.pipeline.evaluation.evaluate import evaluate
 from broadsheet.pipeline.evaluation.fitting import calibrate, quantise
 from broadsheet.pipeline.labelling.scored import Scoring, score
 from broadsheet.pipeline.model.alphabet import encode, unread
-from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.charcnn import Model, carried, taken
 from broadsheet.pipeline.model.fasttext import FastText, Reader
 from broadsheet.pipeline.model.layers import WHOLE
 from broadsheet.pipeline.model.model_file import decode
@@ -294,6 +295,54 @@ def test_damaged_files_are_refused_in_words(trained: dict[str, Path], tmp_path: 
     file.write_bytes(sizes)
     with pytest.raises(ModelError, match="should take"):
         load_model(file)
+
+
+def test_sizes_that_no_memory_would_hold_are_refused(tmp_path: Path) -> None:
+    """A byte a row may stand for thousands of numbers; one that is folded takes as many as there are classes."""
+    for classes, message in ((1100, "takes 1.1 GiB without its quantisation"), (3, "")):
+        wide = branch(1000, 2, (0, 0), 1000, folded=False, classes=classes)
+        many = replace(wide, table=np.lib.stride_tricks.as_strided(wide.table, (300_000, 1000), (0, 4)))
+        write_file(tmp_path / "wide.ftz", many, one_code=True)
+        with pytest.raises(ModelError, match=message) if message else nullcontext():
+            assert load_model(tmp_path / "wide.ftz").ngrams.table.shape == (300_000, classes)
+    write_file(tmp_path / "long.bin", branch(4, 2, (3, 128), 1000, folded=False))
+    assert load_model(tmp_path / "long.bin").ngrams.kinds.characters == (3, 128)
+    data = bytearray((tmp_path / "long.bin").read_bytes())
+    data[8 + 10 * 4 : 8 + 11 * 4] = struct.pack("<i", 1 << 20)
+    (tmp_path / "long.bin").write_bytes(data)
+    with pytest.raises(ModelError, match="1,048,576 characters: at most 32 and 128"):
+        load_model(tmp_path / "long.bin")
+
+
+def test_a_large_table_is_one_mapping_for_all_processes(client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "large.bin"
+    write_file(file, branch(64, 2, (2, 4), 530_000, folded=False, classes=70))
+    model = load_model(file)
+    assert isinstance(model.ngrams, FastText)
+    copy = replace(model, ngrams=replace(model.ngrams, table=np.array(model.ngrams.table)))
+    texts = Texts.of(hostile(1, 60))
+    scores = []
+    for one in (model, copy):
+        with closing(CpuEngine(one, 1)) as engine:
+            scores.append(engine.classify(texts, all_scores=True).all_scores)
+    assert np.array_equal(*scores)
+    assert (model.mapped_bytes, copy.mapped_bytes) == (model.ngrams.table.nbytes, 0)
+    assert len(carried(model)) < 1000
+    assert taken(carried(model)).digest == taken(carried(copy)).digest == model.digest
+    other = replace(model, classes=model.classes[::-1])
+    assert taken(carried(other)).classes == other.classes  # it is not what is in the file
+    rows = ["hello world", "the news", "日本"] * 50
+    assert classify(rows, model=file, client=client).to_arrow() == classify(rows, model=copy).to_arrow()
+    assert all(str(file) in maps for maps in client.run(lambda: Path("/proc/self/maps").read_text()).values())
+    estimate = pipeline.dry_run(rows, model=file, device="cpu")
+    assert estimate.shared_bytes == model.mapped_bytes > 100 * estimate.model_bytes > 0
+    before = carried(model)
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "changed").write_bytes(data)
+    (tmp_path / "changed").rename(file)
+    with pytest.raises(ModelError, match="was changed"):
+        taken(before)
 
 
 @pytest.mark.parametrize("change", [1, -1], ids=["an end falls", "the last one is not the end"])

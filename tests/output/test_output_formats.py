@@ -21,9 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from benchmarks.chaos.jobs import contents
-from broadsheet.pipeline import OutputError, UsageError, classify, verify
+from broadsheet.pipeline import OutputError, SourceError, UsageError, classify, dry_run, verify
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.output.formats import PART_FORMATS, part_files
 from broadsheet.pipeline.output.layout import PartNames
@@ -45,6 +47,9 @@ ODD = [
     "\x00",
     "😀",
 ]
+
+UNUSABLE = ["__HIVE_DEFAULT_PARTITION__", "x" * 300, "é" * 50]
+"""As the name of a folder: a null's, and two that are longer than 255 bytes, percent-encoded."""
 
 Run = Callable[..., JobReport]
 
@@ -284,6 +289,30 @@ def test_columns_and_classes_that_cannot_be_written_are_told(
     model = dataclasses.replace(small_model, classes=("__HIVE_DEFAULT_PARTITION__", "a", "b", "c"))
     with pytest.raises(UsageError, match="'__HIVE_DEFAULT_PARTITION__' in 'label' cannot be the name of a folder"):
         classify(source, tmp_path / "out", model=model, client=client, partition_by="label")
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.sampled_from([None, "de", "", ".", "a/b", "x" * 200, *UNUSABLE]), min_size=1, max_size=30))
+def test_rows_whose_value_can_name_no_folder_are_quarantined(
+    client: Client, small_model: Model, tmp_path_factory: pytest.TempPathFactory, values: list[str | None]
+) -> None:
+    """All others, also those without a value, are in the folders of theirs."""
+    folder = tmp_path_factory.mktemp("folders")
+    good = [row for row, value in enumerate(values) if value not in UNUSABLE]
+    table = pa.table({"text": [f"text {i}" for i in range(len(values))], "lang": pa.array(values, pa.string())})
+    pq.write_table(table, folder / "in.parquet")
+    options = {"model": small_model, "id_column": "lang", "partition_by": ["lang", "label"]}
+    report = classify(folder / "in.parquet", folder / "out", client=client, chunk_size=7, **options)
+    assert (report.rows_written, report.rows_quarantined) == (len(good), len(values) - len(good))
+    assert verify(folder / "out", input=True).rows_quarantined == report.rows_quarantined
+    written = [(row["row"], row["lang"]) for row in report.to_arrow().to_pylist()]
+    assert written == [(row, values[row]) for row in good]
+    estimate = dry_run(folder / "in.parquet", **options)
+    assert sum(estimate.reasons.values()) == len(values) - len(good)
+    if len(good) < len(values):
+        assert list(estimate.reasons) == ["its 'lang' cannot name a folder, which --partition-by needs"]
+        with pytest.raises(SourceError, match="its 'lang' cannot name a folder"):
+            classify(folder / "in.parquet", folder / "strict", client=client, strict=True, **options)
 
 
 def test_a_float32_reads_back_as_itself_from_text_and_is_short() -> None:

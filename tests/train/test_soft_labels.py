@@ -14,6 +14,7 @@ from training import LENGTH, QUICK, TOPICS, articles, one_thread, quick_train
 from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.model import reference
 from broadsheet.pipeline.model.alphabet import Alphabet
+from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.train import SoftLabels, Trained, train
 from broadsheet.pipeline.train.data import ArticleReader
 from broadsheet.pipeline.train.recipe import WITH_SPACE
@@ -110,6 +111,86 @@ def test_n_grams_alone_learn_from_a_function_what_nobody_labelled() -> None:
             taught_by(wrong)
     with pytest.raises(UsageError, match=r"can be loaded|pip install"):
         taught_by("/no/such/folder")
+
+
+def silent(texts: list[str]) -> list[list[float]]:
+    return [[np.nan] * len(CLASSES)] * len(texts)
+
+
+def half_silent(texts: list[str]) -> np.ndarray:
+    """Of a text about orbits it knows nothing; of one about coaches, not all."""
+    scores = by_words(texts)
+    scores[["orbit" in text for text in texts]] = np.nan
+    scores[["coach" in text for text in texts], 1] = np.nan
+    return scores
+
+
+def in_words(texts: list[str]) -> list[str]:
+    return ["money"] * len(texts)
+
+
+def failing(texts: list[str]) -> np.ndarray:
+    raise RuntimeError("no licence")
+
+
+WRONG = {
+    "silent": "no probabilities for any of the texts",
+    "in_words": r"gave no probabilities \(ValueError: could not convert",
+    "failing": r"gave no probabilities \(RuntimeError: no licence",
+    "none": "there is no teacher",
+    "CLASSES": "is no function",
+}
+
+
+@pytest.mark.parametrize(
+    ("teacher", "message"),
+    [
+        *((f"test_soft_labels:{name}", message) for name, message in WRONG.items()),
+        (":f", "there is no teacher :f"),
+        (".os:path", "there is no teacher"),
+        ("os:path", "is no function"),
+        ("os:getcwd", r"gave no probabilities \(TypeError"),
+        (replace(random_model(1, WITH_SPACE, LENGTH, 3), classes=CLASSES, name="loud"), "teacher loud has no prob"),
+    ],
+)
+def test_a_teacher_that_says_nothing_is_refused(teacher: str | Model, message: str) -> None:
+    """The last one is ours, and overflows on every text."""
+    if isinstance(teacher, Model):
+        weights = {name: np.full_like(values, 3e38) for name, values in teacher.tensors.items()}
+        teacher = replace(teacher, tensors=weights)
+    soft = SoftLabels(models=("test_soft_labels:by_words", teacher), device="cpu")
+    reading = ArticleReader(("text",), Alphabet(WITH_SPACE), LENGTH)
+    taught = soft.read(articles(9), reading, "kind", CLASSES)
+    with pytest.raises(UsageError, match=message):
+        soft.taught(taught, np.array([], np.int64))
+
+
+def test_columns_without_any_probability_are_refused() -> None:
+    with pytest.raises(UsageError, match="soft labels in p: no row has any"):
+        read(pa.table({"text": ["a", "b"], "kind": ["money", "sport"], "p": [None, None]}), ("p",), classes=CLASSES)
+
+
+def test_rows_that_a_teacher_leaves_out_are_those_of_other_teachers_or_not_trained_on() -> None:
+    rows = articles(90)
+    silent_of = np.array([bool({"orbit", "coach"} & {*text.split()}) for text in rows["text"].to_pylist()])
+    reading = ArticleReader(("text",), Alphabet(WITH_SPACE), LENGTH)
+    first, second = "test_soft_labels:half_silent", "test_soft_labels:by_words"
+    none = np.array([], np.int64)
+    one, both, other = (
+        (soft := SoftLabels(models=models, device="cpu")).taught(soft.read(rows, reading, None, CLASSES), none)
+        for models in ((first,), (first, second), (second,))
+    )
+    assert one.answered.tolist() == (~silent_of).tolist()
+    assert both.answered.all()
+    assert both.probabilities == pytest.approx(other.probabilities)
+    notes: list[object] = []
+    soft = SoftLabels(models=(first,), device="cpu")
+    options = {"classes": CLASSES, "soft_labels": soft, "vectors": None, "ngrams": 1 << 16, "device": "cpu"}
+    trained = train(rows, text_column="text", hold_out_share=0.2, tell=notes.append, **options)
+    left_out = f"{silent_of.sum()} rows have no label, and no probabilities of a teacher: they are left out"
+    assert left_out in [getattr(note, "text", "") for note in notes]
+    assert trained.model.card["held_out_accuracy"] == 1
+    assert trained.model.card["data"]["held_out_rows"] < 18
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from ..columns import holding, is_textual, projected
 from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
 from ..limits import Limits
 from ..open.opening import open_at
-from .tables import bounded_chunk, most_decoded, types_of
+from .tables import bounded_chunks, most_decoded, types_of
 
 FILE_MAGIC, FEATHER_MAGIC = b"ARROW1", b"FEA1"
 
@@ -291,7 +291,7 @@ class Arrow(Format):
 
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         with span("decode", spans, "read"):
-            yield bounded_chunk(_tables(fragment, selection.columns), fragment, selection, self.length)
+            yield from bounded_chunks(_tables(fragment, selection.columns), fragment, selection, self.length)
 
 
 def _tables(fragment: Fragment, columns: tuple[str, ...]) -> Iterator[pa.Table]:

@@ -1,8 +1,9 @@
 """Parquet: a fragment is a run of rows of one row group.
 
 A file of a few hundred bytes may stand for hundreds of gigabytes of text: a dictionary of one long value, and a hundred
-thousand references to it. So row groups are decoded in batches of bounded size; where a fragment takes several, each
-text is cut to what the model reads, and its characters are counted before.
+thousand references to it, also within structs and lists. So row groups are decoded in batches of bounded size, or as
+dictionaries; where a fragment takes several, each text is cut to what the model reads, and its characters are counted
+before.
 
 How large a batch may be depends on the longest value of a column's dictionary, which is read from its page here.
 pyarrow gives it only once it has decoded the dictionary and a page after it into a hash table: of a row group of 80 MB,
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,10 +28,10 @@ import pyarrow.parquet as pq
 from ...errors import SourceError
 from ...telemetry.spans import Span
 from ..chunk import Chunk, Selection, held_together
-from ..columns import as_bytes, fields_of, is_textual, projected
+from ..columns import as_bytes, projected
 from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
 from ..open.opening import expect, open_at
-from .tables import bounded_chunk, most_decoded, types_of
+from .tables import bounded_chunks, holds, most_decoded, types_of
 
 _DICTIONARY_PAGE = 2
 _HEADER_BYTES = 256
@@ -123,7 +124,8 @@ _ALL_AT_ONCE = 24 << 20
 _READ_AT_ONCE = 32  # row groups: as many as threads of a worker read at the same time, and more
 _PARTS_AT_ONCE, _OF_SHORT_TEXTS, _SHORT_BYTES = 2, 4, 1 << 10
 """Of a table. Short texts of a chunk are decoded at once, and not joined after that; of long ones most is dropped."""
-_UNKNOWN_BYTES = 1 << 20  # a row may take, where lists are among the columns or values repeat those before them
+_UNKNOWN_BYTES = 1 << 20  # a row may take, where a value may repeat most of the one before, or lists of any length it
+_VALUE_BYTES = 16  # that a value takes at most beside its text
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,8 @@ class Parquet(Format):
     def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
         with _looking_up:
             rows = _row_group(fragment.file, fragment.group, selection.columns)
-        yield bounded_chunk(rows.all(fragment.start, fragment.start + fragment.rows), fragment, selection, self.length)
+        tables = rows.all(fragment.start, fragment.start + fragment.rows)
+        yield from bounded_chunks(tables, fragment, selection, self.length)
 
 
 _looking_up = threading.Lock()
@@ -246,7 +249,7 @@ class _RowGroup:
             self._restart()
             raise
 
-    def _decode(self) -> Iterator[pa.RecordBatch]:
+    def _decode(self) -> Iterator[pa.Table]:
         """Batches that take at most `most_decoded` bytes, by the footer and the dictionaries.
 
         A small row group with very long values keeps its dictionaries, and so needs little more memory than it is long;
@@ -262,29 +265,35 @@ class _RowGroup:
                 parquet = pq.ParquetFile(stream, metadata=footer, **how)
                 self._rows = about.num_rows
                 stored = _stored_bytes(about, self._columns)
-                longest, average = _longest_row(parquet, stream, self._group, names), stored // max(about.num_rows, 1)
-                rows = self._most // longest
+                row, average = _row_bytes(parquet, stream, self._group, names, self._most), stored // max(self._rows, 1)
+                rows, longest, strings = self._most // row.longest, row.longest, row.in_lists
+                is_unknown = row.encoded > _UNKNOWN_BYTES
                 if stored > self._most:
                     rows = min(rows, _ROWS_AT_ONCE)
-                elif rows < min(about.num_rows, _ROWS_AT_ONCE) and stored <= self._limits.chunk_bytes:
-                    kinds = fields_of(parquet.schema_arrow)
-                    strings = [name for name in names if name in kinds and is_textual(kinds[name])]
+                elif rows < min(self._rows, _ROWS_AT_ONCE) and stored <= self._limits.chunk_bytes and not is_unknown:
+                    strings = row.strings
+                    rows, longest = self._most // row.encoded, average
+                if strings:
                     parquet = pq.ParquetFile(stream, metadata=footer, read_dictionary=strings, **how)
-                    rows = about.num_rows
-                    longest = average
                 parts = _PARTS_AT_ONCE if average > _SHORT_BYTES else _OF_SHORT_TEXTS
                 rows = min(rows, parts * self._limits.part_bytes // max(longest, average, 1))
-                rows, left = max(1, min(rows, about.num_rows)), about.num_rows
+                rows, left = max(1, min(rows, self._rows)), self._rows
                 expect(stream, map(_bytes_of, _columns_of(about, self._columns)))
+                held, size = list[pa.RecordBatch](), 0
                 for batch in parquet.iter_batches(rows, row_groups=[self._group], columns=names, use_threads=False):
                     left -= len(batch)
+                    held.append(batch)
+                    size += batch.nbytes
                     if not left:
                         break  # the file and its buffers are not kept while the last rows are in use
-                    yield batch
+                    if is_unknown and not strings and size < self._limits.part_bytes:
+                        continue  # far fewer bytes than a row may take
+                    yield pa.Table.from_batches(held)
+                    held, size = [], 0
                 else:
                     return
                 del parquet
-            yield batch
+            yield pa.Table.from_batches(held)
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise SourceError(f"{self._file.path}: row group {self._group} cannot be read: {error}") from error
 
@@ -322,12 +331,65 @@ def _stored_bytes(about: pq.RowGroupMetaData, names: Sequence[str]) -> int:
     return sum(max(column.total_uncompressed_size, 0) for column in _columns_of(about, names))
 
 
-def _longest_row(parquet: pq.ParquetFile, stream: BinaryIO, group: int, names: list[str]) -> int:
-    """The bytes that a row takes at most, where its values are in dictionaries: the sum of their longest."""
-    longest = 1
-    for column in _columns_of(parquet.metadata.row_group(group), names):
-        if column.path_in_schema not in names or "DELTA_BYTE_ARRAY" in column.encodings:
-            longest += _UNKNOWN_BYTES
+class _RowBytes(NamedTuple):
+    """What a row of a row group takes at most once it is decoded, as far as dictionaries tell.
+
+    Attributes
+    ----------
+    longest, encoded : int
+        Bytes: the sum of the longest values; the same without those of `strings`.
+    strings : list of str
+        The columns that can be read as dictionaries.
+    in_lists : list of str
+        Those of them that must be: one row may have all of their values.
+
+    """
+
+    longest: int
+    encoded: int
+    strings: list[str]
+    in_lists: list[str]
+
+
+def _row_bytes(parquet: pq.ParquetFile, stream: BinaryIO, group: int, names: list[str], most: int) -> _RowBytes:
+    """What a row takes at most.
+
+    Parameters
+    ----------
+    parquet, stream : pyarrow.parquet.ParquetFile, BinaryIO
+        The file.
+    group : int
+        The row group.
+    names : list of str
+        The columns that are read.
+    most : int
+        Bytes that are decoded at once.
+
+    """
+    about = parquet.metadata.row_group(group)
+    leaves = {leaf.path: leaf for leaf in map(parquet.schema.column, range(about.num_columns))}
+    nested = (field for field in parquet.schema_arrow if pa.types.is_nested(field.type))
+    views = tuple(
+        f"{field.name}." for field in nested if holds(field.type, pa.types.is_string_view, pa.types.is_binary_view)
+    )
+    longest = encoded = 0
+    strings, in_lists = [], []
+    for column in _columns_of(about, names):
+        path, leaf, count = (
+            column.path_in_schema,
+            leaves[column.path_in_schema],
+            -(-column.num_values // about.num_rows),
+        )
+        fixed, text, can_be = count * (_VALUE_BYTES + max(leaf.length, 0)), 0, False
+        if column.physical_type == "BYTE_ARRAY" and "DELTA_BYTE_ARRAY" in column.encodings:
+            fixed += _UNKNOWN_BYTES
         elif column.physical_type == "BYTE_ARRAY":
-            longest += longest_value(stream, column)
-    return longest
+            text = longest_value(stream, column)
+            can_be = leaf.logical_type.type in ("STRING", "NONE") and not path.startswith(views)
+            can_be = can_be and "DELTA_LENGTH_BYTE_ARRAY" not in column.encodings  # Arrow lacks that
+        if leaf.max_repetition_level and text * column.num_values > most:
+            text, fixed = 0, fixed if can_be else fixed + _UNKNOWN_BYTES
+            in_lists += [path] * can_be
+        strings += [path] * can_be
+        longest, encoded = longest + fixed + count * text, encoded + fixed + (0 if can_be else count * text)
+    return _RowBytes(max(longest, 1), max(encoded, 1), strings, in_lists)

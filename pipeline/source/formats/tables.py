@@ -35,24 +35,30 @@ def most_decoded(limits: Limits) -> int:
     return 4 * limits.chunk_bytes
 
 
-def bounded_chunk(tables: Iterable[pa.Table], fragment: Fragment, selection: Selection, length: int) -> Chunk:
-    """A chunk of a fragment's rows, which come in tables of any size. length: characters that the model reads.
+def holds(kind: pa.DataType, *tests: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a type, or one within it, passes one of these tests."""
+    return any(test(kind) for test in tests) or any(holds(kind.field(i).type, *tests) for i in range(kind.num_fields))
 
-    Raises SourceError where the columns that are kept take too much memory.
+
+def bounded_chunks(
+    tables: Iterable[pa.Table], fragment: Fragment, selection: Selection, length: int
+) -> Iterator[Chunk]:
+    """The rows of a fragment, which come in tables of any size: one chunk, or several where they take too much memory.
+    length: characters that the model reads.
+
+    Raises SourceError where one row takes too much.
     """
-    limits, path = fragment.file.format.limits, fragment.file.path
     selection = replace(selection, reads=selection.reads or length)
     pieces: list[Chunk] = []
     held = 0
     for piece in PARSING.in_order(_parts(tables, fragment, selection)):
+        size = piece.kept_bytes + piece.text_bytes
+        if pieces and held + size > most_decoded(fragment.file.format.limits):
+            yield concat(pieces)
+            pieces, held = [], 0
         pieces.append(piece)
-        held += piece.kept_bytes
-        if held > (most := most_decoded(limits)):
-            raise SourceError(
-                f"{path}: the kept columns of {fragment.rows:,} rows from {fragment.first_row:,} "
-                f"on take more than {most >> 20} MiB: choose others, or smaller chunks"
-            )
-    return concat(pieces)
+        held += size
+    yield concat(pieces)
 
 
 def _parts(tables: Iterable[pa.Table], fragment: Fragment, selection: Selection) -> Iterator[Callable[[], Chunk]]:
@@ -71,7 +77,7 @@ def _bounded(
 
     The only text column is cut in its dictionary, once for all rows that have a text.
     """
-    encoded = [name for name in table.column_names if pa.types.is_dictionary(table.column(name).type)]
+    encoded = [name for name in table.column_names if holds(table.column(name).type, pa.types.is_dictionary)]
     if not encoded:
         yield table, None
         return
@@ -86,10 +92,32 @@ def _bounded(
         table, n_chars = table.set_column(place, selection.text[0], short), _gathered(counts, text.indices)
     sizes = np.zeros(len(table), np.int64)
     for name in encoded:
-        column = table.column(name).combine_chunks()
-        sizes += _gathered(pc.binary_length(column.dictionary), column.indices)
+        sizes += _sizes(table.column(name).combine_chunks())
+    if sizes.max(initial=0) > most_decoded(limits):
+        most = most_decoded(limits) >> 20
+        raise SourceError(f"a row takes {sizes.max() >> 20:,} MiB, more than {most:,}: do not keep its longest column")
+    is_nested = any(pa.types.is_nested(table.column(name).type) for name in encoded)
     for first, last, _ in Cutting(len(table), min(limits.part_bytes, limits.chunk_bytes)).cut(sizes):
-        yield table.slice(first, last - first), None if n_chars is None else n_chars[first:last]
+        run = table.slice(first, last - first)
+        if is_nested:  # Arrow casts all values of a slice's lists: take its own
+            run = run.take(pa.array(np.arange(len(run))))
+        yield run, None if n_chars is None else n_chars[first:last]
+
+
+def _sizes(values: pa.Array) -> NDArray[np.int64]:
+    """Bytes of the texts in dictionaries, also within structs and lists, that each of these takes."""
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        return _gathered(pc.binary_length(values.dictionary), values.indices)
+    if pa.types.is_struct(kind):
+        return sum(map(_sizes, values.flatten()), np.zeros(len(values), np.int64))
+    if pa.types.is_fixed_size_list(kind):
+        values = values.cast(pa.list_(kind.value_type))
+    if isinstance(values, pa.ListArray | pa.LargeListArray):  # a map is one
+        after = np.concatenate([[0], np.cumsum(_sizes(values.values))])
+        sizes: NDArray[np.int64] = np.diff(after[values.offsets.to_numpy()])
+        return sizes
+    return np.zeros(len(values), np.int64)
 
 
 def _cut_values(values: pa.Array, length: int) -> tuple[pa.Array, pa.Array]:

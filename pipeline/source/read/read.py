@@ -21,6 +21,7 @@ from ..chunk import Chunk, RowRange, Selection, concat, empty_chunk, held_bytes,
 from ..format import Fragment, InputFile, Seek, Stream
 from ..formats.record_format import Parsed, RecordFormat
 from ..formats.records import Cutting, Extent, Records, read_records
+from ..formats.tables import most_decoded
 from ..open.ahead import PARSING, in_order
 from ..open.front_to_back import FrontToBack
 from ..open.opening import Held, open_at
@@ -502,6 +503,8 @@ class _Reading:
         As of `Chunk`.
     extent : Extent or None
         As of `Opened`.
+    held : int
+        Bytes of the chunk's rows, where they come in parsed runs.
 
     """
 
@@ -516,6 +519,7 @@ class _Reading:
     chunks: int = 0
     stored: int = 0
     extent: Extent | None = None
+    held: int = 0
 
     def __post_init__(self) -> None:
         self.rows = [0] * len(self.part.files)
@@ -555,7 +559,9 @@ class _Reading:
         if isinstance(piece, Lines):
             return cutting.cut(held_bytes(piece.sizes, self.selection))
         if piece.is_new is not None:
-            return iter([(0, len(piece), piece.is_new)])
+            is_new = piece.is_new or self.held + piece.size > most_decoded(piece.file.format.limits)
+            self.held = piece.size + (0 if is_new else self.held)
+            return iter([(0, len(piece), is_new)])
         if piece.block is None:
             return cutting.cut(piece.sizes)
         most, sizes = piece.block.most, piece.block.sizes
