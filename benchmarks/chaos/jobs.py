@@ -118,6 +118,7 @@ _KINDS: dict[str, tuple[Callable[[Path, list[Row]], None], tuple[str, ...]]] = {
     "jsonl": (_write_jsonl, ("--id-column", "id", "--top-k", "2")),
     "parquet": (_write_parquet, ("--id-column", "id")),
     "csv.gz": (_write_gzip, ()),
+    "attributes": (_write_jsonl, ("--id-column", "id", "--layout", "attributes", "--format", "jsonl")),
 }
 
 JOBS = tuple(_KINDS)

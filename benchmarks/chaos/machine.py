@@ -39,7 +39,8 @@ KINDS: tuple[Kind, ...] = (
     processes.interrupt, processes.stop_and_continue, processes.kill_a_stopped_worker, processes.poison_a_chunk,
     processes.lose_the_scheduler, processes.lose_a_node, files.fill_the_disk, files.make_the_disk_read_only,
     files.limit_file_size, files.limit_descriptors, files.change_the_input, files.lose_output, files.damage_output,
-    processes.resume_twice_at_once, processes.start_twice_at_once, processes.overwrite_while_it_runs, set_the_clock,
+    processes.kill_shares_and_their_merge, processes.kill_a_choice, processes.resume_twice_at_once,
+    processes.start_twice_at_once, processes.overwrite_while_it_runs, set_the_clock,
     servers.reload_models, servers.lose_an_engine, servers.lose_an_http_process, servers.kill_a_server,
     servers.end_a_server,
 )  # fmt: skip

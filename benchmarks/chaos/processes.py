@@ -14,6 +14,7 @@ import psutil
 
 from benchmarks.chaos.trial import Run, Trial, Verdict, Wrong
 from benchmarks.processes import environment
+from broadsheet.pipeline import verify
 
 KILL_PRELOAD = str(Path(__file__).with_name("kill_preload.py"))
 _STEPS = ("in-infer", "before-write", "after-temporary", "after-rename", "before-entry")
@@ -144,6 +145,35 @@ def lose_a_node(trial: Trial) -> Verdict:
             _kill_tree(trial.random.choice(nodes))
         trial.code(run)
     return trial.settle(run)
+
+
+def kill_shares_and_their_merge(trial: Trial) -> Verdict:
+    """each of two shares killed and resumed, and then their merge"""
+    merged, shares = trial.out, [trial.folder / f"share-{number}" for number in (1, 2)]
+    for number, share in enumerate(shares, 1):
+        trial.out, share_of = share, ("--shard", f"{number}/2")
+        run = trial.start(*share_of)
+        if trial.wait_for_a_moment(run):
+            run.signal(signal.SIGKILL)
+        trial.finish(run, lambda share_of=share_of: trial.start(*share_of, "--resume"))
+    trial.out = merged
+    command = [sys.executable, "-m", "broadsheet", "merge", *map(str, shares), "-o"]
+    trial.code(trial.launch([*command, str(trial.folder / "undisturbed")]))
+    trial.finish_killed([*command, str(merged)], "--resume")
+    trial.check_identical(trial.folder / "undisturbed", merged)
+    rows, expected = (verify(out).rows_read for out in (merged, trial.job.folder / "out"))
+    if rows != expected:
+        raise Wrong(f"{rows} rows in the shares, {expected} in the job")
+    return Verdict.IDENTICAL
+
+
+def kill_a_choice(trial: Trial) -> Verdict:
+    """the best rows chosen by `select`, which is killed and run again"""
+    command = [sys.executable, "-m", "broadsheet", "select", str(trial.job.folder / "out"), "--top", "30%", "-o"]
+    trial.code(trial.launch([*command, str(trial.folder / "undisturbed")]))
+    trial.finish_killed([*command, str(trial.out)], "--overwrite")
+    trial.check_identical(trial.folder / "undisturbed", trial.out)
+    return Verdict.IDENTICAL
 
 
 def resume_twice_at_once(trial: Trial) -> Verdict:

@@ -219,17 +219,29 @@ class Trial:
 
     def settle(self, run: Run) -> Verdict:
         """Resume the job until it is finished; its output must be that of the undisturbed job. Raises Hung, Wrong."""
+        self.finish(run, lambda: self.start("--resume"))
+        self.check_identical(self.job.folder / "out", self.out)
+        return Verdict.IDENTICAL
+
+    def finish(self, run: Run, again: Callable[[], Run]) -> None:
+        """Start a command again until it ends with exit code 0. Raises Hung, Wrong."""
         code = self.code(run)
         resumed = 0
         while code != 0:
             if resumed == _COMMANDS:
-                raise Wrong(f"not finished after {resumed} times --resume: {run.text[-600:]!r}")
-            self.note(f"exit code {code}, resumed")
-            run = self.start("--resume")
+                raise Wrong(f"not finished after {resumed} more commands: {run.text[-600:]!r}")
+            self.note(f"exit code {code}, started again")
+            run = again()
             code = self.code(run)
             resumed += 1
-        self.check_identical(self.job.folder / "out", self.out)
-        return Verdict.IDENTICAL
+
+    def finish_killed(self, command: list[str], again: str) -> None:
+        """Run a command, which is killed within its first seconds, and once more with an option. Raises Hung, Wrong."""
+        run = self.launch(command)
+        end = time.monotonic() + self.random.uniform(0, 2)
+        if self.wait_until(run, lambda: time.monotonic() >= end):
+            run.signal(signal.SIGKILL)
+        self.finish(run, lambda: self.launch([*command, again]))
 
     def check_identical(self, expected: Path, out: Path) -> None:
         """Compare the output with that of the undisturbed job. Raises Wrong."""

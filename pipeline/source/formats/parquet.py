@@ -378,7 +378,7 @@ def _row_bytes(parquet: pq.ParquetFile, stream: BinaryIO, group: int, names: lis
         path, leaf, count = (
             column.path_in_schema,
             leaves[column.path_in_schema],
-            -(-column.num_values // about.num_rows),
+            -(-column.num_values // max(about.num_rows, 1)),
         )
         fixed, text, can_be = count * (_VALUE_BYTES + max(leaf.length, 0)), 0, False
         if column.physical_type == "BYTE_ARRAY" and "DELTA_BYTE_ARRAY" in column.encodings:
