@@ -211,7 +211,7 @@ def dry_run(
     )
     warnings = _warnings(estimate, judged, settings, path, columns.scoring[0].reads(models.first.length))
     slow = slow_to_read(files.found)
-    return replace(estimate, warnings=(*warnings, *([slow] if slow else [])))
+    return replace(estimate, warnings=(*warnings, *sample.notes, *([slow] if slow else [])))
 
 
 def sampled(

@@ -68,6 +68,8 @@ class Piped:
         Rows that are not text, by the encoding that they do not have.
     problems : list of str
         Messages about files that were not wholly readable.
+    notes : list of str
+        What may be amiss with others.
     left_out : tuple of str
         Files that belong to no format.
 
@@ -83,6 +85,7 @@ class Piped:
     doubtful: Counter[str] = field(default_factory=Counter)
     not_decoded: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     left_out: tuple[str, ...] = ()
 
     @property
@@ -178,6 +181,7 @@ def _opened(
         for item in read_here(planned):
             if isinstance(item, RangeEnd):
                 piped.problems += [message for _, message in item.problems]
+                piped.notes += [f"{path}: {note}" for path, note in item.notes]
             elif isinstance(item, Unread):
                 piped.problems.append(item.reason)
             else:

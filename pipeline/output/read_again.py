@@ -60,6 +60,8 @@ def selection_of(plan: SavedPlan, settings: Settings) -> Selection:
         keep_all=settings.keep_all,
         encoding=settings.encoding,
         delimiter=settings.delimiter,
+        quote=settings.quote or None,
+        escape=settings.escape or None,
     )
 
 

@@ -72,8 +72,9 @@ class Selection:
         Whether every column is copied.
     encoding : str
         Python's name of the encoding of text files.
-    delimiter : str or None
-        The character between the fields of CSV files, where the user gave one.
+    delimiter, quote, escape : str or None
+        The character between the fields of CSV files, that around a field ("none" where there is none), and that before
+        one which stands for itself, where the user gave some.
     reads : int
         How many characters of each text the model reads: the rest is counted and dropped; 0 to keep the whole texts.
     prefixes : tuple of str
@@ -93,9 +94,16 @@ class Selection:
     keep_all: bool = False
     encoding: str = UTF8
     delimiter: str | None = None
+    quote: str | None = None
+    escape: str | None = None
     reads: int = 0
     prefixes: tuple[str, ...] = ("",)
     windows: bool = False
+
+    @property
+    def dialect(self) -> tuple[str, ...]:
+        """The names of the options about CSV that were given."""
+        return tuple(name for name in ("delimiter", "quote", "escape") if getattr(self, name))
 
     @property
     def columns(self) -> tuple[str, ...]:

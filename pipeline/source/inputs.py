@@ -339,8 +339,8 @@ def refuse_unfit(given: Given, selection: Selection) -> None:
         return
     if selection.header is not None:
         raise UsageError("--columns is for a CSV or TSV without a header: these rows are in memory")
-    if selection.encoding != UTF8 or selection.delimiter:
-        raise UsageError("an encoding or a delimiter goes with files only: these rows are in memory")
+    if selection.encoding != UTF8 or selection.dialect:
+        raise UsageError("an encoding or a dialect of CSV goes with files only: these rows are in memory")
 
 
 def planned_files(plan: Plan) -> JobInput:

@@ -152,7 +152,7 @@ def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | N
     schema = file.format.schema(file, selection)
     refuse_twice(file.path, schema)
     remark = difference(file, schema, first, selection) if first else None
-    return Examined(replace(file, format=file.format.for_columns(schema.names or ())), schema, remark)
+    return Examined(replace(file, format=file.format.for_schema(schema)), schema, remark)
 
 
 def examine_like(file: InputFile, selection: Selection, first: tuple[str, Schema] | None) -> Examined:

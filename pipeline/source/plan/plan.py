@@ -142,6 +142,8 @@ class RangeEnd:
         last one begins; None where the rows of a range have numbers without those of the range before.
     read_again : int
         Bytes that were read twice, since it was not begun where its first record is.
+    notes : tuple of (str, str)
+        What may be amiss with files, and is no problem: a message without the name of the file.
 
     """
 
@@ -153,6 +155,7 @@ class RangeEnd:
     begin: int | None = None
     after: int | None = None
     read_again: int = 0
+    notes: tuple[Problem, ...] = ()
 
 
 def part_name(number: int, chunk: int) -> str:
@@ -342,27 +345,26 @@ def _schema(file: InputFile, selection: Selection) -> Schema | None:
 
 
 def bound(listed: Sequence[InputFile], selection: Selection) -> list[InputFile]:
-    """The files, each with the encoding and delimiter that the user gave, where its format has some."""
-    encoding, delimiter = selection.encoding, selection.delimiter
+    """The files, each with the encoding and dialect that the user gave, where its format has some."""
     of_options: dict[int, Format] = {}
     files = []
     for file in listed:
         if (key := id(file.format)) not in of_options:  # one object for all files of a format, as they were listed
-            of_options[key] = file.format.for_options(encoding, delimiter)
+            of_options[key] = file.format.for_options(selection)
         same = of_options[key] == file.format
         files.append(file if same else replace(file, format=of_options[key]))
     return files
 
 
 def refuse_useless(listed: Sequence[InputFile], selection: Selection) -> None:
-    """Raise UsageError for an encoding or a delimiter that none of the files can have."""
-    if selection.encoding == UTF8 and not selection.delimiter:
+    """Raise UsageError for an encoding or a dialect that none of the files can have."""
+    if selection.encoding == UTF8 and not selection.dialect:
         return
     files = bound(listed, selection)
     if files and selection.encoding != UTF8 and all(file.format.encoding == UTF8 for file in files):
         raise UsageError(f"{files[0].path}: only CSV, TSV, JSONL and text files take --encoding, and there is none")
-    if files and selection.delimiter and not any(file.format.takes_header for file in files):
-        raise UsageError(f"{files[0].path}: --delimiter is for CSV and TSV files, and there is none")
+    if files and selection.dialect and not any(file.format.takes_header for file in files):
+        raise UsageError(f"{files[0].path}: --{selection.dialect[0]} is for CSV and TSV files, and there is none")
 
 
 def rows_of(file: InputFile) -> int | None:
