@@ -237,7 +237,12 @@ def sampled(
     models = load_models(model, settings.network)
     refuse_files(source, path, [loaded.name for loaded in models.loaded], settings)
     given = identify(
-        source, len(models.first.alphabet), models.first.length, root=settings.root, endpoint=settings.endpoint
+        source,
+        len(models.first.alphabet),
+        models.first.length,
+        root=settings.root,
+        endpoint=settings.endpoint,
+        input_format=settings.input_format,
     )
     if settings.shard is not None and isinstance(given, Files):
         given = divided(given, settings.shard, None)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..source.chunk import Selection
 
 _CHUNK_ROWS = "{cpu} to {:,} on a CPU, {cuda:,} or {:,} on a GPU".format(*MOST_CHUNK_ROWS.values(), **CHUNK_ROWS)
+_INPUT_FORMATS = ("csv", "tsv", "jsonl", "parquet", "arrow", "text", "wet", "xlsx")
 _FORMAT, _FORMATS = "parquet; jsonl to stdout", ("parquet", "jsonl", "csv", "npy")
 
 PANELS = ("Input", "Labels", "Output", "Computing", "Cluster", "Job", "Report")
@@ -116,6 +117,8 @@ class OptionKeywords(LabelKeywords, total=False):
 
     columns: Annotated[Iterable[str] | None, Option("Input", None, "A,B,C", recorded=True)]
     """Column names of a headerless CSV or TSV."""
+    input_format: Annotated[str | None, Option("Input", None, shown="by suffix", choices=_INPUT_FORMATS, recorded=True)]
+    """Format of all input files, whatever they are called."""
     encoding: Annotated[str, Option("Input", "utf-8", "NAME", recorded=True)]
     """Encoding of CSV, TSV, JSONL and text files: latin-1, cp1252, utf-16, …
 
@@ -358,6 +361,6 @@ class Options(_Values):
             "models": models.short_names if len(models.every) > 1 else UNSET,
             "multi_label": several if any(several) else UNSET,
         }
-        later = ("abstain", "network", "layout", "shard", "quote", "escape")
+        later = ("abstain", "network", "layout", "shard", "quote", "escape", "input_format")
         unset = (name for name in later if recorded[name] == TABLE[name].default)
         return Settings(**recorded | dict.fromkeys(unset, UNSET))

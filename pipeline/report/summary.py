@@ -14,6 +14,8 @@ from urllib.parse import quote
 from ..errors import counted, first_of, in_python, printable
 from ..output.account import most_quarantined
 from ..source.compression import not_decoded
+from ..source.memory.tables import MEMORY
+from ..source.plan.files import takes_encoding
 from .facts import JobFacts, RunFacts, models_of
 from .results import Results
 from .tally import Tally, balance
@@ -180,7 +182,8 @@ def hints(tally: Tally, results: Results) -> list[str]:
     if quarantined <= _MANY * read:
         return []
     looked_at = results.first_quarantined(LOOKED_AT)
-    encodings = Counter(name for row in looked_at if (name := not_decoded(row["reason"])))
+    of_text = [row for row in looked_at if row["file"] != MEMORY and takes_encoding(row["file"])]
+    encodings = Counter(name for row in of_text if (name := not_decoded(row["reason"])))
     hint = encoding_hint(encodings, read, quarantined, len(looked_at))
     return [] if hint is None else [hint]
 

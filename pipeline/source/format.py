@@ -239,6 +239,8 @@ class Format(ABC):
         The first bytes of each of its files, which no file of another format has; empty where there are none.
     takes_header : bool
         Whether the user may name the columns of its files.
+    takes_encoding : bool
+        Whether the user may name the encoding of its files.
     jumps : bool
         Whether its files are read at many places, so that they cannot be compressed, in an archive, or on a server that
         sends them from the first byte on only.
@@ -254,6 +256,7 @@ class Format(ABC):
     seeks: ClassVar[Seek]
     magic: ClassVar[bytes] = b""
     takes_header: ClassVar[bool] = False
+    takes_encoding: ClassVar[bool] = False
     jumps: ClassVar[bool] = False
 
     limits: Limits = LIMITS

@@ -9,6 +9,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import CommandHere, examples
 from distributed import Client
@@ -151,6 +153,10 @@ def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: M
         (tmp_path / name).write_text(content)
         with pytest.raises(UsageError, match=message):
             classify(tmp_path / name, **job)
+    for name, content in (("n.csv", "news; all\n" + "x\n" * 9), ("o.tsv", "oil, gas, and more\nrose, and fell\n")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(UsageError, match=r"it has: (news; all|oil, gas, and more)$"):
+            classify(tmp_path / name, **job)
     (tmp_path / "j.jsonl").write_text('[{"text": "x"},\n{"text": "y"}]\n')
     ((_, message),) = classify(tmp_path / "j.jsonl", **job).tally.problems
     assert "it holds a JSON array, not an object a line: convert it" in message
@@ -176,6 +182,11 @@ def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: M
     assert not classify(tmp_path / "l.txt", encoding="latin1", **job).hints
     (tmp_path / "l.txt").write_bytes(b"caf\xe9\n" + b"plain\n" * 9)
     assert not classify(tmp_path / "l.txt", **job).hints
+    table = pa.table({"text": [b"caf\xe9", b"x", b"y"]})
+    pq.write_table(table, tmp_path / "l.parquet")  # a table has no encoding to be named
+    for source in (tmp_path / "l.parquet", table):
+        report = classify(source, **job)
+        assert (report.rows_quarantined, report.hints) == (1, [])
 
 
 @pytest.mark.parametrize(

@@ -87,15 +87,26 @@ class Jsonl(RecordFormat):
                         f"{file.path}: it holds a JSON array, not an object a line: convert it "
                         "(jq -c '.[]' FILE > FILE.jsonl)"
                     )
+                if not lines and _goes_on(line, head.data):
+                    raise SourceError(
+                        f"{file.path}: it holds objects of several lines, not an object a line: convert it "
+                        "(jq -c . FILE > FILE.jsonl)"
+                    )
                 values = _object_on(line)
                 keys |= dict.fromkeys(values)
                 within |= dict.fromkeys(keys_within(values), pa.string())
                 lines += 1
                 if not every and keys.keys() | within.keys() >= asked:
                     break
-            if lines == _LINES_WITH_KEYS or (not every and keys.keys() | within.keys() >= asked):
+            lacks = [
+                name
+                for name in filter(None, (*(selection.text or ("text",)), selection.truth))
+                if name not in {**keys, **within} and json.dumps(name.rpartition(".")[2]).encode() not in head.data
+            ]
+            if (lines == _LINES_WITH_KEYS and not lacks) or (not every and keys.keys() | within.keys() >= asked):
                 break
-        return Schema(tuple(keys) or selection.columns or ("text",), within, start=head.start, complete=False)
+        names = tuple(keys) or selection.columns or ("text",)
+        return Schema(names, within, start=head.start, complete=bool(keys and lacks))
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
         return concat(list(_chunks(records, path, first_row, selection)))
@@ -120,6 +131,15 @@ def _is_array(line: bytes) -> bool:
     except (ValueError, RecursionError):
         return True
     return isinstance(value, list) and any(isinstance(item, dict) for item in value)
+
+
+def _goes_on(line: bytes, data: bytes) -> bool:
+    """Whether data begin with an object of several lines. line: the first that is not blank."""
+    if _object_on(line) or not line.lstrip(_BLANK).startswith(b"{"):
+        return False
+    with suppress(ValueError, RecursionError):
+        return isinstance(json.JSONDecoder().raw_decode(data.decode(UTF8, "replace").lstrip())[0], dict)
+    return False
 
 
 def _object_on(line: bytes) -> dict[str, Any]:

@@ -108,6 +108,7 @@ class RecordFormat(Format):
     """A format of records: a subclass defines `split`. By default each record is an article, in the column "text"."""
 
     seeks = Seek.RECORDS
+    takes_encoding = True
 
     def counting(self, stream: Readable, most: int | None) -> Counting | None:
         """The stream, up to `most` bytes of which count for what is to be said of the file; None where nothing is."""
@@ -185,7 +186,7 @@ class RecordFormat(Format):
                 raise
             except SourceError as error:
                 failure = error
-        if other := looks_like(block):
+        if self.takes_encoding and (other := looks_like(block)):
             raise UsageError(f"{file.path}: it looks like {other.upper()}: --encoding {other}")
         start = len(BOM) if block.startswith(BOM) else 0
         return Head(block[start:], start, final, failure)

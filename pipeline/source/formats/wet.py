@@ -77,6 +77,7 @@ class Wet(RecordFormat):
     name = "wet"
     suffixes = (".wet", ".warc")
     magic = b"WARC/1."
+    takes_encoding = False
 
     @property
     def boundary(self) -> re.Pattern[bytes]:

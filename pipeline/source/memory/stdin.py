@@ -79,7 +79,7 @@ class Stdin:
         start = len(BOM) if head.startswith(BOM) else 0
         file = Piped(STDIN, form, None, len(head), "", STDIN, first=Head(head[start:], start, final))
         schema = form.schema(file, selection)
-        refuse_twice(STDIN, schema)
+        refuse_twice(STDIN, schema, selection)
         selection = resolve(file, schema, selection)
         self._format = form.for_schema(schema)
         self._pending, self._start = head[schema.start :], schema.start

@@ -24,7 +24,7 @@ from ..formats.records import Cutting, Extent, Records, read_records
 from ..open.ahead import PARSING, in_order
 from ..open.front_to_back import FrontToBack
 from ..open.opening import Held, open_at
-from ..plan.examine import Examined, examine_like, held, identified
+from ..plan.examine import EmptyFile, Examined, examine_like, held, identified
 from ..plan.plan import Range, RangeEnd, UnreadFile, part_name, range_bytes, rows_of
 from ..plan.search import Problem
 
@@ -180,6 +180,8 @@ def open_pieces(
         return Opened(examined.file, _begun(pieces), problems, notes, stored, extent if is_cut else None)
     except InputChanged:
         raise
+    except EmptyFile:
+        return Opened(file, iter(()), [], [], lambda: 0, None)
     except (SourceError, UsageError) as error:
         return Opened(file, iter(()), [error.message], [], lambda: 0, None)
 
