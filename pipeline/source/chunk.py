@@ -24,6 +24,8 @@ from .columns import (
     is_copied_as_it_is,
     joined,
     nulls,
+    out_of_range,
+    refuse_uncopied,
     truth_indices,
 )
 from .compression import UTF8
@@ -99,6 +101,10 @@ class Selection:
     reads: int = 0
     prefixes: tuple[str, ...] = ("",)
     windows: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind in zip(self.kept, self.kept_types, strict=False):
+            refuse_uncopied(name, kind)
 
     @property
     def dialect(self) -> tuple[str, ...]:
@@ -333,6 +339,11 @@ def assemble(
         for name, column in held.items()
         if name in used or not is_copied_as_it_is(column.type, kept_types[name])
     }
+    for name in kept_types:
+        if len(beyond := out_of_range(held[name])):
+            reasons |= {i: f"column {name!r} holds a time out of range" for i in beyond.tolist() if i not in reasons}
+            is_beyond = np.isin(np.arange(len(numbers)), beyond)
+            held[name] = decoded[name] = pc.if_else(pa.array(is_beyond), None, held[name])
     texts = [decoded[name] for name in selection.text]
     for i in np.flatnonzero(np.logical_and.reduce([nulls(t) for t in texts])).tolist():
         reasons.setdefault(i, "the text is null")

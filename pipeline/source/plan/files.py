@@ -177,7 +177,7 @@ def find_files(
         problems += unreadable
     unreadable = [(printable(named(path, top)), why) for path, why in listed.unreadable]
     problems += [(name, f"{name}: {why}; nothing in this folder was read") for name, why in unreadable]
-    left_out = [printable(named(path, top)) for path in listed.left_out] + find.left_out
+    left_out = sorted(printable(named(path, top)) for path in listed.left_out) + find.left_out
     if not (files or problems):
         if in_archive(inputs[0]) and not in_archive(left_out[0]):
             raise UsageError(f"no input at {inputs[0]!r}: the archive has no such file")
