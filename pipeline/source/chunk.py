@@ -343,7 +343,7 @@ def assemble(
         if len(beyond := out_of_range(held[name])):
             reasons |= {i: f"column {name!r} holds a time out of range" for i in beyond.tolist() if i not in reasons}
             is_beyond = np.isin(np.arange(len(numbers)), beyond)
-            held[name] = decoded[name] = pc.if_else(pa.array(is_beyond), None, held[name])
+            decoded[name] = pc.if_else(pa.array(is_beyond), None, held[name])
     texts = [decoded[name] for name in selection.text]
     for i in np.flatnonzero(np.logical_and.reduce([nulls(t) for t in texts])).tolist():
         reasons.setdefault(i, "the text is null")

@@ -231,10 +231,17 @@ def find_again(
     endpoint: str | None = None,
     input_format: str | None = None,
 ) -> Files:
-    """The files that had these names in a job. root: of relative names; by default the current folder. The others are
-    as of `find_files`.
+    """The files that had these names in a job. Raises SourceError where one is not there.
 
-    Raises SourceError where one is not there, UsageError where it has no known format.
+    Parameters
+    ----------
+    names : sequence of str
+        The names.
+    root : path-like, optional
+        Of relative names; by default the current folder.
+    whole_hash, endpoint, input_format
+        As of `find_files`.
+
     """
     if root is None and not all(is_url(name) or os.path.isabs(name) for name in names):
         root = os.getcwd()
