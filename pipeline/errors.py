@@ -22,7 +22,8 @@ _VALUES = (
 )
 _ENDS = r"(?![\w/-]|\.\w)"
 _FLAG = re.compile(rf"(?<![^\s(`'\"])--([a-z]+(?:-[a-z]+)*){_ENDS}")
-_WITH_VALUE = re.compile(rf"{_FLAG.pattern} ({_VALUES}|'[^']+'|(?<=--encoding )[\w-]+|(?<=--delimiter )tab){_ENDS}")
+_NAMED = r"(?<=--encoding )[\w-]+|(?<=--delimiter )tab|(?<=--quote )none"
+_WITH_VALUE = re.compile(rf"{_FLAG.pattern} ({_VALUES}|'[^']+'|{_NAMED}){_ENDS}")
 _CLUSTER = re.compile(rf"(?<![^\s(`'\"])--cluster (\w+){_ENDS}")
 
 
@@ -41,6 +42,7 @@ def _keyword(flag: re.Match[str]) -> str:
         return flag[0]
     value = flag[2] if flag.re is _WITH_VALUE else "True" if FLAGS[flag[1]] else ""
     quoted = f'"{value}"' if flag.re is _WITH_VALUE and value[0] not in "'0123456789" else value
+    quoted = quoted.replace("\\", "\\\\")
     return f"{flag[1].replace('-', '_')}={quoted}"
 
 

@@ -15,11 +15,13 @@ from .flags import (
     Delimiter,
     Device,
     Encoding,
+    Escape,
     Label,
     OneModel,
     Output,
     Overwrite,
     Precision,
+    Quote,
     Texts,
     in_panel,
     names_of,
@@ -89,6 +91,8 @@ def quantise(
     columns: Columns = None,
     encoding: Encoding = "utf-8",
     delimiter: Delimiter = None,
+    quote: Quote = None,
+    escape: Escape = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Prepare a model for `--precision int8`: find the scales of its 8-bit activations on a sample of text.
@@ -107,6 +111,8 @@ def quantise(
         columns=names_of(columns),
         encoding=encoding,
         delimiter=delimiter,
+        quote=quote,
+        escape=escape,
     )
     fitted.save(output)
     say(f"{output}: activation scales found on {fitted.card['scales found on']['rows']:,} rows, for --precision int8")

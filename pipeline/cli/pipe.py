@@ -77,6 +77,7 @@ def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], quiet:
             _summary(piped),
             doubt_line(piped.doubtful, piped.models.first.name, piped.models.first.meant_for),
             encoding_hint(piped.not_decoded, piped.rows_read, bad, bad),
+            *piped.notes,
         ):
             if remark:
                 say(f"broadsheet: {remark}", error=True)

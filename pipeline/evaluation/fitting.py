@@ -29,7 +29,7 @@ from ..model.several import load_one
 from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH
 from ..source.compression import encoding_named
-from ..source.formats.record_format import delimiter_named
+from ..source.formats.record_format import dialect_of
 from ..source.inputs import identify
 from ..source.sample import sample_input
 from .rows import files_of, hold_out, numbered, scored_rows, selection_of
@@ -196,6 +196,8 @@ def quantise(
     columns: Iterable[str] | None = None,
     encoding: str = "utf-8",
     delimiter: str | None = None,
+    quote: str | None = None,
+    escape: str | None = None,
 ) -> Model:
     """Find the activation scales by which a model computes in int8.
 
@@ -217,6 +219,10 @@ def quantise(
         Character encoding of CSV, TSV, JSONL and text files.
     delimiter : str, optional
         The character between the fields of a CSV file. Default: a comma, a tab in TSV files.
+    quote : str, optional
+        The character around a field of a CSV file, or "none". Default: ``"``.
+    escape : str, optional
+        The character of a CSV file before one that is text. Default: none.
 
     Returns
     -------
@@ -244,8 +250,8 @@ def quantise(
     loaded = load_model(model)
     if not loaded.has_network:
         raise UsageError(f"{loaded.name} has n-grams alone, which compute the same in every precision")
-    separator = None if delimiter is None else delimiter_named(delimiter)
-    selection = selection_of(text_column, columns, encoding=encoding_named(encoding), delimiter=separator)
+    dialect = dialect_of(delimiter=delimiter, quote=quote, escape=escape)
+    selection = selection_of(text_column, columns, encoding=encoding_named(encoding), **dialect)
     given = identify(source, len(loaded.alphabet), loaded.length, whole_hash=False, by_content=False)
     sample = sample_input(given, selection, SCALE_ROWS, None)
     ids = texts_of(sample.chunk).encoded(loaded.alphabet, loaded.length).ids

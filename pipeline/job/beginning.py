@@ -106,7 +106,11 @@ def refuse_files(source: Any, output: Location | None, models: Iterable[str], op
     refuse_outputs(
         {"--trace": options.trace, "--report": options.report},
         options.overwrite or options.resume or options.update,
-        lambda: [*models, *([] if options.truth is None else [os.fspath(options.truth)]), *local_paths(source)],
+        lambda: [
+            *models,
+            *([] if options.truth is None else [os.fspath(options.truth)]),
+            *local_paths(source, options.input_format),
+        ],
         str(output) if isinstance(output, Path) else None,
     )
 

@@ -228,6 +228,8 @@ def _count(report: JobReport, event: Event) -> None:
         run.timeline.add(event.name, event.rows, event.spans, event.place)
     elif isinstance(event, RangeEnd):
         run.read_again += event.read_again
+        for path, note in event.notes:
+            run.notes.setdefault(note, {})[path] = None
         _close_range(report, event)
     elif isinstance(event, Stopped):
         run.stopped = True

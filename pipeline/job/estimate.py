@@ -220,7 +220,7 @@ def dry_run(
     )
     warnings = _warnings(estimate, judged, settings, path, columns.scoring[0].reads(models.first.length))
     slow = slow_to_read(files.found)
-    return replace(estimate, warnings=(*warnings, *([slow] if slow else [])))
+    return replace(estimate, warnings=(*warnings, *sample.notes, *([slow] if slow else [])))
 
 
 def sampled(
@@ -246,7 +246,12 @@ def sampled(
     models = load_models(model, settings.network)
     refuse_files(source, path, [loaded.name for loaded in models.loaded], settings)
     given = identify(
-        source, len(models.first.alphabet), models.first.length, root=settings.root, endpoint=settings.endpoint
+        source,
+        len(models.first.alphabet),
+        models.first.length,
+        root=settings.root,
+        endpoint=settings.endpoint,
+        input_format=settings.input_format,
     )
     if settings.shard is not None and isinstance(given, Files):
         given = divided(given, settings.shard, None)

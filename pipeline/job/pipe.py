@@ -33,7 +33,7 @@ from ..source.chunk import Chunk, RowRange, Selection, concat, first_chunks
 from ..source.compression import not_decoded
 from ..source.inputs import Paths, Unread, identify, open_input, read_here
 from ..source.memory.stdin import STDIN, Stdin
-from ..source.plan.files import Files
+from ..source.plan.files import Files, takes_encoding
 from ..source.plan.plan import RangeEnd
 from .beginning import refuse_files
 
@@ -68,6 +68,8 @@ class Piped:
         Rows that are not text, by the encoding that they do not have.
     problems : list of str
         Messages about files that were not wholly readable.
+    notes : list of str
+        What may be amiss with others.
     left_out : tuple of str
         Files that belong to no format.
 
@@ -83,6 +85,7 @@ class Piped:
     doubtful: Counter[str] = field(default_factory=Counter)
     not_decoded: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     left_out: tuple[str, ...] = ()
 
     @property
@@ -169,7 +172,14 @@ def _opened(
     if isinstance(source, Stdin):
         selection = source.open(asked)
         return selection, _of_stdin(first_chunks(source.arriving(selection, most), options.limit))
-    given = identify(source, len(first.alphabet), first.length, root=options.root, endpoint=options.endpoint)
+    given = identify(
+        source,
+        len(first.alphabet),
+        first.length,
+        root=options.root,
+        endpoint=options.endpoint,
+        input_format=options.input_format,
+    )
     planned = open_input(given, asked, options.chunk_size or most, limit=options.limit)
     piped.left_out = given.left_out if isinstance(given, Files) else ()
     piped.problems += [message for _, message in planned.problems]
@@ -178,6 +188,7 @@ def _opened(
         for item in read_here(planned):
             if isinstance(item, RangeEnd):
                 piped.problems += [message for _, message in item.problems]
+                piped.notes += [f"{path}: {note}" for path, note in item.notes]
             elif isinstance(item, Unread):
                 piped.problems.append(item.reason)
             else:
@@ -275,7 +286,8 @@ class _Columns:
         piped.rows_written += len(table)
         piped.rows_filtered += len(chunk) - len(table)
         piped.rows_quarantined += len(chunk.quarantine)
-        encodings = map(not_decoded, chunk.quarantine.column("reason").to_pylist())
+        bad = chunk.quarantine.select(["file", "reason"]).to_pylist()
+        encodings = (not_decoded(row["reason"]) for row in bad if takes_encoding(row["file"]))
         piped.not_decoded.update(name for name in encodings if name)
         return every_row(table, chunk)
 

@@ -147,6 +147,7 @@ def prepare(request: Request) -> Prepared:
         by_content=by_content,
         root=options.root,
         endpoint=options.endpoint,
+        input_format=options.input_format,
     )
     files = given.found if isinstance(given, Files) else ()
     remote = [file.location for file in files if is_url(file.location)]  # which `refuse_files` does not list

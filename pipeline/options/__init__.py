@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..source.chunk import Selection
 
 _CHUNK_ROWS = "{cpu} to {:,} on a CPU, {cuda:,} or {:,} on a GPU".format(*MOST_CHUNK_ROWS.values(), **CHUNK_ROWS)
+_INPUT_FORMATS = ("csv", "tsv", "jsonl", "parquet", "arrow", "text", "wet", "xlsx")
 _FORMAT, _FORMATS = "parquet; jsonl to stdout", ("parquet", "jsonl", "csv", "npy")
 
 PANELS = ("Input", "Labels", "Output", "Computing", "Cluster", "Job", "Report")
@@ -116,6 +117,8 @@ class OptionKeywords(LabelKeywords, total=False):
 
     columns: Annotated[Iterable[str] | None, Option("Input", None, "A,B,C", recorded=True)]
     """Column names of a headerless CSV or TSV."""
+    input_format: Annotated[str | None, Option("Input", None, shown="by suffix", choices=_INPUT_FORMATS, recorded=True)]
+    """Format of all input files, whatever they are called."""
     encoding: Annotated[str, Option("Input", "utf-8", "NAME", recorded=True)]
     """Encoding of CSV, TSV, JSONL and text files: latin-1, cp1252, utf-16, …
 
@@ -126,6 +129,10 @@ class OptionKeywords(LabelKeywords, total=False):
 
     Default: a comma, a tab in TSV files.
     """
+    quote: Annotated[str | None, Option("Input", None, "C|none", '"', recorded=True)]
+    """Character around a field of a CSV that holds delimiters or line ends; none: quotes are text."""
+    escape: Annotated[str | None, Option("Input", None, "C", "none", recorded=True)]
+    """Character of a CSV before a quote, delimiter or line end that is text: often a backslash."""
     root: Annotated[str | os.PathLike[str] | None, Option("Input", None, "FOLDER", "absolute paths")]
     """Write paths of input files relative to this folder.
 
@@ -255,7 +262,7 @@ class Options(_Values):
         from ..output.where import Where
         from ..source.columns import distinct
         from ..source.compression import encoding_named
-        from ..source.formats.record_format import delimiter_named
+        from ..source.formats.record_format import dialect_of
         from ..source.plan.files import refuse_unfit_share
         from ..storage.buckets import check_endpoint
         from ..storage.names import refuse_not_utf8, root_of
@@ -275,8 +282,8 @@ class Options(_Values):
         if self.windows is None and (self.overlap or self.window_score != TABLE["window_score"].default):
             raise UsageError("--overlap and --window-score go with --windows, the most windows of a text")
         self._set("encoding", encoding_named(self.encoding))
-        if self.delimiter is not None:
-            self._set("delimiter", delimiter_named(self.delimiter))
+        for name, value in dialect_of(delimiter=self.delimiter, quote=self.quote, escape=self.escape).items():
+            self._set(name, value)
         root_of(self.root)
         if self.endpoint is not None:
             check_endpoint(self.endpoint)
@@ -314,6 +321,8 @@ class Options(_Values):
             keep_all=self.keep_all,
             encoding=self.encoding,
             delimiter=self.delimiter,
+            quote=self.quote,
+            escape=self.escape,
             reads=models.reads if self._windows is None else self._windows.reads_of(models),
             prefixes=models.prefixes,
             windows=self.windows is not None,
@@ -352,5 +361,6 @@ class Options(_Values):
             "models": models.short_names if len(models.every) > 1 else UNSET,
             "multi_label": several if any(several) else UNSET,
         }
-        unset = (name for name in ("abstain", "network", "layout", "shard") if recorded[name] == TABLE[name].default)
+        later = ("abstain", "network", "layout", "shard", "quote", "escape", "input_format")
+        unset = (name for name in later if recorded[name] == TABLE[name].default)
         return Settings(**recorded | dict.fromkeys(unset, UNSET))

@@ -156,7 +156,7 @@ def check_writable(schema: pa.Schema, names: PartNames, classes: Iterable[str]) 
     for field in schema:
         try:
             PART_FORMATS[names.format].write(pa.schema([field]).empty_table())
-        except UnwritableType as error:
+        except (UnwritableType, pa.ArrowNotImplementedError) as error:
             raise UsageError(f"the column {field.name!r} cannot be written: {names.format} {error}") from error
     for name in names.by:
         if name not in schema.names:

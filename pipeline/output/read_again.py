@@ -33,7 +33,8 @@ def unchanged_input(
     plan: SavedPlan, settings: Settings, root: str | os.PathLike[str] | None, endpoint: str | None
 ) -> list[InputFile]:
     """The files of a plan as they are found now. Raises SourceError where one has changed since."""
-    files = find_again([file.path for file in plan.files], root, settings.hash == "full", endpoint)
+    names, whole = [file.path for file in plan.files], settings.hash == "full"
+    files = find_again(names, root, whole, endpoint, settings.input_format or None)
     if files.problems:
         raise SourceError(files.problems[0][1])
     now = {file.path: file for file in listed(files.found)}
@@ -60,6 +61,8 @@ def selection_of(plan: SavedPlan, settings: Settings) -> Selection:
         keep_all=settings.keep_all,
         encoding=settings.encoding,
         delimiter=settings.delimiter,
+        quote=settings.quote or None,
+        escape=settings.escape or None,
     )
 
 

@@ -236,7 +236,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     which their columns are named. abstain: below which score a row has no label. multi_label: for each model, whether
     it gives several labels, where one does. windows: the most of a text, their overlap, and how they are scored
     together. chosen: of rows that were chosen from those of a finished job. network: about which texts it is asked,
-    where that is not the default. layout: the same. shard: which share of the files, as "3/64".
+    where that is not the default. layout, quote, escape, input_format: the same. shard: which share of the files, as
+    "3/64".
     """
 
     text_columns: tuple[str, ...]
@@ -263,6 +264,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     network: str | UnsetType = UNSET
     layout: Literal["attributes"] | UnsetType = UNSET
     shard: str | UnsetType = UNSET
+    quote: str | UnsetType = UNSET
+    escape: str | UnsetType = UNSET
+    input_format: str | UnsetType = UNSET
 
     @property
     def labelled(self) -> tuple[Names, ...]:

@@ -174,6 +174,8 @@ class RunFacts:
         Bytes of its input that it read twice: a part of a file was begun in the middle of a record.
     remarks : list of str
         What would make the next run faster.
+    notes : dict of str to dict
+        What may be amiss with the files that are the keys.
     set_aside : list of (str, str)
         Chunks without a result, each with the reason.
     stopped : bool
@@ -197,6 +199,7 @@ class RunFacts:
     rows: int = 0
     read_again: int = 0
     remarks: list[str] = field(default_factory=list)
+    notes: dict[str, dict[str, None]] = field(default_factory=dict)
     set_aside: list[tuple[str, str]] = field(default_factory=list)
     stopped: bool = False
     seconds: float = 0.0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from ..errors import counted, in_python
+from ..errors import counted, first_of, in_python
 from ..labelling.counts import LENGTHS, THRESHOLDS, kept
 from ..measures.accuracy import Confusion
 from .breakdown import Breakdown, break_down
@@ -145,7 +145,8 @@ class JobReport:
         """Lines about how more rows may be read, or faster. Found once, so ask only when the job is over."""
         again = [READ_AGAIN] if self.tally.again and self.job.output else []
         many = [self._too_many_bad] if self._too_many_bad else []
-        return [*again, *many, *hints(self.tally, self.results), *self.run.remarks]
+        notes = [f"{first_of([*sorted(paths)])}: {note}" for note, paths in self.run.notes.items()]
+        return [*again, *many, *hints(self.tally, self.results), *notes, *self.run.remarks]
 
     @cached_property
     def breakdown(self) -> Breakdown:

@@ -15,6 +15,8 @@ from ..errors import counted, first_of, in_python, printable
 from ..output.account import most_quarantined
 from ..output.record import Totals
 from ..source.compression import not_decoded
+from ..source.memory.tables import MEMORY
+from ..source.plan.files import takes_encoding
 from .facts import JobFacts, RunFacts, models_of
 from .results import Results
 from .tally import Tally, balance
@@ -185,7 +187,8 @@ def hints(tally: Tally, results: Results) -> list[str]:
     if quarantined <= _MANY * read:
         return lines
     looked_at = results.first_quarantined(LOOKED_AT)
-    encodings = Counter(name for row in looked_at if (name := not_decoded(row["reason"])))
+    of_text = [row for row in looked_at if row["file"] != MEMORY and takes_encoding(row["file"])]
+    encodings = Counter(name for row in of_text if (name := not_decoded(row["reason"])))
     hint = encoding_hint(encodings, read, quarantined, len(looked_at))
     return lines if hint is None else [*lines, hint]
 

@@ -25,6 +25,8 @@ from .columns import (
     is_copied_as_it_is,
     joined,
     nulls,
+    out_of_range,
+    refuse_uncopied,
     truth_indices,
 )
 from .compression import UTF8
@@ -76,8 +78,9 @@ class Selection:
         Whether every column is copied.
     encoding : str
         Python's name of the encoding of text files.
-    delimiter : str or None
-        The character between the fields of CSV files, where the user gave one.
+    delimiter, quote, escape : str or None
+        The character between the fields of CSV files, that around a field ("none" where there is none), and that before
+        one which stands for itself, where the user gave some.
     reads : int
         How many characters of each text the model reads: the rest is counted and dropped; 0 to keep the whole texts.
     prefixes : tuple of str
@@ -97,9 +100,20 @@ class Selection:
     keep_all: bool = False
     encoding: str = UTF8
     delimiter: str | None = None
+    quote: str | None = None
+    escape: str | None = None
     reads: int = 0
     prefixes: tuple[str, ...] = ("",)
     windows: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind in zip(self.kept, self.kept_types, strict=False):
+            refuse_uncopied(name, kind)
+
+    @property
+    def dialect(self) -> tuple[str, ...]:
+        """The names of the options about CSV that were given."""
+        return tuple(name for name in ("delimiter", "quote", "escape") if getattr(self, name))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -341,6 +355,11 @@ def assemble(
         for name, column in held.items()
         if name in used or not is_copied_as_it_is(column.type, kept_types[name])
     }
+    for name in kept_types:
+        if len(beyond := out_of_range(held[name])):
+            reasons |= {i: f"column {name!r} holds a time out of range" for i in beyond.tolist() if i not in reasons}
+            is_beyond = np.isin(np.arange(len(numbers)), beyond)
+            decoded[name] = pc.if_else(pa.array(is_beyond), None, held[name])
     texts = [decoded[name] for name in selection.text]
     for i in np.flatnonzero(np.logical_and.reduce([nulls(t) for t in texts])).tolist():
         reasons.setdefault(i, "the text is null")

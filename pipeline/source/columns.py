@@ -185,6 +185,34 @@ def _json_value(value: Any) -> str:
     return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)
 
 
+def refuse_uncopied(name: str, kind: pa.DataType) -> None:
+    """Raise UsageError for a column of a type that cannot be copied, also within lists and structs."""
+    types = pa.types
+    fields = [kind.field(i) for i in range(kind.num_fields)]
+    twice = types.is_struct(kind) and len({field.name for field in fields}) < len(fields)
+    if twice or types.is_union(kind) or types.is_run_end_encoded(kind):
+        why = "fields of one name" if twice else str(kind).partition("<")[0]
+        raise UsageError(f"the column {name!r} cannot be copied, since it holds {why}: keep others by their names")
+    for field in fields:
+        refuse_uncopied(name, field.type)
+
+
+def out_of_range(column: pa.Array) -> NDArray[np.int64]:
+    """Which rows hold a time that Arrow cannot write as text, also within lists and structs."""
+    kind, types = column.type, pa.types
+    within = [np.empty(0, np.int64)]
+    if types.is_struct(kind):
+        within += [out_of_range(child) for child in column.flatten()]
+    elif types.is_list(kind) or types.is_large_list(kind):
+        parents = pc.list_parent_indices(column).to_numpy()
+        within.append(parents[out_of_range(column.flatten())])
+    elif types.is_date(kind) or types.is_time(kind) or types.is_timestamp(kind):
+        plain = column.cast(pa.timestamp(kind.unit)) if types.is_timestamp(kind) else column  # of an unknown zone, too
+        strange = pc.starts_with(plain.cast(pa.string()), "<value out of range")
+        within.append(np.flatnonzero(pc.fill_null(strange, False)))
+    return np.unique(np.concatenate(within))
+
+
 SEPARATOR = "|"
 """Between the labels of a row in a CSV file, unless the user names another."""
 

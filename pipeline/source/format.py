@@ -124,6 +124,8 @@ class Schema:
         Whether the names come from the file itself.
     complete : bool
         False where a row may have further columns.
+    cr_ends : bool
+        Of CSV, whether a CR ends a record that no LF follows.
 
     """
 
@@ -132,6 +134,7 @@ class Schema:
     start: int = 0
     named: bool = True
     complete: bool = True
+    cr_ends: bool = False
 
     @property
     def every(self) -> tuple[str, ...]:
@@ -220,7 +223,7 @@ class Format(ABC):
     """How files of one kind are read.
 
     A format is an immutable value. What it needs to know to read a file is bound to it when the file is found
-    (`for_model`) and planned (`for_columns`), and is sent to the workers with the file. A subclass sets the class
+    (`for_model`) and planned (`for_schema`), and is sent to the workers with the file. A subclass sets the class
     attributes and defines `schema`, and either `plan` and `read`, or `stream`. They open files with
     `broadsheet.pipeline.source.open.opening.open_at` only, which compares each with the plan.
 
@@ -236,6 +239,8 @@ class Format(ABC):
         The first bytes of each of its files, which no file of another format has; empty where there are none.
     takes_header : bool
         Whether the user may name the columns of its files.
+    takes_encoding : bool
+        Whether the user may name the encoding of its files.
     jumps : bool
         Whether its files are read at many places, so that they cannot be compressed, in an archive, or on a server that
         sends them from the first byte on only.
@@ -251,6 +256,7 @@ class Format(ABC):
     seeks: ClassVar[Seek]
     magic: ClassVar[bytes] = b""
     takes_header: ClassVar[bool] = False
+    takes_encoding: ClassVar[bool] = False
     jumps: ClassVar[bool] = False
 
     limits: Limits = LIMITS
@@ -274,15 +280,13 @@ class Format(ABC):
         """
         return self
 
-    def for_options(self, encoding: str, delimiter: str | None) -> Format:
+    def for_options(self, selection: Selection) -> Format:
         """Bind what the user says of the files, for formats of text.
 
         Parameters
         ----------
-        encoding : str
-            The encoding of their text, by Python's name.
-        delimiter : str or None
-            The character between the fields of a record; None for that of the format.
+        selection : Selection
+            Their encoding, and the dialect of CSV.
 
         Returns
         -------
@@ -292,13 +296,13 @@ class Format(ABC):
         """
         return self
 
-    def for_columns(self, names: tuple[str, ...]) -> Format:
-        """Bind the column names of a file.
+    def for_schema(self, schema: Schema) -> Format:
+        """Bind the columns of a file.
 
         Parameters
         ----------
-        names : tuple of str
-            The columns, in the order of the file.
+        schema : Schema
+            As `schema` returned it.
 
         Returns
         -------

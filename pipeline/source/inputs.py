@@ -21,7 +21,7 @@ from .memory.items import Items, as_items
 from .memory.stdin import STDIN, Stdin
 from .memory.tables import MEMORY, Tables, as_tables, dask_selection, partition_chunk
 from .open.ahead import ahead
-from .plan.files import Files, Identity, find_files, is_known
+from .plan.files import Files, Identity, find_files, may_be_input
 from .plan.plan import Plan, Range, RangeEnd, Start, part_name, plan_files, range_name, refuse_useless
 from .plan.search import Problem, search
 from .read.read import Skipped, read_range
@@ -157,6 +157,7 @@ def identify(
     by_content: bool = False,
     root: str | os.PathLike[str] | None = None,
     endpoint: str | None = None,
+    input_format: str | None = None,
 ) -> Given:
     """The input of a job, before it is planned. Raises UsageError where there is none.
 
@@ -173,15 +174,15 @@ def identify(
         Identify rows in memory by a hash of them; what is read once is never the same again.
     root : path-like, optional
         The folder or URL to which names of files are relative; by default they are absolute.
-    endpoint : str, optional
-        Of buckets, as of `bucket_client`.
+    endpoint, input_format : str, optional
+        As of `find_files`.
 
     """
     if isinstance(source, Stdin):
         return source
     paths = paths_of(source)
     if paths is not None:
-        return _find(source, paths, symbols, length, whole_hash, root, endpoint)
+        return _find(source, paths, symbols, length, whole_hash, root, endpoint, input_format)
     if _is_dask(source):
         frame = _dask_frame(source)
         return DaskFrame(frame, [{"path": MEMORY, "digest": frame._name}])
@@ -205,13 +206,13 @@ def paths_of(source: Any) -> list[str] | None:
     return None
 
 
-def local_paths(source: Any) -> list[str]:
+def local_paths(source: Any, input_format: str | None = None) -> list[str]:
     """The paths of the files here, archives themselves, that a source names: nothing of rows in memory. Raises as
     `identify`.
     """
     names = [inside.archive if (inside := in_archive(name)) else name for name in paths_of(source) or ()]
     here = [name for name in names if as_url(name) is None]
-    return [file.location for file in search(here, is_known).files] if here else []
+    return [file.location for file in search(here, bool if input_format else may_be_input).files] if here else []
 
 
 def _find(
@@ -222,19 +223,20 @@ def _find(
     whole_hash: bool,
     root: str | os.PathLike[str] | None,
     endpoint: str | None,
+    input_format: str | None,
 ) -> Files:
     """The files of an input. Raises UsageError where there are none.
 
     Parameters
     ----------
-    source, symbols, length, whole_hash, root, endpoint
+    source, symbols, length, whole_hash, root, endpoint, input_format
         As of `identify`.
     paths : list of str
         The paths, patterns and URLs that the source is.
 
     """
     try:
-        return find_files(paths, symbols, length, whole_hash, root, endpoint)
+        return find_files(paths, symbols, length, whole_hash, root, endpoint, input_format)
     except UsageError as error:
         if isinstance(source, str) and "://" not in source and not os.path.lexists(source):
             shown = source if len(source) <= _SHOWN else f"{source[:_SHOWN]}…"
@@ -339,8 +341,8 @@ def refuse_unfit(given: Given, selection: Selection) -> None:
         return
     if selection.header is not None:
         raise UsageError("--columns is for a CSV or TSV without a header: these rows are in memory")
-    if selection.encoding != UTF8 or selection.delimiter:
-        raise UsageError("an encoding or a delimiter goes with files only: these rows are in memory")
+    if selection.encoding != UTF8 or selection.dialect:
+        raise UsageError("an encoding or a dialect of CSV goes with files only: these rows are in memory")
 
 
 def planned_files(plan: Plan) -> JobInput:

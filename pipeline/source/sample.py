@@ -51,8 +51,8 @@ class Sample:
         Whether `rows` is exact.
     reading_seconds : float
         What this machine takes to read the files that are read front to back, each by one core.
-    problems : list of str
-        Of whole files.
+    problems, notes : list of str
+        Of whole files, and what may be amiss with them.
 
     """
 
@@ -62,6 +62,7 @@ class Sample:
     counted: bool = True
     reading_seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def sample_input(given: Given, selection: Selection, rows: int, limit: int | None) -> Sample:
@@ -79,6 +80,7 @@ def sample_input(given: Given, selection: Selection, rows: int, limit: int | Non
     some = [plan.files[at] for at in _even(len(plan.files))]
     problems = [message for _, message in given.problems]
     chunks: list[Chunk] = []
+    notes: dict[str, None] = {}
 
     def read(files: Sequence[InputFile], most: int | None, is_sample: bool) -> int:
         """Count the first rows of files; those of a sample are parsed, and kept."""
@@ -87,6 +89,7 @@ def sample_input(given: Given, selection: Selection, rows: int, limit: int | Non
         for item in read_range(part, plan.selection, _CHUNK_ROWS, lambda _: not is_sample):
             if isinstance(item, RangeEnd):
                 problems.extend(message for _, message in item.problems if message not in problems)
+                notes.update((f"{path}: {note}", None) for path, note in item.notes)
                 count = sum(rows or 0 for _, rows in item.files)
             elif isinstance(item, Chunk):
                 chunks.append(item)
@@ -100,10 +103,10 @@ def sample_input(given: Given, selection: Selection, rows: int, limit: int | Non
         raise SourceError(problems[0])
     chunk = concat(chunks) if chunks else empty_chunk(plan.selection)
     if sum(file.stored for file in plan.files) <= _COUNTED_BYTES:
-        return Sample(plan.selection, chunk, read(plan.files, limit, False), problems=problems)
+        return Sample(plan.selection, chunk, read(plan.files, limit, False), problems=problems, notes=[*notes])
     total, seconds = _estimated(plan, some)
     total = total if total is None or limit is None else min(total, limit)
-    return Sample(plan.selection, chunk, total, total is not None and total == limit, seconds, problems)
+    return Sample(plan.selection, chunk, total, total is not None and total == limit, seconds, problems, [*notes])
 
 
 def _of_table(given: RowsInMemory, selection: Selection, rows: int, limit: int | None) -> Sample:

@@ -29,7 +29,7 @@ def test_the_command_on_many_files_with_bad_rows(
     folder.mkdir()
     (folder / "a.csv").write_text("id,text,truth\n" + "".join(f'{i},"{t}",1\n' for i, t in enumerate(TEXTS)))
     (folder / "b.csv").write_bytes(b"id,text,truth\n100,caf\xe9,1\n101,fine,class 2\n102\n")
-    (folder / "c.csv").write_bytes(b"")
+    (folder / "c.csv").write_bytes(b"\n")
     arguments = [folder, "-o", out, "--model", small_model_file, "--id-column", "id", "--chunk-size", 40, "--scores"]
     arguments += ["--truth-column", "truth"]
     run = broadsheet_in_process("classify", *arguments, "--json")
@@ -37,7 +37,7 @@ def test_the_command_on_many_files_with_bad_rows(
     summary = json.loads(run.stdout)
     assert summary["rows_read"] == 93
     assert (summary["rows_written"], summary["rows_quarantined"]) == (91, 2)
-    assert summary["problems"] == [[str(folder / "c.csv"), f"{folder}/c.csv: the file is empty"]]
+    assert summary["problems"] == [[str(folder / "c.csv"), f"{folder}/c.csv: the file holds no record"]]
     assert summary["truth"]["rows"] == 91
     assert (out / "_SUCCESS").is_file()
 

@@ -59,6 +59,7 @@ def sources() -> list[Path]:
         ("use --device cpu, or fix that", 'use device="cpu", or fix that'),
         ("name it, e.g. --encoding latin-1", 'name it, e.g. encoding="latin-1"'),
         ("separated by ';': --delimiter ';'", "separated by ';': delimiter=';'"),
+        (r"are text: --quote none, --escape '\'", r"""are text: quote="none", escape='\\'"""),
         ("add --top-k 3, --abstain 0.5. Or --columns 'a,b'", "add top_k=3, abstain=0.5. Or columns='a,b'"),
         ("use --cluster local", 'use cluster.connect("local")'),
         ("--protocol tcp with --tls, or UCX", 'protocol="tcp" with tls=True, or UCX'),

@@ -211,18 +211,18 @@ def test_no_more_is_read_than_there_is_room_for_while_nothing_can_be_written(
 def test_what_is_amiss_with_files_is_counted_once_however_often_the_job_runs(
     client: Client, small_model: Model, tmp_path: Path
 ) -> None:
-    """A file that is cut off, an empty one, and one with other columns, each in the closing entry of its group."""
+    """A file that is cut off, an array, and one with other columns, each in the closing entry of its group."""
     given = {"model": small_model, "chunk_size": 25, "client": client}
     data = write_gzip(tmp_path / "a.jsonl.gz", bad=0).read_bytes()
     (tmp_path / "b.jsonl.gz").write_bytes(data[: len(data) * 3 // 4])
-    (tmp_path / "c.jsonl").touch()
+    (tmp_path / "c.jsonl").write_text("[\n")
     with pytest.raises(SourceError, match=r"(b\.jsonl\.gz|c\.jsonl): .*\(strict=True stops here\)"):
         classify(tmp_path, tmp_path / "strict", strict=True, **given)
     out = tmp_path / "out"
     report = classify(tmp_path / "*.jsonl*", out, **given)
     assert report.exit_code == 3
     assert [Path(path).name for path, _ in report.tally.problems] == ["b.jsonl.gz", "c.jsonl"]
-    assert [(Path(path).name, rows) for path, rows in report.tally.unread] == [("c.jsonl", 0)]
+    assert [(Path(path).name, rows) for path, rows in report.tally.unread] == [("c.jsonl", None)]
     (out / "_SUCCESS").unlink()
     max((out / "parts").iterdir()).unlink()
     again = classify(tmp_path / "*.jsonl*", out, resume=True, **given)

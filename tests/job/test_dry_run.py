@@ -52,7 +52,7 @@ def test_rows_of_a_large_input_are_estimated_from_little_of_it(ag_news: Path, tm
         (tmp_path / f"{number}.csv").write_bytes(train)
     with gzip.open(tmp_path / "9.csv.gz", "wb", 1) as file:
         file.write(train)
-    (tmp_path / "empty.csv").write_bytes(b"")
+    (tmp_path / "other.csv").write_bytes(b"1")
     given = identify(Paths([str(tmp_path)]), 70, 1014, whole_hash=False, by_content=False)
     sample = sample_input(given, SELECTION, 1000, None)
     assert not sample.counted
@@ -63,7 +63,7 @@ def test_rows_of_a_large_input_are_estimated_from_little_of_it(ag_news: Path, tm
     plain = Paths([str(tmp_path / f"{number}.csv") for number in range(6)])
     given = identify(plain, 70, 1014, whole_hash=False, by_content=False)
     assert sample_input(given, SELECTION, 1000, None).reading_seconds == 0
-    assert sample.problems == [f"{tmp_path}/empty.csv: the file is empty"]
+    assert sample.problems == [f"{tmp_path}/other.csv: 3 columns are named; expected 3 fields, found 1"]
 
 
 def test_the_command_warns_and_fits_a_terminal(
@@ -73,7 +73,7 @@ def test_the_command_warns_and_fits_a_terminal(
     monkeypatch.chdir(tmp_path)
     os.mkdir("in")
     pq.write_table(pa.table({"text": ["Стоимость нефти " * 100] * 60 + [None] * 20 + TEXTS[:20]}), "in/a.parquet")
-    (tmp_path / "in" / "b.csv").write_bytes(b"")
+    (tmp_path / "in" / "b.csv").write_bytes(b"\n")
     (tmp_path / "in" / "notes.md").write_text("x")
     arguments = ("classify", "in", "-o", "out", "--model", small_model_file, "--dry-run")
     code, told = broadsheet_here(*arguments)
@@ -83,7 +83,8 @@ def test_the_command_warns_and_fits_a_terminal(
         "files  2", "rows  100", "20 without a label", "about", "core-hours", "B free)",
         "of each worker for the model",
         "outside the model's alphabet", "longer than the 123 characters", "20% of the rows cannot be labelled",
-        "the text is null", f"skipped  {tmp_path}/in/notes.md", "in/b.csv: the file is empty", "Nothing was written",
+        "the text is null", f"skipped  {tmp_path}/in/notes.md", "in/b.csv: the file holds no record",
+        "Nothing was written",
     ):  # fmt: skip
         assert part in told, part
     assert os.listdir() == ["in"]

@@ -182,7 +182,7 @@ def page_file(client: Client, small_model: Model, tmp_path_factory: pytest.TempP
     rows += [b"caf\xe9,class 1,a note\n", b"far,too,many,fields\n"]
     (folder / "in.csv").write_bytes(b"text,truth,note\n" + b"".join(rows[:20]))
     (folder / "more.csv").write_bytes(b"text,truth,note\n" + b"".join(rows[20:]))
-    (folder / "none.csv").write_bytes(b"")
+    (folder / "none.csv").write_bytes(b"\n")
     options = {"truth_column": "truth", "chunk_size": 5, "profile": True, "report": folder / "page.html"}
     inputs = [folder / name for name in ("in.csv", "more.csv", "none.csv")]
     report = classify(inputs, folder / "out", model=small_model_file, client=client, **options)
@@ -209,7 +209,7 @@ def test_the_page_tells_the_whole_job(chromium: Any, page_file: Path, width: int
         "rows quarantined of 41 read",
         "articles a second",
         "accuracy, ",
-        "none.csv: the file is empty",
+        "none.csv: the file holds no record",
         "column 'text' is not UTF-8: byte 3 of it is 0xe9",
         "expected 3 fields, found 4",
         "characters on average",

@@ -6,21 +6,26 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import polars
 import pyarrow as pa
 import pytest
-from conftest import ROOT
+from conftest import ROOT, examples
 from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import feather
 from reading import found, read_files, read_split
 
 from broadsheet import pipeline
-from broadsheet.pipeline.errors import BroadsheetError
+from broadsheet.pipeline import classify, select
+from broadsheet.pipeline.errors import BroadsheetError, UsageError
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.source.chunk import Chunk, Selection, concat
+from broadsheet.pipeline.source.formats.tables import table_chunk
 from broadsheet.pipeline.source.inputs import chunks_here, identify, open_input
 from broadsheet.pipeline.source.limits import LIMITS, Limits
 from broadsheet.pipeline.source.plan.files import find_files
@@ -205,3 +210,85 @@ def fuzz(folder: str) -> None:
                 pass
             damaged.unlink()
     print("done")
+
+
+N = 3
+ROWS = ["oil rose", "stocks fell", "a match ended"]
+NO_FIELDS = pa.struct([])
+UNION = pa.UnionArray.from_dense(
+    pa.array([0, 1, 0], pa.int8()), pa.array([0, 0, 1], pa.int32()), [pa.array([1, 2]), pa.array(["a"])]
+)
+TWICE = pa.StructArray.from_arrays([pa.array([1, 2, 3]), pa.array([4, 5, 6])], names=["a", "a"])
+RUNS = pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array(["a", "b"]))
+MONTHS = pa.array([(1, 2, 3)] * N, pa.month_day_nano_interval())
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
+@pytest.mark.parametrize(
+    "column", [pa.array([{}] * N, NO_FIELDS), pa.array([[{}]] * N, pa.list_(NO_FIELDS)), UNION, TWICE, RUNS, MONTHS]
+)
+def test_a_column_that_cannot_be_kept_is_refused_before_any_work(
+    client: Client, small_model: Model, tmp_path: Path, column: pa.Array, kind: str
+) -> None:
+    """In memory, in an Arrow file, and in a list; else it is copied as it is. No matter where it is not kept."""
+    listed = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), column)
+    for values in (column, listed):
+        table = pa.table({"text": ROWS, "k": values})
+        with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+            writer.write_table(table)
+        for number, source in enumerate((table, tmp_path / "a.arrow")):
+            job = {"model": small_model, "client": client}
+            try:
+                report = classify(source, tmp_path / f"out{number}", keep="k", format=kind, overwrite=True, **job)
+            except UsageError as error:
+                assert "the column 'k' cannot be" in str(error)  # noqa: PT017
+                assert not (tmp_path / f"out{number}" / "_entries").exists()
+            else:
+                assert report.to_arrow().column("k").combine_chunks().equals(values)
+                assert kind != "parquet"
+                assert "struct<>" in str(values.type)
+            assert classify(source, **job).rows_written == N
+            with suppress(UsageError):
+                assert classify(source, keep="k", **job).rows_written == N
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    st.sampled_from([pa.timestamp("s"), pa.timestamp("us", "UTC"), pa.timestamp("ms", "Europe/Berlin"), pa.date32()]),
+    st.lists(st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), st.integers(-(2**40), 2**40)), min_size=1),
+    st.sampled_from(["plain", "struct", "list"]),
+)
+def test_a_time_that_no_text_can_hold_costs_its_row(kind: pa.DataType, numbers: list[int | None], shape: str) -> None:
+    """Of a column, of a field and of an item of a list; the others are copied as they are."""
+    bits = pa.int32() if kind == pa.date32() else pa.int64()
+    low = 2**31 if kind == pa.date32() else 2**63
+    plain = pa.array([None if n is None else (n + low) % (2 * low) - low for n in numbers], bits).view(kind)
+    naive = plain.cast(pa.timestamp(kind.unit)) if pa.types.is_timestamp(kind) else plain
+    good = ["out of range" not in (text or "") for text in naive.cast(pa.string()).to_pylist()]
+    shapes = {
+        "plain": plain,
+        "struct": pa.StructArray.from_arrays([plain], names=["at"]),
+        "list": pa.ListArray.from_arrays(pa.array([0, *range(len(plain) + 1)], pa.int32()), plain),
+    }
+    column, good = shapes[shape], [True] * (shape == "list") + good  # the first list is empty
+    selection = Selection(kept=("k",), kept_types=(column.type,))
+    table = pa.table({"text": pa.array(["x"] * len(column), pa.large_binary()), "k": column})
+    chunk = table_chunk(table, "f", 0, selection)
+    assert chunk.rows["k"].combine_chunks().equals(column.filter(pa.array(good)))
+    assert chunk.quarantine["row"].to_pylist() == [i for i, is_good in enumerate(good) if not is_good]
+    assert set(chunk.quarantine["reason"].to_pylist()) <= {"column 'k' holds a time out of range"}
+    assert chunk.bad is not None
+    assert chunk.bad["k"].null_count == len(chunk.bad) == good.count(False)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
+def test_rows_with_strange_times_leave_a_folder_that_can_be_read(
+    client: Client, small_model: Model, tmp_path: Path, kind: str
+) -> None:
+    at = pa.array([0, 2**62, 1], pa.timestamp("s"))
+    table = pa.table({"text": ROWS, "at": at, "in": pa.StructArray.from_arrays([at], names=["at"])})
+    report = classify(table, tmp_path / "out", keep=["at", "in"], format=kind, model=small_model, client=client)
+    assert (report.rows_written, report.rows_quarantined) == (2, 1)
+    assert report.to_arrow()["at"].to_pylist() == [at[0].as_py(), at[2].as_py()]
+    select(tmp_path / "out", tmp_path / "chosen.csv", where="score >= 0")
+    assert (tmp_path / "chosen.csv").read_text().count("1970-01-01") == 4

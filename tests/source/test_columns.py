@@ -204,7 +204,7 @@ def test_what_is_not_read_is_said(
     for name in ("notes.json", "README", "sub/x.pdf", "_draft.csv", ".hidden"):
         (tmp_path / "in" / name).write_text("{}")
     heard = Hearing()
-    report = classify(tmp_path / "in", tmp_path / "out", model=small_model, client=client, progress=heard)
+    report = classify(tmp_path / "in", tmp_path / "out", keep="w", model=small_model, client=client, progress=heard)
     unread = f"2 files were not read (250 rows in 1 of them): {tmp_path}/in/3.parquet, {tmp_path}/in/4.parquet"
     others = ", ".join(f"{tmp_path}/in/{name}" for name in ("README", "notes.json", "sub/x.pdf"))
     assert report.not_read[0] == unread

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from reading import found, read_files, read_split
 from broadsheet.pipeline.source.chunk import Chunk, Selection, concat, empty_chunk, numbered
 from broadsheet.pipeline.source.formats.csv import Csv, Dialect
 from broadsheet.pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
+from broadsheet.pipeline.source.formats.record_format import NO_QUOTES
 from broadsheet.pipeline.source.formats.records import Cutting, Extent, read_records, split_lines
 from broadsheet.pipeline.source.limits import LIMITS, Limits
 
@@ -31,11 +33,24 @@ def read_all(
     return read_split(found([path], limits), selection, chunk_rows, segment).chunks
 
 
-def plain_parse(data: bytes, fields: int) -> tuple[list[list[bytes]], list[tuple[int, int]]]:
+def plain_parse(
+    data: bytes, fields: int, quote: bytes = b'"', escape: bytes = b"", cr_ends: bool = True
+) -> tuple[list[list[bytes]], list[tuple[int, int]]]:
     """RFC 4180 a byte at a time, with the rule for quotes left open: rows, and (record, offset) of bad ones.
 
-    A record that has the wrong number of fields and spans lines, or whose quote never closes, is its first line.
+    A record that has the wrong number of fields and spans lines, or whose quote never closes, is its first line; and so
+    is one whose last byte escapes nothing. What is escaped is content, as after a quote that closed. Where a CR alone
+    ends no record, those before an LF, or at the very end, are of a line's end.
     """
+
+    def line_end(at: int) -> int:
+        """How long that at this byte is."""
+        crs = len(data[at:]) - len(data[at:].lstrip(b"\r"))
+        follows = data[at + crs : at + crs + 1]
+        if cr_ends:
+            return 2 if data[at : at + 2] == b"\r\n" else int(crs > 0 or follows == b"\n")
+        return crs + 1 if follows == b"\n" else 0 if follows else crs
+
     rows: list[list[bytes]] = []
     bad: list[tuple[int, int]] = []
     record = start = 0
@@ -43,20 +58,26 @@ def plain_parse(data: bytes, fields: int) -> tuple[list[list[bytes]], list[tuple
         at, row, value, state, touched = start, [], bytearray(), "start", False
         while True:
             c = data[at : at + 1]
-            if state == "quoted":
+            if c and c == escape:
+                value += data[at + 1 : at + 2]
+                at, touched = at + 2, True
+                state = "plain" if state == "start" else state
+                if at > len(data):
+                    state, at = "quoted", len(data)
+            elif state == "quoted":
                 if not c:
                     break
                 at += 1
-                if c == b'"' and data[at : at + 1] == b'"':
-                    value += b'"'
+                if c == quote and data[at : at + 1] == quote:
+                    value += c
                     at += 1
-                elif c == b'"':
+                elif c == quote:
                     state = "plain"
                 else:
                     value += c
-            elif state == "start" and c == b'"':
+            elif state == "start" and c and c == quote:
                 state, at, touched = "quoted", at + 1, True
-            elif c in (b"", b"\n", b"\r"):
+            elif not c or line_end(at):
                 row.append(bytes(value))
                 break
             else:
@@ -68,17 +89,14 @@ def plain_parse(data: bytes, fields: int) -> tuple[list[list[bytes]], list[tuple
                     value.clear()
                 else:
                     value += c
-        after = at + (2 if data[at : at + 2] == b"\r\n" else 1)
+        after = at + max(line_end(at), 1)
         if touched:
-            content = data[start:at]
             if state != "quoted" and len(row) == fields:
                 rows.append(row)
             else:
                 bad.append((record, start))
-                if state == "quoted" or b"\n" in content or b"\r" in content:
-                    ends = [i for i in (content.find(b"\n"), content.find(b"\r")) if i >= 0]
-                    at = start + min(ends) if ends else len(data)
-                    after = at + (2 if data[at : at + 2] == b"\r\n" else 1)
+                at = next((i for i in range(start, at) if line_end(i)), len(data) if state == "quoted" else at)
+                after = at + max(line_end(at), 1)
             record += 1
         start = after
     return rows, bad
@@ -89,16 +107,32 @@ csv_bytes = st.lists(
         [b'"', b'""', b",", b"\n", b"\r\n", b"\r", b"a", b"bc", b" ", b'","', b'"\n"', b"x,y\n", b'"x","y"\n']
     )
 ).map(b"".join)
+dialects = st.fixed_dictionaries(
+    {"quote": st.sampled_from(['"', "'", ""]), "escape": st.sampled_from(["", "\\"]), "cr_ends": st.booleans()}
+)
+DEFAULT = {"quote": '"', "escape": "", "cr_ends": True}
 
 
-@settings(max_examples=examples(600), deadline=None)
-@given(csv_bytes, st.integers(1, 7))
-@example(b'1,2\n"open,2\n3,4\n', 3)
-@example(b'1,2\n"a"b"c,2\n5" disk,x\n', 2)
-def test_records_are_found_as_a_plain_parser_finds_them(data: bytes, block: int) -> None:
+def of_dialect(data: bytes, dialect: dict) -> tuple[bytes, list[list[bytes]], list[tuple[int, int]]]:
+    """The bytes with its quotes, and what a plain parser makes of them."""
+    data = data.replace(b'"', dialect["quote"].encode() or b'"')
+    quote, escape = dialect["quote"].encode(), dialect["escape"].encode()
+    return data, *plain_parse(data, 2, quote, escape, dialect["cr_ends"])
+
+
+any_bytes = st.tuples(csv_bytes, csv_bytes, st.lists(st.just(b"\\"), max_size=3).map(b"".join), csv_bytes).map(b"".join)
+
+
+@settings(max_examples=examples(900), deadline=None)
+@given(any_bytes, st.integers(1, 7), dialects)
+@example(b'1,2\n"open,2\n3,4\n', 3, DEFAULT)
+@example(b'1,2\n"a"b"c,2\n5" disk,x\n', 2, DEFAULT)
+@example(b'1,"a\\"b"\n1,a\\\nb\n1\\\n2,x\n3,\\', 2, DEFAULT | {"escape": "\\"})
+@example(b'1,a\rb\r\r\n"1",2\r"x\r\n', 2, DEFAULT | {"cr_ends": False})
+def test_records_are_found_as_a_plain_parser_finds_them(data: bytes, block: int, dialect: dict) -> None:
     """In blocks of any size: as many records, and the same bad ones at the same offsets."""
-    rows, bad = plain_parse(data, 2)
-    blocks = list(read_records(io.BytesIO(data), Dialect(",", 2), 0, limits=Limits(block_bytes=block)))
+    data, rows, bad = of_dialect(data, dialect)
+    blocks = list(read_records(io.BytesIO(data), Dialect(",", 2, **dialect), 0, limits=Limits(block_bytes=block)))
     starts = [int(o) for b in blocks for o in b.offsets]
     wrong = {int(b.offsets[i]) for b in blocks for i in b.problems}
     assert len(starts) == len(rows) + len(bad)
@@ -106,14 +140,15 @@ def test_records_are_found_as_a_plain_parser_finds_them(data: bytes, block: int)
     assert [(starts.index(o), o) for o in sorted(wrong)] == bad
 
 
-@settings(max_examples=examples(300), deadline=None)
-@given(csv_bytes, st.integers(1, 60))
-@example(b"1,2\n1,2,3\n1\n4,5\n", 60)
-@example(b'1,2\nx"y,2\nx"y",2,3\n4,5\n', 60)
-def test_fields_that_the_parser_counts_are_those_of_a_plain_parser(data: bytes, block: int) -> None:
+@settings(max_examples=examples(600), deadline=None)
+@given(any_bytes, st.integers(1, 60), dialects)
+@example(b"1,2\n1,2,3\n1\n4,5\n", 60, DEFAULT)
+@example(b'1,2\nx"y,2\nx"y",2,3\n4,5\n', 60, DEFAULT)
+@example(b'a,\r\rb\n1,2\r"x\r\n\r\r\n"\r",\\\r\n', 60, DEFAULT | {"cr_ends": False, "escape": "\\"})
+def test_fields_that_the_parser_counts_are_those_of_a_plain_parser(data: bytes, block: int, dialect: dict) -> None:
     """Where the scan does not count fields: the same rows, and the same bad ones."""
-    rows, bad = plain_parse(data, 2)
-    form, selection = Csv(columns=("a", "b")), Selection(("a",), kept=("b",), kept_types=(pa.string(),))
+    data, rows, bad = of_dialect(data, dialect)
+    form, selection = Csv(columns=("a", "b"), **dialect), Selection(("a",), kept=("b",), kept_types=(pa.string(),))
     chunks, row = [empty_chunk(selection)], 0
     for records in read_records(io.BytesIO(data), form.quick_split, 0, limits=Limits(block_bytes=block)):
         chunks.append(form.parse(records, "f", row, selection))
@@ -127,15 +162,20 @@ def test_fields_that_the_parser_counts_are_those_of_a_plain_parser(data: bytes, 
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(csv_bytes, st.integers(4, 60), st.sampled_from([LIMITS.field_bytes, 9]))
-@example(b'1,2\nx,"y\n3,4\n5,6"\n7,8\n', 12, 99)
-@example(b'1,2\n5" disk,x\n1,"y\n"\n3,4\n1,2\n', 14, 99)
-@example(b'1,2\n\xff,4\n5,6\n"7,8\n1,2\n', 8, 99)
-@example(b'""""\r\n","x,y\n""""""","""""\n', 12, 9)
-@example(b'"""""\r\n","x,y\n""""""""","', 12, 9)
-def test_blocks_that_are_parsed_unscanned_are_those_of_a_scan(data: bytes, block: int, longest: int) -> None:
+@given(any_bytes, st.integers(4, 60), st.sampled_from([LIMITS.field_bytes, 9]), dialects)
+@example(b'1,2\nx,"y\n3,4\n5,6"\n7,8\n', 12, 99, DEFAULT)
+@example(b'1,2\n5" disk,x\n1,"y\n"\n3,4\n1,2\n', 14, 99, DEFAULT)
+@example(b'1,2\n\xff,4\n5,6\n"7,8\n1,2\n', 8, 99, DEFAULT)
+@example(b'""""\r\n","x,y\n""""""","""""\n', 12, 9, DEFAULT)
+@example(b'"""""\r\n","x,y\n""""""""","', 12, 9, DEFAULT)
+@example(b"1,2\n3,\xff\xfe\n5,\r6\n\xff\xfe\xfe,\r\n", 99, 99, DEFAULT | {"cr_ends": False})
+@example(b"1,2\n3,4\\\n5\n6,7\n", 8, 99, DEFAULT | {"escape": "\\"})
+def test_blocks_that_are_parsed_unscanned_are_those_of_a_scan(
+    data: bytes, block: int, longest: int, dialect: dict
+) -> None:
     """Wherever blocks end, and whichever column is asked for: the same rows, quarantine, numbers and sizes."""
-    form = Csv(columns=("a", "b"), limits=Limits(longest, block))
+    data = of_dialect(data, dialect)[0]
+    form = Csv(columns=("a", "b"), limits=Limits(longest, block), **dialect)
     for selection in (Selection(("a",)), Selection(("b",), kept=("a",), kept_types=(pa.string(),))):
         parsed = [*form.parsed(io.BytesIO(data), 3, Extent(), "f", selection, None)]
         firsts = [7, *(7 + n for n in accumulate(part.chunk.rows_read for part in parsed))]
@@ -160,21 +200,28 @@ def test_blocks_that_are_parsed_unscanned_are_those_of_a_scan(data: bytes, block
 values = st.lists(st.sampled_from(["a", "bc", " ", "é", '"', ",", ";", "\t", "|", "\n", "\r\n", "\r"]), max_size=5)
 
 
-@settings(max_examples=examples(24), deadline=None)
+@settings(max_examples=examples(36), deadline=None)
 @given(
     st.lists(st.tuples(values.map("".join), values.map("".join)), min_size=1, max_size=4),
     st.sampled_from(",;\t|"),
     st.sampled_from(["\n", "\r\n"]),
-    st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]),
+    st.sampled_from(
+        [
+            {"quoting": csv.QUOTE_ALL},
+            {"quoting": csv.QUOTE_MINIMAL, "quotechar": "'"},
+            {"quoting": csv.QUOTE_ALL, "escapechar": "\\", "doublequote": False},
+            {"quoting": csv.QUOTE_NONE, "escapechar": "\\", "quotechar": None},
+        ]
+    ),
 )
-@example([("a", "b\r\nc"), ("d", "e\r\n\r\nf")], ",", "\r\n", csv.QUOTE_ALL)
-def test_records_cut_at_every_byte_are_those_of_python(rows, delimiter: str, ending: str, quoting: int) -> None:
-    """In every dialect, and wherever a block that is read, or one that is parsed, ends."""
+@example([("a", "b\r\nc"), ("d", "e\r\n\r\nf")], ",", "\r\n", {"quoting": csv.QUOTE_ALL})
+def test_records_cut_at_every_byte_are_those_of_python(rows, delimiter: str, ending: str, dialect: dict) -> None:
+    """In every dialect, and wherever a block that is read, or one that is parsed, ends: what was written."""
     text = io.StringIO(newline="")
-    csv.writer(text, delimiter=delimiter, lineterminator=ending, quoting=quoting).writerows(rows)
-    data = text.getvalue().encode()
-    expected = [row for row in csv.reader(io.StringIO(text.getvalue(), newline=""), delimiter=delimiter) if row]
-    assume(all(len(row) == 2 for row in expected))  # a lone CR that the writer left unquoted ends a record
+    csv.writer(text, delimiter=delimiter, lineterminator=ending, **dialect).writerows(rows)
+    data, expected = text.getvalue().encode(), [list(row) for row in rows]
+    quote = '"' if dialect["quoting"] == csv.QUOTE_ALL else dialect["quotechar"] or ""
+    ours = {"delimiter": delimiter, "quote": quote, "escape": dialect.get("escapechar", ""), "cr_ends": False}
     selection = Selection(("b",), kept=("a",), kept_types=(pa.string(),))
     for size in range(1, len(data) + 1):
         for limits in (
@@ -182,7 +229,7 @@ def test_records_cut_at_every_byte_are_those_of_python(rows, delimiter: str, end
             Limits(parsed_bytes=size),
             Limits(block_bytes=size + 2, parsed_bytes=size),
         ):
-            form = Csv(delimiter=delimiter, columns=("a", "b"), limits=limits)
+            form = Csv(columns=("a", "b"), limits=limits, **ours)
             parsed = form.parsed(io.BytesIO(data), 0, Extent(), "f", selection, None)
             chunk = concat([empty_chunk(selection), *(part.chunk for part in parsed)])
             read = zip(chunk.rows["a"].to_pylist(), chunk.text.to_pylist(), strict=True)
@@ -216,26 +263,30 @@ def test_rows_are_cut_the_same_whether_their_sizes_are_known(runs: list[list[int
 
 
 @settings(max_examples=examples(600), deadline=None)
-@given(csv_bytes, st.integers(1, 40), st.integers(1, 40))
-def test_long_lines_and_fields_are_found_the_same_in_any_blocks(data: bytes, one: int, other: int) -> None:
-    both = []
+@given(any_bytes, st.integers(1, 40), st.integers(1, 40), dialects)
+def test_long_lines_and_fields_are_found_the_same_in_any_blocks(data: bytes, one: int, other: int, dialect) -> None:
+    both, data = [], of_dialect(data, dialect)[0]
     for block in (one, other):
         limits = Limits(field_bytes=12, block_bytes=block)
-        blocks = read_records(io.BytesIO(data), Dialect(",", 2, limits), 0, limits=limits)
+        blocks = read_records(io.BytesIO(data), Dialect(",", 2, limits, **dialect), 0, limits=limits)
         both.append([(int(offset), i in b.problems) for b in blocks for i, offset in enumerate(b.offsets)])
     assert both[0] == both[1]
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(csv_bytes, st.integers(1, 4), st.integers(1, 40), st.integers(1, 40))
+@given(any_bytes, st.integers(1, 4), st.integers(1, 40), st.integers(1, 40), dialects)
 def test_chunks_hold_each_row_once_whatever_their_size(
-    tmp_path_factory, data: bytes, chunk_rows: int, segment: int, guess: int
+    tmp_path_factory, data: bytes, chunk_rows: int, segment: int, guess: int, dialect: dict
 ) -> None:
-    """In parts of any size, each of which begins where the one before it ends, however it was guessed."""
+    """In parts of any size, each of which begins where the one before it ends, however it was guessed. Whether a CR
+    alone ends a record is decided by the first one.
+    """
     path = tmp_path_factory.mktemp("csv") / "f.csv"
-    path.write_bytes(b"id,text\n" + data)
-    rows, bad = plain_parse(data, 2)
-    chunks = read_all(path, TWO, chunk_rows, Limits(guess_bytes=guess), segment)
+    data, rows, bad = of_dialect(data, dialect)
+    assume(not (dialect["cr_ends"] and data.startswith(b"\n")))
+    path.write_bytes(b"id,text" + (b"\r" if dialect["cr_ends"] else b"\n") + data)
+    selection = replace(TWO, quote=dialect["quote"] or NO_QUOTES, escape=dialect["escape"] or None)
+    chunks = read_all(path, selection, chunk_rows, Limits(guess_bytes=guess), segment)
     assert all(c.rows_read <= chunk_rows for c in chunks)
     whole = concat(chunks)
     assert whole.text.to_pylist() == [row[1] for row in rows]

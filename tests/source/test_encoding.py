@@ -9,13 +9,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import CommandHere, examples
 from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broadsheet.pipeline import UsageError, classify, verify
+from broadsheet.pipeline import UsageError, classify, dry_run, verify
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.source.chunk import Chunk, Selection, concat, empty_chunk
 from broadsheet.pipeline.source.compression import encoding_named
@@ -151,6 +153,10 @@ def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: M
         (tmp_path / name).write_text(content)
         with pytest.raises(UsageError, match=message):
             classify(tmp_path / name, **job)
+    for name, content in (("n.csv", "news; all\n" + "x\n" * 9), ("o.tsv", "oil, gas, and more\nrose, and fell\n")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(UsageError, match=r"it has: (news; all|oil, gas, and more)$"):
+            classify(tmp_path / name, **job)
     (tmp_path / "j.jsonl").write_text('[{"text": "x"},\n{"text": "y"}]\n')
     ((_, message),) = classify(tmp_path / "j.jsonl", **job).tally.problems
     assert "it holds a JSON array, not an object a line: convert it" in message
@@ -176,6 +182,11 @@ def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: M
     assert not classify(tmp_path / "l.txt", encoding="latin1", **job).hints
     (tmp_path / "l.txt").write_bytes(b"caf\xe9\n" + b"plain\n" * 9)
     assert not classify(tmp_path / "l.txt", **job).hints
+    table = pa.table({"text": [b"caf\xe9", b"x", b"y"]})
+    pq.write_table(table, tmp_path / "l.parquet")  # a table has no encoding to be named
+    for source in (tmp_path / "l.parquet", table):
+        report = classify(source, **job)
+        assert (report.rows_quarantined, report.hints) == (1, [])
 
 
 @pytest.mark.parametrize(
@@ -187,12 +198,69 @@ def test_what_was_not_said_of_a_file_is_suggested(client: Client, small_model: M
         ({"delimiter": ";;"}, "give one ASCII character"),
         ({"delimiter": '"'}, "not a quote"),
         ({"delimiter": "é"}, "give one ASCII character"),
-        ({"delimiter": ";"}, "delimiter= is for CSV"),
+        ({"delimiter": ";"}, "a.txt: delimiter= is for CSV"),
+        ({"quote": "''"}, 'give one ASCII character, e.g. "\'", or none; not a line end'),
+        ({"quote": "'", "escape": '"'}, "give one ASCII character, e.g. a backslash; not a quote"),
+        ({"escape": "\n"}, "give one ASCII character"),
+        ({"quote": "none"}, "a.txt: quote= is for CSV"),
+        ({"escape": "/"}, "a.txt: escape= is for CSV"),
     ],
 )
-def test_an_encoding_or_delimiter_that_cannot_work_is_refused(
+def test_an_encoding_or_dialect_that_cannot_work_is_refused(
     client: Client, small_model: Model, tmp_path: Path, options, message: str
 ) -> None:
     (tmp_path / "a.txt").write_text("x\n")
     with pytest.raises(UsageError, match=message):
         classify(tmp_path / "a.txt", model=small_model, client=client, **options)
+
+
+@pytest.mark.parametrize("dialect", [{"quote": ","}, {"escape": "'", "quote": "'"}, {"delimiter": "/", "escape": "/"}])
+def test_one_character_is_not_two_things(client: Client, small_model: Model, tmp_path: Path, dialect) -> None:
+    (tmp_path / "a.csv").write_text("text\nx\n")
+    with pytest.raises(UsageError, match=r"csv files: .*: these must be different characters"):
+        classify(tmp_path / "a.csv", model=small_model, client=client, **dialect)
+
+
+def test_a_file_whose_quotes_are_something_else_is_noted(client: Client, small_model: Model, tmp_path: Path) -> None:
+    """With the option that reads it right, whatever the files are read with; and an honest file is not noted."""
+    job = {"model": small_model, "client": client, "chunk_size": 50}
+    lines, slashes = "a.tsv: more lines than rows", "c.csv: many quotes follow a backslash"
+    texts = [f'"stocks {i}' if i % 9 == 5 else f"stocks {i}" for i in range(4000)]
+    (tmp_path / "a.tsv").write_text("\n".join(["id\ttext", *(f"{i}\t{text}" for i, text in enumerate(texts))]))
+    report = classify(tmp_path / "a.tsv", **job)
+    assert report.rows_read < 4000
+    assert [hint.rpartition("/")[2] for hint in report.hints if lines in hint] == [
+        f"{lines}: quoted fields hold line ends. If the quotes are part of the text, --quote none"
+    ]
+    assert any(lines in warning for warning in dry_run(tmp_path / "a.tsv", model=small_model).warnings)
+    report = classify(tmp_path / "a.tsv", tmp_path / "a", quote="none", keep="text", **job)
+    assert (report.to_arrow()["text"].to_pylist(), report.hints) == (texts, [])
+    said = [f'"{i}, he said, no" {i}' if i % 50 == 1 else f"a\\b {i}" for i in range(2000)]
+    rows = ('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in said)
+    (tmp_path / "c.csv").write_text("\n".join(["text", *rows]))
+    (hint,) = classify(tmp_path / "c.csv", **job).hints
+    assert slashes in hint
+    assert hint.endswith("""If \\" stands for ", --escape '\\'""")
+    report = classify(tmp_path / "c.csv", tmp_path / "c", escape="\\", keep="text", **job)
+    assert (report.to_arrow()["text"].to_pylist(), report.hints) == (said, [])
+    for out in ("a", "c"):
+        assert verify(tmp_path / out, input=True).rows_written == report.rows_read + 2000 * (out == "a")
+    with pytest.raises(UsageError, match=r"add escape='.{2}'"):
+        classify(tmp_path / "c.csv", tmp_path / "c", resume=True, **job)
+    honest = ['"C:\\"', '"{""a"": ""\\""x\\""""}"', '"two\n\nlines"', *["x\n"] * 40]
+    (tmp_path / "b.csv").write_text("\n".join(["text", *honest]))
+    assert not classify(tmp_path / "b.csv", **job).hints
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\r\r\n"])
+def test_a_cr_within_a_line_ends_no_text(client: Client, small_model: Model, tmp_path: Path, end: str) -> None:
+    """Of several large files, each by its own line ends; in one whose lines end with CRs it does, as ever."""
+    rows = [(f"{i}\rx" * (end[-1] == "\n"), f"oil\r\rrose {i}" if end[-1] == "\n" else f"oil {i}") for i in range(3000)]
+    for name, ending in (("a.csv", end), ("b.csv", "\n")):
+        (tmp_path / name).write_text(ending.join(["id,text", *(f"{a},{b}" for a, b in rows)]), newline="")
+    job = {"model": small_model, "client": client, "keep": ["id", "text"]}
+    for chunk_size in (20, 700):
+        report = classify(tmp_path, chunk_size=chunk_size, **job)
+        table = report.to_arrow()
+        assert [*zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True)] == 2 * rows
+        assert report.exit_code == 0

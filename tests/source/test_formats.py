@@ -7,6 +7,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import pyarrow as pa
@@ -180,12 +181,134 @@ def test_the_first_file_decides_the_columns(tmp_path: Path) -> None:
     assert result.texts == [b"first", b"reordered"]
     (end,) = result.ends
     messages = {Path(path).name: message for path, message in end.problems}
-    assert [Path(path).name for path, _ in end.unread] == ["c.csv", "d.csv", "e.parquet"]
-    assert "was read by the columns" in messages["b.csv"]
+    assert [Path(path).name for path, _ in end.unread] == ["c.csv", "e.parquet"] == [*messages]
     assert "no column 'text'" in messages["c.csv"]
     assert "it has: id, body" in messages["c.csv"]
-    assert "is empty" in messages["d.csv"]
     assert "not a readable Parquet file" in messages["e.parquet"]
+    result, _ = chunks_of([tmp_path / "a.csv", tmp_path / "b.csv"], replace(TEXT_AND_ID, keep_all=True), 10)
+    assert [message.partition("; not copied: ")[2] for message in result.messages] == ["'more'"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "jsonl.gz", "parquet"])
+@pytest.mark.parametrize("at", ["a", "z"])
+def test_a_file_for_another_use_is_one_problem_wherever_it_is_sorted(tmp_path: Path, at: str, kind: str) -> None:
+    """And not a row of the quarantine for each of its lines, nor the end of the job."""
+    path = write(tmp_path, kind, TEXTS)
+    other = {"csv": "file,sha\nx,y\n", "tsv": "file\tsha\nx\ty\n", "parquet": '{"file": "x"}\n' * 3}
+    suffix = "jsonl" if kind == "parquet" else kind.partition(".")[0]
+    (tmp_path / f"{at}_manifest.{suffix}").write_text(other.get(kind, '{"file": "x", "sha": "y"}\n' * 300))
+    result, chunks = chunks_of([tmp_path], TEXT_AND_ID, 1000)
+    (message,) = result.messages
+    assert message.startswith(f"{tmp_path}/{at}_manifest.{suffix}: no column 'text' as in {path}; it has: file")
+    assert [t.decode() for _, chunk in chunks for t in chunk.text.to_pylist()] == TEXTS
+    assert not any(len(chunk.quarantine) for _, chunk in chunks)
+    path.unlink()
+    with pytest.raises(UsageError, match=r"_manifest.*: no column 'text' \(.*\); it has: file"):
+        chunks_of([tmp_path], TEXT_AND_ID, 1000)
+
+
+def test_a_text_that_comes_late_is_one(tmp_path: Path) -> None:
+    """A file of which the first lines have no text is read, if a later one near them has one."""
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+    (tmp_path / "b.jsonl").write_text('{"id": 1}\n' * 7000 + '{"id": 1, "text": "late"}\n')
+    result, chunks = chunks_of([tmp_path], Selection(), 10_000)
+    assert (result.texts, result.messages) == ([b"x", b"late"], [])
+    assert sum(len(chunk.quarantine) for _, chunk in chunks) == 7000
+
+
+def test_a_file_without_a_byte_has_no_rows_however_it_is_stored(tmp_path: Path) -> None:
+    for kind in ("csv", "tsv", "jsonl", "txt", "wet"):
+        (tmp_path / f"a.{kind}").touch()
+        (tmp_path / f"a.{kind}.gz").write_bytes(gzip.compress(b""))
+    with ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("b.csv", b"")
+    result, chunks = chunks_of([tmp_path], Selection(), 10)
+    assert (result.messages, sum(chunk.rows_read for _, chunk in chunks), len(result.plan.files)) == ([], 0, 11)
+    (tmp_path / "c.csv").write_bytes(as_csv(TEXTS))
+    result, _ = chunks_of([tmp_path], TEXT_AND_ID, 1000)
+    assert ([text.decode() for text in result.texts], result.messages) == (TEXTS, [])
+    (tmp_path / "d.parquet").touch()
+    assert chunks_of([tmp_path], TEXT_AND_ID, 1000)[0].messages == [f"{tmp_path}/d.parquet: the file is empty"]
+
+
+ROWS = [{"text": "oil rose", "id": i, "more": {"of": [1, {}]}} for i in range(300)]
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        ("\n".join(json.dumps(row, indent=1) for row in ROWS), "objects of several lines, not an object a line"),
+        ("\r\n  {\r\n" + json.dumps(ROWS[0])[1:].replace(",", ",\r\n"), "objects of several lines"),
+        ('{"text":\n"x' + "y" * 100_000 + '"}', "objects of several lines"),
+        (json.dumps(ROWS, indent=1), "a JSON array, not an object a line"),
+        (json.dumps(ROWS), "a JSON array, not an object a line"),
+    ],
+)
+def test_json_that_is_no_object_a_line_is_one_hint(tmp_path: Path, content: str, hint: str) -> None:
+    (tmp_path / "b.jsonl").write_text(content, newline="")
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{ "text":\n"y"}\n{\n}\n')  # these lines are bad, one by one
+    result, chunks = chunks_of([tmp_path], Selection(), 1000)
+    (message,) = result.messages
+    assert f"b.jsonl: it holds {hint}" in message
+    assert sum(len(chunk.quarantine) for _, chunk in chunks) == 4
+    assert result.texts == [b"x"]
+
+
+@pytest.mark.parametrize("inner", [gzip.compress, zstandard.compress])
+def test_a_file_that_was_compressed_twice_is_said(tmp_path: Path, inner) -> None:
+    (tmp_path / "a.csv").write_bytes(as_csv(TEXTS))
+    for name in ("b.csv.gz", "c.csv"):
+        (tmp_path / name).write_bytes(gzip.compress(inner(as_csv(TEXTS))))
+    result, _ = chunks_of([tmp_path], TEXT_AND_ID, 1000)
+    kind = "gzip" if inner is gzip.compress else "zstd"
+    assert len(result.texts) == len(TEXTS)
+    assert result.messages == [
+        f"{tmp_path}/{name}: it holds {kind} within gzip: decompress it once" for name in ("b.csv.gz", "c.csv")
+    ]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "arrow"])
+def test_two_columns_of_one_name_matter_where_they_are_used(tmp_path: Path, kind: str) -> None:
+    path, table = tmp_path / f"a.{kind}", pa.table([["1"], ["x"], ["2"]], ["a", "text", "a"])
+    if kind == "csv":
+        path.write_text("a,text,a\n1,x,2\n")
+    elif kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    result, _ = chunks_of([path], Selection(), 10)
+    assert (result.texts, result.messages) == ([b"x"], [])
+    for selection in (Selection(kept=("a",)), Selection(text=("a",)), Selection(keep_all=True)):
+        with pytest.raises(UsageError, match="2 columns are called 'a': rename all but one"):
+            chunks_of([path], selection, 10)
+
+
+def test_what_a_name_does_not_tell_the_content_does(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"row {i}", "x": "y" * 200_000 * (i == 2)}).encode() + b"\n" for i in range(4)]
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(lines[0]))
+    (tmp_path / "b.json").write_bytes(b"\n " + lines[1])
+    (tmp_path / "part-00000").write_bytes(lines[2])
+    (tmp_path / "part-00001.gz").write_bytes(gzip.compress(lines[3]))
+    pq.write_table(pa.table({"text": ["row 4"]}), tmp_path / "part-r-00002")
+    others = {
+        "config.json": '{\n "a": 1}',
+        "list.json": '[{"text": "x"}]',
+        "part-00003": "text\nrow 5\n",
+        "LICENSE": "x",
+    }
+    for name, content in others.items():
+        (tmp_path / name).write_text(content)
+    listed = find_files([str(tmp_path)], 70, 1014)
+    assert sorted(Path(path).name for path in listed.left_out) == sorted(others)
+    result = read_files(listed.found, Selection(), 10)
+    assert (sorted(result.texts), result.messages) == ([b"row %d" % i for i in range(5)], [])
+    with pytest.raises(UsageError, match=r"config.json: .* an object a line .*input_format="):
+        find_files([str(tmp_path / "config.json")], 70, 1014)
+    listed = find_files([str(tmp_path / "part-00003"), str(tmp_path / "part-0000[3]")], 70, 1014, input_format="csv")
+    assert read_files(listed.found, Selection(), 10).texts == [b"row 5"]
+    listed = find_files([str(tmp_path)], 70, 1014, input_format="text")
+    assert (len(listed.found), listed.left_out) == (9, ())
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,25 @@
 """CSV and TSV: records found by a quote-aware scan, fields parsed by pyarrow.
 
 The scan follows the state machine of pyarrow's parser (RFC 4180: a quote counts only at the start of a field, a doubled
-quote stands for one, a backslash is no escape), so both agree on what a record is. That gives rows their numbers, and
-files the positions at which they can be cut. A record with the wrong number of fields that spans several lines is taken
-as a quote left open: only its first line is bad, and reading resumes at the next line.
+quote stands for one; a backslash escapes only where the user says so), so both agree on what a record is. That gives
+rows their numbers, and files the positions at which they can be cut. A record with the wrong number of fields that
+spans several lines is taken as a quote left open: only its first line is bad, and reading resumes at the next line.
+
+For pyarrow a CR alone ends a record. It does so only in a file whose first record ends with one: in others it is given
+to pyarrow as other bytes, which are a CR again in the fields that it returns.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import csv as pa_csv
 
@@ -24,14 +28,39 @@ from ..chunk import Chunk, Selection, assemble
 from ..compression import UTF8, why_not_decoded
 from ..format import InputFile, Schema
 from ..limits import LIMITS, Limits
-from .record_format import DELIMITERS, RecordFormat, ScanWanted, no_place, separated_by
-from .records import BOM, Guess, Records, Split
+from .record_format import DELIMITERS, FEW_BYTES, NO_QUOTES, RecordFormat, ScanWanted, no_place, separated_by
+from .records import BOM, Guess, Readable, Records, Split, count_of, places
 
-_QUOTE, _LF, _CR = 0x22, 0x0A, 0x0D
-_QUOTED = re.compile(rb'"(?:[^"]++|"")*+"')
-_LINE_END = re.compile(rb"[\r\n]")
-csv.field_size_limit(LIMITS.field_bytes)
+_LF, _CR = 0x0A, 0x0D
+_ESCAPED = 0x80
+_INNER_CRS = re.compile(rb"(?<!\r)\r++(?=[^\r\n])")
 _OPEN_QUOTE = "a quoted field is not closed within {} MiB or before the end"
+
+
+_MORE_LINES = 1.1
+"""Lines that a file has for each row, from which its quotes may be text."""
+
+_ESCAPED_QUOTES = 0.01
+"""The same of quotes after a backslash."""
+
+
+class _Patterns(NamedTuple):
+    """What the scan of single records looks for.
+
+    Attributes
+    ----------
+    quoted : Pattern
+        A quoted field.
+    rest : Pattern
+        What is not quoted, up to a delimiter or the end of a line.
+    line_end : Pattern
+        The end of a line.
+
+    """
+
+    quoted: re.Pattern[bytes]
+    rest: re.Pattern[bytes]
+    line_end: re.Pattern[bytes]
 
 
 @dataclass(frozen=True)
@@ -49,6 +78,10 @@ class Dialect:
     every : bool
         Whether fields are counted in every record; else only in those of several lines, where the count decides whether
         a quote was left open.
+    quote, escape : str
+        One ASCII character each; empty where there is none.
+    cr_ends : bool
+        Whether a CR ends a record that no LF follows. Else CRs before an LF, or at the very end, are of a line's end.
 
     """
 
@@ -56,22 +89,31 @@ class Dialect:
     fields: int | None
     limits: Limits = LIMITS
     every: bool = True
-    _rest: re.Pattern[bytes] = field(init=False, repr=False, compare=False)
+    quote: str = '"'
+    escape: str = ""
+    cr_ends: bool = True
+    _patterns: _Patterns = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_rest", re.compile(rb"[^\r\n%s]*+" % re.escape(self.delimiter.encode())))
+        quote, delimiter = re.escape(self.quote.encode()), re.escape(self.delimiter.encode())
+        quoted = rb"%s(?:[^%s]++|%s%s)*+%s" % ((quote,) * 5) if quote else rb"(?!)"
+        rest, line_end = rb"[^\r\n%s]*+" % delimiter, rb"\r?\n|\r"
+        if not self.cr_ends:
+            rest, line_end = rb"(?:[^\r\n%s]++|\r++(?=[^\r\n]))*+" % delimiter, rb"(?<!\r)\r*+\n"
+        object.__setattr__(self, "_patterns", _Patterns(*map(re.compile, (quoted, rest, line_end))))
 
     def __call__(self, buffer: bytes, final: bool) -> Split:
         """The records of a buffer that begins at one: vectorised up to the first irregular one, then one by one."""
-        split = _split_regular(buffer, ord(self.delimiter), self.fields, final, self.limits.field_bytes, self.every)
+        plain = self.plain(buffer)
+        split = self._regular(plain, buffer, final)
         starts: list[int] = []
         ends: list[int] = []
         problems, at, overlong = split.problems, split.consumed, b""
         while at < len(buffer):
-            record = self._record(buffer, at, final)
+            record = self._record(plain, buffer, at, final)
             if record is None:
-                if len(buffer) - at > self.limits.field_bytes and not _LINE_END.search(buffer, at):
-                    overlong = b"\r\n"
+                if len(buffer) - at > self.limits.field_bytes and not self._patterns.line_end.search(buffer, at):
+                    overlong = b"\r\n" if self.cr_ends else b"\n"
                 break
             end, after, problem = record
             if end > at:  # a blank line is not a record
@@ -86,17 +128,32 @@ class Dialect:
 
     def problem(self, record: bytes) -> str | None:
         """What is wrong with a record."""
-        place = self._record(record, 0, True)
+        place = self._record(self.plain(record), record, 0, True)
         return place[2] if place else None
 
-    def _record(self, buffer: bytes, at: int, final: bool) -> tuple[int, int, str | None] | None:
-        """End, position after the line end, and problem of the record at `at`; None if more bytes are needed."""
-        position, fields, total, limit = at, 0, len(buffer), self.limits.field_bytes
+    def plain(self, buffer: bytes) -> bytes:
+        """A buffer that begins at a record, with another byte in place of each that is escaped."""
+        if not self.escape or self.escape.encode() not in buffer:
+            return buffer
+        array = np.frombuffer(buffer, np.uint8).copy()
+        at = places(array, ord(self.escape))
+        first = np.flatnonzero(np.diff(at, prepend=-2) > 1)  # of those that follow one another, every other escapes
+        within = np.arange(len(at)) - np.repeat(first, np.diff(first, append=len(at)))
+        escaped = at[within % 2 == 0] + 1
+        array[escaped[escaped < len(array)]] = _ESCAPED
+        return array.tobytes()
+
+    def _record(self, plain: bytes, buffer: bytes, at: int, final: bool) -> tuple[int, int, str | None] | None:
+        """End, position after the line end, and problem of the record at `at`; None if more bytes are needed. plain: of
+        the buffer. A line may also end where that is escaped: it is only for what cannot be a record.
+        """
+        position, fields, total, limit = at, 0, len(plain), self.limits.field_bytes
+        quoted_field, unquoted, line_end = self._patterns
         after: int | None
         while True:
             begin = position
-            if buffer[position : position + 1] == b'"':
-                quoted = _QUOTED.match(buffer, position)
+            if self.quote and plain[position : position + 1] == self.quote.encode():
+                quoted = quoted_field.match(plain, position)
                 if quoted is None or quoted.end() - begin > limit:
                     if final or total - begin > limit:
                         return self._first_line(buffer, at, final, _OPEN_QUOTE.format(limit >> 20))
@@ -104,7 +161,7 @@ class Dialect:
                 position = quoted.end()
                 if position == total and not final:
                     return None  # this quote may be the first of a doubled one
-            rest = self._rest.match(buffer, position)
+            rest = unquoted.match(plain, position)
             position = rest.end() if rest else position
             fields += 1
             if position - begin > limit:
@@ -113,97 +170,113 @@ class Dialect:
                 if not final:
                     return None
                 after = position
-            elif buffer[position] == ord(self.delimiter):
+            elif plain[position] == ord(self.delimiter):
                 position += 1
                 continue
             else:
-                after = _after_line_end(buffer, position, final)
+                after = self._after_line_end(plain, position, final)
                 if after is None:
                     return None
-            if position - at > limit and not _LINE_END.search(buffer, at, at + limit):
+            if position - at > limit and not line_end.search(buffer, at, at + limit):
                 return self._first_line(buffer, at, final, self.limits.long_line)
+            if self.escape and position == total and plain.endswith(self.escape.encode()):
+                return self._first_line(buffer, at, final, "the file ends with the escape character")
             if self.fields in (None, fields) or position == at:
                 return position, after, None
             problem = f"expected {self.fields} fields, found {fields}"
-            if _LINE_END.search(buffer, at, position):
+            if line_end.search(buffer, at, position):
                 return self._first_line(buffer, at, final, problem + " (a quote left open?)")
             return position, after, problem
 
-    @staticmethod
-    def _first_line(buffer: bytes, at: int, final: bool, problem: str) -> tuple[int, int, str] | None:
-        line = _LINE_END.search(buffer, at)
+    def _first_line(self, buffer: bytes, at: int, final: bool, problem: str) -> tuple[int, int, str] | None:
+        line = self._patterns.line_end.search(buffer, at)
         if line is None:
             return (len(buffer), len(buffer), problem) if final else None
-        after = _after_line_end(buffer, line.start(), final)
+        after = self._after_line_end(buffer, line.start(), final)
         return None if after is None else (line.start(), after, problem)
 
+    def _after_line_end(self, buffer: bytes, at: int, final: bool) -> int | None:
+        """The position after the end of a line at `at`; None if more bytes are needed."""
+        line = self._patterns.line_end.match(buffer, at)
+        after = len(buffer) if line is None else line.end()
+        return None if after == len(buffer) and buffer[-1] == _CR and not final else after
 
-def _after_line_end(buffer: bytes, at: int, final: bool) -> int | None:
-    """The position after the LF, CRLF or CR at `at`; None if more bytes are needed."""
-    if buffer[at] == _LF:
-        return at + 1
-    if at + 1 == len(buffer) and not final:
-        return None
-    return at + 2 if buffer[at + 1 : at + 2] == b"\n" else at + 1
+    def _regular(self, plain: bytes, buffer: bytes, final: bool) -> Split:
+        """All records up to the first that needs the exact scan, by counting quotes: after an odd number, in a field.
 
+        The count is right as long as every quote is where a quoted field may open or close. plain: of the buffer, which
+        begins at a record.
+        """
+        array = np.frombuffer(plain, np.uint8)
+        has_cr = b"\r" in plain
+        is_break = array == _LF
+        if has_cr and self.cr_ends:
+            is_break |= array == _CR
+        marks = np.flatnonzero(is_break | self.is_quote(array))
+        is_quote = ~is_break[marks]
+        quotes, breaks = marks[is_quote], marks[~is_quote]
+        ends = np.flatnonzero((np.cumsum(is_quote) & 1 == 0)[~is_quote])  # which line ends are outside of quotes
+        if has_cr and self.cr_ends:
+            second = (array[breaks] == _LF) & (breaks > 0) & (array[breaks - 1] == _CR)  # the LF of a CRLF
+            if breaks[-1] == len(array) - 1 and array[-1] == _CR and not final:
+                second[-1] = True  # or the first half of one
+            ends = (np.cumsum(~second) - 1)[ends[~second[ends]]]
+            breaks = breaks[~second]
+        if len(quotes):
+            ends = ends[: np.searchsorted(breaks[ends], self.first_misplaced(array, quotes))]
+        line_ends = breaks[ends]
+        after = line_ends + 1
+        if has_cr and self.cr_ends:
+            inner = np.flatnonzero(after < len(array))
+            after[inner] += (array[line_ends[inner]] == _CR) & (array[after[inner]] == _LF)
+        starts = np.append(0, after[:-1])[: len(after)]
+        exact = np.zeros(len(starts), np.bool_)
+        if has_cr and not self.cr_ends:
+            for _ in range(2):  # a CRLF that was made twice has two
+                line_ends = line_ends - ((array[line_ends - 1] == _CR) & (line_ends > starts))
+            exact |= (array[line_ends - 1] == _CR) & (line_ends > starts)
+        blank, spans = line_ends == starts, np.diff(ends, prepend=-1) > 1
+        counts = wrong = None
+        exact |= line_ends - starts > self.limits.field_bytes
+        if plain is not buffer:  # an escaped line end counts as one here
+            inner = np.flatnonzero((array == _ESCAPED) & np.isin(np.frombuffer(buffer, np.uint8), (_LF, _CR)))
+            spans |= np.searchsorted(inner, starts) < np.searchsorted(inner, line_ends)
+        if self.fields is not None and (self.every or spans.any()):
+            counts = _fields(array, quotes, ord(self.delimiter), starts, line_ends)
+            wrong = (counts != self.fields) & ~blank
+            exact |= wrong & spans
+        stop = int(exact.argmax()) if exact.any() else len(starts)
+        consumed = int(after[stop - 1]) if stop else 0
+        keep = np.flatnonzero(~blank[:stop])
+        problems = {}
+        if counts is not None and wrong is not None:
+            bad = np.flatnonzero(wrong[:stop][keep])
+            problems = {int(i): f"expected {self.fields} fields, found {counts[keep[i]]}" for i in bad}
+        return Split(starts[keep], line_ends[keep], problems, consumed)
 
-def _split_regular(
-    buffer: bytes, delimiter: int, fields: int | None, final: bool, limit: int, every: bool = True
-) -> Split:
-    """All records up to the first that needs the exact scan, by counting quotes: after an odd number, inside a field.
+    def is_quote(self, array: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        return array == ord(self.quote) if self.quote else np.zeros(len(array), np.bool_)
 
-    The count is right as long as every quote is where a quoted field may open or close.
+    def first_misplaced(self, array: NDArray[np.uint8], quotes: NDArray[np.int64]) -> int:
+        """The first quote that neither opens nor closes a field nor is next to another quote; else the length.
 
-    Parameters
-    ----------
-    buffer : bytes
-        The buffer, which begins at a record.
-    delimiter : int
-        The byte between two fields.
-    fields, every
-        As of `Dialect`.
-    final : bool
-        Whether the stream ends with the buffer.
-    limit : int
-        A record of more bytes needs the exact scan.
-
-    """
-    array = np.frombuffer(buffer, np.uint8)
-    has_cr = b"\r" in buffer
-    is_mark = (array == _LF) | (array == _QUOTE)
-    marks = np.flatnonzero(is_mark | (array == _CR) if has_cr else is_mark)
-    is_quote = array[marks] == _QUOTE
-    quotes, breaks = marks[is_quote], marks[~is_quote]
-    ends = np.flatnonzero((np.cumsum(is_quote) & 1 == 0)[~is_quote])  # which line ends are outside of quotes
-    if has_cr:
-        second = (array[breaks] == _LF) & (breaks > 0) & (array[breaks - 1] == _CR)  # the LF of a CRLF
-        if breaks[-1] == len(array) - 1 and array[-1] == _CR and not final:
-            second[-1] = True  # or the first half of one
-        ends = (np.cumsum(~second) - 1)[ends[~second[ends]]]
-        breaks = breaks[~second]
-    if len(quotes):
-        ends = ends[: np.searchsorted(breaks[ends], _first_misplaced(array, quotes, delimiter))]
-    line_ends = breaks[ends]
-    after = line_ends + 1
-    if has_cr:
-        inner = np.flatnonzero(after < len(array))
-        after[inner] += (array[line_ends[inner]] == _CR) & (array[after[inner]] == _LF)
-    starts = np.append(0, after[:-1])[: len(after)]
-    blank, spans = line_ends == starts, np.diff(ends, prepend=-1) > 1
-    counts = wrong = None
-    exact = line_ends - starts > limit
-    if fields is not None and (every or spans.any()):
-        counts = _fields(array, quotes, delimiter, starts, line_ends)
-        wrong = (counts != fields) & ~blank
-        exact |= wrong & spans
-    stop = int(exact.argmax()) if exact.any() else len(starts)
-    consumed = int(after[stop - 1]) if stop else 0
-    keep = np.flatnonzero(~blank[:stop])
-    problems = {}
-    if counts is not None and wrong is not None:
-        bad = np.flatnonzero(wrong[:stop][keep])
-        problems = {int(i): f"expected {fields} fields, found {counts[keep[i]]}" for i in bad}
-    return Split(starts[keep], line_ends[keep], problems, consumed)
+        Counted from the start, every other quote opens a field, and the one after it closes that. A closing quote
+        directly before an opening one is no end of a field: the two are a doubled quote, which stands for one within
+        the field.
+        """
+        may_touch = np.zeros(256, np.bool_)
+        may_touch[[ord(self.delimiter), _LF, _CR]] = True
+        openers, closers = quotes[::2], quotes[1::2]
+        doubled = (np.diff(quotes) == 1)[1::2]  # whether closer i is directly before opener i + 1
+        closes = may_touch[array[np.minimum(closers + 1, len(array) - 1)]] | (closers + 1 == len(array))
+        closes[: len(doubled)] |= doubled
+        may_touch[_CR] = self.cr_ends
+        opens = may_touch[array[openers - 1]] | (openers == 0)
+        opens[1:] |= doubled
+        good = np.empty(len(quotes), np.bool_)
+        good[::2], good[1::2] = opens, closes
+        bad = np.flatnonzero(~good)
+        return int(quotes[bad[0]]) if len(bad) else len(array)
 
 
 def _fields(
@@ -234,34 +307,14 @@ def _fields(
     return counts
 
 
-def _first_misplaced(array: NDArray[np.uint8], quotes: NDArray[np.int64], delimiter: int) -> int:
-    """The first quote that neither opens nor closes a field nor is next to another quote; else the length.
-
-    Counted from the start, every other quote opens a field, and the one after it closes that. A closing quote directly
-    before an opening one is no end of a field: the two are a doubled quote, which stands for one within the field.
-    """
-    may_touch = np.zeros(256, np.bool_)
-    may_touch[[delimiter, _LF, _CR]] = True
-    openers, closers = quotes[::2], quotes[1::2]
-    doubled = (np.diff(quotes) == 1)[1::2]  # whether closer i is directly before opener i + 1
-    opens = may_touch[array[openers - 1]] | (openers == 0)
-    opens[1:] |= doubled
-    closes = may_touch[array[np.minimum(closers + 1, len(array) - 1)]] | (closers + 1 == len(array))
-    closes[: len(doubled)] |= doubled
-    good = np.empty(len(quotes), np.bool_)
-    good[::2], good[1::2] = opens, closes
-    bad = np.flatnonzero(~good)
-    return int(quotes[bad[0]]) if len(bad) else len(array)
-
-
 @dataclass(frozen=True)
 class Csv(RecordFormat):
     """Files of comma-separated values.
 
     Attributes
     ----------
-    delimiter : str
-        One ASCII character.
+    delimiter, quote, escape, cr_ends
+        As of `Dialect`.
     columns : tuple of str
         The names of a file's fields, in order; empty until they are known.
 
@@ -270,16 +323,33 @@ class Csv(RecordFormat):
     name = "csv"
     suffixes = (".csv",)
     takes_header = True
-    boundary: ClassVar[re.Pattern[bytes]] = re.compile(rb"\r\n|\n|\r")
 
     delimiter: str = ","
     columns: tuple[str, ...] = ()
+    quote: str = '"'
+    escape: str = ""
+    cr_ends: bool = True
 
-    def for_options(self, encoding: str, delimiter: str | None) -> Csv:
-        return replace(self, encoding=encoding, delimiter=delimiter or self.delimiter)
+    def for_options(self, selection: Selection) -> Csv:
+        """Raises UsageError where one character is to be two things."""
+        quote = "" if selection.quote == NO_QUOTES else selection.quote or self.quote
+        used = {"--delimiter": selection.delimiter or self.delimiter, "--quote": quote, "--escape": selection.escape}
+        given = {flag: character for flag, character in used.items() if character}
+        if len({*given.values()}) < len(given):
+            said = ", ".join(f"{flag} {character!r}" for flag, character in given.items())
+            raise UsageError(f"{self.name} files: {said}: these must be different characters")
+        dialect = replace(self, delimiter=given["--delimiter"], quote=quote, escape=selection.escape or "")
+        return replace(dialect, encoding=selection.encoding)
 
-    def for_columns(self, names: tuple[str, ...]) -> Csv:
-        return replace(self, columns=names)
+    def for_schema(self, schema: Schema) -> Csv:
+        return replace(self, columns=schema.names or (), cr_ends=schema.cr_ends)
+
+    def counting(self, stream: Readable, most: int | None) -> Counting | None:
+        return Counting(stream, most, self) if self.quote else None
+
+    @property
+    def boundary(self) -> re.Pattern[bytes]:
+        return re.compile(rb"\r\n|\n|\r" if self.cr_ends else rb"\n")
 
     def split(self, buffer: bytes, final: bool) -> Split:
         """The records, each with a field for each of `columns`."""
@@ -291,13 +361,20 @@ class Csv(RecordFormat):
 
     @property
     def _dialect(self) -> Dialect:
-        return Dialect(self.delimiter, len(self.columns), self.limits)
+        return self._dialect_of(len(self.columns), self.cr_ends)
+
+    def _dialect_of(self, fields: int | None, cr_ends: bool) -> Dialect:
+        return Dialect(self.delimiter, fields, self.limits, True, self.quote, self.escape, cr_ends)
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         header = selection.header
-        dialect = Dialect(self.delimiter, None if header is None else len(header), self.limits)
+        dialect = self._dialect_of(None if header is None else len(header), True)
         for head in self.heads(file):
-            records = dialect(head.data, head.final)
+            records, cr_ends = dialect(head.data, head.final), False
+            if b"\r" in head.data and len(records.starts):
+                line_end = head.data[records.ends[0] :]
+                cr_ends = line_end.startswith(b"\r") and not line_end.lstrip(b"\r").startswith(b"\n")
+                records = records if cr_ends else replace(dialect, cr_ends=False)(head.data, head.final)
             if len(records.starts) > max(1, len(records.problems)):
                 break
         if header is not None:
@@ -306,26 +383,28 @@ class Csv(RecordFormat):
                 other = next((c for c in DELIMITERS if c != self.delimiter and first.count(c) == len(header) - 1), None)
                 hint = f"; {separated_by(other)}" if other and len(header) > 1 else ""
                 raise UsageError(f"{file.path}: {len(header)} columns are named; {records.problems[0]}{hint}")
-            return Schema(header, start=head.start)
+            return Schema(header, start=head.start, cr_ends=cr_ends)
         if not len(records.starts):
             if head.failure:
                 raise head.failure
             longer = f"its first record is longer than {self.limits.block_bytes >> 20} MiB"
             raise SourceError(f"{file.path}: {'the file holds no record' if head.final else longer}")
-        names = self._header(head.data[records.starts[0] : records.ends[0]], file.path)
+        form = replace(self, columns=(), cr_ends=cr_ends)
+        names = form._header(head.data[records.starts[0] : records.ends[0]], file.path)
         after = int(records.starts[1]) if len(records.starts) > 1 else records.consumed
-        return Schema(names, start=head.start + after)
+        return Schema(names, start=head.start + after, cr_ends=cr_ends)
 
     def _header(self, record: bytes, path: str) -> tuple[str, ...]:
         """The fields of a file's first record. Raises SourceError where they cannot be decoded."""
         if why := why_not_decoded(record, self.encoding):
             raise SourceError(f"{path}: its first line {why}. --encoding names another")
-        text = io.StringIO(record.decode(UTF8), newline="")
-        return tuple(next(csv.reader(text, delimiter=self.delimiter)))
+        names = tuple(f"f{i}" for i in range(1 + record.count(self.delimiter.encode())))
+        table = self._table(record + b"\n", names)  # PyArrow calls the fields of a first record so
+        return tuple(column[0].as_py().decode(UTF8) for column in table.columns)
 
     @property
     def guesses(self) -> tuple[Guess, ...]:
-        return _last_line_end, _last_unquoted_line_end
+        return (_last_line_end, partial(_last_unquoted_line_end, quote=self.quote)) if self.quote else (_last_line_end,)
 
     def parse_whole(self, data: memoryview, path: str, selection: Selection) -> Chunk:
         """The same. A quote that is open at the end is in the last field, which then ends with the last line's end."""
@@ -357,19 +436,17 @@ class Csv(RecordFormat):
 
     def _counted(self, records: Records) -> Records:
         """The records, with the problems of those that have too few fields or too many."""
-        begin, end = int(records.starts[0]), int(records.ends[-1])
-        array = np.frombuffer(records.data, np.uint8)[begin:end]
-        starts, ends, delimiter = records.starts - begin, records.ends - begin, ord(self.delimiter)
-        quotes = np.flatnonzero(array == _QUOTE)
+        begin, end, dialect = int(records.starts[0]), int(records.ends[-1]), self._dialect
+        array = np.frombuffer(dialect.plain(records.data[begin:end]), np.uint8)
+        starts, ends = records.starts - begin, records.ends - begin
+        quotes = np.flatnonzero(dialect.is_quote(array))
         which = np.arange(len(records))
-        is_regular = _first_misplaced(array, quotes, delimiter) == len(array) if len(quotes) else True
+        is_regular = dialect.first_misplaced(array, quotes) == len(array) if len(quotes) else True
         if is_regular and not (np.searchsorted(quotes, starts) & 1).any():
-            which = np.flatnonzero(_fields(array, quotes, delimiter, starts, ends) != len(self.columns))
+            which = np.flatnonzero(_fields(array, quotes, ord(self.delimiter), starts, ends) != len(self.columns))
         problems = dict(records.problems)
         for i in which.tolist():
-            if i not in problems and (
-                problem := self._dialect.problem(records.data[starts[i] + begin : ends[i] + begin])
-            ):
+            if i not in problems and (problem := dialect.problem(records.data[starts[i] + begin : ends[i] + begin])):
                 problems[i] = problem
         return replace(records, problems=problems)
 
@@ -377,6 +454,30 @@ class Csv(RecordFormat):
         """The fields of those of `columns` that the file has, as bytes."""
         if data[: len(BOM)] == BOM:
             data = b"\n" + bytes(data)  # the parser skips an empty line, and would drop the mark at the very start
+        mark = self._mark(data)
+        if mark:
+            data = _INNER_CRS.sub(lambda run: mark * len(run[0]), data)
+        table = self._table_in_parts(data, columns)
+        if not mark:
+            return table
+        return pa.table([pc.replace_substring(column, mark, b"\r") for column in table.columns], table.column_names)
+
+    def _mark(self, data: bytes | memoryview) -> bytes:
+        """Bytes that are not in the data, nor in themselves at another place, for CRs that end no record; empty where
+        there are none.
+        """
+        array = np.frombuffer(data, np.uint8)
+        if self.cr_ends or not count_of(array, np.equal, _CR):
+            return b""
+        followed = places(array[:-1], _CR)
+        if (array[followed + 1] == _LF).all():
+            return b""
+        content, mark = bytes(data), b"\xff\xfe"
+        while mark in content:
+            mark += b"\xfe"
+        return mark
+
+    def _table_in_parts(self, data: bytes | memoryview, columns: tuple[str, ...]) -> pa.Table:
         whole, part = len(data) + 1, self.limits.parsed_bytes
         edges = zip(data[part - 1 :: part], data[part::part], strict=False)  # the bytes before and after each
         if whole <= part or (_CR, _LF) in edges:  # PyArrow drops an LF there, within quotes too
@@ -389,8 +490,18 @@ class Csv(RecordFormat):
     def _table_by(self, block_bytes: int, data: bytes | memoryview, columns: tuple[str, ...]) -> pa.Table:
         return pa_csv.read_csv(
             pa.BufferReader(data),
-            pa_csv.ReadOptions(use_threads=False, block_size=block_bytes, column_names=self.columns),
-            pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+            pa_csv.ReadOptions(
+                use_threads=False,
+                block_size=block_bytes,
+                column_names=self.columns,
+                autogenerate_column_names=not self.columns,
+            ),
+            pa_csv.ParseOptions(
+                delimiter=self.delimiter,
+                quote_char=self.quote or False,
+                escape_char=self.escape or False,
+                newlines_in_values=True,
+            ),
             pa_csv.ConvertOptions(
                 column_types=dict.fromkeys(columns, pa.binary()),
                 include_columns=[name for name in columns if name in self.columns],
@@ -400,6 +511,38 @@ class Csv(RecordFormat):
                 false_values=[],
             ),
         )
+
+
+class Counting:
+    """A stream in which lines that are not blank, and quotes after a backslash, are counted up to a byte of it."""
+
+    def __init__(self, stream: Readable, most: int | None, form: Csv) -> None:
+        self._stream, self._left, self._form = stream, most, form
+        self._lines = 0.0
+        self._escaped = 0
+
+    def read(self, size: int) -> bytes:
+        block = self._stream.read(size)
+        array, quote = np.frombuffer(block, np.uint8)[: self._left], ord(self._form.quote)
+        if self._left is not None:
+            self._left = max(0, self._left - len(block))
+        begin = array[:FEW_BYTES]
+        ends = places(begin, _LF) + 1
+        blank = np.count_nonzero(np.isin(begin[ends[ends < len(begin)]], (_LF, _CR)))
+        self._lines += count_of(array, np.equal, _LF) * (1 - blank / max(len(ends), 1))
+        if b"\\" in block:
+            slashes = places(array[:-2], ord("\\"))
+            after = array[slashes[array[slashes + 1] == quote] + 2]
+            self._escaped += (~np.isin(after, (quote, ord(self._form.delimiter), _LF, _CR))).sum()
+        return block
+
+    def notes(self, rows: int) -> Iterator[str]:
+        """What is odd about a file that holds so many rows."""
+        if self._lines > _MORE_LINES * rows:
+            yield "more lines than rows: quoted fields hold line ends. If the quotes are part of the text, --quote none"
+        if not self._form.escape and self._escaped > _ESCAPED_QUOTES * rows:
+            quote = self._form.quote
+            yield f"many quotes follow a backslash, and end a field. If \\{quote} stands for {quote}, --escape '\\'"
 
 
 @dataclass(frozen=True)
@@ -414,13 +557,13 @@ def _last_line_end(data: bytes) -> int:
     return data.rfind(b"\n") + 1
 
 
-def _last_unquoted_line_end(data: bytes) -> int:
+def _last_unquoted_line_end(data: bytes, quote: str) -> int:
     """The last one before which quotes pair up; the last of all where they do so at none."""
     at = last = data.rfind(b"\n")
-    is_quoted = np.count_nonzero(np.frombuffer(data, np.uint8, max(at, 0)) == _QUOTE) & 1
+    is_quoted = np.count_nonzero(np.frombuffer(data, np.uint8, max(at, 0)) == ord(quote)) & 1
     while is_quoted and at >= 0:
         before = data.rfind(b"\n", 0, at)
-        is_quoted ^= data.count(b'"', before + 1, at) & 1
+        is_quoted ^= data.count(quote.encode(), before + 1, at) & 1
         at = before
     return 1 + (at if at >= 0 else last)
 

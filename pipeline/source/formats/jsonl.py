@@ -88,6 +88,11 @@ class Jsonl(RecordFormat):
                         f"{file.path}: it holds a JSON array, not an object a line: convert it "
                         "(jq -c '.[]' FILE > FILE.jsonl)"
                     )
+                if not lines and _goes_on(line, head.data):
+                    raise SourceError(
+                        f"{file.path}: it holds objects of several lines, not an object a line: convert it "
+                        "(jq -c . FILE > FILE.jsonl)"
+                    )
                 values = _object_on(line)
                 keys |= dict.fromkeys(filter(is_name, values))
                 within |= dict.fromkeys(filter(is_name, keys_within(values)), pa.string())
@@ -98,7 +103,11 @@ class Jsonl(RecordFormat):
                     break  # all are there, or are not in the rest of the head
             if lines >= least and not absent:
                 break
-        return Schema(tuple(keys) or selection.columns or ("text",), within, start=head.start, complete=False)
+        lacks = [
+            name for name in {*(selection.text or ("text",)), *selection.needed} & absent if _is_nowhere(name, head)
+        ]
+        names = tuple(keys) or selection.columns or ("text",)
+        return Schema(names, within, start=head.start, complete=bool(keys and lacks))
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
         return concat(list(_chunks(records, path, first_row, selection)))
@@ -123,6 +132,20 @@ def _is_array(line: bytes) -> bool:
     except (ValueError, RecursionError):
         return True
     return isinstance(value, list) and any(isinstance(item, dict) for item in value)
+
+
+def _is_nowhere(name: str, head: Head) -> bool:
+    """Whether no key can be called so."""
+    return json.dumps(name.rpartition(".")[2]).encode() not in head.data
+
+
+def _goes_on(line: bytes, data: bytes) -> bool:
+    """Whether data begin with an object of several lines. line: the first that is not blank."""
+    if _object_on(line) or not line.lstrip(_BLANK).startswith(b"{"):
+        return False
+    with suppress(ValueError, RecursionError):
+        return isinstance(json.JSONDecoder().raw_decode(data.decode(UTF8, "replace").lstrip())[0], dict)
+    return False
 
 
 def _object_on(line: bytes) -> dict[str, Any]:

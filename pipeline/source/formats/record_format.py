@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -94,20 +94,35 @@ class Piped(InputFile):
     first: Head = field(kw_only=True)
 
 
+class Counting(Protocol):
+    """A stream of which something is counted as it is read."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def notes(self, rows: int) -> Iterable[str]:
+        """What may be amiss with a file of which so many rows were read."""
+
+
 @dataclass(frozen=True)
 class RecordFormat(Format):
-    """A format of records: a subclass defines `split`. By default each record is an article, in the column "text".
-
-    boundary: what is before a record, by which one is looked for in the middle of a file.
-    """
+    """A format of records: a subclass defines `split`. By default each record is an article, in the column "text"."""
 
     seeks = Seek.RECORDS
-    boundary: ClassVar[re.Pattern[bytes]] = re.compile(rb"\n")
+    takes_encoding = True
 
-    def for_options(self, encoding: str, delimiter: str | None) -> RecordFormat:
-        return replace(self, encoding=encoding)
+    def counting(self, stream: Readable, most: int | None) -> Counting | None:
+        """The stream, up to `most` bytes of which count for what is to be said of the file; None where nothing is."""
+        return None
 
-    def for_columns(self, names: tuple[str, ...]) -> RecordFormat:
+    @property
+    def boundary(self) -> re.Pattern[bytes]:
+        """What is before a record, by which one is looked for in the middle of a file."""
+        return re.compile(rb"\n")
+
+    def for_options(self, selection: Selection) -> RecordFormat:
+        return replace(self, encoding=selection.encoding)
+
+    def for_schema(self, schema: Schema) -> RecordFormat:
         return self
 
     @abstractmethod
@@ -171,7 +186,7 @@ class RecordFormat(Format):
                 raise
             except SourceError as error:
                 failure = error
-        if other := looks_like(block):
+        if self.takes_encoding and (other := looks_like(block)):
             raise UsageError(f"{file.path}: it looks like {other.upper()}: --encoding {other}")
         start = len(BOM) if block.startswith(BOM) else 0
         return Head(block[start:], start, final, failure)
@@ -323,13 +338,27 @@ DELIMITERS = (";", "|", "\t", ",")
 
 _NAMES = {"tab": "\t", "\\t": "\t"}
 
+NO_QUOTES = "none"
+"""In place of the character that quotes a field."""
 
-def delimiter_named(name: str) -> str:
-    """The character of that name, which is itself but for a tab. Raises UsageError for what cannot delimit fields."""
-    character = _NAMES.get(name, name)
-    if len(character) != 1 or not character.isascii() or character in '"\r\n\0':
-        raise UsageError(f"delimiter {name!r}: give one ASCII character, e.g. ';', or tab; not a quote or a line end")
-    return character
+_DIALECT = {
+    "delimiter": "e.g. ';', or tab; not a quote or a line end",
+    "quote": f'e.g. "\'", or {NO_QUOTES}; not a line end',
+    "escape": "e.g. a backslash; not a quote, which is doubled in any case, or a line end",
+}
+
+
+def dialect_of(**given: str | None) -> dict[str, str | None]:
+    """Delimiter, quote and escape as they are used: characters, which a user may name. Raises UsageError for what is no
+    such character.
+    """
+    used = {option: _NAMES.get(name or "", name) for option, name in given.items()}
+    for option, one in used.items():
+        if one is None or (option == "quote" and one in (NO_QUOTES, '"')):
+            continue
+        if len(one) != 1 or not one.isascii() or one in '"\r\n\0':
+            raise UsageError(f"{option} {given[option]!r}: give one ASCII character, {_DIALECT[option]}")
+    return used
 
 
 def separated_by(delimiter: str) -> str:

@@ -10,7 +10,7 @@ damage, as any other.
 from __future__ import annotations
 
 import re
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -77,9 +77,13 @@ class Wet(RecordFormat):
     name = "wet"
     suffixes = (".wet", ".warc")
     magic = b"WARC/1."
-    boundary: ClassVar[re.Pattern[bytes]] = re.compile(rb"\r\n\r\n(?=WARC/[01]\.[01]\r\n)")
+    takes_encoding = False
 
-    def for_options(self, encoding: str, delimiter: str | None) -> Wet:
+    @property
+    def boundary(self) -> re.Pattern[bytes]:
+        return re.compile(rb"\r\n\r\n(?=WARC/[01]\.[01]\r\n)")
+
+    def for_options(self, selection: Selection) -> Wet:
         """The text of a conversion is UTF-8."""
         return self
 

@@ -9,6 +9,7 @@ import re
 import select
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from io import RawIOBase
 from itertools import islice
 from typing import BinaryIO, cast
@@ -69,7 +70,7 @@ class Stdin:
             )
         if selection.encoding != UTF8:
             self._arriving = Transcoded(cast(BinaryIO, self._arriving), selection.encoding)
-        form = self._format.for_options(UTF8, selection.delimiter).for_columns(selection.header or ())
+        form = self._format.for_options(replace(selection, encoding=UTF8))
         head, final = b"", False
         while not final and len(head) < _BLOCK and not form.split(head.removeprefix(BOM), False).consumed:
             block = self._arriving.read(_BLOCK)
@@ -78,9 +79,9 @@ class Stdin:
         start = len(BOM) if head.startswith(BOM) else 0
         file = Piped(STDIN, form, None, len(head), "", STDIN, first=Head(head[start:], start, final))
         schema = form.schema(file, selection)
-        refuse_twice(STDIN, schema)
+        refuse_twice(STDIN, schema, selection)
         selection = resolve(file, schema, selection)
-        self._format = form.for_columns(schema.names or ())
+        self._format = form.for_schema(schema)
         self._pending, self._start = head[schema.start :], schema.start
         return selection
 

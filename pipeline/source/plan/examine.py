@@ -4,6 +4,7 @@ them, and how they differ from those of the first file.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
@@ -16,18 +17,19 @@ from ..chunk import Selection
 from ..columns import is_held_by, is_textual, type_of_both
 from ..compression import HEAD_BYTES, compression_of
 from ..format import Format, InputFile, Schema
-from ..formats.record_format import other_delimiter, separated_by
+from ..formats.csv import Csv
+from ..formats.record_format import FEW_BYTES, other_delimiter, separated_by
 from ..open.front_to_back import ZIP_MAGIC, ZIP_SUFFIX
 from ..open.opening import Held, open_at, open_stored
 from .files import FORMATS
 
 
-def refuse_twice(path: str, schema: Schema) -> None:
-    """Raise UsageError where two columns have the same name."""
-    names = schema.names or ()
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"{path}: two columns are called {twice!r}; rename one (a CSV's by naming its columns)")
+def refuse_twice(path: str, schema: Schema, selection: Selection) -> None:
+    """Raise UsageError where two columns have the same name, which the job uses."""
+    used = selection.columns if selection.text else ("text", *selection.columns)
+    for name, count in Counter(schema.names).items():
+        if count > 1 and (selection.keep_all or name in used):
+            raise UsageError(f"{path}: {count} columns are called {name!r}: rename all but one (a CSV's in its header)")
 
 
 def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
@@ -88,13 +90,13 @@ def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selec
                 f"{path}: the column {name!r} holds {held}, which this job cannot copy as {kind}, its type in {other} "
                 "and others: name this file first, or do not keep the column. It was not read"
             )
-    if not (schema.named and schema.complete) or set(schema.names) == set(expected.names):
+    more = [name for name in schema.names if name not in expected.names] if selection.keep_all else []
+    if not (schema.named and schema.complete) or not (missing or more):
         return None
     remark = f"{path}: its columns differ from those of {other}; it was read by the columns that this job names"
     if missing:
         remark += f"; it has no {', '.join(map(repr, missing))}: null in its rows"
-    more = [name for name in schema.names if name not in expected.names]
-    if more and selection.keep_all:
+    if more:
         remark += f"; not copied: {', '.join(map(repr, more))}"
     return remark
 
@@ -109,11 +111,24 @@ def _not_text(schema: Schema, selection: Selection) -> str | None:
 
 def _what_it_has(file: InputFile, names: Sequence[str], missing: str) -> str:
     """The columns of a file that lacks one, and what would give it the one that is missing."""
-    delimiter = other_delimiter(names, missing) if file.format.takes_header else None
-    if delimiter is None:
+    delimiter = other_delimiter(names, missing) if isinstance(file.format, Csv) else None
+    if delimiter is None or not _is_separated(file, delimiter):
         return f"it has: {', '.join(names) or 'none'}"
     one = "one column" if len(names) == 1 else f"{len(names)} columns"
     return f"it has {one}, {', '.join(map(repr, names))}: {separated_by(delimiter)}"
+
+
+def _is_separated(file: InputFile, delimiter: str) -> bool:
+    """Whether the first records of a CSV have as many fields as its header by this delimiter."""
+    assert isinstance(file.format, Csv)
+    form = replace(file.format, delimiter=delimiter)
+    form = form.for_schema(form.schema(file, Selection()))
+    head = form.head(file, FEW_BYTES)
+    return not form.split(head.data, head.final).problems
+
+
+class EmptyFile(SourceError):
+    """A file without a byte has no rows, and no columns either: it is like every other."""
 
 
 _FIRST_BYTES = 64
@@ -142,17 +157,21 @@ class Examined(NamedTuple):
 def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | None) -> Examined:
     """Open a file and read its columns. first: path and columns of the job's first file; None for that file itself.
 
-    Raises SourceError where it cannot be read, or is not like the first file; UsageError where an option does not fit.
+    Raises SourceError where it cannot be read, or is not like the first file, EmptyFile where it is empty; UsageError
+    where an option does not fit.
     """
-    if file.size == 0:
-        raise SourceError(f"{file.path}: the file is empty")
     file = identified(file)
     with open_at(file, peek=True) as stream:
-        _refuse_other(file.path, stream.read(_FIRST_BYTES), file.format)
+        head = stream.read(_FIRST_BYTES)
+    if not head:
+        raise (SourceError if file.format.jumps else EmptyFile)(f"{file.path}: the file is empty")
+    if not file.format.jumps and (within := compression_of(head)):
+        raise SourceError(f"{file.path}: it holds {within.name} within {file.compression}: decompress it once")
+    _refuse_other(file.path, head, file.format)
     schema = file.format.schema(file, selection)
-    refuse_twice(file.path, schema)
+    refuse_twice(file.path, schema, selection)
     remark = difference(file, schema, first, selection) if first else None
-    return Examined(replace(file, format=file.format.for_columns(schema.names or ())), schema, remark)
+    return Examined(replace(file, format=file.format.for_schema(schema)), schema, remark)
 
 
 def examine_like(file: InputFile, selection: Selection, first: tuple[str, Schema] | None) -> Examined:

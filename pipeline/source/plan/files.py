@@ -9,6 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -36,11 +37,13 @@ from ..formats.csv import Csv, Tsv
 from ..formats.jsonl import Jsonl
 from ..formats.onehot import OneHot
 from ..formats.parquet import Parquet
-from ..formats.record_format import Text
+from ..formats.record_format import FEW_BYTES, Text
 from ..formats.wet import Wet
 from ..formats.xlsx import Xlsx
+from ..open.decompress import beginning
 from ..open.front_to_back import ZIP_SUFFIX, is_hidden, list_members, member_path
 from ..open.opening import open_at, open_location, reason
+from ..open.remote import REQUESTS
 from .search import Listed, Problem, search
 
 FORMATS: dict[str, Format] = {}
@@ -87,11 +90,12 @@ for _format in (Csv(), Tsv(), Jsonl(), Parquet(), Arrow(), Text(), Wet(), Xlsx()
 _REMEDIES = {
     ".xls": "save it as .xlsx or .csv",
     ".ods": "save it as .xlsx or .csv",
-    ".json": "name it .jsonl if it has an object a line, else write it so",
+    ".json": "it must hold an object a line (jq -c . FILE > FILE.jsonl; jq -c '.[]' of an array)",
     ".tar": "unpack it",
     ".7z": "unpack it",
     ".rar": "unpack it",
 }
+_JSON_LINE = re.compile(rb'\s*\{[ \t]*"')
 _ONE_READER = "a {} file is read at many places at once: {}"
 _NO_RANGES = "its server cannot do that; download it first"
 
@@ -133,6 +137,7 @@ def find_files(
     whole_hash: bool = False,
     root: str | os.PathLike[str] | None = None,
     endpoint: str | None = None,
+    input_format: str | None = None,
 ) -> Files:
     """The files that `inputs` name. Raises UsageError where one names nothing, or a file of no format.
 
@@ -148,20 +153,31 @@ def find_files(
         The folder or URL to which names are relative; by default they are absolute.
     endpoint : str, optional
         Of buckets, as of `bucket_client`.
+    input_format : str, optional
+        The name of the format of all files. By default each has that of its suffix, or of its first bytes where it is
+        called .json, or part-00000 as Spark calls its files.
 
     """
     top = root_of(root)
-    listed = search(inputs, is_known, endpoint)
+    listed = search(inputs, bool if input_format else may_be_input, endpoint)
     find = _Find(top, symbols, length, endpoint)
+    said = next((form.suffixes[0] for form in FORMATS.values() if form.name == input_format), None)
+    unsure = [] if said else [file for file in listed.files if _is_unsure(file.location)]
+    with threads(REQUESTS) as pool:
+        suffixes = dict(zip((file.location for file in unsure), pool.map(find.suffix_of, unsure), strict=True))
+    here = {*inputs, *map(os.path.abspath, inputs)}
     for file in listed.files:
-        find.add(file)
+        if file.location not in here and suffixes.get(file.location, "") is None:
+            listed.left_out.append(file.location)
+        else:
+            find.add(file, suffixes.get(file.location, said))
     files, problems = _told_apart(find.found), find.problems
     if whole_hash:
         files, unreadable = _hashed(files)
         problems += unreadable
     unreadable = [(printable(named(path, top)), why) for path, why in listed.unreadable]
     problems += [(name, f"{name}: {why}; nothing in this folder was read") for name, why in unreadable]
-    left_out = [printable(named(path, top)) for path in listed.left_out] + find.left_out
+    left_out = sorted(printable(named(path, top)) for path in listed.left_out) + find.left_out
     if not (files or problems):
         if in_archive(inputs[0]) and not in_archive(left_out[0]):
             raise UsageError(f"no input at {inputs[0]!r}: the archive has no such file")
@@ -209,17 +225,29 @@ def divided(files: Files, shard: str, known: Container[str] | None) -> Files:
 
 
 def find_again(
-    names: Sequence[str], root: str | os.PathLike[str] | None, whole_hash: bool, endpoint: str | None = None
+    names: Sequence[str],
+    root: str | os.PathLike[str] | None,
+    whole_hash: bool,
+    endpoint: str | None = None,
+    input_format: str | None = None,
 ) -> Files:
-    """The files that had these names in a job. root: of relative names; by default the current folder. endpoint: as of
-    `find_files`.
+    """The files that had these names in a job. Raises SourceError where one is not there.
 
-    Raises SourceError where one is not there, UsageError where it has no known format.
+    Parameters
+    ----------
+    names : sequence of str
+        The names.
+    root : path-like, optional
+        Of relative names; by default the current folder.
+    whole_hash, endpoint, input_format
+        As of `find_files`.
+
     """
     if root is None and not all(is_url(name) or os.path.isabs(name) for name in names):
         root = os.getcwd()
     try:
-        return find_files([located(name, root_of(root)) for name in names], 0, 0, whole_hash, root, endpoint)
+        paths = [located(name, root_of(root)) for name in names]
+        return find_files(paths, 0, 0, whole_hash, root, endpoint, input_format)
     except UsageError as error:
         raise SourceError(error.message) from error
 
@@ -228,6 +256,17 @@ def is_known(path: str) -> bool:
     """Whether the suffix of a path or URL belongs to a format, or to an archive."""
     suffix, compression = _suffixes(path)
     return suffix in FORMATS or (suffix == ZIP_SUFFIX and not compression)
+
+
+def may_be_input(path: str) -> bool:
+    """Whether a file that is called so is input, or may be by its content."""
+    return is_known(path) or _is_unsure(path)
+
+
+def _is_unsure(path: str) -> bool:
+    """Whether only the content of a file tells its format: it is called .json, or part-00000 without a suffix."""
+    suffix, name = _suffixes(path)[0], (file_part(path) if is_url(path) else path).rpartition("/")[2]
+    return suffix == ".json" or (not suffix and name.startswith("part-"))
 
 
 def _suffixes(path: str) -> tuple[str, str | None]:
@@ -246,6 +285,12 @@ def _suffixes_of(end: str) -> tuple[str, str | None]:
     return pure.suffix, None
 
 
+def takes_encoding(path: str) -> bool:
+    """Whether the file of that name may be in another encoding than UTF-8."""
+    form = FORMATS.get(_suffixes(path)[0])
+    return form is None or form.takes_encoding
+
+
 def format_of(path: str) -> Format:
     """The format of the file that is called so. Raises UsageError."""
     return _format_of(*_suffixes(path), path)
@@ -257,7 +302,8 @@ def _format_of(suffix: str, compression: str | None, name: str) -> Format:
         remedy = f"; {_REMEDIES[suffix]}" if suffix in _REMEDIES else ""
         known, packed = " ".join(FORMATS), " ".join(SUFFIXES)
         raise UsageError(
-            f"{name}: its suffix belongs to no format{remedy}; known are {known}, also with {packed}, and .zip"
+            f"{name}: its suffix belongs to no format{remedy}; known are {known}, also with {packed}, and .zip; "
+            "--input-format names that of all files"
         )
     form = FORMATS[suffix]
     if compression and form.jumps:
@@ -275,12 +321,23 @@ class _Find:
         self._root, self._symbols, self._length, self._endpoint = root, symbols, length, endpoint
         self._bound: dict[int, Format] = {}
 
-    def add(self, listed: Listed) -> None:
+    def suffix_of(self, listed: Listed) -> str | None:
+        """The suffix of the format that a file has by its first bytes; None where that is none, or is not known."""
+        with suppress(OSError):
+            with open_location(listed.location, listed.ranges, endpoint=self._endpoint, stop=FEW_BYTES) as raw:
+                head = beginning(raw.read(FEW_BYTES), FEW_BYTES)
+            if _JSON_LINE.match(head):
+                return Jsonl.suffixes[0]
+            return next((f.suffixes[0] for f in FORMATS.values() if f.magic and head.startswith(f.magic)), None)
+        return None
+
+    def add(self, listed: Listed, said: str | None) -> None:
         """Add the file that was listed, or the members of the archive that it is. Raises UsageError outside the root,
-        or for a file of no format.
+        or for a file of no format. said: the suffix of its format, whatever its name is.
         """
         location = listed.location
         suffix, compression = _suffixes(location)
+        suffix = suffix if suffix == ZIP_SUFFIX else said or suffix
         inside = in_archive(location)
         is_archive = (suffix, compression) == (ZIP_SUFFIX, None)
         form = None
@@ -389,8 +446,6 @@ class _Find:
             raise SourceError(f"{name}: {_ONE_READER.format(form.name, 'unpack the archive first')}")
         if member.problem:
             raise SourceError(f"{name}: {member.problem}")
-        if not member.length:
-            raise SourceError(f"{name}: the file is empty")
         about = f"{member.checksum:08x} {member.length} {member.name}"
         digest = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()
         self._take(listed, name, form, compression, member, digest)

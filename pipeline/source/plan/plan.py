@@ -142,6 +142,8 @@ class RangeEnd:
         last one begins; None where the rows of a range have numbers without those of the range before.
     read_again : int
         Bytes that were read twice, since it was not begun where its first record is.
+    notes : tuple of (str, str)
+        What may be amiss with files, and is no problem: a message without the name of the file.
 
     """
 
@@ -153,6 +155,7 @@ class RangeEnd:
     begin: int | None = None
     after: int | None = None
     read_again: int = 0
+    notes: tuple[Problem, ...] = ()
 
 
 def part_name(number: int, chunk: int) -> str:
@@ -197,6 +200,9 @@ def parts_of(files: Sequence[InputFile], sizes: Sequence[int], chunk_rows: int) 
         at += count
     return parts
 
+
+_MOST_REFUSED = 16
+"""So many files without a column that the job needs are opened before it is refused."""
 
 _FILES_WITH_TYPES = 16
 """So many files, at even distances, are opened side by side to find types that hold all values of a kept column."""
@@ -294,21 +300,29 @@ def plan_files(
     Raises
     ------
     UsageError
-        For columns that the first file lacks.
+        For columns that the first files lack.
 
     """
     files = bound(listed, selection)
     sizes = files_in_ranges(files, chunk_rows) if limit is None else [len(files)]
     parts = parts_of(files, sizes, chunk_rows) if limit is None and cut else [1] * len(sizes)
     like, every = None, bound(whole, selection) or files
+    refused: list[UsageError] = []
     for number, file in enumerate(every[first:], first):
         try:
             opened, selection = examine_first(file, selection)
         except SourceError:  # whoever reads the range that it is in reports it
             continue
+        except UsageError as error:  # it is for another use, if another file is as the user says
+            refused.append(error)
+            if len(refused) == _MOST_REFUSED:
+                break
+            continue
         like = (file.path, opened.schema)
         selection = _with_types(opened.schema, every[:number] + every[number + 1 :], selection)
         break
+    if like is None and refused:
+        raise refused[0]
     cuts = tuple(sizes or [0]), tuple(parts or [1])
     return Plan(tuple(files), *cuts, selection, chunk_rows, like, limit, whole=tuple(whole))
 
@@ -342,27 +356,26 @@ def _schema(file: InputFile, selection: Selection) -> Schema | None:
 
 
 def bound(listed: Sequence[InputFile], selection: Selection) -> list[InputFile]:
-    """The files, each with the encoding and delimiter that the user gave, where its format has some."""
-    encoding, delimiter = selection.encoding, selection.delimiter
+    """The files, each with the encoding and dialect that the user gave, where its format has some."""
     of_options: dict[int, Format] = {}
     files = []
     for file in listed:
         if (key := id(file.format)) not in of_options:  # one object for all files of a format, as they were listed
-            of_options[key] = file.format.for_options(encoding, delimiter)
+            of_options[key] = file.format.for_options(selection)
         same = of_options[key] == file.format
         files.append(file if same else replace(file, format=of_options[key]))
     return files
 
 
 def refuse_useless(listed: Sequence[InputFile], selection: Selection) -> None:
-    """Raise UsageError for an encoding or a delimiter that none of the files can have."""
-    if selection.encoding == UTF8 and not selection.delimiter:
+    """Raise UsageError for an encoding or a dialect that none of the files can have."""
+    if selection.encoding == UTF8 and not selection.dialect:
         return
     files = bound(listed, selection)
-    if files and selection.encoding != UTF8 and all(file.format.encoding == UTF8 for file in files):
+    if files and selection.encoding != UTF8 and not any(file.format.takes_encoding for file in files):
         raise UsageError(f"{files[0].path}: only CSV, TSV, JSONL and text files take --encoding, and there is none")
-    if files and selection.delimiter and not any(file.format.takes_header for file in files):
-        raise UsageError(f"{files[0].path}: --delimiter is for CSV and TSV files, and there is none")
+    if files and selection.dialect and not any(file.format.takes_header for file in files):
+        raise UsageError(f"{files[0].path}: --{selection.dialect[0]} is for CSV and TSV files, and there is none")
 
 
 def rows_of(file: InputFile) -> int | None:

@@ -148,8 +148,8 @@ def _by_suffix(is_known: Callable[[str], bool]) -> Callable[[str], bool]:
     def ask(name: str) -> bool:
         if is_url(name):
             return is_known(name)
-        _, *suffixes = name.rpartition("/")[2].rsplit(".", 2)
-        return known(".".join(["name", *suffixes]))
+        first, *suffixes = name.rpartition("/")[2].rsplit(".", 2)
+        return known(".".join(["part-" if first.startswith("part-") else "name", *suffixes]))
 
     return ask
 

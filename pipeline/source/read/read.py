@@ -25,7 +25,7 @@ from ..formats.tables import most_decoded
 from ..open.ahead import PARSING, in_order
 from ..open.front_to_back import FrontToBack
 from ..open.opening import Held, open_at
-from ..plan.examine import Examined, examine_like, held, identified
+from ..plan.examine import EmptyFile, Examined, examine_like, held, identified
 from ..plan.plan import Range, RangeEnd, UnreadFile, part_name, range_bytes, rows_of
 from ..plan.search import Problem
 
@@ -128,6 +128,8 @@ class Opened(NamedTuple):
         Its rows. After the last that can be read it raises SourceError.
     problems : list of str
         What is wrong with it, all of which is known once its pieces are read.
+    notes : list of str
+        The same of what may be wrong, and is no problem.
     stored : callable
         Returns how many bytes have been read of it as it is stored; 0 where that is not known.
     extent : Extent or None
@@ -138,6 +140,7 @@ class Opened(NamedTuple):
     file: InputFile
     pieces: Iterator[Piece]
     problems: list[str]
+    notes: list[str]
     stored: Callable[[], int]
     extent: Extent | None
 
@@ -169,16 +172,19 @@ def open_pieces(
     try:
         examined = examine_like(held(file) if part.parts == 1 else identified(file), selection, part.first)
         problems = [examined.remark] if examined.remark else []
+        notes: list[str] = []
         read: list[Callable[[], int]] = []
         is_cut = part.parts > 1 and examined.file.format.seeks is Seek.RECORDS and not examined.file.front_to_back
         extent = Extent(None if part.is_last or not is_cut else part.bounds[1])
-        pieces = _pieces(examined, part, selection, chunk_rows, problems, read, spans, extent)
+        pieces = _pieces(examined, part, selection, chunk_rows, problems, notes, read, spans, extent)
         stored = lambda: sum(count() for count in read)
-        return Opened(examined.file, _begun(pieces), problems, stored, extent if is_cut else None)
+        return Opened(examined.file, _begun(pieces), problems, notes, stored, extent if is_cut else None)
     except InputChanged:
         raise
+    except EmptyFile:
+        return Opened(file, iter(()), [], [], lambda: 0, None)
     except (SourceError, UsageError) as error:
-        return Opened(file, iter(()), [error.message], lambda: 0, None)
+        return Opened(file, iter(()), [error.message], [], lambda: 0, None)
 
 
 def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
@@ -212,6 +218,7 @@ def _pieces(
     selection: Selection,
     chunk_rows: int,
     problems: list[str],
+    notes: list[str],
     read: list[Callable[[], int]],
     spans: list[Span] | None,
     extent: Extent,
@@ -224,8 +231,8 @@ def _pieces(
         The file.
     part, selection, chunk_rows, spans
         As of `open_pieces`.
-    problems : list of str
-        What is wrong with the file is appended.
+    problems, notes : list of str
+        What is wrong with the file, or may be, is appended.
     read : list of callable
         What returns the stored bytes that have been read is appended.
     extent : Extent
@@ -234,7 +241,7 @@ def _pieces(
     """
     file, form, start = examined.file, examined.file.format, examined.schema.start
     if isinstance(form, RecordFormat):
-        yield from _records(form, file, start, part, selection, read, spans, extent)
+        yield from _records(form, file, start, part, selection, notes, read, spans, extent)
         return
     plan, row = form.plan(file, examined.schema, selection, chunk_rows), 0
     problems += plan.problems
@@ -282,6 +289,7 @@ def _records(
     start: int,
     part: Range,
     selection: Selection,
+    notes: list[str],
     read: list[Callable[[], int]],
     spans: list[Span] | None,
     extent: Extent,
@@ -296,7 +304,7 @@ def _records(
         The file.
     start : int
         The byte of the file at which its first record begins.
-    part, selection, read, spans, extent
+    part, selection, notes, read, spans, extent
         As of `_pieces`.
 
     """
@@ -312,17 +320,21 @@ def _records(
             extent.begin = extent.after = begin
             return
         start = begin
-    with open_at(file, start, extent.stop) as source:
-        read.append(partial(_stored, source, file, part.bounds[0]))
+    first = row
+    with open_at(file, start, extent.stop) as stream:
+        read.append(partial(_stored, stream, file, part.bounds[0]))
+        counting = form.counting(stream, None if extent.stop is None else extent.stop - start)
+        source = counting or stream
         if form.guesses and len(part.files) == 1 and part.rows is None:
             for block in form.parsed(source, start, extent, file.path, selection, spans):
                 if block.chunk.rows_read:
                     yield ParsedRows(file, row, numbered(block.chunk, row), block)
                     row += block.chunk.rows_read
-            return
-        for records in read_records(source, form.quick_split, start, extent, form.limits):
-            yield Lines(file, form, row, records)
-            row += len(records)
+        else:
+            for records in read_records(source, form.quick_split, start, extent, form.limits):
+                yield Lines(file, form, row, records)
+                row += len(records)
+    notes += counting.notes(row - first) if counting else []
 
 
 def _stored(source: BinaryIO, file: InputFile, begin: int) -> int:
@@ -493,7 +505,7 @@ class _Reading:
     ----------
     part, selection, chunk_rows, skip, spans
         As of `read_range`.
-    problems, unread
+    problems, notes, unread
         As of `RangeEnd`.
     rows : list of int
         Read of each file.
@@ -514,6 +526,7 @@ class _Reading:
     skip: Callable[[str], bool]
     spans: list[Span] | None
     problems: list[Problem] = field(default_factory=list)
+    notes: list[Problem] = field(default_factory=list)
     unread: list[UnreadFile] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     chunks: int = 0
@@ -528,7 +541,9 @@ class _Reading:
     def end(self) -> RangeEnd:
         part = self.part
         rows = tuple((file.path, count) for file, count in zip(part.files, self.rows, strict=True))
-        end = RangeEnd(part.number, rows, self.chunks, tuple(self.problems), tuple(self.unread))
+        end = RangeEnd(
+            part.number, rows, self.chunks, tuple(self.problems), tuple(self.unread), notes=tuple(self.notes)
+        )
         if self.extent is None:
             return end
         begin, after = self.extent.bounds
@@ -598,6 +613,7 @@ class _Reading:
                         raise
                     opened.problems.append(error.message)
                 self.problems += [(path, problem) for problem in opened.problems]
+                self.notes += [(path, note) for note in opened.notes]
                 if opened.problems and not self.rows[number] and not self.part.part:
                     self.unread.append((path, rows_of(opened.file)))
                 if left == 0:
