@@ -312,9 +312,10 @@ def writable_type(kind: pa.DataType) -> pa.DataType:
     if types.is_duration(kind):
         return pa.int64()
     if _is_text(kind) or _is_bytes(kind) or types.is_temporal(kind) or types.is_decimal(kind) or types.is_null(kind):
-        if types.is_interval(kind):
-            raise UnwritableType(kind)
-        return pa.string()
+        try:
+            return pa.nulls(1, kind).cast(pa.string()).type
+        except pa.ArrowException:  # an interval, or a time in a zone that nobody knows
+            raise UnwritableType(kind) from None
     raise UnwritableType(kind)
 
 
