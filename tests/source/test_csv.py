@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -283,7 +284,7 @@ def test_chunks_hold_each_row_once_whatever_their_size(
     """
     path = tmp_path_factory.mktemp("csv") / "f.csv"
     data, rows, bad = of_dialect(data, dialect)
-    assume(not (dialect["cr_ends"] and data.startswith(b"\n")))
+    assume(not (dialect["cr_ends"] and re.match(rb"\r*\n", data)))  # the header's line ends with an LF then
     path.write_bytes(b"id,text" + (b"\r" if dialect["cr_ends"] else b"\n") + data)
     selection = replace(TWO, quote=dialect["quote"] or NO_QUOTES, escape=dialect["escape"] or None)
     chunks = read_all(path, selection, chunk_rows, Limits(guess_bytes=guess), segment)

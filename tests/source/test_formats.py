@@ -254,6 +254,16 @@ def test_json_that_is_no_object_a_line_is_one_hint(tmp_path: Path, content: str,
     assert result.texts == [b"x"]
 
 
+@pytest.mark.parametrize(
+    "line", [b'{"text": "caf\xe9"}', b'{"text": "x"', b'{"text": "x"}}', b'{"text": "x"} {"text": "y"}']
+)
+def test_a_first_line_that_is_bad_costs_that_row_alone(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "a.jsonl").write_bytes(line + b'\n{"text": "z"}\n')
+    result, chunks = chunks_of([tmp_path], Selection(), 1000)
+    assert (result.texts, result.messages) == ([b"z"], [])
+    assert [chunk.quarantine.column("row").to_pylist() for _, chunk in chunks] == [[0]]
+
+
 @pytest.mark.parametrize("inner", [gzip.compress, zstandard.compress])
 def test_a_file_that_was_compressed_twice_is_said(tmp_path: Path, inner) -> None:
     (tmp_path / "a.csv").write_bytes(as_csv(TEXTS))

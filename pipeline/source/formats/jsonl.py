@@ -143,8 +143,10 @@ def _goes_on(line: bytes, data: bytes) -> bool:
     """Whether data begin with an object of several lines. line: the first that is not blank."""
     if _object_on(line) or not line.lstrip(_BLANK).startswith(b"{"):
         return False
+    text = data.decode(UTF8, "replace").lstrip()
     with suppress(ValueError, RecursionError):
-        return isinstance(json.JSONDecoder().raw_decode(data.decode(UTF8, "replace").lstrip())[0], dict)
+        value, end = json.JSONDecoder().raw_decode(text)
+        return isinstance(value, dict) and "\n" in text[:end]
     return False
 
 
