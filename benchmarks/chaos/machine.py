@@ -18,7 +18,7 @@ _CLOCK = Path(__file__).with_name("shifted_clock.c")
 
 def set_the_clock(trial: Trial) -> Verdict:
     """the clock set back or forth by minutes to a day (not the monotonic one)"""
-    library, clock = _build_clock(trial.folder), trial.folder / "clock"
+    library, clock = build_clock(trial.folder), trial.folder / "clock"
     run = trial.start(LD_PRELOAD=str(library), CLOCK_SHIFT=str(clock))
     if trial.wait_for_a_moment(run):
         seconds = trial.random.choice([-86_400, -3_600, -600, 600, 86_400])
@@ -27,7 +27,7 @@ def set_the_clock(trial: Trial) -> Verdict:
     return trial.settle(run)
 
 
-def _build_clock(folder: Path) -> Path:
+def build_clock(folder: Path) -> Path:
     """A library that shifts the time of day of the processes that load it."""
     library = folder / "clock.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, _CLOCK], check=True)

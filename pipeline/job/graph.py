@@ -45,6 +45,8 @@ _SUBMIT_SECONDS = 0.05
 _LEAST_WINDOW = 16
 _LOADED_PER_WORKER = 8  # ranges whose rows are with the client: an engine computes one at a time
 _LOST_FIRST = 5
+_CLOCK_SECONDS = 60.0
+"""By so much the clock must be set back, and so long must nothing progress, for a job to end for that."""
 
 
 def classify_chunks(
@@ -224,6 +226,7 @@ class _Run:
         self._heard: SimpleQueue[tuple[Any, ChunksDone | Noted | Read | BaseException | None]] = SimpleQueue()
         self._workers, self._threads, self._asked = 0, 0, float("-inf")
         self._starts = Starts()
+        self._began = time.time() - time.monotonic()
 
     @property
     def has_room(self) -> bool:
@@ -407,9 +410,17 @@ class _Run:
             self._client.run(begin_no_more, self._name, on_error="ignore")
 
     def _check_scheduler(self) -> None:
-        """Fail at once where the scheduler is lost: a request would wait half a minute for it."""
+        """Fail at once where the scheduler is lost: a request would wait half a minute for it. Fail where Dask may wait
+        for the clock: its batches of messages are sent at times of day.
+        """
         if self._client.status != "running":
             raise BroadsheetError(NO_SCHEDULER.format(self._scheduler))
+        set_back = self._began - (time.time() - time.monotonic())
+        if set_back > _CLOCK_SECONDS and (idle := self.watchdog.idle) > _CLOCK_SECONDS:
+            raise BroadsheetError(
+                f"the clock was set back by {set_back:,.0f} s, and nothing has progressed for {idle:.0f} s: Dask may "
+                "wait until it is as late again. What is committed stays: continue with --resume"
+            )
 
     def cancel(self) -> None:
         """Cancel what is in flight. A task that has begun runs to the end of its chunks that have, which is not waited

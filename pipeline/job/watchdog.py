@@ -101,6 +101,11 @@ class Watchdog:
         self._lost.put(None)
         self._thread.join(timeout=1.0)  # it may be waiting for a scheduler that does not answer
 
+    @property
+    def idle(self) -> float:
+        """Seconds since something has finished."""
+        return time.monotonic() - self._last
+
     def progress(self) -> None:
         """Something has finished."""
         self._last = time.monotonic()
@@ -138,7 +143,7 @@ class Watchdog:
         self._subscribe()
         named: set[object] = set()
         while True:
-            idle = time.monotonic() - self._last
+            idle = self.idle
             self._next = self._patience if idle < self._patience else self._next
             if idle >= self._next:
                 self._next = 2 * idle

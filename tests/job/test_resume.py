@@ -54,6 +54,34 @@ def resume(job, client: Client, small_model_file: Path) -> Resume:
     return lambda out: classify(job[0][1], out, resume=True, **given)
 
 
+TWO_CHUNKS = """
+import os, threading, time
+def seconds(first=threading.Semaphore(2)):
+    while not first.acquire(blocking=False) and not os.path.exists({go_on!r}):
+        time.sleep(0.1)
+    return 0
+"""
+"""Code of a worker that reads two chunks, and no other until there is a file."""
+
+
+@pytest.mark.slow
+def test_a_clock_that_is_set_back_ends_a_job_that_stands_still(resume: Resume, job, tmp_path: Path) -> None:
+    """Dask may wait for that clock, as its workers do here for a file."""
+    arguments, undisturbed = job
+    out, clock, fast, preload = (tmp_path / name for name in ("out", "clock", "fast", "preload.py"))
+    preload.write_text(TWO_CHUNKS.format(go_on=str(fast)) + slowed("read", "seconds()"))
+    env = {"LD_PRELOAD": str(machine.build_clock(tmp_path)), "CLOCK_SHIFT": str(clock)}
+    run = start("broadsheet", *arguments, "-o", out, env={**env, "DASK_DISTRIBUTED__WORKER__PRELOAD": str(preload)})
+    wait_until(lambda: run.poll() is not None or committed(out) >= 2)
+    clock.write_text("-600")
+    _, said = run.communicate()
+    assert run.returncode == 1, said
+    assert re.search(r"the clock was set back by (599|600) s, and nothing has progressed for \d+ s", said), said
+    assert committed(out) < CHUNKS
+    resume(out)
+    check_whole(out, undisturbed)
+
+
 @pytest.mark.parametrize("step", [STEPS[0], *(pytest.param(step, marks=pytest.mark.slow) for step in STEPS[1:])])
 def test_everything_killed_at_a_step_of_a_commit(
     broadsheet: Command, resume: Resume, job, tmp_path: Path, step: str
