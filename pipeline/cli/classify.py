@@ -332,7 +332,7 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     if estimate.no_gpu:
         yield "no GPU", estimate.no_gpu
     shared = f", and {decimal(estimate.shared_bytes)} that all share" if estimate.shared_bytes else ""
-    yield "memory", f"about {decimal(estimate.model_bytes)} of each worker for the model{shared}"
+    yield "memory", f"about {decimal(estimate.model_bytes)} in each worker for the model{shared}"
     unit = "GPU" if estimate.device == "cuda" else "core"
     yield "rate", f"{estimate.rate:,.0f} rows a second, {'on one GPU' if unit == 'GPU' else 'on this machine'}"
     if estimate.seconds is not None and estimate.seconds_of_one is not None:

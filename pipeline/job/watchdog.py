@@ -32,7 +32,7 @@ _SILENT_SECONDS = 10.0
 """After so long without a heartbeat, sent every half second to five seconds, a worker is named."""
 
 _LOOK_SECONDS = 4.0
-"""After so long without progress, and that often, it is looked for processes and workers that hold the job up."""
+"""After so long without progress, and then that often, the watchdog looks for what holds the job up."""
 
 _HELPERS = {name: f"multiprocessing's {name.replace('_', ' ')}" for name in ("resource_tracker", "forkserver")}
 """Processes that Python starts beside the workers."""
@@ -93,9 +93,10 @@ class Watchdog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._subscribed and self._client.status == "running":
             self._client.unsubscribe_topic(_EVENTS)
-            for process, message in _stopped() if self._last > self._began else ():  # not after the model is loaded
+            stopped = _stopped() if self._last > self._began else []  # not after the model is loaded, too
+            for process, message, is_helper in stopped:
                 self.warn(f"{message}; whoever reads what this command says waits for that process, too")
-                if any(helper in message for helper in _HELPERS.values()):  # it ends by itself
+                if is_helper:  # then it ends by itself
                     with suppress(psutil.Error):
                         process.resume()
         self._lost.put(None)
@@ -147,7 +148,7 @@ class Watchdog:
             self._next = self._patience if idle < self._patience else self._next
             if idle >= self._next:
                 self._next = 2 * idle
-                stopped = (message for _, message in _stopped())
+                stopped = (message for _, message, _ in _stopped())
                 self.warn(f"{self._what} for {idle:.0f} s: {'; '.join([self._reason(), *stopped])}")
             elif idle >= _LOOK_SECONDS:
                 self._name(named)
@@ -162,7 +163,7 @@ class Watchdog:
 
     def _name(self, named: set[object]) -> None:
         """Warn of what holds the job up, of each process and worker once. named: those of which it was warned."""
-        for process, message in _stopped():
+        for process, message, _ in _stopped():
             if process not in named:
                 named.add(process)
                 self.warn(message)
@@ -223,16 +224,18 @@ def _silence(worker: str, seconds: float) -> str:
     return f"worker {worker} has sent no heartbeat for {seconds:.0f} s"
 
 
-def _stopped() -> list[tuple[psutil.Process, str]]:
-    """The processes of this job on this machine that somebody has stopped, each with a message."""
+def _stopped() -> list[tuple[psutil.Process, str, bool]]:
+    """The processes of this job on this machine that somebody has stopped, with a message, and whether it is a helper
+    of Python's.
+    """
     processes = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if process.status() == psutil.STATUS_STOPPED:
                 command = " ".join(process.cmdline())
-                what = next((_HELPERS[name] for name in _HELPERS if name in command), process.name())
-                message = f"process {process.pid} ({what}) is stopped: kill -CONT {process.pid} lets it go on"
-                processes.append((process, message))
+                helper = next((_HELPERS[name] for name in _HELPERS if name in command), None)
+                what = f"process {process.pid} ({helper or process.name()}) is stopped"
+                processes.append((process, f"{what}: kill -CONT {process.pid} lets it go on", helper is not None))
     return processes
 
 

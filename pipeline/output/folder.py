@@ -41,7 +41,7 @@ from .record import (
     to_json,
 )
 from .saved_plan import check_plan, listing_digest, schema_from, schema_hex, together
-from .sidecars import remove_sidecars
+from .sidecars import remove_planned, remove_sidecars
 from .store import Location, Store, check_claim, claim, claimed_by, is_claimed, take_over
 from .where import Where
 
@@ -180,11 +180,12 @@ class OutputFolder:
         files = {PLAN: plan, MANIFEST: to_json(manifest)}
         if overwrite:
             store.remove_attempts(())
+            remove_sidecars(store, lambda _: True)
             with suppress(BroadsheetError):  # what is damaged names no files
                 before = self.manifest()
                 for number in range(1 + len(before.updates) + bool(self.under_way(before))):
                     if (saved := self.plan_of(before, number)) is not None:
-                        remove_sidecars(store, before.fingerprint.settings, saved, lambda _: True)
+                        remove_planned(store, before.fingerprint.settings, saved)
             old = [SUCCESS, *_FOLDERS, PLAN, *self._update_plans(), MANIFEST, layout.OLD_MANIFEST]
         else:  # of a run of this job that was killed, or of one beside this one, which writes the same
             there = [name for name in files if store.has(name)]
@@ -217,8 +218,9 @@ class OutputFolder:
     def discard_update(self, number: int, plan: SavedPlan, job: str) -> None:
         """Remove an update that is not finished, its plan last."""
         self.check_claim(job)
-        first, settings = groups_of(plan).start, self.manifest().fingerprint.settings
-        remove_sidecars(self.store, settings, plan, lambda name: layout.group_in(name, job) >= first)
+        first = groups_of(plan).start
+        remove_planned(self.store, self.manifest().fingerprint.settings, plan)
+        remove_sidecars(self.store, lambda name: layout.group_in(name, job) >= first)
         names = [name for folder in (ENTRIES, *layout.OF_CHUNKS, layout.SIDECARS) for name in self.store.files(folder)]
         self.store.remove_all([name for name in names if layout.group_in(name, job) >= first])
         self.store.remove(layout.update_plan(number, job))

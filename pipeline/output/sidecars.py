@@ -205,16 +205,19 @@ def check_sidecars(store: Store, manifest: Manifest, groups: Iterable[int]) -> N
             raise OutputError(f"{damage}: {REPAIR}")
 
 
-def remove_sidecars(store: Store, settings: Settings, plan: SavedPlan, chosen: Callable[[str], bool]) -> None:
-    """Remove the files beside those of a plan, which a job that was killed may have written before their record, and
-    the files of records whose names are chosen. The records stay. One that is damaged names none.
+def remove_planned(store: Store, settings: Settings, plan: SavedPlan) -> None:
+    """Remove the files beside those of a plan: a job that was killed may have written some before their record.
+
+    Raises UsageError for a plan whose files such a job would have refused.
     """
-    if settings.layout is UNSET:
-        return
-    with suppress(UsageError):  # a plan that this job would have refused
+    if settings.layout is not UNSET:
         paths = [file.path for file in plan.files]
         check_names(paths, settings.format)
         store.remove_all([sidecar_name(path, settings.format) for path in paths])
+
+
+def remove_sidecars(store: Store, chosen: Callable[[str], bool]) -> None:
+    """Remove the files of records whose names are chosen; the records stay. One that is damaged names none."""
     for name in filter(chosen, store.files(SIDECARS)):
         with suppress(OutputError):
             store.remove_all([file.name for file in from_json(store.read(name), Sidecars, store.root / name).files])

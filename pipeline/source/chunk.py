@@ -430,9 +430,7 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
 
 def commonest(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """The sums of counts by key, of the commonest `NOT_COPIED` keys."""
-    total = Counter[str]()
-    for count in counts:
-        total.update(count)
+    total: Counter[str] = sum(map(Counter, counts), Counter())
     return dict(sorted(total.items(), key=lambda item: (-item[1], item[0]))[:NOT_COPIED])
 
 

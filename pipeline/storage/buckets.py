@@ -121,8 +121,10 @@ def patiently(call: Callable[[], _Result], url: str, seconds: float = PATIENCE, 
 
 
 def patience(seconds: float, status: int | None) -> float:
-    """Seconds for which a request is repeated, that should be for `seconds`, after an answer of that status. A server
-    that is overloaded has been found: what begins at once on many machines waits for it from the first request on.
+    """Seconds for which a request is repeated after an answer of that status.
+
+    An answer that the server is overloaded shows that its address is right. Then the first request, too, is repeated
+    for `PATIENCE`: an array of jobs sends all of its first requests at once.
     """
     return PATIENCE if seconds == FIRST_PATIENCE and status in (429, 503) else seconds
 

@@ -160,11 +160,13 @@ def test_an_update_adds_files(client: Client, small_model: Model, tmp_path: Path
         classify(documents, out, update=True, **given)
 
 
-@pytest.mark.parametrize("kind", ["job", "update"])
+@pytest.mark.parametrize("kind", ["job", "update", "damaged"])
 def test_files_whose_record_was_not_written_go_with_their_job(
     client: Client, small_model: Model, tmp_path: Path, kind: str
 ) -> None:
-    """Of a job, or an update, that was killed as it wrote them: the record of their group comes after them."""
+    """Of a job, or an update, that was killed as it wrote them: the record of their group comes after them. Where the
+    manifest is damaged, the records still name them.
+    """
     documents, out = write_documents(tmp_path / "documents", FILES[:1]), tmp_path / "out"
     given = {"model": small_model, "client": client, "root": documents, "id_column": "id", "layout": "attributes"}
     classify(documents, out, **given)
@@ -178,8 +180,10 @@ def test_files_whose_record_was_not_written_go_with_their_job(
         (out / "_manifest.json").write_text(json.dumps(manifest))
         assert update["totals"]["rows_read"] == ROWS
     (out / "_SUCCESS").unlink()
-    for record in sorted((out / "_sidecars").iterdir())[-1:]:
-        record.unlink()
+    if kind == "damaged":
+        (out / "_manifest.json").write_text("{")
+    else:
+        sorted((out / "_sidecars").iterdir())[-1].unlink()
     shutil.rmtree(documents)
     write_documents(documents, ("z.jsonl",))
     classify(documents, out, overwrite=True, **given)

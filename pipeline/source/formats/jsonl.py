@@ -97,17 +97,16 @@ class Jsonl(RecordFormat):
                 keys |= dict.fromkeys(filter(is_name, values))
                 within |= dict.fromkeys(filter(is_name, keys_within(values)), pa.string())
                 absent = asked - keys.keys() - within.keys()
-                if lines >= (least if not absent else most) and not any(
-                    name.split(".")[-1].encode() in head.data for name in absent
-                ):
-                    break  # all are there, or are not in the rest of the head
+                if lines >= least and not absent:
+                    break
+                if lines == most and not any(_occurs(name, head) for name in absent):
+                    break  # the rest of the head does not have them
             if lines >= least and not absent:
                 break
-        lacks = [
-            name for name in {*(selection.text or ("text",)), *selection.needed} & absent if _is_nowhere(name, head)
-        ]
+        needed = {*(selection.text or ("text",)), *selection.needed}
+        is_complete = bool(keys) and not all(_occurs(name, head) for name in needed & absent)
         names = tuple(keys) or selection.columns or ("text",)
-        return Schema(names, within, start=head.start, complete=bool(keys and lacks))
+        return Schema(names, within, start=head.start, complete=is_complete)
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
         return concat(list(_chunks(records, path, first_row, selection)))
@@ -134,9 +133,9 @@ def _is_array(line: bytes) -> bool:
     return isinstance(value, list) and any(isinstance(item, dict) for item in value)
 
 
-def _is_nowhere(name: str, head: Head) -> bool:
-    """Whether no key can be called so."""
-    return json.dumps(name.rpartition(".")[2]).encode() not in head.data
+def _occurs(name: str, head: Head) -> bool:
+    """Whether a key may be called so."""
+    return f'"{name.rpartition(".")[2]}"'.encode(errors="surrogateescape") in head.data
 
 
 def _goes_on(line: bytes, data: bytes) -> bool:
