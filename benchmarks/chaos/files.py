@@ -7,14 +7,20 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from benchmarks.chaos.jobs import contents
 from benchmarks.chaos.trial import Run, Trial, Verdict, Wrong
+from broadsheet.pipeline.output.layout import SUCCESS
 
 _DISK_BYTES = 40 << 10
+_END_SECONDS = 0.5
+"""From the check of a job's files to its `_SUCCESS`, at most: what is deleted later, `verify` finds."""
 
 
 def fill_the_disk(trial: Trial) -> Verdict:
@@ -42,7 +48,9 @@ def limit_file_size(trial: Trial) -> Verdict:
     """files limited in size (RLIMIT_FSIZE)"""
     size = trial.random.choice([200, 1_000, 3_000, 6_000])
     trial.note(f"{size} bytes")
-    return trial.settle(trial.start(limit=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))))
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
+    run = trial.start(limit=limit, PYTHONDONTWRITEBYTECODE="1")  # Python does not look how much of it could be written
+    return trial.settle(run)
 
 
 def limit_descriptors(trial: Trial) -> Verdict:
@@ -106,9 +114,13 @@ def lose_output(trial: Trial) -> Verdict:
     if trial.wait_for_a_moment(run):
         folder = trial.random.choice(["parts", "_entries", "_quarantine"])
         files = sorted((trial.out / folder).glob("part-*"))
-        for file in trial.random.sample(files, min(len(files), trial.random.randint(1, 3))):
-            trial.note(f"deleted {folder}/{file.name}")
+        files = trial.random.sample(files, min(len(files), trial.random.randint(1, 3)))
+        trial.note(f"deleted of {folder}: {', '.join(file.name for file in files)}")
+        for file in files:
             file.unlink(missing_ok=True)
+        deleted = time.time()
+        if files and trial.code(run) == 0 and (trial.out / SUCCESS).stat().st_mtime < deleted + _END_SECONDS:
+            return trial.told(trial.launch([sys.executable, "-m", "broadsheet", "verify", str(trial.out)]))
     return _settle_or_start_again(trial, run)
 
 

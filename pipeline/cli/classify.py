@@ -52,12 +52,6 @@ _EXTRAS = {"slurm": ("dask_jobqueue", "slurm"), "cuda": ("dask_cuda", "cluster")
 _OF_UCX = ("distributed_ucxx", "rmm")
 """What Dask imports for UCX, where it is installed; that takes a tenth of a second."""
 
-_MODULES_OF_WORKERS = [
-    f"broadsheet.{name}"
-    for name in ("pipeline.source.read.reader_process", "__main__", "cluster.plugin", "pipeline.job.range_tasks")
-] + ["distributed.nanny"]
-"""The modules that the process imports from which a command's workers are forked; the first spares pandas."""
-
 _GPUS = "/proc/driver/nvidia/gpus/*"
 
 _SHOWN = 10
@@ -88,7 +82,7 @@ def command(
     from ..processes.child import FORKS, spare_pandas
 
     if not dry_run and output not in (None, _STDOUT) and _starts_workers(inputs, cluster, scheduler_file, flags):
-        FORKS.begin(_MODULES_OF_WORKERS)
+        FORKS.begin("broadsheet.pipeline.job.preload")
     elif cluster is None and scheduler_file is None and flags.get("workers") is None and flags.get("device") != "cpu":
         _wake_a_lone_gpu()
     spare_pandas()

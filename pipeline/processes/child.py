@@ -87,14 +87,14 @@ class Forks:
     def __init__(self) -> None:
         self.variables: dict[str, str] = {}
 
-    def begin(self, modules: Sequence[str]) -> None:
-        """Start it, unless it cannot be or is not wanted. It imports the modules, nothing of which may use CUDA, while
-        this process goes on, and ends with it. A terminal's Ctrl-C reaches neither it nor the forks. For a process of
-        ours: user code could have other uses for it.
+    def begin(self, module: str) -> None:
+        """Start it, unless it cannot be or is not wanted. It imports the module, which may not use CUDA nor raise an
+        error, while this process goes on, and ends with it. A terminal's Ctrl-C reaches neither it nor the forks. For a
+        process of ours: user code could have other uses for it.
         """
         if METHOD in os.environ or sys.version_info < (3, 11, 1):  # whose socket others can reach: CVE-2022-42919
             return
-        forkserver.set_forkserver_preload([*modules])
+        forkserver.set_forkserver_preload([module])
         found = {name: os.environ.get(name, value) for name, value in {**OF_WORKERS, **_ONE_THREAD}.items()}
         missing = found.keys() - os.environ.keys()
         with safe_path():

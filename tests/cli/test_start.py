@@ -17,7 +17,7 @@ from typing import Any
 import distributed
 import pytest
 import typer
-from conftest import ROOT
+from conftest import ROOT, Command
 from threadpoolctl import threadpool_info
 from typer.testing import CliRunner
 
@@ -163,6 +163,23 @@ def test_files_of_the_users_that_bear_our_folders_names_change_nothing(
     assert (tmp_path / "out" / "_SUCCESS").is_file()
     parent, arenas, has_pandas = json.loads((tmp_path / "told.json").read_text())
     assert ("forkserver" in " ".join(parent), arenas, has_pandas) == (how != "import", "1", False)
+
+
+def test_a_damaged_module_of_the_readers_keeps_no_job_from_starting(
+    broadsheet: Command, small_model_file: Path, tmp_path: Path
+) -> None:
+    """The process whose forks are workers imports it, and would end: Dask then waits for ever. Bytecode that a full
+    disk has cut, for example.
+    """
+    (tmp_path / "news.txt").write_text("Stocks fell on Monday\n")
+    bytecode = tmp_path / "bytecode"
+    arguments = ["classify", tmp_path / "news.txt", "-o", tmp_path / "out", "--model", small_model_file, "--overwrite"]
+    env = {"PYTHONPYCACHEPREFIX": str(bytecode)}
+    assert broadsheet(*arguments, "--workers", 1, env=env).returncode == 0
+    (module,) = bytecode.rglob("reader_process.*.pyc")
+    module.write_bytes(module.read_bytes()[:1000])
+    run = broadsheet(*arguments, "--workers", 1, env=env)
+    assert (run.returncode, "forkserver" in run.stderr) == (0, False), run.stderr
 
 
 def test_classify_takes_every_option_by_name_as_an_editor_shows_it() -> None:

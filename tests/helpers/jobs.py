@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -79,6 +81,21 @@ def killed_after(folder: str, count: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     os.replace = replace  # type: ignore[assignment]
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Let no file become larger in the block, as on a full disk. Python does not look how much of a module's bytecode
+    it could write there: it writes none.
+    """
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = writes_none
 
 
 def wait_until(true: Callable[[], object], seconds: float = 240, every: float = 0.05) -> None:

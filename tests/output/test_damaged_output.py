@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import random
-import resource
 import shutil
 import socket
 import time
@@ -23,7 +22,7 @@ from conftest import examples
 from distributed import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from jobs import Once, contents
+from jobs import Once, contents, file_size_limit
 from typer.testing import CliRunner
 
 from broadsheet.pipeline import BroadsheetError, OutputError, Paths, SourceError, UsageError, classify, verify
@@ -407,13 +406,8 @@ def _parquet(table: pa.Table) -> bytes:
 def test_a_limit_on_file_size_met_by_the_plan(job: Finished) -> None:
     """There is nothing to resume yet, and smaller chunks would make the plan larger."""
     shutil.rmtree(job.out)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
-    try:
-        with pytest.raises(OutputError) as raised:
-            job.run()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with file_size_limit(500), pytest.raises(OutputError) as raised:
+        job.run()
     assert "File too large. Raise the limit on file size (ulimit -f)" in str(raised.value)
     assert str(raised.value).endswith("(ulimit -f), or use a larger chunk_size=, then start again")
     job.run()

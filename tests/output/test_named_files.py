@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from conftest import CommandHere
+from jobs import file_size_limit
 
 from broadsheet import pipeline
 from broadsheet.pipeline.errors import OutputError, UsageError
@@ -24,17 +22,6 @@ from broadsheet.pipeline.telemetry.spans import Clock
 from broadsheet.pipeline.train.progress import Epoch, plot_curve
 
 OLD = b"what took a week to make"
-
-
-@contextmanager
-def no_room() -> Iterator[None]:
-    """Nothing longer than ten bytes can be written; Python ignores the signal that comes with it."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_an_old_file_outlives_a_new_one_that_does_not_fit(small_model: Model, tmp_path: Path) -> None:
@@ -52,7 +39,7 @@ def test_an_old_file_outlives_a_new_one_that_does_not_fit(small_model: Model, tm
         lambda where: plot_curve([Epoch(1, 0.5, 0.5)], where),
     ):
         path.write_bytes(OLD)
-        with pytest.raises(OutputError) as raised, no_room():
+        with pytest.raises(OutputError) as raised, file_size_limit(10):
             write(path)
         assert path.read_bytes() == OLD
         assert os.listdir(tmp_path) == ["file.png"]
@@ -80,7 +67,7 @@ def test_the_commands_leave_an_old_file_as_it_was(
         old.write_bytes(OLD)
         code, said = broadsheet_here(*command)
         assert (code, f"{old} is there already: give another name, or --overwrite" in said) == (2, True), command
-        with no_room():
+        with file_size_limit(10):
             code, said = broadsheet_here(*command, "--overwrite")
         assert (code, "cannot be written: File too large" in said) == (1, True), said
         assert old.read_bytes() == OLD, command

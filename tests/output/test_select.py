@@ -6,7 +6,6 @@ import datetime as dt
 import itertools
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from conftest import ROOT, CommandHere
 from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import committed
+from jobs import committed, file_size_limit
 
 from benchmarks.chaos.jobs import contents
 from broadsheet.pipeline import OutputError, SourceError, UsageError, classify, select, verify
@@ -126,27 +125,19 @@ def test_what_does_not_fit_into_memory_is_ranked_on_disk_and_a_full_disk_is_told
     with ranking(chunks, Amount.of("10%", None), memory=40_000_000) as best:
         best_places = best.between(0, len(scores))
     assert list(best_places) == sorted(np.argsort(-scores, kind="stable")[:200_000])
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        with (
-            pytest.raises(OutputError, match=rf"in {tmp_path}/.+ Free some space there, or set TMPDIR to a folder"),
-            ranking(chunks, Amount.of("10%", None), memory=40_000_000) as best,
-        ):
-            pass
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with (
+        file_size_limit(1000),
+        pytest.raises(OutputError, match=rf"in {tmp_path}/.+ Free some space there, or set TMPDIR to a folder"),
+        ranking(chunks, Amount.of("10%", None), memory=40_000_000) as best,
+    ):
+        pass
     assert not list(tmp_path.iterdir())
 
 
 def test_a_choice_that_fails_leaves_nothing_behind(labels: Path, tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))  # parts are larger than the manifest
-    try:
-        with pytest.raises(OutputError, match=r"parts/.* cannot be written: File too large.*, then choose again$"):
-            select(labels, tmp_path / "out", top="90%", format="jsonl")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    message = r"parts/.* cannot be written: File too large.*, then choose again$"
+    with file_size_limit(4000), pytest.raises(OutputError, match=message):  # parts are larger than the manifest
+        select(labels, tmp_path / "out", top="90%", format="jsonl")
     damaged = Path(shutil.copytree(labels, tmp_path / "damaged"))
     part = sorted((damaged / "parts").iterdir())[-1]
     part.write_bytes(part.read_bytes()[:-1] + b" ")

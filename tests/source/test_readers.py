@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import random
-import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client
-from jobs import check_whole, children_of, committed, wait_until, workers_that_run
+from jobs import check_whole, children_of, committed, file_size_limit, wait_until, workers_that_run
 from reading import found
 from s3 import KEYS, Folder, Proxy, proxy, s3, s3_server  # noqa: F401
 
@@ -259,13 +258,9 @@ def test_processes_start_when_there_is_something_to_read(readers: Readers, large
 
 def test_a_temporary_folder_that_is_full_is_named() -> None:
     """A limit on the size of files does what a full disk does, before a byte is written."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    try:
-        with pytest.raises(BroadsheetError, match=r"cannot write to /.*File too large; set TMPDIR"):
-            Readers(1, 1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    message = r"cannot write to /.*File too large; set TMPDIR"
+    with file_size_limit(0), pytest.raises(BroadsheetError, match=message):
+        Readers(1, 1)
 
 
 def test_a_reader_does_without_pandas(readers: Readers, large: Path) -> None:

@@ -1,0 +1,19 @@
+"""Imports what workers need, into the process from which those of a command are forked.
+
+A module that cannot be imported would end that process, and Dask would wait for its workers for ever. So nothing is
+raised here: each worker imports the module again, and Dask reports why it ended.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib import import_module
+
+_MODULES = [
+    f"broadsheet.{name}"
+    for name in ("pipeline.source.read.reader_process", "__main__", "cluster.plugin", "pipeline.job.range_tasks")
+] + ["distributed.nanny"]  # the first spares pandas
+
+for _name in _MODULES:
+    with suppress(Exception):
+        import_module(_name)
