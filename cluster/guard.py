@@ -20,6 +20,7 @@ from distributed.http.routing import RoutingApplication
 from tornado.httputil import HTTPServerRequest
 from tornado.web import ErrorHandler
 
+from .late_dashboard import HAS_BOKEH
 from .private import TOKEN
 
 _ORIGINS = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
@@ -43,10 +44,10 @@ class GuardedApplication(RoutingApplication):
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> Any:
         """Find what answers a request; for a page, as if the token were not in its path."""
         if self._token is not None:
+            if not (HAS_BOKEH and self._admits(request)):
+                return self.get_handler_delegate(request, ErrorHandler, {"status_code": 404})
             from bokeh.core.properties import validate  # most jobs end without a request
 
-            if not self._admits(request):
-                return self.get_handler_delegate(request, ErrorHandler, {"status_code": 404})
             # An update of a page turns validation off for the whole process, for a moment. Two at once, of two
             # schedulers in threads of one notebook, may leave it off: then no page could be made any more.
             validate(True)

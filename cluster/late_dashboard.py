@@ -7,16 +7,23 @@ Dask documents no such interface, so all code that depends on it is in this file
 from __future__ import annotations
 
 from functools import partial
+from importlib.util import find_spec
 
 from distributed import Scheduler
+
+HAS_BOKEH = find_spec("bokeh") is not None
+"""Whether there can be a dashboard: the extra "dashboard"."""
 
 WITHOUT_DASHBOARD = {"dashboard": False}
 """The option with which such a scheduler starts. Its HTTP server, and so its link, is there all the same."""
 
 
 def add_when_opened(scheduler: Scheduler) -> None:
-    """Add Dask's dashboard, with our page, before the first request that the guard admits is answered."""
-    scheduler.http_application.when_opened = partial(_add, scheduler)
+    """Add Dask's dashboard, with our page, before the first request that the guard admits is answered: where there is
+    Bokeh.
+    """
+    if HAS_BOKEH:
+        scheduler.http_application.when_opened = partial(_add, scheduler)
 
 
 def _add(scheduler: Scheduler) -> None:

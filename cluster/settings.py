@@ -17,6 +17,7 @@ from distributed import utils
 from distributed.utils import silence_logging_cmgr
 
 from ..pipeline.processes.child import FORKS, OF_WORKERS
+from .late_dashboard import HAS_BOKEH
 from .private import LINK, TOKEN, new_token
 
 _ENVIRON = "distributed.nanny.pre-spawn-environ."
@@ -90,7 +91,7 @@ def dashboard_settings(token: str) -> dict[str, str]:
     page = _OUR_LINK if link == default else link
     if f"/{token}/" not in page:
         page = f"{page.removesuffix('/status')}/{token}/status"
-    return {TOKEN: token, LINK: page}
+    return {TOKEN: token, LINK: page if HAS_BOKEH else ""}
 
 
 def environment(more: Mapping[str, Any] | None = None) -> dict[str, str]:

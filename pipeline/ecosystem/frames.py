@@ -48,7 +48,6 @@ def _label_lazily(frame: Any, model: ModelOrModels, options: Options, suffix: st
     Raises UsageError for another collection, and for a column or option that does not fit.
     """
     import dask.bag
-    import dask.dataframe
 
     given = [model] if isinstance(model, str | Path | Model) else list(model)
     for one in given:
@@ -58,6 +57,8 @@ def _label_lazily(frame: Any, model: ModelOrModels, options: Options, suffix: st
         if options.text_column or options.truth_column:
             raise UsageError("a Bag of strings has no columns: leave out text_column and truth_column")
         return frame.map_partitions(_label_items, labels_of(given, options, pa.schema([(_TEXT, pa.string())])))
+    import dask.dataframe  # an extra, which a Bag does without
+
     if isinstance(frame, dask.dataframe.Series):
         frame = frame.to_frame(_TEXT)
     if not isinstance(frame, dask.dataframe.DataFrame):

@@ -117,10 +117,12 @@ class Best:
 def ranking(rows: Iterable[pa.Table], amount: Amount, memory: int | None = None) -> Iterator[Best]:
     """The best rows of each group. rows: with `place`, the number of each in the input, `score`, and `part`, the number
     of its group. memory: bytes for them, a quarter of the available by default; the others are on disk. Raises
-    OutputError where there is no room for these.
+    OutputError where there is no room for these, UsageError without DuckDB.
     """
-    import duckdb
-
+    try:
+        import duckdb
+    except ImportError as error:
+        raise UsageError(f"the best rows are found by DuckDB ({error}): pip install 'broadsheet[select]'") from error
     with TemporaryDirectory(prefix="broadsheet-") as folder:
         limit = f"{memory or available_memory() // 4}B"
         config = {"threads": available_cores(), "memory_limit": limit, "temp_directory": folder}

@@ -264,9 +264,14 @@ def with_columns(frame: Any, added: pa.Table, suffix: str | None) -> Any:
 
 
 def as_pandas(table: pa.Table) -> pd.DataFrame:
-    """The table in pandas; integers and booleans stay what they are where some are null, in nullable columns."""
-    import pandas as pd
+    """The table in pandas; integers and booleans stay what they are where some are null, in nullable columns.
 
+    Raises UsageError without pandas.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise UsageError(f"a DataFrame needs pandas ({error}): pip install 'broadsheet[dataframe]'") from error
     nullable = {getattr(pa, name.lower())(): getattr(pd, f"{name}Dtype")() for name in _INTEGERS}
     nullable[pa.bool_()] = pd.BooleanDtype()
     frame = table.to_pandas()

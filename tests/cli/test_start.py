@@ -165,6 +165,18 @@ def test_files_of_the_users_that_bear_our_folders_names_change_nothing(
     assert ("forkserver" in " ".join(parent), arenas, has_pandas) == (how != "import", "1", False)
 
 
+WITHOUT_EXTRAS = """
+import sys
+from importlib.machinery import PathFinder
+class Others(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name in ("bokeh", "duckdb", "pandas") else PathFinder.find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Others
+"""
+"""Code of a process that finds none of their packages."""
+
+
 def test_a_damaged_module_of_the_readers_keeps_no_job_from_starting(
     broadsheet: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
@@ -180,6 +192,18 @@ def test_a_damaged_module_of_the_readers_keeps_no_job_from_starting(
     module.write_bytes(module.read_bytes()[:1000])
     run = broadsheet(*arguments, "--workers", 1, env=env)
     assert (run.returncode, "forkserver" in run.stderr) == (0, False), run.stderr
+
+
+def test_a_job_does_without_the_packages_of_extras(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
+    """Nothing that is not asked for needs Bokeh, DuckDB or pandas; what is names its extra."""
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_EXTRAS)
+    (tmp_path / "news.txt").write_text("Stocks fell on Monday\nRain in Paris\n")
+    out, env = tmp_path / "out", {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+    run = broadsheet("classify", tmp_path / "news.txt", "-o", out, "--model", small_model_file, env=env)
+    assert run.returncode == 0, run.stderr
+    assert broadsheet("select", out, "-o", tmp_path / "all", "--where", "score > 0", env=env).returncode == 0
+    run = broadsheet("select", out, "-o", tmp_path / "best", "--top", "50%", env=env)
+    assert (run.returncode, "pip install 'broadsheet[select]'" in run.stderr) == (2, True), run.stderr
 
 
 def test_classify_takes_every_option_by_name_as_an_editor_shows_it() -> None:
