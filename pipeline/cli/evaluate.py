@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UsageError, counted
+from ..options import READ
 from ..report.console import PlainConsole, facts_table, print_fact, print_json
 from ..storage.disk import refuse_outputs
-from .flags import Columns, Device, Json, Kernels, Label, Network, OneModel, Precision, Texts, in_panel, names_of
+from .flags import Device, Json, Kernels, Label, Network, OneModel, Precision, Texts, in_panel, keywords, with_options
 
 if TYPE_CHECKING:
     from ..evaluation.evaluate import Evaluation, LabelEvaluation
@@ -24,6 +25,7 @@ _SHOWN = 145  # characters of a mistake's text: two lines
 _report = partial(in_panel, "Report")
 
 
+@with_options(READ)
 def command(
     model: OneModel,
     data: Annotated[list[str], typer.Argument(metavar="DATA", help="Files, folders, globs or URLs.")],
@@ -32,7 +34,6 @@ def command(
     label_separator: Annotated[
         str | None, in_panel("Input", "TEXT", "What separates the labels of a row that has several.")
     ] = None,
-    columns: Columns = None,
     mistakes: Annotated[int, _report("N", "Most confident mistakes to show.", min=0)] = 10,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -50,6 +51,7 @@ def command(
     abstain: Annotated[
         float | None, _report("BELOW", "Give rows with a lower score no label, as `classify` does.")
     ] = None,
+    **flags: Any,
 ) -> None:
     """Print accuracy, figures by class, the confusion matrix, calibration error and the most confident mistakes."""
     for flag, picture in (("--plot", plot), ("--reliability", reliability)):
@@ -63,7 +65,7 @@ def command(
     refuse_outputs(pictures, overwrite, lambda: [model, *local_paths(Paths(data))])
     loaded = load_model(model)
     options: dict[str, Any] = {"device": device, "precision": precision, "kernels": kernels}
-    options |= {"text_column": text_column or (), "label_column": label_column, "columns": names_of(columns)}
+    options |= {"text_column": text_column or (), "label_column": label_column, **keywords(flags, READ)}
     if loaded.is_multi_label:
         loaded = loaded.asking(network)
         if plot or reliability or abstain is not None or precision_target is not None:

@@ -63,12 +63,7 @@ def with_options(table: Table) -> Callable[[_Command], _Command]:
 def keywords(flags: dict[str, Any], table: Table = TABLE) -> dict[str, Any]:
     """The options that were given, as Python's keywords."""
     given = {name: value for name, value in flags.items() if not (value is None or value is False or value == [])}
-    return {name: names_of(value) if table.types[name] == HEADER else value for name, value in given.items()}
-
-
-def names_of(columns: str | None) -> list[str] | None:
-    """Names that are separated by commas."""
-    return None if columns is None else columns.split(",")
+    return {name: value.split(",") if table.types[name] == HEADER else value for name, value in given.items()}
 
 
 def in_panel(panel: str, metavar: str, said: str, *names: str, **about: Any) -> Any:
@@ -87,12 +82,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 
 Texts = Annotated[list[str] | None, flag("text_column")]
-Columns = Annotated[str | None, flag("columns")]
 Label = Annotated[str, in_panel("Input", "NAME", "Column with the true class, by name or number from 1.")]
-Encoding = Annotated[str, flag("encoding")]
-Delimiter = Annotated[str | None, flag("delimiter")]
-Quote = Annotated[str | None, flag("quote")]
-Escape = Annotated[str | None, flag("escape")]
 Root = Annotated[Path | None, flag("root")]
 Endpoint = Annotated[str | None, flag("endpoint")]
 Device = Annotated[str, flag("device")]

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import ModelError, UsageError, cause
+from ..options import READ
 from ..report.console import PlainConsole, say
 from ..storage.disk import refuse_outputs, write_file
-from .flags import (
-    Columns,
-    Delimiter,
-    Device,
-    Encoding,
-    Escape,
-    Label,
-    OneModel,
-    Output,
-    Overwrite,
-    Precision,
-    Quote,
-    Texts,
-    in_panel,
-    names_of,
-)
+from .flags import Device, Label, OneModel, Output, Overwrite, Precision, Texts, in_panel, keywords, with_options
 
 if TYPE_CHECKING:
     from ..model.charcnn import Model
@@ -36,18 +22,19 @@ _AGREEMENT = "Share of labels that stay where the network is asked about some te
 _LIKE = "Text like that to be labelled: files, folders, globs or URLs, read as `classify` reads them."
 
 
+@with_options(READ)
 def calibrate(
     model: OneModel,
     data: Annotated[list[str], typer.Argument(metavar="DATA", help=_LABELLED, show_default=False)],
     output: Output,
     label_column: Label,
     text_column: Texts = None,
-    columns: Columns = None,
     held_out: Annotated[float | None, in_panel("Input", "SHARE", _HELD_OUT)] = None,
     agreement: Annotated[float, in_panel("Labels", "SHARE", _AGREEMENT)] = 0.999,
     device: Device = "auto",
     precision: Precision = "auto",
     overwrite: Overwrite = False,
+    **flags: Any,
 ) -> None:
     """Make scores probabilities: of the labels with a score of 0.9, 90 % are then right.
 
@@ -66,11 +53,11 @@ def calibrate(
         Paths(data),
         text_column=text_column or (),
         label_column=label_column,
-        columns=names_of(columns),
         held_out=held_out,
         agreement=agreement,
         device=device,
         precision=precision,
+        **keywords(flags, READ),
     )
     calibrated.save(output)
     about = calibrated.card[CARD]
@@ -83,17 +70,14 @@ def calibrate(
         print_asking({name: calibrated.card[cascade.CARD][name] for name in cascade.ASKS}, PlainConsole())
 
 
+@with_options(READ)
 def quantise(
     model: OneModel,
     data: Annotated[list[str], typer.Argument(metavar="DATA", help=_LIKE, show_default=False)],
     output: Output,
     text_column: Texts = None,
-    columns: Columns = None,
-    encoding: Encoding = "utf-8",
-    delimiter: Delimiter = None,
-    quote: Quote = None,
-    escape: Escape = None,
     overwrite: Overwrite = False,
+    **flags: Any,
 ) -> None:
     """Prepare a model for `--precision int8`: find the scales of its 8-bit activations on a sample of text.
 
@@ -108,11 +92,7 @@ def quantise(
         model,
         Paths(data),
         text_column=text_column or (),
-        columns=names_of(columns),
-        encoding=encoding,
-        delimiter=delimiter,
-        quote=quote,
-        escape=escape,
+        **keywords(flags, READ),
     )
     fitted.save(output)
     say(f"{output}: activation scales found on {fitted.card['scales found on']['rows']:,} rows, for --precision int8")

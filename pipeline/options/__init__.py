@@ -112,8 +112,8 @@ class LabelKeywords(EngineKeywords, total=False):
     """
 
 
-class OptionKeywords(LabelKeywords, total=False):
-    """Options of a job."""
+class ReadKeywords(TypedDict, total=False):
+    """Options of whatever reads files."""
 
     columns: Annotated[Iterable[str] | None, Option("Input", None, "A,B,C", recorded=True)]
     """Column names of a headerless CSV or TSV."""
@@ -133,6 +133,16 @@ class OptionKeywords(LabelKeywords, total=False):
     """Character around a field of a CSV that holds delimiters or line ends; none: quotes are text."""
     escape: Annotated[str | None, Option("Input", None, "C", "none", recorded=True)]
     """Character of a CSV before a quote, delimiter or line end that is text: often a backslash."""
+    endpoint: Annotated[str | None, Option("Input", None, "URL", "the provider's")]
+    """Server to ask for s3:// URLs and the like.
+
+    It is for ``gs://`` and ``az://`` too. Default: that of the environment, for example ``AWS_ENDPOINT_URL``.
+    """
+
+
+class OptionKeywords(LabelKeywords, ReadKeywords, total=False):
+    """Options of a job."""
+
     root: Annotated[str | os.PathLike[str] | None, Option("Input", None, "FOLDER", "absolute paths")]
     """Write paths of input files relative to this folder.
 
@@ -152,11 +162,6 @@ class OptionKeywords(LabelKeywords, total=False):
 
     "listing": by path, size and time of modification, or an ETag. "full": also by a hash of the content, for which all
     of it is read beforehand.
-    """
-    endpoint: Annotated[str | None, Option("Input", None, "URL", "the provider's")]
-    """Server to ask for s3:// URLs and the like.
-
-    It is for ``gs://`` and ``az://`` too. Default: that of the environment, for example ``AWS_ENDPOINT_URL``.
     """
     id_column: Annotated[str | Iterable[str], Option("Output", (), "NAME", recorded=True)]
     """Column that identifies a row, to copy to the output.
@@ -221,7 +226,7 @@ class OptionKeywords(LabelKeywords, total=False):
     """
 
 
-TABLE = Table(OptionKeywords, PANELS)
+TABLE, READ = Table(OptionKeywords, PANELS), Table(ReadKeywords, PANELS)
 TYPES, takes = TABLE.types, TABLE.takes
 
 NAMES, HEADER, FILE = str | Iterable[str], Iterable[str] | None, str | os.PathLike[str] | None

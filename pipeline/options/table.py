@@ -70,17 +70,17 @@ class Table(dict[str, Option]):
         hints = get_type_hints(keywords, include_extras=True)
         options = {name: hint.__metadata__[0] for name, hint in hints.items()}
         super().__init__(sorted(options.items(), key=lambda entry: panels.index(entry[1].panel)))
-        self.panels, self._module = panels, sys.modules[keywords.__module__]
+        self.panels, self._module = panels, keywords.__module__
         self.types: dict[str, Any] = {name: hints[name].__origin__ for name in self}
 
     @cached_property
     def _texts(self) -> dict[str, tuple[str, str]]:
         """Type and text of each option, which stands below its entry: read from its file, since Python drops it."""
         texts = {}
-        for body in (
-            node.body for node in ast.parse(inspect.getsource(self._module)).body if isinstance(node, ast.ClassDef)
-        ):
-            for pair in pairwise(body):
+        modules = dict.fromkeys((__name__.rpartition(".")[0], self._module))  # the options that tables share, its own
+        trees = (ast.parse(inspect.getsource(sys.modules[name])) for name in modules)
+        for node in (node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)):
+            for pair in pairwise(node.body):
                 match pair:
                     case ast.AnnAssign(ast.Name(name), ast.Subscript(slice=ast.Tuple([kind, *_]))), ast.Expr(said):
                         texts[name] = (ast.unparse(kind), inspect.cleandoc(ast.literal_eval(said)))

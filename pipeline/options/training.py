@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack, cast
 
 from ..errors import UsageError
+from . import READ, ReadKeywords
 from .table import Option, Table
 
 SOURCE, MODEL = Any, str | Any | None
@@ -23,7 +24,7 @@ def _nothing(*_: object) -> None:
     """What is called where nobody wants to hear of a run."""
 
 
-class TrainKeywords(TypedDict, total=False):
+class TrainKeywords(ReadKeywords, total=False):
     """Options of `train`."""
 
     recipe: Annotated[Any, Option("", None)]
@@ -74,8 +75,6 @@ class TrainKeywords(TypedDict, total=False):
     """
     text_column: Annotated[str | Iterable[str], Option("Input", (), "NAME", "text")]
     """Column with the text; several are joined by a space."""
-    columns: Annotated[Iterable[str] | None, Option("Input", None, "A,B,C")]
-    """Column names of a headerless CSV or TSV."""
     classes: Annotated[Iterable[str] | None, Option("Input", None, "A,B,C")]
     """Class names in order; labels are then names or numbers from 1.
 
@@ -222,6 +221,11 @@ class TrainRequest(_Values):
             raise UsageError("resume needs the checkpoint to continue from")
         if self.hold_out_share is not None and not 0 <= self.hold_out_share <= 0.5:
             raise UsageError(f"{self.hold_out_share} of the rows cannot be held out: at most half of them")
+
+    @property
+    def reading(self) -> ReadKeywords:
+        """How files are read."""
+        return cast("ReadKeywords", {name: getattr(self, name) for name in READ})
 
     @property
     def needs_network(self) -> bool:

@@ -226,7 +226,7 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
         symbols = Alphabet(begin.alphabet)
     except ValueError as error:
         raise UsageError(f"the alphabet: {error}") from error
-    reading = ArticleReader(request.text_column, symbols, begin.length, request.columns)
+    reading = ArticleReader(request.text_column, symbols, begin.length, request.reading)
     names, soft = request.classes, request.soft_labels
     label_column = next(iter(request.label_column), None)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,14 +19,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from ..evaluation.rows import numbered
+from ..evaluation.rows import chosen_input, numbered
 from ..model.alphabet import Alphabet, encode
 from ..model.layers import CLASSES
 from ..model.ngrams import MOST_READ, Kinds, find
 from ..model.scores import Heads, Levels, of_head, parts_of
-from ..source.chunk import Chunk, Selection
+from ..options import ReadKeywords
+from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH, label_lists, label_sets, numbers_in, truth_indices
-from ..source.inputs import chunks_here, identify, open_input
+from ..source.inputs import chunks_here, open_input
 
 _CHUNK_ROWS = 16_384
 
@@ -187,15 +188,15 @@ class ArticleReader:
         The characters that the network reads.
     length : int
         How many of them it reads.
-    header : tuple of str, optional
-        Column names of a CSV without a header line.
+    reading : ReadKeywords
+        How files are read.
 
     """
 
     text_columns: tuple[str, ...]
     alphabet: Alphabet
     length: int
-    header: tuple[str, ...] | None = None
+    reading: ReadKeywords = field(default_factory=ReadKeywords)
 
     def articles(
         self, source: Any, kept: tuple[str, ...], wanted: str, of_chunk: Callable[[Chunk], T]
@@ -204,8 +205,9 @@ class ArticleReader:
 
         kept: columns beside the text. wanted: what a one-hot file lacks.
         """
-        selection = Selection(self.text_columns, kept, header=self.header, reads=MOST_READ)
-        given = identify(source, len(self.alphabet), self.length, whole_hash=True, by_content=True)
+        more: dict[str, Any] = {"kept": kept, "reads": MOST_READ}
+        alphabet, length, texts_in = self.alphabet, self.length, self.text_columns
+        given, selection = chosen_input(source, texts_in, self.reading, alphabet, length, whole_hash=True, **more)
         ids, texts, others, skipped = [], [], [], 0
         for chunk in chunks_here(open_input(given, selection, _CHUNK_ROWS)):
             if chunk.ids is not None:
