@@ -259,9 +259,9 @@ def evaluate(
 
     Examples
     --------
-    >>> result = evaluate("ag-news", "test.csv", text_column=["title", "description"], label_column="class")
-    >>> f"{result.confusion.accuracy:.1%}"
-    '91.8%'
+    >>> result = broadsheet.evaluate("ag-news", "news.csv", text_column=["title", "body"], label_column="topic")
+    >>> f"{result.confusion.accuracy:.0%}"
+    '96%'
 
     """
     for name, share in (("abstain", abstain), ("precision_target", precision_target)):
