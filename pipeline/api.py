@@ -13,7 +13,7 @@ from distributed import Client
 from .ecosystem.frames import function_for
 from .ecosystem.resident import release
 from .errors import UsageError
-from .job.beginning import OnDemand, Request, Running
+from .job.beginning import OnDemand, Request, Running, rooted
 from .job.run import run_job
 from .model.charcnn import Model
 from .model.quantised import scales_of
@@ -87,7 +87,7 @@ def classify(
     100
 
     """
-    settings = Options(**options)
+    settings = rooted(source, Options(**options))
     folder = None
     if output is not None:
         if printable(os.fspath(output)) != os.fspath(output):

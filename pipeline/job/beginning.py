@@ -115,6 +115,21 @@ def refuse_files(source: Any, output: Location | None, models: Iterable[str], op
     )
 
 
+def rooted(source: Any, options: Options) -> Options:
+    """The options; of a job that writes a file beside each input file, with the one folder that is its input as root.
+
+    Raises UsageError where the input is something else and no root is given.
+    """
+    if options.layout == "parts" or options.root is not None:
+        return options
+    paths = paths_of(source) or ()
+    if len(paths) != 1 or not (os.path.isdir(paths[0]) or paths[0].endswith("/")):
+        raise UsageError(
+            "--layout attributes repeats the paths of the input: give one folder, or --root, the folder above all files"
+        )
+    return options.changed(root=paths[0])
+
+
 @dataclass(frozen=True)
 class Resumed:
     """A job that goes on.

@@ -34,7 +34,7 @@ from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.plan.files import Files, divided
 from ..source.plan.plan import files_in_ranges, part_name, parts_of
 from ..source.sample import Sample, sample_input, slow_to_read
-from .beginning import refuse_files
+from .beginning import refuse_files, rooted
 
 SAMPLE_ROWS = 1000
 _ENTRY_BYTES, _LABEL_BYTES = 1500, 200
@@ -241,7 +241,7 @@ def sampled(
         As of `dry_run`.
 
     """
-    settings = Options(**options)
+    settings = rooted(source, Options(**options))
     path = None if output is None else place_of(output, settings.endpoint)
     models = load_models(model, settings.network)
     refuse_files(source, path, [loaded.name for loaded in models.loaded], settings)
