@@ -44,7 +44,7 @@ _CUDA = (
 )
 _ABOUT_GPUS = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total,driver_version", "--format=csv,noheader"]
 _OURS = "broadsheet"
-_NOT_FOR_USERS = {"test", "dev"}
+_NOT_FOR_USERS = {"test", "test-all", "dev"}
 
 
 def doctor(
@@ -225,16 +225,17 @@ def _extras() -> Iterator[str]:
     from packaging.requirements import Requirement
 
     required = [Requirement(line) for line in requires(_OURS) or ()]
-    for extra in sorted({*(metadata(_OURS).get_all("Provides-Extra") or ())} - _NOT_FOR_USERS):
-        needed = [one for one in required if one.marker and one.marker.evaluate({"extra": extra})]
-        if all(_is_there(one) for one in needed if not (one.marker and one.marker.evaluate({"extra": ""}))):
-            yield extra
 
+    def is_there(extra: str) -> bool:
+        needed = (one for one in required if one.marker and one.marker.evaluate({"extra": extra}))
+        return all(map(installed, (one for one in needed if not (one.marker and one.marker.evaluate({"extra": ""})))))
 
-def _is_there(requirement: Requirement) -> bool:
-    if requirement.name == _OURS:
-        return True
-    try:
-        return requirement.specifier.contains(version(requirement.name), prereleases=True)
-    except PackageNotFoundError:
-        return False
+    def installed(requirement: Requirement) -> bool:
+        if requirement.name == _OURS:
+            return all(map(is_there, requirement.extras))
+        try:
+            return requirement.specifier.contains(version(requirement.name), prereleases=True)
+        except PackageNotFoundError:
+            return False
+
+    yield from filter(is_there, sorted({*(metadata(_OURS).get_all("Provides-Extra") or ())} - _NOT_FOR_USERS))

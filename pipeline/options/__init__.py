@@ -242,7 +242,7 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 
 else:
-    _Values = TABLE.values()
+    _Values = TABLE.made("Options")
 
 
 class Options(_Values):

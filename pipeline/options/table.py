@@ -12,11 +12,11 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import pairwise
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
-from ..errors import UsageError
+from ..errors import UsageError, did_you_mean
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -99,11 +99,11 @@ class Table(dict[str, Option]):
         kind = kind.replace(" | None", ", optional").replace(" | ", " or ")
         return "\n    ".join([f"{name} : {kind}", *textwrap.wrap(" ".join(said.split()) + shown, 116)])
 
-    def values(self) -> Any:
+    def made(self, name: str) -> Any:
         """A frozen class of values of all options, with their defaults, which calls its `_check` once it is made."""
         values = [(name, kind, self[name].default) for name, kind in self.types.items()]
         checked = {"__post_init__": lambda options: options._check()}
-        return make_dataclass("_Values", values, namespace=checked, frozen=True, kw_only=True)
+        return make_dataclass(name, values, namespace=checked, frozen=True, kw_only=True)
 
     def check(self, name: str, value: Any) -> None:
         """Raise UsageError for a number that is too small, or a word that is not among the choices."""
@@ -129,10 +129,18 @@ class Table(dict[str, Option]):
             for name in names:
                 about = {"default": self[name].default, "annotation": self.types[name]}
                 parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **about))
-            function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+            every = [one.name for one in parameters]
+
+            @wraps(function)
+            def checked(*given: Any, **options: Any) -> Any:
+                for name in options.keys() - {*every}:
+                    raise TypeError(f"{function.__name__}() has no argument {name!r}{did_you_mean(name, every)}")
+                return function(*given, **options)
+
+            checked.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
             about_all = "\n".join(map(self.numpydoc, names))
             text = re.sub(r"\*\*options\n(    .*\n)+", lambda _: f"{about_all}\n", inspect.getdoc(function) or "")
-            function.__doc__ = text
-            return function
+            checked.__doc__ = text
+            return cast("_Function", checked)
 
         return show

@@ -168,7 +168,7 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 
 else:
-    _Values = TRAIN.values()
+    _Values = TRAIN.made("train")
 
 
 class TrainRequest(_Values):
@@ -211,8 +211,6 @@ class TrainRequest(_Values):
                     "balanced classes, and what is for the network"
                 )
             self._set("dtype", "float32")
-        elif not self.label_column and self.soft_labels is None:
-            raise UsageError("there is nothing to learn: name a column with labels, or where soft labels come from")
         elif self.test is not None and not self.label_column:
             raise UsageError("the rows to test on need labels: name their column")
         if self.recipe is not None and self.settings:

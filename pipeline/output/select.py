@@ -189,6 +189,8 @@ def select(
 
 def _and(by: str | None, score: str | None, where: str | None) -> Where | None:
     """Both conditions as one. Raises UsageError where one is none."""
+    if score is not None and score.strip(" 0123456789.") == "":
+        raise UsageError(f"--score {score!r} is no comparison: '>= {score.strip()}' chooses scores from there on")
     tests = [] if score is None else [Where(f"{written(by or Names().score)} {score}")]
     tests += [] if where is None else [Where(where)]
     return Where(" and ".join(f"({test.text})" for test in tests)) if tests else None

@@ -242,10 +242,9 @@ def _find(
     except UsageError as error:
         if isinstance(source, str) and "://" not in source and not os.path.lexists(source):
             shown = source if len(source) <= _SHOWN else f"{source[:_SHOWN]}…"
-            raise UsageError(
-                f"no input at {shown!r}: no such file, or a folder or pattern without one. To label a text, give a "
-                "list of texts"
-            ) from error
+            message = error.message.replace(repr(source), repr(shown))
+            end = "" if message.endswith("?") else "."
+            raise UsageError(f"{message}{end} To label a text, give a list of texts") from error
         raise
 
 

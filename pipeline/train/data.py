@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -197,6 +197,14 @@ class ArticleReader:
     alphabet: Alphabet
     length: int
     reading: ReadKeywords = field(default_factory=ReadKeywords)
+
+    def refuse_without_labels(self, source: Any) -> NoReturn:
+        """Raise UsageError where nothing says what is to be learned; it names the columns of the source."""
+        given, selection = chosen_input(
+            source, self.text_columns, self.reading, self.alphabet, self.length, keep_all=True
+        )
+        columns = ", ".join(open_input(given, selection, _CHUNK_ROWS).selection.kept)
+        raise UsageError(f"there is nothing to learn: --label-column names the column with the classes, of {columns}")
 
     def articles(
         self, source: Any, kept: tuple[str, ...], wanted: str, of_chunk: Callable[[Chunk], T]

@@ -89,6 +89,10 @@ def test_the_summary_fits_a_terminal(
     ("arguments", "message"),
     [
         (["none.csv"], "no input at 'none.csv'"),
+        (["inn.csv"], "or a folder or pattern without one; did you mean 'in.csv'?"),
+        (["in.csv", "--columns", "a,b", "--delimiter", ";"], "expected 2 fields, found 1\n"),
+        (["bare.csv"], "it has: Stocks fell, 1; if its first line is no header, --columns names them"),
+        (["bare.csv", "--text-column", "Stocks fall"], "it has: Stocks fell, 1; did you mean 'Stocks fell'?"),
         (["in.csv", "--text-column", "body"], "in.csv: no column 'body'"),
         (["in.csv", "--columns", "a,b"], "2 columns are named; expected 2 fields, found 1"),
         (["in.csv", "--truth", "none.bin"], "an answer file goes with a one-hot file only"),
@@ -112,6 +116,7 @@ def test_usage_errors(
     message: str,
 ) -> None:
     (tmp_path / "in.csv").write_text("text\nx\n")
+    (tmp_path / "bare.csv").write_text("Stocks fell,1\nOil rose,2\n")
     monkeypatch.chdir(tmp_path)
     with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):  # for a scheduler that is not there
         code, told = broadsheet_here("classify", "-o", "out", "--model", small_model_file, *arguments)

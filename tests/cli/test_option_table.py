@@ -31,6 +31,12 @@ def test_an_option_of_training_is_one_entry_of_its_table() -> None:
     assert TRAIN["frame"].choices == FRAMES
 
 
+def test_what_is_to_be_learned_is_asked_for_by_its_flag(broadsheet_here: CommandHere, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,kind\nStocks fell,money\n")
+    code, told = broadsheet_here("train", tmp_path / "a.csv", "-o", tmp_path / "m.safetensors")
+    assert (code, "--label-column names the column with the classes, of text, kind" in told) == (2, True), told
+
+
 def test_a_request_is_checked_once_it_is_made() -> None:
     request = TrainRequest(label_column="kind", text_column=["title", "body"], classes=["a", "b"], checkpoint_every=0)
     assert (request.label_column, request.text_column, request.classes) == (("kind",), ("title", "body"), ("a", "b"))
@@ -38,7 +44,6 @@ def test_a_request_is_checked_once_it_is_made() -> None:
         ({"device": "tpu"}, "device 'tpu': choose auto, cpu, cuda"),
         ({"gpus": 0}, "gpus is 0, it must be an integer of at least 1"),
         ({"hold_out_share": 0.6}, "at most half of them"),
-        ({"label_column": ()}, "there is nothing to learn"),
         ({"resume": True}, "the checkpoint to continue from"),
     ):
         with pytest.raises(UsageError, match=message):

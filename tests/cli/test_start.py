@@ -95,6 +95,28 @@ def test_the_version_comes_with_what_a_bug_report_needs() -> None:
     assert "GPU" in said
 
 
+def test_an_extra_is_named_only_where_all_that_it_needs_is_there(tmp_path: Path) -> None:
+    """An extra that is another one, such as `sklearn`, is there with it and not without."""
+    about = tmp_path / "scikit_learn-0.1.dist-info" / "METADATA"
+    about.parent.mkdir()
+    about.write_text("Metadata-Version: 2.1\nName: scikit-learn\nVersion: 0.1\n")
+    code = f"from broadsheet.__main__ import main; {SHOW.format(['--version'])}"
+    run = python(code, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    extras = run.stdout.splitlines()[-1][12:].split(", ")
+    assert "report" in extras, run.stdout
+    assert not {"sklearn", "train", "train-network", "test-all"} & {*extras}
+
+
+def test_an_argument_that_is_none_is_named_with_the_one_that_was_meant() -> None:
+    for call, message in (
+        (lambda: face.label(["a"], modle="x"), r"label\(\) has no argument 'modle'; did you mean 'model'\?"),
+        (lambda: face.classify("a", "b", tex_column="x"), "classify.+'tex_column'; did you mean 'text_column'"),
+        (lambda: face.calibrate("a", "b", label_column="c", encodng="x"), "calibrate.+'encodng'; did you mean"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
+
+
 def test_the_shell_completes_options_without_heavy_packages() -> None:
     """As bash asks for it."""
     code = f"from broadsheet.__main__ import main; {SHOW.format([])}"
@@ -107,7 +129,8 @@ def test_the_shell_completes_options_without_heavy_packages() -> None:
 @pytest.mark.slow
 def test_the_face_has_the_names_of_the_package() -> None:
     pytest.importorskip("torch")
-    assert [name for name in face.__all__ if getattr(face, name) != getattr(pipeline, name)] == []
+    others = [name for name in face.__all__ if getattr(face, name) != getattr(pipeline, name)]
+    assert (others, face.train) == (["train"], pipeline.train.train)
     assert set(face.__all__) >= {"__version__", "classify", "label", "load"}
     nodes = [n for n in ast.walk(ast.parse(inspect.getsource(pipeline))) if isinstance(n, ast.ImportFrom) and n.level]
     for_type_checkers = {name.name: node.module for node in nodes if node.module for name in node.names}

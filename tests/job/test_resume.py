@@ -281,6 +281,7 @@ def test_resume_refuses_another_job_and_says_what_changed(
     refused("leave out scores=True", scores=True)
     refused("add chunk_size=10 in place of chunk_size=20", chunk_size=20)
     refused("leave out text_column='id'", text_column="id")
+    refused("add id_column='text' in place of id_column= and keep=.", id_column=(), keep="id")
     refused("another model", model=model)
     before = source.stat()
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
