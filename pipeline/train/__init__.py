@@ -100,7 +100,8 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     Examples
     --------
     >>> trained = broadsheet.train("news.csv", text_column=["title", "body"], label_column="topic", device="cpu")
-    >>> trained.model.save("my_topics.safetensors")
+    >>> trained.model.classes
+    ('Business', 'Sports')
 
     """
     request = TrainRequest(**options)
