@@ -6,6 +6,7 @@ import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import dask.dataframe as dd
 import numpy as np
@@ -260,3 +261,35 @@ def test_the_first_rows_in_memory(client: Client, small_model: Model) -> None:
         for source in (texts, frame):
             report = classify(source, model=small_model, client=client, chunk_size=24, limit=limit)
             assert report.to_pandas()["score"].tolist() == expected[:limit]
+
+
+@pytest.mark.parametrize(
+    ("case", "exit_code", "is_done"),
+    [
+        ("all is labelled", 0, True),
+        ("a file is cut off", 3, True),
+        ("too many rows cannot be read", 3, True),
+        ("a file changes meanwhile", 3, False),
+        ("it is stopped", 4, False),
+    ],
+)
+def test_success_says_whether_another_run_could_do_more(
+    client: Client, small_model: Model, tmp_path: Path, case: str, exit_code: int, is_done: bool
+) -> None:
+    """The table of exit codes in the documentation."""
+    source = tmp_path / "in"
+    source.mkdir()
+    rows = "text\n" + "".join(f"some words {i}\n" for i in range(20))
+    (source / "a.csv").write_text(rows)
+    options: dict[str, Any] = {}
+    if case == "a file is cut off":
+        (source / "b.csv.gz").write_bytes(gzip.compress(rows.encode())[:-12])
+    elif case == "too many rows cannot be read":
+        (source / "b.csv").write_bytes(b"text\n\xff\n")
+        options["max_quarantined"] = 0
+    elif case == "a file changes meanwhile":
+        options["stop"] = lambda: (source / "a.csv").write_text(f"{rows}more\n") == 0
+    elif case == "it is stopped":
+        options["stop"] = lambda: True
+    report = classify(source, tmp_path / "out", model=small_model, client=client, chunk_size=5, **options)
+    assert (report.exit_code, (tmp_path / "out" / "_SUCCESS").exists()) == (exit_code, is_done)
