@@ -149,7 +149,7 @@ def label(
         Appended to the name of an added column where the frame has a column of that name.
     model, client, progress
         As `classify` takes them. `client`, `progress`, `workers` and `allow_mixed` are not for Dask collections, which
-        Dask computes, and datasets; nor is `truth_column` for datasets.
+        Dask computes, and datasets; nor is `label_column` for datasets.
     **options
         Each as `classify` takes it.
 
@@ -196,7 +196,7 @@ def label(
         made: Frame = label_here(frame, model, settings, suffix)
         return made
     models = load_models(model, settings.network)
-    added = computed_columns(settings.model_columns(models), settings.truth_column is not None)
+    added = computed_columns(settings.model_columns(models), settings.label_column is not None)
     refuse_taken(frame, [*added.names, REASON.name], suffix)
     return classify(frame, model=models.loaded, client=client, progress=progress, **options).join(frame, suffix)
 

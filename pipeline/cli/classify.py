@@ -40,6 +40,8 @@ _MODEL = "A shipped model's name, a file, or hf://USER/NAME; several label in on
 _DRY_RUN = "Label a sample only; say what the job would take. Writes nothing."
 _STDIN = "Format of stdin.  [default: text]"
 _NSYS = "Run a local cluster's workers under Nsight Systems."
+_GPUS_PER_NODE = "GPUs of a node; 0: use its CPU.  [default: site.yaml's]"
+_SITE = "Site settings.  [default: ~/.config/broadsheet/site.yaml]"
 _ONE_CHUNK_BYTES = 1 << 17
 """Bytes of input up to which this process computes alone: of articles as long as AG News's, about 500."""
 
@@ -70,7 +72,7 @@ def command(
     scheduler_file: SchedulerFile = None,
     protocol: Protocol = "auto",
     tls: Tls = None,
-    nsys: Annotated[Path | None, in_panel("Report", "FOLDER", _NSYS)] = None,
+    nsys: Annotated[Path | None, in_panel("Report", "FOLDER", _NSYS, hidden=True)] = None,
     **flags: Any,
 ) -> None:
     """Label every text of the input files; with --resume -o OUT/ alone, go on with the job that was begun in OUT.
@@ -358,16 +360,11 @@ def _duration(seconds: float) -> str:
 def submit(
     context: typer.Context,
     nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of nodes.")] = 1,
-    gpus_per_node: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="GPUs of a node; 0: use its CPU.  [default: site.yaml's]"),
-    ] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(metavar="N", min=0, help=_GPUS_PER_NODE)] = None,
     time: Annotated[str | None, typer.Option(metavar="HH:MM:SS", help="Time limit of each run.")] = None,
     protocol: Annotated[str | None, typer.Option(metavar="auto|tcp|ucx", help=PROTOCOL)] = None,
     tls: Tls = None,
-    site: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Site settings.  [default: ~/.config/broadsheet/site.yaml]")
-    ] = None,
+    site: Annotated[Path | None, typer.Option(metavar="FILE", help=_SITE)] = None,
     interactive: Annotated[bool, typer.Option("--interactive", help="Start workers for a notebook.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, print the script; submit nothing.")] = False,
 ) -> None:

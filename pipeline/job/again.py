@@ -108,7 +108,7 @@ def options_of(job: Fingerprint) -> dict[str, Any]:
     """The options other than the defaults that make a job what it is; of the answers, the hash."""
     held, backend = job.settings, job.backend
     options = {name: getattr(held, name) for name in Settings.__struct_fields__ if name in TABLE}
-    options |= {"text_column": held.text_columns, "id_column": held.kept_columns}
+    options |= {"text_column": held.text_columns, "label_column": held.truth_column, "id_column": held.kept_columns}
     options |= {"device": backend.device, "precision": backend.precision}
     options["kernels"] = "auto" if backend.device == "cpu" else backend.kernels
     if held.windows is not UNSET:

@@ -31,7 +31,7 @@ from ..report.facts import Growth
 from ..report.job import JobReport, Progress
 from ..source.chunk import Selection
 from ..source.format import InputFile, Schema
-from ..source.inputs import Given, JobInput, local_paths, paths_of
+from ..source.inputs import Given, JobInput, identify, local_paths, paths_of
 from ..source.plan.files import Files
 from ..source.plan.plan import Plan, bound, files_in_ranges, parts_of
 from ..storage.buckets import refuse_useless
@@ -108,6 +108,12 @@ def refuse_files(source: Any, output: Location | None, models: Iterable[str], op
         ],
         str(output) if isinstance(output, Path) else None,
     )
+
+
+def named_input(source: Any, models: Models, options: Options, **how: Any) -> Given:
+    """The input of a job, before it is planned. how: of `identify`, which raises UsageError."""
+    named: dict[str, Any] = {name: getattr(options, name) for name in ("root", "endpoint", "input_format")}
+    return identify(source, len(models.first.alphabet), models.first.length, **named, **how)
 
 
 def rooted(source: Any, options: Options) -> Options:

@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
 from functools import cached_property, wraps
@@ -41,6 +42,10 @@ class Option:
         Whether it changes a byte of the output, so that the record of a job holds it.
     flag : str
         Of the command, where that is not the name.
+    was : str
+        Its name in earlier versions, which is taken with a warning.
+    seldom : bool
+        Whether only the whole help shows it.
 
     """
 
@@ -52,6 +57,8 @@ class Option:
     least: int | None = None
     recorded: bool = False
     flag: str = ""
+    was: str = ""
+    seldom: bool = False
 
 
 class Table(dict[str, Option]):
@@ -130,9 +137,13 @@ class Table(dict[str, Option]):
                 about = {"default": self[name].default, "annotation": self.types[name]}
                 parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **about))
             every = [one.name for one in parameters]
+            renamed = {self[name].was: name for name in names if self[name].was}
 
             @wraps(function)
             def checked(*given: Any, **options: Any) -> Any:
+                for name in options.keys() & renamed.keys():
+                    warnings.warn(f"{name}= is called {renamed[name]}= now", FutureWarning, stacklevel=2)
+                    options[renamed[name]] = options.pop(name)
                 for name in options.keys() - {*every}:
                     raise TypeError(f"{function.__name__}() has no argument {name!r}{did_you_mean(name, every)}")
                 return function(*given, **options)

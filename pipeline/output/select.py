@@ -59,40 +59,38 @@ class OneFile:
 
     Attributes
     ----------
-    place : Path or BucketPath
-        Where it is to be.
+    store : Store
+        The folder that it is in.
+    name : str
+        Its name there.
     format : str
         That of parts: its ending.
 
     """
 
-    place: Location
+    store: Store
+    name: str
     format: str
 
     @classmethod
     def of(cls, output: str | os.PathLike[str], endpoint: str | None) -> OneFile | None:
         """The file that a path or URL names; None for a folder."""
         place = place_of(output, endpoint)
-        kind = str(place).rpartition(".")[2]
-        return cls(place, kind) if kind in FORMATS and not (isinstance(place, Path) and place.is_dir()) else None
+        name, kind = str(place).rpartition("/")[2], str(place).rpartition(".")[2]
+        if kind not in FORMATS or (isinstance(place, Path) and place.is_dir()):
+            return None
+        above = place.parent if isinstance(place, Path) else replace(place, key=place.key.rpartition("/")[0])
+        return cls(open_store(above), name, kind)
+
+    @property
+    def place(self) -> Location:
+        """Where it is to be."""
+        return self.store.root / self.name
 
     @property
     def folder(self) -> Location:
         """Where the labels of a job are until the file is made."""
-        return self._store.root / self._of_job
-
-    @property
-    def _store(self) -> Store:
-        place = self.place
-        return open_store(place.parent if isinstance(place, Path) else replace(place, key=place.key.rpartition("/")[0]))
-
-    @property
-    def _name(self) -> str:
-        return str(self.place).rpartition("/")[2]
-
-    @property
-    def _of_job(self) -> str:
-        return f".{self._name}.job"
+        return self.store.root / f".{self.name}.job"
 
     def refuse(self, overwrite: bool, read: Callable[[], Iterable[str]]) -> None:
         """Raise UsageError where it cannot be written, or must not be replaced. read: as of `refuse_outputs`."""
@@ -100,7 +98,7 @@ class OneFile:
             refuse_outputs({"--output": self.place}, overwrite, read)
             return
         refuse_outputs({}, overwrite, read, str(self.place))
-        if not overwrite and self._store.has(self._name):
+        if not overwrite and self.store.has(self.name):
             raise UsageError(f"--output {self.place} is there already: give another name, or --overwrite")
 
     def write(self, rows: pa.Table) -> None:
@@ -109,11 +107,11 @@ class OneFile:
         if isinstance(self.place, Path):
             write_file(self.place, data)
         else:
-            self._store.put(self._name, data)
+            self.store.put(self.name, data)
 
     def remove_folder(self) -> None:
         """Remove the job whose labels the file holds."""
-        self._store.remove(self._of_job)
+        self.store.remove(f".{self.name}.job")
 
 
 @dataclass(frozen=True)

@@ -200,9 +200,8 @@ class ArticleReader:
 
     def refuse_without_labels(self, source: Any) -> NoReturn:
         """Raise UsageError where nothing says what is to be learned; it names the columns of the source."""
-        given, selection = chosen_input(
-            source, self.text_columns, self.reading, self.alphabet, self.length, keep_all=True
-        )
+        how = (self.reading, self.alphabet, self.length)
+        given, selection = chosen_input(source, self.text_columns, *how, keep_all=True)
         columns = ", ".join(open_input(given, selection, _CHUNK_ROWS).selection.kept)
         raise UsageError(f"there is nothing to learn: --label-column names the column with the classes, of {columns}")
 
@@ -213,9 +212,8 @@ class ArticleReader:
 
         kept: columns beside the text. wanted: what a one-hot file lacks.
         """
-        more: dict[str, Any] = {"kept": kept, "reads": MOST_READ}
-        alphabet, length, texts_in = self.alphabet, self.length, self.text_columns
-        given, selection = chosen_input(source, texts_in, self.reading, alphabet, length, whole_hash=True, **more)
+        how = (self.reading, self.alphabet, self.length, True)  # by a hash of the content
+        given, selection = chosen_input(source, self.text_columns, *how, kept=kept, reads=MOST_READ)
         ids, texts, others, skipped = [], [], [], 0
         for chunk in chunks_here(open_input(given, selection, _CHUNK_ROWS)):
             if chunk.ids is not None:

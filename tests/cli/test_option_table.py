@@ -50,7 +50,7 @@ def test_a_request_is_checked_once_it_is_made() -> None:
             TrainRequest(**{"label_column": "kind", **options})  # type: ignore[typeddict-item]
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "calibrate", "quantise"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "calibrate"])
 def test_commands_of_labelled_data_read_files_as_classify_does(name: str) -> None:
     every = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     flags, theirs = ({param.name: param for param in every[one].params} for one in ("classify", name))

@@ -89,16 +89,16 @@ def test_truth_by_name_and_by_number(client: Client, small_model: Model) -> None
     numbers = [int(label[-1]) + 1 for label in right]
     for truth in (right, numbers, [str(n) for n in numbers]):
         table = pa.table({"text": TEXTS, "truth": truth})
-        report = classify(table, model=small_model, client=client, truth_column="truth", chunk_size=40)
+        report = classify(table, model=small_model, client=client, label_column="truth", chunk_size=40)
         assert report.accuracy == pytest.approx(60 / 90)
         assert report.confusion is not None
         assert report.confusion.rows == 90
     table = pa.table({"text": TEXTS, "truth": ["class 0", "nonsense", None] * 30})
-    report = classify(table, model=small_model, client=client, truth_column="truth")
+    report = classify(table, model=small_model, client=client, label_column="truth")
     assert report.confusion is not None
     assert (report.confusion.rows, report.confusion.without_truth) == (30, 60)
     with pytest.raises(UsageError, match="'text' holds no class of the model in any of 90 rows"):
-        classify(table, model=small_model, client=client, truth_column="text")
+        classify(table, model=small_model, client=client, label_column="text")
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,8 @@ def test_the_commands_leave_an_old_file_as_it_was(
     Path("in.csv").write_text("text,kind\n" + "".join(f"some words {i},{i % 2}\n" for i in range(20)))
     for command in (
         ("train", "in.csv", "--label-column", "kind", "--ngrams", 256, "--device", "cpu", "-o", "old.safetensors"),
-        ("quantise", "m.safetensors", "in.csv", "-o", "old.safetensors"),
-        ("export", "m.safetensors", "old.onnx"),
+        ("calibrate", "--int8", "m.safetensors", "in.csv", "-o", "old.safetensors"),
+        ("convert", "m.safetensors", "old.onnx"),
     ):
         old = Path(str(command[-1]))
         old.write_bytes(OLD)
@@ -193,7 +193,7 @@ def test_a_file_that_is_read_or_of_another_job_is_never_replaced(
         (*train, "-o", "link", "--overwrite", reads),
         (*train, "-o", "m.safetensors", "--init", "m.safetensors", "--overwrite", reads),
         (*train, "-o", "new", "--plot", "there.png", exists),
-        ("quantise", "m.safetensors", "in.csv", "-o", "m.safetensors", "--overwrite", reads),
+        ("calibrate", "--int8", "m.safetensors", "in.csv", "-o", "m.safetensors", "--overwrite", reads),
         ("calibrate", "m.safetensors", "in.csv", "--label-column", "kind", "-o", "job/m", of_job),
         ("convert", "m.safetensors", "job/m.bin", of_job),
         (*evaluate, "--plot", "in.csv", "--overwrite", reads),
@@ -252,9 +252,9 @@ def test_a_folder_that_is_read_is_never_written_to(
         ("select", "labels", "-o", "two/../labels", read),
         ("select", "labels", "-o", "labels/parts/best", of_job),
         ("select", "outer/parts/x/lab", "-o", "outer", within),
-        ("select", "again", "--input", "-o", "labels", within),
-        ("select", "again", "--input", "-o", "link", within),
-        ("select", "labels", "--input", "-o", "in.csv", read),
+        ("select", "again", "--keep-all", "-o", "labels", within),
+        ("select", "again", "--keep-all", "-o", "link", within),
+        ("select", "labels", "--keep-all", "-o", "in.csv", read),
         ("select", "labels", "-o", "manifest.csv", of_job),
         ("merge", "t1", "t2", "-o", "t1", read),
         ("merge", "t1", "t2", "-o", "link_to_t1", read),

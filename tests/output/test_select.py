@@ -245,7 +245,7 @@ def test_the_chosen_rows_of_the_input(labels: Path, tmp_path: Path) -> None:
 
 def test_what_the_command_says(labels: Path, tmp_path: Path, broadsheet_here: CommandHere) -> None:
     out = tmp_path / "ids.csv"
-    code, said = broadsheet_here("select", labels, "-o", out, "--count", 2, "--per", "lang", "--column", "id", "--json")
+    code, said = broadsheet_here("select", labels, "-o", out, "--count", 2, "--per", "lang", "--keep", "id", "--json")
     assert code == 0, said
     told = json.loads(said)
     assert (told["chosen"], [cut["group"] for cut in told["cuts"]]) == (6, ["x", "y", "z"])

@@ -22,7 +22,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from itertools import islice
 from typing import Any
 
 from fsspec import AbstractFileSystem
@@ -148,8 +147,8 @@ def search(names: Sequence[str], is_known: Callable[[str], bool], endpoint: str 
 def _meant(path: str) -> str:
     """What is called much like a path that is not there, for a message."""
     folder, name = os.path.split(path)
-    with suppress(OSError, ValueError), os.scandir(folder or ".") as entries:
-        return did_you_mean(name, [entry.name for entry in islice(entries, _LOOKED_AT)])
+    with suppress(OSError, ValueError):
+        return did_you_mean(name, os.listdir(folder or ".")[:_LOOKED_AT])
     return ""
 
 
