@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(pipeline, name)
+    return pipeline.public(name)
 
 
 def __dir__() -> list[str]:

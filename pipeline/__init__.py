@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what `_NAMES` says, as type checkers and editors read it
         UsageError as UsageError,
     )
     from .job.estimate import Estimate as Estimate, dry_run as dry_run
+    from .evaluation.evaluate import evaluate as evaluate
     from .evaluation.fitting import calibrate as calibrate, quantise as quantise
     from .model.charcnn import Model as Model, load_model as load_model
     from .model.several import heads_of as heads_of
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # what `_NAMES` says, as type checkers and editors read it
     from .output.verify import verify as verify
     from .report.job import JobReport as JobReport
     from .source.inputs import Paths as Paths
+    from .train import train as train
     from .train.network import torch_module as torch_module
 
     __version__: str
@@ -42,6 +44,7 @@ _NAMES = {
     "ecosystem.push": ("push",),
     "errors": ("BroadsheetError", "ModelError", "OutputError", "SourceError", "UsageError"),
     "job.estimate": ("Estimate", "dry_run"),
+    "evaluation.evaluate": ("evaluate",),
     "evaluation.fitting": ("calibrate", "quantise"),
     "model.charcnn": ("Model", "load_model"),
     "model.several": ("heads_of",),
@@ -51,6 +54,7 @@ _NAMES = {
     "output.verify": ("verify",),
     "report.job": ("JobReport",),
     "source.inputs": ("Paths",),
+    "train": ("train",),
     "train.network": ("torch_module",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
@@ -59,7 +63,7 @@ _MODULES_OF_TOOLS = ("duckdb", "sklearn")
 __all__ = ["__version__", *_MODULES]
 
 
-def __getattr__(name: str) -> Any:
+def public(name: str) -> Any:
     """Import what a public name stands for when it is first asked for: whoever imports a part imports only that."""
     if name == "__version__":
         return import_module("importlib.metadata").version("broadsheet")
@@ -68,3 +72,9 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "train":  # here it is the room, as it is once that is imported
+        return import_module(f"{__name__}.{name}")
+    return public(name)

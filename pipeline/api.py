@@ -13,7 +13,7 @@ from distributed import Client
 from .ecosystem.frames import function_for
 from .ecosystem.resident import release
 from .errors import UsageError
-from .job.beginning import OnDemand, Request, Running
+from .job.beginning import OnDemand, Request, Running, of_one_file, rooted
 from .job.run import run_job
 from .model.charcnn import Model
 from .model.quantised import scales_of
@@ -21,7 +21,9 @@ from .model.several import forget_models, load_models
 from .options import LabelKeywords, OptionKeywords, Options, takes
 from .output.columns import REASON, computed_columns
 from .output.folder import OutputFolder
+from .output.layout import SUCCESS
 from .output.object_store import place_of
+from .output.select import OneFile
 from .report.job import JobReport, Progress
 from .report.results import Frame, refuse_taken
 from .report.summary import doubt
@@ -49,8 +51,9 @@ def classify(
         Face dataset; a DuckDB relation, a ``RecordBatchReader`` or anything else with Arrow's PyCapsule interface; a
         Dask DataFrame. Iterators and readers are streamed; a job over one cannot be resumed.
     output : str or path, optional
-        A folder for Parquet parts, or the URL of one in an object store, ``s3://bucket/labels``. Without one, the
-        report has every row of the input in memory.
+        A folder for Parquet parts, or the URL of one in an object store, ``s3://bucket/labels``. Or one file, if it
+        ends in .parquet, .jsonl or .csv, which all rows must fit into memory for: it is made when the job is done.
+        Without one, the report has every row of the input in memory.
     model : str, path or Model, or several
         A shipped model's name, a model file, or a loaded `Model`. Several of these, in a list, label the texts in one
         pass; the columns of each then begin with its name, for example ``ag-news_label``.
@@ -87,12 +90,14 @@ def classify(
     100
 
     """
-    settings = Options(**options)
-    folder = None
+    settings = rooted(source, Options(**options))
+    folder = one_file = None
     if output is not None:
         if printable(os.fspath(output)) != os.fspath(output):
             raise UsageError(f"{printable(os.fspath(output))}: the name of the output folder is not UTF-8")
-        folder = OutputFolder(place_of(output, settings.endpoint))
+        if one_file := OneFile.of(output, settings.endpoint):
+            settings = of_one_file(one_file, source, settings)
+        folder = OutputFolder(one_file.folder if one_file else place_of(output, settings.endpoint))
         folder.refuse_unless(settings.resume, settings.overwrite, settings.update)
     elif settings.resume or settings.update or (settings.overwrite and not (settings.trace or settings.report)):
         raise UsageError("without an output folder there is nothing to resume, to overwrite or to update")
@@ -108,6 +113,8 @@ def classify(
                 scales_of(own)  # each worker needs them: without them none is started
     request = Request(source, folder, loaded, cluster, settings, progress or Progress(), stop)
     result = run_job(request)
+    if one_file and folder and folder.store.has(SUCCESS):
+        result = result.in_file(one_file)
     remark = doubt(result.job, result.tally)
     if progress is None and remark:  # a progress of its own shows the report at the end
         request.progress.warn(remark)
@@ -142,7 +149,7 @@ def label(
         Appended to the name of an added column where the frame has a column of that name.
     model, client, progress
         As `classify` takes them. `client`, `progress`, `workers` and `allow_mixed` are not for Dask collections, which
-        Dask computes, and datasets; nor is `truth_column` for datasets.
+        Dask computes, and datasets; nor is `label_column` for datasets.
     **options
         Each as `classify` takes it.
 
@@ -189,7 +196,7 @@ def label(
         made: Frame = label_here(frame, model, settings, suffix)
         return made
     models = load_models(model, settings.network)
-    added = computed_columns(settings.model_columns(models), settings.truth_column is not None)
+    added = computed_columns(settings.model_columns(models), settings.label_column is not None)
     refuse_taken(frame, [*added.names, REASON.name], suffix)
     return classify(frame, model=models.loaded, client=client, progress=progress, **options).join(frame, suffix)
 

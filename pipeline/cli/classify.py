@@ -35,11 +35,13 @@ _INPUT = (
     "Files, folders, globs or URLs: CSV, TSV, JSONL, text (one article a line), Parquet, Arrow, Excel, .bin; also .gz, "
     ".zst, .bz2, .xz, .lz4 and .zip. - reads stdin."
 )
-_OUTPUT = "Folder for the labels, also as a URL (s3://bucket/labels); - writes them to stdout."
+_OUTPUT = "Folder, or one .csv, .jsonl or .parquet file, for the labels, also as a URL (s3://…); - is stdout."
 _MODEL = "A shipped model's name, a file, or hf://USER/NAME; several label in one pass.  [default: ag-news]"
 _DRY_RUN = "Label a sample only; say what the job would take. Writes nothing."
 _STDIN = "Format of stdin.  [default: text]"
 _NSYS = "Run a local cluster's workers under Nsight Systems."
+_GPUS_PER_NODE = "GPUs of a node; 0: use its CPU.  [default: site.yaml's]"
+_SITE = "Site settings.  [default: ~/.config/broadsheet/site.yaml]"
 _ONE_CHUNK_BYTES = 1 << 17
 """Bytes of input up to which this process computes alone: of articles as long as AG News's, about 500."""
 
@@ -60,7 +62,7 @@ _SHOWN = 10
 @with_options(TABLE)
 def command(
     inputs: Annotated[list[str] | None, typer.Argument(metavar="INPUT", help=_INPUT, show_default=False)] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="OUT/", help=_OUTPUT)] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="OUT", help=_OUTPUT)] = None,
     model: Annotated[list[str] | None, typer.Option("--model", metavar="MODEL", help=_MODEL)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=_DRY_RUN)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -70,14 +72,14 @@ def command(
     scheduler_file: SchedulerFile = None,
     protocol: Protocol = "auto",
     tls: Tls = None,
-    nsys: Annotated[Path | None, in_panel("Report", "FOLDER", _NSYS)] = None,
+    nsys: Annotated[Path | None, in_panel("Report", "FOLDER", _NSYS, hidden=True)] = None,
     **flags: Any,
 ) -> None:
     """Label every text of the input files; with --resume -o OUT/ alone, go on with the job that was begun in OUT.
 
-    Exit code 0: done. 2: wrong usage. 3: a file or chunk was set aside or could not be read, more rows cannot be read
-    than --max-quarantined allows, or --update found files that have changed. 4: stopped early by SIGUSR1, continue with
-    --resume. 1: any other error.
+    Exit code 0: done. 3: some of the input has no labels. With OUT/_SUCCESS the rest is done: a file cannot be read,
+    more rows cannot be than --max-quarantined allows, or --update found files that have changed. Without it chunks are
+    left, --resume does them. 4: stopped early by SIGUSR1, --resume goes on. 2: wrong usage. 1: any other error.
     """
     from ..processes.child import FORKS, spare_pandas
 
@@ -88,10 +90,14 @@ def command(
     spare_pandas()
     from ..job.again import how_to_go_on, taken_up
     from ..output.object_store import place_of
+    from ..output.select import OneFile
     from ..report.terminal import print_report
 
     options = keywords(flags)
-    place = None if output in (None, _STDOUT) else place_of(output, options.get("endpoint"))
+    place = one_file = None
+    if output is not None and output != _STDOUT:
+        one_file = OneFile.of(output, options.get("endpoint"))
+        place = one_file.folder if one_file else place_of(output, options.get("endpoint"))
     workers = options.pop("workers", None)
     if scheduler_file and (cluster or workers or protocol != "auto" or tls is not None or nsys):
         raise UsageError("a scheduler that runs has its workers, its protocol and its TLS: give --scheduler-file alone")
@@ -111,10 +117,10 @@ def command(
         pipe.refuse_options(options, connection, as_json)
         pipe.run(source, models, options, quiet)
     elif place is None:
-        raise UsageError("give a folder for the labels: -o OUT/ (or -o - for stdout)")
+        raise UsageError("give a folder or a file for the labels: -o OUT/ or -o labels.csv (or -o - for stdout)")
     else:
         with _telling_how_to_go_on(place, source, continued):
-            report = _run(source, place, models, options, connection, quiet)
+            report = _run(source, one_file.place if one_file else place, models, options, connection, quiet)
         if as_json:
             print_json(report.to_dict())
         elif not quiet:
@@ -215,7 +221,7 @@ def _run(
     source : Paths or Stdin
         The input.
     place : Location
-        The job's folder.
+        The job's folder, or the one file for its labels.
     model : list of str
         The models.
     options : dict of str to object
@@ -354,16 +360,11 @@ def _duration(seconds: float) -> str:
 def submit(
     context: typer.Context,
     nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of nodes.")] = 1,
-    gpus_per_node: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="GPUs of a node; 0: use its CPU.  [default: site.yaml's]"),
-    ] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(metavar="N", min=0, help=_GPUS_PER_NODE)] = None,
     time: Annotated[str | None, typer.Option(metavar="HH:MM:SS", help="Time limit of each run.")] = None,
     protocol: Annotated[str | None, typer.Option(metavar="auto|tcp|ucx", help=PROTOCOL)] = None,
     tls: Tls = None,
-    site: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Site settings.  [default: ~/.config/broadsheet/site.yaml]")
-    ] = None,
+    site: Annotated[Path | None, typer.Option(metavar="FILE", help=_SITE)] = None,
     interactive: Annotated[bool, typer.Option("--interactive", help="Start workers for a notebook.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, print the script; submit nothing.")] = False,
 ) -> None:

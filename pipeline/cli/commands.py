@@ -27,7 +27,14 @@ _INTERRUPTED = 130
 
 
 class _Command(TyperCommand):
-    """A command in whose help a switch has no word for a value."""
+    """A command in whose help a switch has no word for a value, and --help-all shows what --help does not."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        hidden = [one for one in self.params if getattr(one, "hidden", False)]
+        for one in hidden if "--help-all" in args else ():
+            one.hidden = False  # type: ignore[attr-defined]
+        self.epilog = f"--help-all shows {len(hidden)} options more." if hidden else None
+        return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_words(super().get_params(ctx))
@@ -56,27 +63,50 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # brackets in a help text are text
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "classify": classify.command,
-    "submit": classify.submit,
-    "doctor": machine.doctor,
-    "verify": inspect.verify,
-    "select": select.command,
-    "merge": select.merge,
-    "train": train.command,
-    "calibrate": models.calibrate,
-    "quantise": models.quantise,
-    "evaluate": evaluate.command,
-    "inspect": inspect.inspect,
-    "profile": machine.profile,
-    "convert": models.convert,
-    "export": models.export,
-    "push": models.push,
-    "serve": serve.command,
+_GROUPS: dict[str, dict[str, Callable[..., None]]] = {
+    "Label": {"classify": classify.command, "inspect": inspect.inspect, "select": select.command},
+    "Train": {
+        "train": train.command,
+        "evaluate": evaluate.command,
+        "calibrate": models.calibrate,
+        "convert": models.convert,
+        "push": models.push,
+    },
+    "Operate": {
+        "serve": serve.command,
+        "submit": classify.submit,
+        "verify": inspect.verify,
+        "merge": select.merge,
+        "doctor": machine.doctor,
+        "profile": machine.profile,
+    },
 }
-for _name, _function in _COMMANDS.items():
-    _passes_on = {"allow_extra_args": True, "ignore_unknown_options": True} if _name == "submit" else None
-    app.command(_name, cls=_Command, context_settings=_passes_on)(_function)
+_COMMANDS = {name: panel for panel, functions in _GROUPS.items() for name in functions}
+for _name, _panel in _COMMANDS.items():
+    _how: dict[str, Any] = {"help_option_names": ["-h", "--help", "--help-all"]}
+    _how |= {"allow_extra_args": True, "ignore_unknown_options": True} if _name == "submit" else {}
+    app.command(_name, cls=_Command, context_settings=_how, rich_help_panel=_panel)(_GROUPS[_panel][_name])
+_RENAMED = {
+    "": {"export": ["convert"], "quantise": ["calibrate", "--int8"]},
+    "classify": {"--truth-column": ["--label-column"]},
+    "submit": {"--truth-column": ["--label-column"]},
+    "select": {"--column": ["--keep"], "--input": ["--keep-all"]},
+}
+"""Commands, and options by command, of earlier versions, and what they are now."""
+
+
+def _as_now(arguments: list[str]) -> list[str]:
+    """The arguments with the names of today for those of earlier versions, with a line on stderr for each."""
+
+    def now(command: str, given: str) -> list[str]:
+        name, equals, value = given.partition("=")
+        if (called := _RENAMED.get(command, {}).get(name)) is None:
+            return [given]
+        say(f"broadsheet: {name} is called {' '.join(called)} now", error=True)
+        return [*called[:-1], f"{called[-1]}{equals}{value}"]
+
+    command = now("", arguments[0]) if arguments else []
+    return [*command, *(one for given in arguments[1:] for one in now(arguments[0], given))]
 
 
 @app.callback(invoke_without_command=True)
@@ -106,6 +136,7 @@ def run() -> None:
             stream.reconfigure(errors="backslashreplace")  # a terminal may know fewer letters than UTF-8
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     every = app.registered_commands
+    sys.argv[1:] = _as_now(sys.argv[1:])
     if set(sys.argv[1:2]) & set(_COMMANDS):  # Typer would look at the parameters of all
         needed = {sys.argv[1], "classify"}  # whose options `submit` takes
         app.registered_commands = [one for one in every if one.name in needed]

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UsageError, counted
+from ..options import SCORE
 from ..report.console import PlainConsole, facts_table, print_fact, print_json
 from ..storage.disk import refuse_outputs
-from .flags import Columns, Device, Json, Kernels, Label, Network, OneModel, Precision, Texts, in_panel, names_of
+from .flags import Json, Label, OneModel, Texts, in_panel, keywords, with_options
 
 if TYPE_CHECKING:
     from ..evaluation.evaluate import Evaluation, LabelEvaluation
@@ -21,35 +22,28 @@ if TYPE_CHECKING:
 
 _INDENT = 6
 _SHOWN = 145  # characters of a mistake's text: two lines
+_SEPARATOR = "What separates the labels of a row that has several."
+_RELIABILITY = "Draw the reliability diagram there, not in the terminal."
+_TARGET = "Find the score from which on this share of the labels is right."
+_ABSTAIN = "Give rows with a lower score no label, as `classify` does."
 _report = partial(in_panel, "Report")
 
 
+@with_options(SCORE)
 def command(
     model: OneModel,
     data: Annotated[list[str], typer.Argument(metavar="DATA", help="Files, folders, globs or URLs.")],
     label_column: Label,
     text_column: Texts = None,
-    label_separator: Annotated[
-        str | None, in_panel("Input", "TEXT", "What separates the labels of a row that has several.")
-    ] = None,
-    columns: Columns = None,
+    label_separator: Annotated[str | None, in_panel("Input", "TEXT", _SEPARATOR)] = None,
     mistakes: Annotated[int, _report("N", "Most confident mistakes to show.", min=0)] = 10,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    kernels: Kernels = "auto",
-    network: Network = "uncertain",
     as_json: Json = False,
     plot: Annotated[Path | None, _report("FILE.png", "Draw the confusion matrix.")] = None,
-    reliability: Annotated[
-        Path | None, _report("FILE.png", "Draw the reliability diagram there, not in the terminal.")
-    ] = None,
-    precision_target: Annotated[
-        float | None, _report("SHARE", "Find the score from which on this share of the labels is right.")
-    ] = None,
+    reliability: Annotated[Path | None, _report("FILE.png", _RELIABILITY)] = None,
+    precision_target: Annotated[float | None, _report("SHARE", _TARGET)] = None,
     overwrite: Annotated[bool, _report("", "Replace the pictures.", "--overwrite")] = False,
-    abstain: Annotated[
-        float | None, _report("BELOW", "Give rows with a lower score no label, as `classify` does.")
-    ] = None,
+    abstain: Annotated[float | None, _report("BELOW", _ABSTAIN)] = None,
+    **flags: Any,
 ) -> None:
     """Print accuracy, figures by class, the confusion matrix, calibration error and the most confident mistakes."""
     for flag, picture in (("--plot", plot), ("--reliability", reliability)):
@@ -62,8 +56,8 @@ def command(
     pictures = {"--plot": plot, "--reliability": reliability}
     refuse_outputs(pictures, overwrite, lambda: [model, *local_paths(Paths(data))])
     loaded = load_model(model)
-    options: dict[str, Any] = {"device": device, "precision": precision, "kernels": kernels}
-    options |= {"text_column": text_column or (), "label_column": label_column, "columns": names_of(columns)}
+    options = {"text_column": text_column or (), "label_column": label_column, **keywords(flags, SCORE)}
+    network = options.pop("network", SCORE["network"].default)
     if loaded.is_multi_label:
         loaded = loaded.asking(network)
         if plot or reliability or abstain is not None or precision_target is not None:

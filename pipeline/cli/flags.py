@@ -26,6 +26,7 @@ def flag(name: str, table: Table = TABLE) -> Any:
         help=table.help_of(name),
         show_default=False,
         rich_help_panel=option.panel,
+        hidden=option.seldom,
     )
 
 
@@ -63,12 +64,7 @@ def with_options(table: Table) -> Callable[[_Command], _Command]:
 def keywords(flags: dict[str, Any], table: Table = TABLE) -> dict[str, Any]:
     """The options that were given, as Python's keywords."""
     given = {name: value for name, value in flags.items() if not (value is None or value is False or value == [])}
-    return {name: names_of(value) if table.types[name] == HEADER else value for name, value in given.items()}
-
-
-def names_of(columns: str | None) -> list[str] | None:
-    """Names that are separated by commas."""
-    return None if columns is None else columns.split(",")
+    return {name: value.split(",") if table.types[name] == HEADER else value for name, value in given.items()}
 
 
 def in_panel(panel: str, metavar: str, said: str, *names: str, **about: Any) -> Any:
@@ -76,47 +72,28 @@ def in_panel(panel: str, metavar: str, said: str, *names: str, **about: Any) -> 
     return typer.Option(*names, metavar=metavar, help=said, rich_help_panel=panel, **about)
 
 
-OneModel = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A shipped model's name, a file, or hf://USER/NAME.", show_default=False)
-]
-Output = Annotated[
-    Path, typer.Option("-o", "--output", metavar="OUT", help="The model file to write.", show_default=False)
-]
+_MODEL, _FILE = "A shipped model's name, a file, or hf://USER/NAME.", "The model file to write."
+OneModel = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False)]
+Output = Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help=_FILE, show_default=False)]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 
 Texts = Annotated[list[str] | None, flag("text_column")]
-Columns = Annotated[str | None, flag("columns")]
 Label = Annotated[str, in_panel("Input", "NAME", "Column with the true class, by name or number from 1.")]
-Encoding = Annotated[str, flag("encoding")]
-Delimiter = Annotated[str | None, flag("delimiter")]
-Quote = Annotated[str | None, flag("quote")]
-Escape = Annotated[str | None, flag("escape")]
 Root = Annotated[Path | None, flag("root")]
 Endpoint = Annotated[str | None, flag("endpoint")]
 Device = Annotated[str, flag("device")]
 Precision = Annotated[str, flag("precision")]
 Kernels = Annotated[str, flag("kernels")]
-Network = Annotated[str, flag("network")]
 
 PROTOCOL = "Protocol between workers and scheduler."
-Where = Annotated[
-    str | None,
-    in_panel("Cluster", "WHERE", "local, cuda (this machine's GPUs), slurm, or a scheduler's address.", "--cluster"),
-]
-SchedulerFile = Annotated[Path | None, in_panel("Cluster", "FILE", "File of a running scheduler.")]
-Protocol = Annotated[
-    str,
-    in_panel("Cluster", "auto|tcp|ucx", PROTOCOL),
-]
-Tls = Annotated[
-    bool | None,
-    in_panel(
-        "Cluster",
-        "",
-        "Encrypt traffic, and let in only this job's processes (default, except with ucx). Without it, any user of a "
-        "host can run code as you.",
-        "--tls/--no-tls",
-    ),
-]
+_WHERE = "local, cuda (this machine's GPUs), slurm, or a scheduler's address."
+Where = Annotated[str | None, in_panel("Cluster", "WHERE", _WHERE, "--cluster")]
+SchedulerFile = Annotated[Path | None, in_panel("Cluster", "FILE", "File of a running scheduler.", hidden=True)]
+Protocol = Annotated[str, in_panel("Cluster", "auto|tcp|ucx", PROTOCOL, hidden=True)]
+_TLS = (
+    "Encrypt traffic, and let in only this job's processes (default, except with ucx). Without it, any user of a host "
+    "can run code as you."
+)
+Tls = Annotated[bool | None, in_panel("Cluster", "", _TLS, "--tls/--no-tls", hidden=True)]

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ..model.fasttext import FastText
     from ..model.ngrams import NGrams
 
+_WHAT = "A shipped model's name, a file, hf://USER/NAME, or an output folder."
+_INPUT = "Also compare with the input files: that they have not changed, and how many rows they have."
 _MOST_NAMES = 20
 _LONGEST_NAME = 60
 _FRAMES = {
@@ -30,18 +32,13 @@ _FRAMES = {
     "dense": "dense: every row is computed, also after the end of a text",
 }
 
-_NO_SCALES = "no activation scales: broadsheet quantise finds them"
+_NO_SCALES = "no activation scales: broadsheet calibrate --int8 finds them"
 _OF_HEADS = "fitted to rows that were held out, each head's for itself, where there were enough"
 _NO_TEMPERATURE = "not calibrated: broadsheet calibrate finds a temperature"
 
 
 def inspect(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL|OUT/", help="A shipped model's name, a file, hf://USER/NAME, or an output folder."
-        ),
-    ],
+    model: Annotated[str, typer.Argument(metavar="MODEL|OUT/", help=_WHAT)],
     as_json: Annotated[bool, typer.Option("--json", help="Print all of this as JSON.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Show how much GPU memory the model takes.")] = False,
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Articles in a batch, for --memory.")] = 4096,
@@ -230,13 +227,7 @@ def _layers(model: Model) -> Table:
 
 def verify(
     output: Annotated[Path, typer.Argument(metavar="OUT/", help="The output folder of a finished job, or its URL.")],
-    against_input: Annotated[
-        bool,
-        typer.Option(
-            "--input",
-            help="Also compare with the input files: that they have not changed, and how many rows they have.",
-        ),
-    ] = False,
+    against_input: Annotated[bool, typer.Option("--input", help=_INPUT)] = False,
     root: Root = None,
     endpoint: Endpoint = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the totals as JSON.")] = False,

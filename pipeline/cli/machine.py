@@ -44,15 +44,17 @@ _CUDA = (
 )
 _ABOUT_GPUS = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total,driver_version", "--format=csv,noheader"]
 _OURS = "broadsheet"
-_NOT_FOR_USERS = {"test", "dev"}
+_MODEL = "A shipped model's name, a file, or hf://USER/NAME."
+_BATCH = "Articles in the batch.  [default: CPU 128, GPU 4096]"
+_SWEEP = "Measure rate and latency for each of these instead."
+_SEEN = "A folder that every worker should see."
+_NOT_FOR_USERS = {"test", "test-all", "dev"}
 
 
 def doctor(
     cluster: Where = None,
     scheduler_file: SchedulerFile = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="OUT/", help="A folder that every worker should see.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="OUT/", help=_SEEN)] = None,
     device: Device = "auto",
     protocol: Annotated[str, in_panel("Cluster", "auto|tcp|ucx", _PROTOCOL)] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
@@ -114,18 +116,12 @@ def _print_findings(findings: list[Any], console: PlainConsole) -> None:
 
 
 def profile(
-    model: Annotated[
-        str, typer.Option("--model", metavar="MODEL", help="A shipped model's name, a file, or hf://USER/NAME.")
-    ] = "ag-news",
-    batch: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Articles in the batch.  [default: CPU 128, GPU 4096]")
-    ] = None,
+    model: Annotated[str, typer.Option("--model", metavar="MODEL", help=_MODEL)] = "ag-news",
+    batch: Annotated[int | None, typer.Option(metavar="N", min=1, help=_BATCH)] = None,
     device: Device = "auto",
     precision: Precision = "auto",
     kernels: Kernels = "auto",
-    sweep: Annotated[
-        str | None, typer.Option(metavar="batch|precision", help="Measure rate and latency for each of these instead.")
-    ] = None,
+    sweep: Annotated[str | None, typer.Option(metavar="batch|precision", help=_SWEEP)] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the roofline, or the sweep.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the picture.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -225,16 +221,17 @@ def _extras() -> Iterator[str]:
     from packaging.requirements import Requirement
 
     required = [Requirement(line) for line in requires(_OURS) or ()]
-    for extra in sorted({*(metadata(_OURS).get_all("Provides-Extra") or ())} - _NOT_FOR_USERS):
-        needed = [one for one in required if one.marker and one.marker.evaluate({"extra": extra})]
-        if all(_is_there(one) for one in needed if not (one.marker and one.marker.evaluate({"extra": ""}))):
-            yield extra
 
+    def is_there(extra: str) -> bool:
+        needed = (one for one in required if one.marker and one.marker.evaluate({"extra": extra}))
+        return all(map(installed, (one for one in needed if not (one.marker and one.marker.evaluate({"extra": ""})))))
 
-def _is_there(requirement: Requirement) -> bool:
-    if requirement.name == _OURS:
-        return True
-    try:
-        return requirement.specifier.contains(version(requirement.name), prereleases=True)
-    except PackageNotFoundError:
-        return False
+    def installed(requirement: Requirement) -> bool:
+        if requirement.name == _OURS:
+            return all(map(is_there, requirement.extras))
+        try:
+            return requirement.specifier.contains(version(requirement.name), prereleases=True)
+        except PackageNotFoundError:
+            return False
+
+    yield from filter(is_there, sorted({*(metadata(_OURS).get_all("Provides-Extra") or ())} - _NOT_FOR_USERS))

@@ -3,57 +3,50 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import ModelError, UsageError, cause
+from ..options import READ
 from ..report.console import PlainConsole, say
 from ..storage.disk import refuse_outputs, write_file
-from .flags import (
-    Columns,
-    Delimiter,
-    Device,
-    Encoding,
-    Escape,
-    Label,
-    OneModel,
-    Output,
-    Overwrite,
-    Precision,
-    Quote,
-    Texts,
-    in_panel,
-    names_of,
-)
+from .flags import Device, OneModel, Output, Overwrite, Precision, Texts, in_panel, keywords, with_options
 
 if TYPE_CHECKING:
     from ..model.charcnn import Model
 
 _LABELLED = "Labelled articles that the model was not trained on: files, folders, globs or URLs."
 _HELD_OUT = "Use only the rows of DATA that `train --hold-out SHARE` kept out."
+_LABEL = "Column with the true class, by name or number from 1."
+_INT8 = "Prepare the model for `--precision int8`."
 _AGREEMENT = "Share of labels that stay where the network is asked about some texts only."
-_LIKE = "Text like that to be labelled: files, folders, globs or URLs, read as `classify` reads them."
+_FROM = "A model for ONNX; or a file: fastText's .bin or .ftz, a params.bin, a .safetensors."
+_CLASSES = "Class names for a params.bin.  [default: of params.bin.json, or 0, 1, …]"
+_ALPHABET = "Alphabet for a params.bin.  [default: of params.bin.json, or published]"
 
 
+@with_options(READ)
 def calibrate(
     model: OneModel,
     data: Annotated[list[str], typer.Argument(metavar="DATA", help=_LABELLED, show_default=False)],
     output: Output,
-    label_column: Label,
+    label_column: Annotated[str | None, in_panel("Input", "NAME", _LABEL)] = None,
     text_column: Texts = None,
-    columns: Columns = None,
     held_out: Annotated[float | None, in_panel("Input", "SHARE", _HELD_OUT)] = None,
-    agreement: Annotated[float, in_panel("Labels", "SHARE", _AGREEMENT)] = 0.999,
+    agreement: Annotated[float, in_panel("Labels", "SHARE", _AGREEMENT, hidden=True)] = 0.999,
+    int8: Annotated[bool, in_panel("Computing", "", _INT8, "--int8")] = False,
     device: Device = "auto",
     precision: Precision = "auto",
     overwrite: Overwrite = False,
+    **flags: Any,
 ) -> None:
     """Make scores probabilities: of the labels with a score of 0.9, 90 % are then right.
 
     All logits are divided by one number, the temperature, which is found here, and changes no label. For a model with
     n-grams, so is the margin below which its network is asked (`--network`). `train` does this itself, on the rows that
-    it holds out. (The scales for `--precision int8` are another thing: `broadsheet quantise`.)
+    it holds out. With --int8, the scales of 8-bit activations are found too, on about 2,048 rows; labels are not needed
+    for them.
     """
     from ..evaluation import fitting
     from ..model import cascade
@@ -61,17 +54,18 @@ def calibrate(
     from ..source.inputs import Paths, local_paths
 
     refuse_outputs({"-o": output}, overwrite, lambda: [model, *local_paths(Paths(data))])
-    calibrated = fitting.calibrate(
-        model,
-        Paths(data),
-        text_column=text_column or (),
-        label_column=label_column,
-        columns=names_of(columns),
-        held_out=held_out,
-        agreement=agreement,
-        device=device,
-        precision=precision,
-    )
+    read: dict[str, Any] = {"text_column": text_column or (), **keywords(flags, READ)}
+    begun: Any = model
+    if int8:
+        begun = fitting.quantise(model, Paths(data), **read)
+        begun.save(output)
+        say(f"{output}: activation scales found on {begun.card['scales found on']['rows']:,} rows, for int8")
+    if label_column is None:
+        if int8:
+            return
+        raise UsageError("--label-column names the column with the true class; only --int8 needs none")
+    read |= {"held_out": held_out, "agreement": agreement, "device": device, "precision": precision}
+    calibrated = fitting.calibrate(begun, Paths(data), label_column=label_column, **read)
     calibrated.save(output)
     about = calibrated.card[CARD]
     say(f"{output}: temperature {calibrated.temperature:.3f}, fitted on {about['rows']:,} rows")
@@ -83,62 +77,23 @@ def calibrate(
         print_asking({name: calibrated.card[cascade.CARD][name] for name in cascade.ASKS}, PlainConsole())
 
 
-def quantise(
-    model: OneModel,
-    data: Annotated[list[str], typer.Argument(metavar="DATA", help=_LIKE, show_default=False)],
-    output: Output,
-    text_column: Texts = None,
-    columns: Columns = None,
-    encoding: Encoding = "utf-8",
-    delimiter: Delimiter = None,
-    quote: Quote = None,
-    escape: Escape = None,
-    overwrite: Overwrite = False,
-) -> None:
-    """Prepare a model for `--precision int8`: find the scales of its 8-bit activations on a sample of text.
-
-    About 2,048 rows are read, and labels are not needed. The weights stay as they are, so that the model computes in
-    every other precision as before.
-    """
-    from ..evaluation import fitting
-    from ..source.inputs import Paths, local_paths
-
-    refuse_outputs({"-o": output}, overwrite, lambda: [model, *local_paths(Paths(data))])
-    fitted = fitting.quantise(
-        model,
-        Paths(data),
-        text_column=text_column or (),
-        columns=names_of(columns),
-        encoding=encoding,
-        delimiter=delimiter,
-        quote=quote,
-        escape=escape,
-    )
-    fitted.save(output)
-    say(f"{output}: activation scales found on {fitted.card['scales found on']['rows']:,} rows, for --precision int8")
-
-
 def convert(
-    source: Annotated[
-        Path, typer.Argument(metavar="FROM", help="fastText's .bin or .ftz, a params.bin, a .safetensors.")
-    ],
-    target: Annotated[Path, typer.Argument(metavar="TO", help="The file to write, of the other kind.")],
-    classes: Annotated[
-        str | None,
-        typer.Option(metavar="A,B,…", help="Class names for a params.bin.  [default: of params.bin.json, or 0, 1, …]"),
-    ] = None,
-    alphabet: Annotated[
-        str | None,
-        typer.Option(metavar="SYMBOLS", help="Alphabet for a params.bin.  [default: of params.bin.json, or published]"),
-    ] = None,
+    given: Annotated[str, typer.Argument(metavar="FROM", help=_FROM, show_default=False)],
+    target: Annotated[Path, typer.Argument(metavar="TO", help="The .safetensors, .bin or .onnx to write.")],
+    classes: Annotated[str | None, typer.Option(metavar="A,B,…", help=_CLASSES)] = None,
+    alphabet: Annotated[str | None, typer.Option(metavar="SYMBOLS", help=_ALPHABET)] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Convert a model of fastText's, or a params.bin (tensors as flat little-endian fp32), to a safetensors model; or a
-    model to a params.bin.
+    """Write a model as a file of another kind: safetensors, ONNX, or a params.bin (tensors as flat fp32).
 
-    A params.bin has no place for class names, alphabet, frame and card: they are kept in a file next to it,
-    params.bin.json.
+    A params.bin has no place for class names, alphabet, frame and card: they are in a file next to it, params.bin.json.
+    The graph of an ONNX file takes `ids`, uint8 [N, length], which `broadsheet.onnx_inputs` makes of texts, and gives
+    `scores`; they are compared with ours on 1,000 texts.
     """
+    if target.suffix == ".onnx":
+        _export(given, target, overwrite)
+        return
+    source = Path(given)
     from ..model import fasttext_file, model_file
     from ..model.charcnn import load_model
     from ..model.several import load_one
@@ -165,7 +120,9 @@ def convert(
             )
             files = {target: data, model_file.sidecar_path(target): sidecar}
         else:
-            raise UsageError(f"cannot convert {source} to {target}: one must be a .safetensors, the other a .bin")
+            raise UsageError(
+                f"cannot convert {source} to {target}: one must be a .safetensors, the other a .bin or an .onnx"
+            )
     except OSError as error:
         raise UsageError(f"{source} cannot be read: {cause(error)}") from error
     except ValueError as error:
@@ -174,7 +131,7 @@ def convert(
         write_file(path, content)
         say(f"{path}: {len(content):,} bytes")
     if kinds[1] == ".bin" and model.scales is not None:
-        say("A params.bin has no activation scales, for --precision int8: broadsheet quantise finds them again")
+        say("A params.bin has no activation scales, for --precision int8: broadsheet calibrate --int8 finds them again")
     if kinds[1] == ".bin" and model.temperature != 1:
         say("A params.bin has no temperature: labels stay, scores differ; broadsheet calibrate finds it again")
     if kinds[1] == ".bin" and model.ngrams is not None:
@@ -187,21 +144,10 @@ def convert(
         )
 
 
-def export(
-    model: OneModel,
-    target: Annotated[Path, typer.Argument(metavar="TO", help="The file to write, model.onnx.")],
-    overwrite: Overwrite = False,
-) -> None:
-    """Export a model to ONNX, and compare its scores with ours on 1,000 texts.
-
-    The graph takes `ids`, uint8 [N, length], which `broadsheet.onnx_inputs` makes of texts, and gives `scores`. Weights
-    are fp32.
-    """
+def _export(model: str, target: Path, overwrite: bool) -> None:
     from ..ecosystem.onnx import export_onnx
     from ..model.charcnn import load_model
 
-    if target.suffix != ".onnx":
-        raise UsageError(f"{target}: export writes ONNX, to a file that ends in .onnx")
     refuse_outputs({"TO": target}, overwrite, lambda: [model])
     loaded = load_model(model)
     difference = export_onnx(loaded, target)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,41 +16,25 @@ from .flags import Endpoint, Json, Overwrite, Quiet, Root, in_panel
 if TYPE_CHECKING:
     from ..output.cut import Cut
 
-_WHICH, _OUTPUT = "Which rows", "What is written"
+_OUT = "A new folder, or a .parquet, .jsonl or .csv file."
+_which, _what = partial(in_panel, "Which rows"), partial(in_panel, "What is written")
 
 
 def command(
     labels: Annotated[Path, typer.Argument(metavar="LABELS/", help="The output folder of a finished job, or its URL.")],
-    output: Annotated[
-        Path,
-        typer.Option("-o", "--output", metavar="OUT", help="A new folder, or a .parquet, .jsonl or .csv file."),
-    ],
-    top: Annotated[str | None, in_panel(_WHICH, "SHARE", "The share with the highest scores, such as 10%.")] = None,
-    count: Annotated[int | None, in_panel(_WHICH, "N", "So many with the highest scores.")] = None,
-    score: Annotated[str | None, in_panel(_WHICH, "TEST", "What the score must be, such as '>= 0.8'.")] = None,
-    where: Annotated[
-        str | None, in_panel(_WHICH, "EXPRESSION", "Only rows for which this is true, as in classify.", "--where")
-    ] = None,
-    by: Annotated[
-        str | None, in_panel(_WHICH, "NAME", "Column of scores: score, or score_NAME of one class.", "--by")
-    ] = None,
-    per: Annotated[
-        str | None, in_panel(_WHICH, "NAME", "Take --top or --count of each value of this column.", "--per")
-    ] = None,
-    columns: Annotated[
-        list[str] | None, in_panel(_OUTPUT, "NAME", "Column to write; may be repeated. Default: all.", "--column")
-    ] = None,
-    with_input: Annotated[
-        bool, in_panel(_OUTPUT, "", "Also every column of the input, which is read again.", "--input")
-    ] = False,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help=_OUT)],
+    top: Annotated[str | None, _which("SHARE", "The share with the highest scores, such as 10%.")] = None,
+    count: Annotated[int | None, _which("N", "So many with the highest scores.")] = None,
+    score: Annotated[str | None, _which("TEST", "What the score must be, such as '>= 0.8'.")] = None,
+    where: Annotated[str | None, _which("EXPRESSION", "Only rows for which this is true, as in classify.")] = None,
+    by: Annotated[str | None, _which("NAME", "Column of scores: score, or score_NAME of one class.")] = None,
+    per: Annotated[str | None, _which("NAME", "Take --top or --count of each value of this column.")] = None,
+    keep: Annotated[list[str] | None, _what("NAME", "Column to write; may be repeated. Default: all.")] = None,
+    keep_all: Annotated[bool, _what("", "Also every column of the input, which is read again.", "--keep-all")] = False,
     root: Root = None,
     endpoint: Endpoint = None,
-    format_: Annotated[
-        str | None, in_panel(_OUTPUT, "parquet|jsonl|csv", "Of the parts. Default: as the labels.", "--format")
-    ] = None,
-    partition_by: Annotated[
-        list[str] | None, in_panel(_OUTPUT, "NAME", "A folder for each value of this column; may be repeated.")
-    ] = None,
+    format_: Annotated[str | None, _what("parquet|jsonl|csv", "Of the parts. Default: theirs.", "--format")] = None,
+    partition_by: Annotated[list[str] | None, _what("NAME", "A folder for each value; may be repeated.")] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -60,28 +45,11 @@ def command(
     spare_pandas()
     from ..output.select import select
 
-    selected = select(
-        labels,
-        output,
-        top=top,
-        count=count,
-        score=score,
-        where=where,
-        by=by,
-        per=per,
-        columns=columns,
-        input=with_input,
-        root=root,
-        endpoint=endpoint,
-        format=format_,
-        partition_by=partition_by,
-        overwrite=overwrite,
-    )
+    which = {"top": top, "count": count, "score": score, "where": where, "by": by, "per": per, "root": root}
+    what: dict[str, Any] = {"columns": keep, "input": keep_all, "format": format_, "partition_by": partition_by}
+    selected = select(labels, output, **which, **what, endpoint=endpoint, overwrite=overwrite)  # type: ignore[arg-type]
     if as_json:
-        cuts = [
-            {"group": name, "rows": cut.rows, "chosen": cut.chosen, "score": cut.score}
-            for name, cut in selected.cuts.items()
-        ]
+        cuts = [{"group": name, **vars(cut)} for name, cut in selected.cuts.items()]
         print_json({"rows": selected.rows, "chosen": selected.chosen, "cuts": cuts})
     elif not quiet:
         told = f"{output}: {selected.chosen:,} of {counted(selected.rows, 'row')}"
@@ -95,9 +63,7 @@ def merge(
     shares: Annotated[list[str], typer.Argument(metavar="OUT/ …", help="The output folders of all shares, or URLs.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="MERGED/", help="A new folder, or its URL.")],
     endpoint: Endpoint = None,
-    allow_mixed: Annotated[
-        bool, typer.Option("--allow-mixed", help="Also shares of processors or GPUs that differ.")
-    ] = False,
+    allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Also of processors that differ.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what was begun in MERGED.")] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,

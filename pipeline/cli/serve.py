@@ -5,64 +5,39 @@ from __future__ import annotations
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ..errors import UsageError
+from ..options import ENGINE
 from ..report.console import say
-from .flags import Device, Kernels, Network, Precision, in_panel
+from .flags import in_panel, keywords, with_options
 
 _NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "prometheus_client")
 _LEAST_TOKEN = 16
+_MODELS = "A shipped model, or a file under a name; several may be given, the default first.  [default: ag-news]"
+_PORT = "Port; 0: any free one, which the log names."
+_ENGINES = "An engine on each worker of a Dask cluster: local, cuda, slurm, or a scheduler's address."
+_PROCESSES = "Processes that read and answer requests.  [default: 1 on a CPU, else half the cores, 8 at most]"
+_TARGET = "A request that could not be answered in this time is refused.  [default: 20, on a CPU 100]"
 _cluster, _security, _limit, _log = (partial(in_panel, panel) for panel in ("Cluster", "Security", "Limits", "Log"))
 
 
+@with_options(ENGINE)
 def command(
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[=PATH]",
-            help="A shipped model, or a file under a name; repeat for several. The first is the default.  "
-            "[default: ag-news]",
-        ),
-    ] = None,
+    model: Annotated[list[str] | None, typer.Option(metavar="NAME[=PATH]", help=_MODELS)] = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0: any free one, which the log names.")
-    ] = 8000,
-    target_ms: Annotated[
-        float | None,
-        _limit(
-            "MS", "A request that could not be answered in this time is refused.  [default: 20, on a CPU 100]", min=1
-        ),
-    ] = None,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    kernels: Kernels = "auto",
-    network: Network = "uncertain",
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help=_PORT)] = 8000,
+    target_ms: Annotated[float | None, _limit("MS", _TARGET, min=1)] = None,
     token_file: Annotated[Path | None, _security("FILE", "File with a token that every request must show.")] = None,
     admin_token_file: Annotated[Path | None, _security("FILE", "Token file for requests to reload models.")] = None,
-    cluster: Annotated[
-        str | None,
-        _cluster("WHERE", "An engine on each worker of a Dask cluster: local, cuda, slurm, or a scheduler's address."),
-    ] = None,
+    cluster: Annotated[str | None, _cluster("WHERE", _ENGINES)] = None,
     scheduler_file: Annotated[Path | None, _cluster("FILE", "The same, with a running scheduler's file.")] = None,
-    insecure: Annotated[
-        bool, _security("", "Listen beyond this machine without a token: everyone may ask.", "--insecure")
-    ] = False,
+    insecure: Annotated[bool, _security("", "Without a token, let everyone beyond here ask.", "--insecure")] = False,
     tls_certificate: Annotated[Path | None, _security("FILE", "Certificate with its chain, PEM: serve HTTPS.")] = None,
     tls_key: Annotated[Path | None, _security("FILE", "Its key, a PEM file, if it is not in the same file.")] = None,
-    http_processes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=64,
-            help="Processes that read and answer requests.  [default: 1 on a CPU, else half the cores, 8 at most]",
-            show_default=False,
-        ),
-    ] = None,
+    http_processes: Annotated[int | None, _limit("N", _PROCESSES, min=1, max=64, show_default=False)] = None,
     drain_s: Annotated[float, _limit("S", "Seconds after SIGTERM to answer requests that have come.", min=1)] = 30.0,
     max_queue: Annotated[int, _limit("TEXTS", "Texts that may wait; else requests are refused.", min=1)] = 100_000,
     max_texts: Annotated[int, _limit("N", "Texts in one request.", min=1)] = 10_000,
@@ -74,6 +49,7 @@ def command(
     log_format: Annotated[str, _log("text|json", "Format of the log, which goes to stderr.")] = "text",
     log_requests: Annotated[bool, _log("", "Log a line for each request.", "--log-requests/--no-log-requests")] = True,
     log_texts: Annotated[bool, _log("", "Log the texts of requests too.", "--log-texts")] = False,
+    **flags: Any,
 ) -> None:
     """Answer requests for labels over HTTP, until SIGTERM or Ctrl-C.
 
@@ -106,23 +82,16 @@ def command(
             say(f"broadsheet: warning: whoever can reach {host} may ask: there is no token (--insecure)", error=True)
         elif tls_certificate is None:
             say("broadsheet: warning: without --tls-certificate, token and texts can be read on the way", error=True)
+    limits: dict[str, Any] = {"max_queue": max_queue, "max_texts": max_texts, "max_connections": max_connections}
+    limits |= {"drain_s": drain_s, "head_s": head_s, "body_s": body_s, "idle_s": idle_s}
     settings = Settings(
-        models=_models(model or ["ag-news"]),
-        host=host,
-        port=port,
-        device=device,
-        precision=precision,
-        kernels=kernels,
-        network=network,
+        _models(model or ["ag-news"]),
+        host,
+        port,
+        **keywords(flags, ENGINE),
+        **limits,
         target_s=None if target_ms is None else target_ms / 1000,
-        drain_s=drain_s,
-        max_queue=max_queue,
-        max_texts=max_texts,
         max_body_bytes=max_body_mb << 20,
-        max_connections=max_connections,
-        head_s=head_s,
-        body_s=body_s,
-        idle_s=idle_s,
         token=token,
         admin_token=None if admin_token_file is None else _token(admin_token_file),
         certificate=None if tls_certificate is None else str(tls_certificate),
@@ -133,7 +102,7 @@ def command(
         log_texts=log_texts,
     )
     if cluster is None and scheduler_file is None:
-        serve(settings, 0 if device == "cpu" else count_gpus())
+        serve(settings, 0 if settings.device == "cpu" else count_gpus())
         return
     with connect(cluster or "local", scheduler_file=scheduler_file) as client:
         client.register_plugin(QuietEnd())

@@ -54,8 +54,8 @@ def _label_lazily(frame: Any, model: ModelOrModels, options: Options, suffix: st
         if isinstance(one, Model):
             share(one)
     if isinstance(frame, dask.bag.Bag):
-        if options.text_column or options.truth_column:
-            raise UsageError("a Bag of strings has no columns: leave out text_column and truth_column")
+        if options.text_column or options.label_column:
+            raise UsageError("a Bag of strings has no columns: leave out text_column and label_column")
         return frame.map_partitions(_label_items, labels_of(given, options, pa.schema([(_TEXT, pa.string())])))
     import dask.dataframe  # an extra, which a Bag does without
 
@@ -161,8 +161,8 @@ def _label_dataset(dataset: Any, model: ModelOrModels, options: Options, suffix:
     """
     from datasets import Features
 
-    if options.truth_column:
-        raise UsageError("truth_column is for classify, whose report has the accuracy: a dataset keeps its own column")
+    if options.label_column:
+        raise UsageError("label_column is for classify, whose report has the accuracy: a dataset keeps its own column")
     if dataset.features is None:  # of a generator
         names = next((list(row) for row in dataset.take(1)), ["text"])
         own, features = pa.schema([(name, pa.string()) for name in names]), None

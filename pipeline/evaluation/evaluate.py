@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,11 @@ from ..model.cascade import ASKS
 from ..model.charcnn import Model
 from ..model.scores import assigned, log_scores, probabilities
 from ..model.several import head_of, load_one
+from ..options import READ, ReadKeywords
 from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH, label_lists, label_sets
-from ..source.inputs import identify
 from .fitting import Figures, figures_of
-from .rows import scored_rows, selection_of
+from .rows import chosen_input, scored_rows
 
 
 class Mistake(NamedTuple):
@@ -195,13 +195,13 @@ def _values(figures: Any) -> dict[str, Any]:
     return {name: _defined(value) for name, value in figures._asdict().items()}
 
 
+@READ.takes(ReadKeywords)
 def evaluate(
     model: str | Path | Model,
     source: Any,
     *,
     text_column: str | Iterable[str] = (),
     label_column: str,
-    columns: Iterable[str] | None = None,
     mistakes: int = 10,
     abstain: float | None = None,
     precision_target: float | None = None,
@@ -209,6 +209,7 @@ def evaluate(
     precision: str = "auto",
     kernels: str = "auto",
     network: str = "uncertain",
+    **options: Unpack[ReadKeywords],
 ) -> Evaluation:
     """Label every article of `source` in this process, and compare the labels with the true ones.
 
@@ -223,8 +224,6 @@ def evaluate(
     label_column : str
         Column with the true class, by name or by number from 1. Of a model with heads, the one of this name is
         evaluated.
-    columns : iterable of str, optional
-        Column names of a CSV or TSV without a header line.
     mistakes : int
         How many wrongly labelled rows to keep.
     abstain : float, optional
@@ -240,6 +239,8 @@ def evaluate(
         "auto", "simt", "sm75", "sm80" or "sm90".
     network : str
         About which texts the network is asked, as `classify` takes it. The result compares all three.
+    **options
+        How files are read.
 
     Returns
     -------
@@ -258,9 +259,9 @@ def evaluate(
 
     Examples
     --------
-    >>> result = evaluate("ag-news", "test.csv", text_column=["title", "description"], label_column="class")
-    >>> f"{result.confusion.accuracy:.1%}"
-    '91.8%'
+    >>> result = broadsheet.evaluate("ag-news", "news.csv", text_column=["title", "body"], label_column="topic")
+    >>> f"{result.confusion.accuracy:.0%}"
+    '96%'
 
     """
     for name, share in (("abstain", abstain), ("precision_target", precision_target)):
@@ -273,8 +274,8 @@ def evaluate(
     if loaded.is_multi_label:
         raise UsageError(f"{loaded.name} gives a text several labels: evaluate_labels() is for such models")
     classes = loaded.classes
-    selection = selection_of(text_column, columns, truth=label_column, classes=classes, reads=loaded.reads)
-    given = identify(source, len(loaded.alphabet), loaded.length)
+    wanted: dict[str, Any] = {"truth": label_column, "classes": classes, "reads": loaded.reads}
+    given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
     # Of the rows with a true class: label, score, the score without the model's temperature, and the true class.
     parts = [(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0, np.int32))]
     ways = {network: loaded} | ({name: given_model.asking(name) for name in ASKS} if given_model.cascade else {})
@@ -359,6 +360,7 @@ def _mistake(chunk: Chunk, i: int, label: str, score: float, classes: tuple[str,
     return Mistake(score, where["file"], where["row"], classes[chunk.truth[i]], label, text)
 
 
+@READ.takes(ReadKeywords)
 def evaluate_labels(
     model: str | Path | Model,
     source: Any,
@@ -366,10 +368,10 @@ def evaluate_labels(
     text_column: str | Iterable[str] = (),
     label_column: str,
     label_separator: str | None = None,
-    columns: Iterable[str] | None = None,
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
+    **options: Unpack[ReadKeywords],
 ) -> LabelEvaluation:
     """Give every article of `source` its labels in this process, and compare them with the true ones.
 
@@ -385,14 +387,14 @@ def evaluate_labels(
         Column with the true labels: lists, or texts; names of classes, or numbers from 1.
     label_separator : str, optional
         What is between two labels where they are a text.
-    columns : iterable of str, optional
-        Column names of a CSV or TSV without a header line.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
         "auto", "fp32", "fp16", "bf16" or "int8".
     kernels : str
         "auto", "simt", "sm75", "sm80" or "sm90".
+    **options
+        How files are read.
 
     Returns
     -------
@@ -419,8 +421,8 @@ def evaluate_labels(
     loaded = load_one(model)
     if loaded.thresholds is None:
         raise UsageError(f"{loaded.name} gives each text one label: evaluate() is for such models")
-    selection = selection_of(text_column, columns, kept=(label_column,), reads=loaded.reads)
-    given = identify(source, len(loaded.alphabet), loaded.length)
+    wanted: dict[str, Any] = {"kept": (label_column,), "reads": loaded.reads}
+    given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
     nothing = np.empty((0, len(loaded.classes)), np.bool_)
     counts = LabelCounts.of(loaded.classes, nothing, nothing)
     unknown = quarantined = overflowed = 0

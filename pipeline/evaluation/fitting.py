@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -26,29 +26,28 @@ from ..model.ngrams import scores_of_ids as ngram_scores_of_ids
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, LEAST_ROWS, SOFTMAX, fitted, log_scores, probabilities
 from ..model.several import load_one
+from ..options import READ, ReadKeywords
 from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH
-from ..source.compression import encoding_named
-from ..source.formats.record_format import dialect_of
-from ..source.inputs import identify
 from ..source.sample import sample_input
-from .rows import files_of, hold_out, numbered, scored_rows, selection_of
+from .rows import chosen_input, files_of, hold_out, numbered, scored_rows
 
 Doubles = NDArray[np.float64]
 
 
+@READ.takes(ReadKeywords)
 def calibrate(
     model: str | Path | Model,
     source: Any,
     *,
     text_column: str | Iterable[str] = (),
     label_column: str,
-    columns: Iterable[str] | None = None,
     held_out: float | None = None,
     agreement: float = AGREEMENT,
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
+    **options: Unpack[ReadKeywords],
 ) -> Model:
     """Find the temperature at which a model's scores are as high as they should be, and when its network is asked.
 
@@ -67,8 +66,6 @@ def calibrate(
         Column with the text, "text" by default. Several are joined by a space.
     label_column : str
         Column with the true class, by name or by number from 1.
-    columns : iterable of str, optional
-        Column names of a CSV or TSV without a header line.
     held_out : float, optional
         `source` is what the model was trained on, with this share held out: only those rows are used.
     agreement : float
@@ -79,6 +76,8 @@ def calibrate(
         "auto", "fp32", "fp16", "bf16" or "int8".
     kernels : str
         "auto", "simt", "sm75", "sm80" or "sm90".
+    **options
+        How files are read.
 
     Returns
     -------
@@ -116,8 +115,8 @@ def calibrate(
         raise UsageError(f"{loaded.name} was trained with another loss than softmax: its scores have no temperature")
     plain = replace(loaded, temperature=1.0)
     reads = plain.reads if held_out is None else MOST_READ  # as `train` reads, which holds out by text
-    selection = selection_of(text_column, columns, truth=label_column, classes=plain.classes, reads=reads)
-    given = identify(source, len(plain.alphabet), plain.length)
+    wanted: dict[str, Any] = {"truth": label_column, "classes": plain.classes, "reads": reads}
+    given, selection = chosen_input(source, text_column, options, plain.alphabet, plain.length, **wanted)
     nothing = np.empty((0, len(plain.classes)), np.float32)
     scores, beside, true = [nothing], [nothing], [np.empty(0, np.int64)]
     chosen = partial(_with_truth, share=held_out)
@@ -188,16 +187,13 @@ def _truth(chunk: Chunk) -> NDArray[np.int64]:
     return chunk.truth.astype(np.int64)
 
 
+@READ.takes(ReadKeywords)
 def quantise(
     model: str | Path | Model,
     source: Any,
     *,
     text_column: str | Iterable[str] = (),
-    columns: Iterable[str] | None = None,
-    encoding: str = "utf-8",
-    delimiter: str | None = None,
-    quote: str | None = None,
-    escape: str | None = None,
+    **options: Unpack[ReadKeywords],
 ) -> Model:
     """Find the activation scales by which a model computes in int8.
 
@@ -213,16 +209,8 @@ def quantise(
         Text like that which the model will read: files or tables, as `classify` takes them. Labels are not used.
     text_column : str or iterable of str
         Column with the text, "text" by default. Several are joined by a space.
-    columns : iterable of str, optional
-        Column names of a CSV or TSV without a header line.
-    encoding : str
-        Character encoding of CSV, TSV, JSONL and text files.
-    delimiter : str, optional
-        The character between the fields of a CSV file. Default: a comma, a tab in TSV files.
-    quote : str, optional
-        The character around a field of a CSV file, or "none". Default: ``"``.
-    escape : str, optional
-        The character of a CSV file before one that is text. Default: none.
+    **options
+        How files are read.
 
     Returns
     -------
@@ -250,9 +238,7 @@ def quantise(
     loaded = load_model(model)
     if not loaded.has_network:
         raise UsageError(f"{loaded.name} has n-grams alone, which compute the same in every precision")
-    dialect = dialect_of(delimiter=delimiter, quote=quote, escape=escape)
-    selection = selection_of(text_column, columns, encoding=encoding_named(encoding), **dialect)
-    given = identify(source, len(loaded.alphabet), loaded.length, whole_hash=False, by_content=False)
+    given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length)
     sample = sample_input(given, selection, SCALE_ROWS, None)
     ids = texts_of(sample.chunk).encoded(loaded.alphabet, loaded.length).ids
     if not len(ids):

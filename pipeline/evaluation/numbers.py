@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from ..model.charcnn import Model
 from ..model.several import load_one
+from ..options import READ, ReadKeywords
 from ..source.columns import numbers_in
-from ..source.inputs import identify
-from .rows import scored_rows, selection_of
+from .rows import chosen_input, scored_rows
 
 Numbers = NDArray[np.floating]
 
@@ -109,16 +109,17 @@ class NumberEvaluation:
         return {**asdict(self), "figures": self.figures.about(), "nearest": nearest}
 
 
+@READ.takes(ReadKeywords)
 def evaluate_numbers(
     model: str | Path | Model,
     source: Any,
     *,
     text_column: str | Iterable[str] = (),
     label_column: str,
-    columns: Iterable[str] | None = None,
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
+    **options: Unpack[ReadKeywords],
 ) -> NumberEvaluation:
     """Give every article of `source` its number in this process, and compare the numbers with the true ones.
 
@@ -132,14 +133,14 @@ def evaluate_numbers(
         Column with the text, "text" by default. Several are joined by a space.
     label_column : str
         Column with the true numbers, or with the names of levels where the model was trained with these.
-    columns : iterable of str, optional
-        Column names of a CSV or TSV without a header line.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
         "auto", "fp32", "fp16", "bf16" or "int8".
     kernels : str
         "auto", "simt", "sm75", "sm80" or "sm90".
+    **options
+        How files are read.
 
     Returns
     -------
@@ -168,10 +169,10 @@ def evaluate_numbers(
     if levels is None:
         raise UsageError(f"{loaded.name} gives a text labels, and no number: evaluate() is for such models")
     names = () if _are_numbers(loaded.classes) else loaded.classes
-    selection = selection_of(text_column, columns, kept=(label_column,), reads=loaded.reads)
+    wanted: dict[str, Any] = {"kept": (label_column,), "reads": loaded.reads}
+    rows, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
     given, true, quarantined = [np.empty(0)], [np.empty(0)], 0
-    with scored_rows([loaded], identify(source, len(loaded.alphabet), loaded.length), selection, device, precision,
-                     kernels) as (backend, chunks):  # fmt: skip
+    with scored_rows([loaded], rows, selection, device, precision, kernels) as (backend, chunks):
         for scored in chunks:
             quarantined += len(scored.chunk.quarantine)
             given.append(scored.predictions[0].scores[:, 0].astype(np.float64))

@@ -14,18 +14,44 @@ from numpy.typing import NDArray
 from ..engine.base import Backend
 from ..engine.open import opened
 from ..labelling.scored import ScoredChunk, Scoring, scored
+from ..model.alphabet import Alphabet
 from ..model.charcnn import Model
+from ..options import Options, ReadKeywords
 from ..source.chunk import Chunk, Selection
-from ..source.inputs import Given, chunks_here, open_input
+from ..source.inputs import Given, chunks_here, identify, open_input
 from ..source.plan.files import Files
 
 _CHUNK_ROWS = 2048
 
 
-def selection_of(text_column: str | Iterable[str], columns: Iterable[str] | None, **more: Any) -> Selection:
-    """The columns that are read, as `classify` names them. more: further attributes of the selection."""
-    texts = (text_column,) if isinstance(text_column, str) else tuple(text_column)
-    return Selection(texts, header=None if columns is None else tuple(columns), **more)
+def chosen_input(
+    source: Any,
+    text_column: str | Iterable[str],
+    options: ReadKeywords,
+    alphabet: Alphabet,
+    length: int,
+    whole_hash: bool = False,
+    **more: Any,
+) -> tuple[Given, Selection]:
+    """An input, and which of its columns are read, as `classify` names them. Raises UsageError as that does.
+
+    Parameters
+    ----------
+    source, text_column, options
+        As of `classify`.
+    alphabet, length
+        Of the model, for files that are encoded already.
+    whole_hash : bool
+        Identify the input by a hash of its content.
+    **more
+        Further attributes of the selection.
+
+    """
+    checked = Options(text_column=text_column, **options)
+    names = {"endpoint": checked.endpoint, "input_format": checked.input_format}
+    given = identify(source, len(alphabet), length, whole_hash=whole_hash, by_content=whole_hash, **names)
+    dialect = {name: getattr(checked, name) for name in ("encoding", "delimiter", "quote", "escape")}
+    return given, Selection(checked.text_column, header=checked.columns, **dialect, **more)
 
 
 @contextmanager

@@ -78,15 +78,16 @@ def save_asked(folder: OutputFolder, source: Any, models: Models, options: Optio
 
 def how_to_go_on(place: Location, source: Any, command: str) -> str:
     """What continues the job that was begun at a place: the command, where that needs nothing but the folder."""
-    begun, saved = True, True
+    begun, saved = None, True
     with suppress(BroadsheetError):  # it may be out of reach now
         folder = OutputFolder(place)
         begun, saved = folder.is_begun, folder.store.has(REQUEST)
-    if not begun:
+    if begun is False:
         return "No job has begun there yet"
     if isinstance(source, Stdin):
         return "Start again with --overwrite: stdin is gone"
-    return f"Continue with\n{command}" if saved else "Continue with the same command and --resume"
+    known = "Continue with" if begun else "If a job has begun there, continue with"
+    return f"{known}\n{command}" if saved else f"{known} the same command and --resume"
 
 
 def taken_up(place: Location) -> tuple[Paths, list[str], dict[str, Any]]:
@@ -107,7 +108,7 @@ def options_of(job: Fingerprint) -> dict[str, Any]:
     """The options other than the defaults that make a job what it is; of the answers, the hash."""
     held, backend = job.settings, job.backend
     options = {name: getattr(held, name) for name in Settings.__struct_fields__ if name in TABLE}
-    options |= {"text_column": held.text_columns, "id_column": held.kept_columns}
+    options |= {"text_column": held.text_columns, "label_column": held.truth_column, "id_column": held.kept_columns}
     options |= {"device": backend.device, "precision": backend.precision}
     options["kernels"] = "auto" if backend.device == "cpu" else backend.kernels
     if held.windows is not UNSET:
@@ -131,12 +132,14 @@ def refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprin
     steps, was, given = [], options_of(before), options_of(now)
     for name in TABLE:
         old, new = was.get(name), given.get(name)
+        there = "" if new is None else _shown(name, new)
+        there = "--id-column and --keep" if new and name == "id_column" else there  # either may have been given
         if old is None and new is not None:
-            steps.append(f"leave out {_shown(name, new)}")
+            steps.append(f"leave out {there}")
         elif name == "truth" and old != new:
             steps.append("give the --truth that it had, with the same answers")
         elif old != new:
-            steps.append(f"add {_shown(name, old)}" + ("" if new is None else f" in place of {_shown(name, new)}"))
+            steps.append(f"add {_shown(name, old)}" + ("" if new is None else f" in place of {there}"))
     for what, here in ((before.backend, now.backend), (before.writer, now.writer)):
         steps += [f"go on with {what}: this is {here}"] if what != here else []
     if before.model != now.model:

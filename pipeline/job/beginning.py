@@ -17,20 +17,21 @@ from msgspec import UNSET
 from ..engine.base import Backend
 from ..errors import OutputError, SourceError, UsageError
 from ..model.several import Models
-from ..options import Options
+from ..options import TABLE, Options
 from ..output.account import groups_of
 from ..output.columns import Columns
 from ..output.finish import seal
 from ..output.folder import OutputFolder
-from ..output.layout import FORMATS, MANIFEST, PLAN, SUCCESS
+from ..output.layout import MANIFEST, PLAN, SUCCESS
 from ..output.record import WRITER, Fingerprint, Manifest, SavedPlan, Totals
 from ..output.saved_plan import changes, plan_again, plan_from, resolved
+from ..output.select import OneFile
 from ..output.store import Location
 from ..report.facts import Growth
 from ..report.job import JobReport, Progress
 from ..source.chunk import Selection
 from ..source.format import InputFile, Schema
-from ..source.inputs import Given, JobInput, local_paths, paths_of
+from ..source.inputs import Given, JobInput, identify, local_paths, paths_of
 from ..source.plan.files import Files
 from ..source.plan.plan import Plan, bound, files_in_ranges, parts_of
 from ..storage.buckets import refuse_useless
@@ -93,12 +94,6 @@ def refuse_files(source: Any, output: Location | None, models: Iterable[str], op
 
     A job that goes on replaces the trace and the report of its last run. models: their files.
     """
-    kind = str(output or "").rpartition(".")[2]
-    if kind in FORMATS and not (isinstance(output, Path) and output.is_dir()):
-        raise UsageError(
-            f"-o {output} is to be a folder of parts, and is called like a file: give a folder, OUT. Then `broadsheet "
-            f"select OUT -o labels.{kind}` makes one file of it; or write to stdout, with `-o - --format jsonl` or csv"
-        )
     paths = paths_of(source)
     if paths is None and options.root is not None:
         raise UsageError("--root is for the paths of files, and the input has none: leave it out")
@@ -113,6 +108,44 @@ def refuse_files(source: Any, output: Location | None, models: Iterable[str], op
         ],
         str(output) if isinstance(output, Path) else None,
     )
+
+
+def named_input(source: Any, models: Models, options: Options, **how: Any) -> Given:
+    """The input of a job, before it is planned. how: of `identify`, which raises UsageError."""
+    named: dict[str, Any] = {name: getattr(options, name) for name in ("root", "endpoint", "input_format")}
+    return identify(source, len(models.first.alphabet), models.first.length, **named, **how)
+
+
+def rooted(source: Any, options: Options) -> Options:
+    """The options; of a job that writes a file beside each input file, with the one folder that is its input as root.
+
+    Raises UsageError where the input is something else and no root is given.
+    """
+    if options.layout == "parts" or options.root is not None:
+        return options
+    paths = paths_of(source) or ()
+    if len(paths) != 1 or not (os.path.isdir(paths[0]) or paths[0].endswith("/")):
+        raise UsageError(
+            "--layout attributes repeats the paths of the input: give one folder, or --root, the folder above all files"
+        )
+    return options.changed(root=paths[0])
+
+
+def of_one_file(one: OneFile, source: Any, options: Options) -> Options:
+    """The options of the job whose labels become one file. Raises UsageError where one of them, or the file, cannot be.
+
+    A job that goes on replaces the file.
+    """
+    for name in ("format", "layout", "partition_by", "shard", "update"):
+        given = getattr(options, name)
+        if given not in (TABLE[name].default, one.format):
+            flag = name.replace("_", "-")
+            raise UsageError(
+                f"{one.place} is one file, made when the job is done: leave out --{flag}, or give a folder"
+            )
+    goes_on = options.resume and OutputFolder(one.folder).is_begun
+    one.refuse(options.overwrite or goes_on, lambda: local_paths(source, options.input_format))
+    return options.changed(format=one.format)
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,12 @@ from ..output.store import Location
 from ..processes.threads import available_cores
 from ..source.chunk import Chunk, concat
 from ..source.columns import NO_TRUTH
-from ..source.inputs import Given, identify
+from ..source.inputs import Given
 from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.plan.files import Files, divided
 from ..source.plan.plan import files_in_ranges, part_name, parts_of
 from ..source.sample import Sample, sample_input, slow_to_read
-from .beginning import refuse_files
+from .beginning import named_input, refuse_files, rooted
 
 SAMPLE_ROWS = 1000
 _ENTRY_BYTES, _LABEL_BYTES = 1500, 200
@@ -241,18 +241,11 @@ def sampled(
         As of `dry_run`.
 
     """
-    settings = Options(**options)
+    settings = rooted(source, Options(**options))
     path = None if output is None else place_of(output, settings.endpoint)
     models = load_models(model, settings.network)
     refuse_files(source, path, [loaded.name for loaded in models.loaded], settings)
-    given = identify(
-        source,
-        len(models.first.alphabet),
-        models.first.length,
-        root=settings.root,
-        endpoint=settings.endpoint,
-        input_format=settings.input_format,
-    )
+    given = named_input(source, models, settings)
     if settings.shard is not None and isinstance(given, Files):
         given = divided(given, settings.shard, None)
     return settings, path, models, given, sample_input(given, settings.selection(models), rows, settings.limit)
@@ -314,8 +307,8 @@ def _warnings(
     if bad > _MANY_BAD * estimate.sample_rows:
         reason, count = next(iter(estimate.reasons.items()))
         yield f"{bad / estimate.sample_rows:.0%} of the rows cannot be labelled, {count:,} of {bad:,} for: {reason}"
-    if options.truth_column is not None and (chunk.truth is None or (chunk.truth == NO_TRUTH).all()):
-        yield f"column {options.truth_column!r} holds no class of the model in any row of the sample"
+    if options.label_column is not None and (chunk.truth is None or (chunk.truth == NO_TRUTH).all()):
+        yield f"column {options.label_column!r} holds no class of the model in any row of the sample"
     if path is not None:
         try:
             OutputFolder(path).refuse_unless(options.resume, options.overwrite, options.update)

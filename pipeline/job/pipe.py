@@ -31,11 +31,11 @@ from ..output.layout import PartNames
 from ..processes.threads import available_cores
 from ..source.chunk import Chunk, RowRange, Selection, concat, first_chunks
 from ..source.compression import not_decoded
-from ..source.inputs import Paths, Unread, identify, open_input, read_here
+from ..source.inputs import Paths, Unread, open_input, read_here
 from ..source.memory.stdin import STDIN, Stdin
 from ..source.plan.files import Files, takes_encoding
 from ..source.plan.plan import RangeEnd
-from .beginning import refuse_files
+from .beginning import named_input, refuse_files
 
 KINDS = ("jsonl", "csv")
 """The formats of parts whose rows can go to a pipe one by one."""
@@ -167,19 +167,12 @@ def _opened(
         Problems of files are added to it as they are met.
 
     """
-    asked, first = options.selection(models), models.first
+    asked = options.selection(models)
     refuse_files(source, None, (), options)
     if isinstance(source, Stdin):
         selection = source.open(asked)
         return selection, _of_stdin(first_chunks(source.arriving(selection, most), options.limit))
-    given = identify(
-        source,
-        len(first.alphabet),
-        first.length,
-        root=options.root,
-        endpoint=options.endpoint,
-        input_format=options.input_format,
-    )
+    given = named_input(source, models, options)
     planned = open_input(given, asked, options.chunk_size or most, limit=options.limit)
     piped.left_out = given.left_out if isinstance(given, Files) else ()
     piped.problems += [message for _, message in planned.problems]

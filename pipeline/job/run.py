@@ -35,7 +35,7 @@ from ..report.job import JobReport
 from ..report.results import Results, origin_of
 from ..report.tally import Tally
 from ..report.timeline import Timeline, save_trace
-from ..source.inputs import Given, RowsInMemory, identify, open_input, planned_files
+from ..source.inputs import Given, RowsInMemory, open_input, planned_files
 from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.memory.stdin import Stdin
 from ..source.plan.files import Files, divided
@@ -55,6 +55,7 @@ from .beginning import (
     Update,
     Updated,
     beginning_of,
+    named_input,
     only_known,
     refuse_files,
 )
@@ -137,18 +138,8 @@ def prepare(request: Request) -> Prepared:
     refuse_files(request.source, folder.path if folder else None, models, options)
     if options.resume and isinstance(request.source, Stdin):
         raise UsageError("stdin cannot be read a second time, so its job cannot be resumed: save it to a file first")
-    symbols, length = len(request.models.first.alphabet), request.models.first.length
-    whole, by_content = options.hash == "full", folder is not None
-    given = identify(
-        request.source,
-        symbols,
-        length,
-        whole_hash=whole,
-        by_content=by_content,
-        root=options.root,
-        endpoint=options.endpoint,
-        input_format=options.input_format,
-    )
+    how = {"whole_hash": options.hash == "full", "by_content": folder is not None}
+    given = named_input(request.source, request.models, options, **how)
     files = given.found if isinstance(given, Files) else ()
     remote = [file.location for file in files if is_url(file.location)]  # which `refuse_files` does not list
     refuse_outputs({}, True, lambda: remote, str(folder.path) if folder else None)
@@ -270,7 +261,7 @@ def _refuse_unknown_truth(report: JobReport, options: Options) -> None:
     """Raise UsageError where no true class is one of the model's: a wrong column, or another model."""
     judged = report.confusion
     if judged is not None and judged.without_truth and not judged.rows and not judged.unlabelled.any():
-        column = "the file of --truth" if options.truth_column is None else f"column {options.truth_column!r}"
+        column = "the file of --truth" if options.label_column is None else f"column {options.label_column!r}"
         raise UsageError(
             f"{column} holds no class of the model in any of {judged.without_truth:,} rows, so nothing could be "
             f"compared. The labels stay. The classes are {', '.join(judged.classes)}"

@@ -88,7 +88,7 @@ def scales_of(model: Model) -> ActivationScales:
     if model.scales is None:
         raise UsageError(
             f"{model.name} has no activation scales, which --precision int8 needs: make a model that has them, with "
-            "broadsheet quantise MODEL DATA -o OUT"
+            "broadsheet calibrate --int8 MODEL DATA -o OUT"
         )
     return model.scales
 

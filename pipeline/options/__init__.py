@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..output.record import Settings
     from ..source.chunk import Selection
 
-_CHUNK_ROWS = "{cpu} to {:,} on a CPU, {cuda:,} or {:,} on a GPU".format(*MOST_CHUNK_ROWS.values(), **CHUNK_ROWS)
+_CHUNKS = "{cpu} to {:,} on a CPU, {cuda:,} or {:,} on a GPU".format(*MOST_CHUNK_ROWS.values(), **CHUNK_ROWS)
 _INPUT_FORMATS = ("csv", "tsv", "jsonl", "parquet", "arrow", "text", "wet", "xlsx")
 _FORMAT, _FORMATS = "parquet; jsonl to stdout", ("parquet", "jsonl", "csv", "npy")
 
@@ -40,7 +40,7 @@ class EngineKeywords(TypedDict, total=False):
     """
     precision: Annotated[str, Option("Computing", "auto", "auto|fp32|fp16|bf16|int8")]
     """Number format to compute in; a CPU has fp32, and int8, which is slower there and needs `quantise`."""
-    kernels: Annotated[str, Option("Computing", "auto", "auto|simt|sm75|sm80|sm90")]
+    kernels: Annotated[str, Option("Computing", "auto", "auto|simt|sm75|sm80|sm90", seldom=True)]
     """Generation of CUDA kernels to use.
 
     They are "simt", "sm75", "sm80" and "sm90"; "auto" chooses.
@@ -60,7 +60,7 @@ class LabelKeywords(EngineKeywords, total=False):
 
     The result is stripped.
     """
-    truth_column: Annotated[str | None, Option("Input", None, "NAME", recorded=True)]
+    label_column: Annotated[str | None, Option("Input", None, "NAME", recorded=True, was="truth_column")]
     """Column with the true class, by name or number from 1.
 
     The report then has the accuracy, and the output the true class by name, in a column ``truth``.
@@ -85,14 +85,14 @@ class LabelKeywords(EngineKeywords, total=False):
 
     The output then has their number, ``n_windows``. Default: only the beginning of a text is read.
     """
-    overlap: Annotated[int, Option("Labels", 0, "CHARS", least=0, recorded=True)]
+    overlap: Annotated[int, Option("Labels", 0, "CHARS", least=0, recorded=True, seldom=True)]
     """Characters that two neighbouring windows share."""
-    window_score: Annotated[str, Option("Labels", "mean", choices=("mean", "best"), recorded=True)]
+    window_score: Annotated[str, Option("Labels", "mean", choices=("mean", "best"), recorded=True, seldom=True)]
     """How the scores of a text follow from those of its windows.
 
     "mean": a text has the mean of them. "best": it has those of the window with the highest.
     """
-    chunk_size: Annotated[int | None, Option("Computing", None, "ROWS", _CHUNK_ROWS, least=1, recorded=True)]
+    chunk_size: Annotated[int | None, Option("Computing", None, "ROWS", _CHUNKS, least=1, recorded=True, seldom=True)]
     """Rows that are read, labelled and committed together, at most."""
     workers: Annotated[int | None, Option("Cluster", None, "N", least=1)]
     """Processes on this machine; with slurm, at most N nodes.
@@ -105,15 +105,15 @@ class LabelKeywords(EngineKeywords, total=False):
 
     That is one that cannot be read; a file with a problem stops it, too.
     """
-    allow_mixed: Annotated[bool, Option("Cluster", False)]
+    allow_mixed: Annotated[bool, Option("Cluster", False, seldom=True)]
     """Let workers with different processors or GPUs label together.
 
     They may differ in anything that decides the bits of a score, for example in GPU architecture.
     """
 
 
-class OptionKeywords(LabelKeywords, total=False):
-    """Options of a job."""
+class ReadKeywords(TypedDict, total=False):
+    """Options of whatever reads files."""
 
     columns: Annotated[Iterable[str] | None, Option("Input", None, "A,B,C", recorded=True)]
     """Column names of a headerless CSV or TSV."""
@@ -129,34 +129,43 @@ class OptionKeywords(LabelKeywords, total=False):
 
     Default: a comma, a tab in TSV files.
     """
-    quote: Annotated[str | None, Option("Input", None, "C|none", '"', recorded=True)]
+    quote: Annotated[str | None, Option("Input", None, "C|none", '"', recorded=True, seldom=True)]
     """Character around a field of a CSV that holds delimiters or line ends; none: quotes are text."""
-    escape: Annotated[str | None, Option("Input", None, "C", "none", recorded=True)]
+    escape: Annotated[str | None, Option("Input", None, "C", "none", recorded=True, seldom=True)]
     """Character of a CSV before a quote, delimiter or line end that is text: often a backslash."""
+    endpoint: Annotated[str | None, Option("Input", None, "URL", "the provider's")]
+    """Server to ask for s3:// URLs and the like.
+
+    It is for ``gs://`` and ``az://`` too. Default: that of the environment, for example ``AWS_ENDPOINT_URL``.
+    """
+
+
+class ScoreKeywords(EngineKeywords, ReadKeywords, total=False):
+    """Options of what scores rows that are read here."""
+
+
+class OptionKeywords(LabelKeywords, ReadKeywords, total=False):
+    """Options of a job."""
+
     root: Annotated[str | os.PathLike[str] | None, Option("Input", None, "FOLDER", "absolute paths")]
     """Write paths of input files relative to this folder.
 
     It is a folder, or the beginning of a URL, above all input files; the paths are in the column ``file``.
     """
-    shard: Annotated[str | None, Option("Input", None, "I/N", recorded=True)]
+    shard: Annotated[str | None, Option("Input", None, "I/N", recorded=True, seldom=True)]
     """Label share I, from 1 on, of N of the files, for N jobs without a cluster that ``merge`` joins."""
     limit: Annotated[int | None, Option("Input", None, "N", least=1, recorded=True)]
     """Label the first N rows only."""
-    truth: Annotated[str | os.PathLike[str] | None, Option("Input", None, "FILE", recorded=True)]
+    truth: Annotated[str | os.PathLike[str] | None, Option("Input", None, "FILE", recorded=True, seldom=True)]
     """True classes of a one-hot .bin input.
 
     The file holds float32 class indices from 0, one for each article.
     """
-    hash: Annotated[str, Option("Input", "listing", choices=("listing", "full"), recorded=True)]
+    hash: Annotated[str, Option("Input", "listing", choices=("listing", "full"), recorded=True, seldom=True)]
     """Recognise input files by size and time, or also by a hash of their content.
 
     "listing": by path, size and time of modification, or an ETag. "full": also by a hash of the content, for which all
     of it is read beforehand.
-    """
-    endpoint: Annotated[str | None, Option("Input", None, "URL", "the provider's")]
-    """Server to ask for s3:// URLs and the like.
-
-    It is for ``gs://`` and ``az://`` too. Default: that of the environment, for example ``AWS_ENDPOINT_URL``.
     """
     id_column: Annotated[str | Iterable[str], Option("Output", (), "NAME", recorded=True)]
     """Column that identifies a row, to copy to the output.
@@ -175,7 +184,7 @@ class OptionKeywords(LabelKeywords, total=False):
 
     "parquet", "jsonl" or "csv"; "npy" with `layout`. Default: "parquet".
     """
-    layout: Annotated[str, Option("Output", "parts", choices=("parts", "attributes"), recorded=True)]
+    layout: Annotated[str, Option("Output", "parts", choices=("parts", "attributes"), recorded=True, seldom=True)]
     """Write parts, or a file beside each input file, row for row.
 
     "attributes": below `root` as the input; "jsonl" are Dolma's attributes, "npy" an array of all scores.
@@ -207,12 +216,12 @@ class OptionKeywords(LabelKeywords, total=False):
 
     A number of rows, or a share of all such as "10%". The job is finished all the same: ``report.exit_code`` says it.
     """
-    profile: Annotated[bool, Option("Report", False)]
+    profile: Annotated[bool, Option("Report", False, seldom=True)]
     """Record every kernel, and measure each alone.
 
     Each has a span, and is measured by itself at the end.
     """
-    trace: Annotated[str | os.PathLike[str] | None, Option("Report", None, "FILE.json")]
+    trace: Annotated[str | os.PathLike[str] | None, Option("Report", None, "FILE.json", seldom=True)]
     """Write the timeline, for ui.perfetto.dev, as JSON."""
     report: Annotated[str | os.PathLike[str] | None, Option("Report", None, "FILE.html")]
     """Write a report as one HTML page.
@@ -221,7 +230,8 @@ class OptionKeywords(LabelKeywords, total=False):
     """
 
 
-TABLE = Table(OptionKeywords, PANELS)
+TABLE, READ, SCORE = (Table(keywords, PANELS) for keywords in (OptionKeywords, ReadKeywords, ScoreKeywords))
+ENGINE = Table(EngineKeywords, ("Computing", "Limits", "Security", "Cluster", "Log"))
 TYPES, takes = TABLE.types, TABLE.takes
 
 NAMES, HEADER, FILE = str | Iterable[str], Iterable[str] | None, str | os.PathLike[str] | None
@@ -237,7 +247,7 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 
 else:
-    _Values = TABLE.values()
+    _Values = TABLE.made("Options")
 
 
 class Options(_Values):
@@ -275,7 +285,7 @@ class Options(_Values):
                 continue
             if TYPES[name] in (NAMES, HEADER):
                 self._set(name, distinct(name, value))
-            elif name == "truth_column":
+            elif name == "label_column":
                 distinct(name, value)
             if option.recorded or name == "root":
                 refuse_not_utf8(name, getattr(self, name))
@@ -314,7 +324,7 @@ class Options(_Values):
         return Selection(
             text=self.text_column,
             kept=self._kept,
-            truth=self.truth_column,
+            truth=self.label_column,
             header=self.columns,
             classes=models.classes,
             answers=None if self.truth is None else os.path.abspath(self.truth),
@@ -338,7 +348,7 @@ class Options(_Values):
         """What each model is to say of each row."""
         from ..output.model_columns import columns_of_models, refuse_unfit
 
-        judged = self.truth_column is not None or self.truth is not None
+        judged = self.label_column is not None or self.truth is not None
         refuse_unfit(models, judged, self.partition_by, self.abstain, self.format)
         return columns_of_models(models, self.top_k, self.scores, self.abstain, self._windows)
 
@@ -353,6 +363,7 @@ class Options(_Values):
         recorded = {name: getattr(self, name) for name in Settings.__struct_fields__ if name in TABLE}
         recorded |= {
             "text_columns": self.text_column,
+            "truth_column": self.label_column,
             "kept_columns": self._kept,
             "partition_by": self.partition_by if len(self.partition_by) > 1 else next(iter(self.partition_by), None),
             "truth": None if self.truth is None else digest_of(self.truth),

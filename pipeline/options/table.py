@@ -10,13 +10,14 @@ import inspect
 import re
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import pairwise
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
-from ..errors import UsageError
+from ..errors import UsageError, did_you_mean
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -41,6 +42,10 @@ class Option:
         Whether it changes a byte of the output, so that the record of a job holds it.
     flag : str
         Of the command, where that is not the name.
+    was : str
+        Its name in earlier versions, which is taken with a warning.
+    seldom : bool
+        Whether only the whole help shows it.
 
     """
 
@@ -52,6 +57,8 @@ class Option:
     least: int | None = None
     recorded: bool = False
     flag: str = ""
+    was: str = ""
+    seldom: bool = False
 
 
 class Table(dict[str, Option]):
@@ -70,17 +77,17 @@ class Table(dict[str, Option]):
         hints = get_type_hints(keywords, include_extras=True)
         options = {name: hint.__metadata__[0] for name, hint in hints.items()}
         super().__init__(sorted(options.items(), key=lambda entry: panels.index(entry[1].panel)))
-        self.panels, self._module = panels, sys.modules[keywords.__module__]
+        self.panels, self._module = panels, keywords.__module__
         self.types: dict[str, Any] = {name: hints[name].__origin__ for name in self}
 
     @cached_property
     def _texts(self) -> dict[str, tuple[str, str]]:
         """Type and text of each option, which stands below its entry: read from its file, since Python drops it."""
         texts = {}
-        for body in (
-            node.body for node in ast.parse(inspect.getsource(self._module)).body if isinstance(node, ast.ClassDef)
-        ):
-            for pair in pairwise(body):
+        modules = dict.fromkeys((__name__.rpartition(".")[0], self._module))  # the options that tables share, its own
+        trees = (ast.parse(inspect.getsource(sys.modules[name])) for name in modules)
+        for node in (node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)):
+            for pair in pairwise(node.body):
                 match pair:
                     case ast.AnnAssign(ast.Name(name), ast.Subscript(slice=ast.Tuple([kind, *_]))), ast.Expr(said):
                         texts[name] = (ast.unparse(kind), inspect.cleandoc(ast.literal_eval(said)))
@@ -99,11 +106,11 @@ class Table(dict[str, Option]):
         kind = kind.replace(" | None", ", optional").replace(" | ", " or ")
         return "\n    ".join([f"{name} : {kind}", *textwrap.wrap(" ".join(said.split()) + shown, 116)])
 
-    def values(self) -> Any:
+    def made(self, name: str) -> Any:
         """A frozen class of values of all options, with their defaults, which calls its `_check` once it is made."""
         values = [(name, kind, self[name].default) for name, kind in self.types.items()]
         checked = {"__post_init__": lambda options: options._check()}
-        return make_dataclass("_Values", values, namespace=checked, frozen=True, kw_only=True)
+        return make_dataclass(name, values, namespace=checked, frozen=True, kw_only=True)
 
     def check(self, name: str, value: Any) -> None:
         """Raise UsageError for a number that is too small, or a word that is not among the choices."""
@@ -129,10 +136,22 @@ class Table(dict[str, Option]):
             for name in names:
                 about = {"default": self[name].default, "annotation": self.types[name]}
                 parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **about))
-            function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+            every = [one.name for one in parameters]
+            renamed = {self[name].was: name for name in names if self[name].was}
+
+            @wraps(function)
+            def checked(*given: Any, **options: Any) -> Any:
+                for name in options.keys() & renamed.keys():
+                    warnings.warn(f"{name}= is called {renamed[name]}= now", FutureWarning, stacklevel=2)
+                    options[renamed[name]] = options.pop(name)
+                for name in options.keys() - {*every}:
+                    raise TypeError(f"{function.__name__}() has no argument {name!r}{did_you_mean(name, every)}")
+                return function(*given, **options)
+
+            checked.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
             about_all = "\n".join(map(self.numpydoc, names))
             text = re.sub(r"\*\*options\n(    .*\n)+", lambda _: f"{about_all}\n", inspect.getdoc(function) or "")
-            function.__doc__ = text
-            return function
+            checked.__doc__ = text
+            return cast("_Function", checked)
 
         return show

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack, cast
 
 from ..errors import UsageError
+from . import READ, ReadKeywords
 from .table import Option, Table
 
 SOURCE, MODEL = Any, str | Any | None
@@ -23,7 +24,7 @@ def _nothing(*_: object) -> None:
     """What is called where nobody wants to hear of a run."""
 
 
-class TrainKeywords(TypedDict, total=False):
+class TrainKeywords(ReadKeywords, total=False):
     """Options of `train`."""
 
     recipe: Annotated[Any, Option("", None)]
@@ -74,8 +75,6 @@ class TrainKeywords(TypedDict, total=False):
     """
     text_column: Annotated[str | Iterable[str], Option("Input", (), "NAME", "text")]
     """Column with the text; several are joined by a space."""
-    columns: Annotated[Iterable[str] | None, Option("Input", None, "A,B,C")]
-    """Column names of a headerless CSV or TSV."""
     classes: Annotated[Iterable[str] | None, Option("Input", None, "A,B,C")]
     """Class names in order; labels are then names or numbers from 1.
 
@@ -86,7 +85,7 @@ class TrainKeywords(TypedDict, total=False):
 
     Each class has a score of its own, and a threshold, at which F1 is best on the held-out rows.
     """
-    label_separator: Annotated[str | None, Option("Input", None, "TEXT")]
+    label_separator: Annotated[str | None, Option("Input", None, "TEXT", seldom=True)]
     """The label column holds texts with this between two labels."""
     hold_out_share: Annotated[float | None, Option("Input", None, "SHARE", "0.05", flag="hold-out")]
     """Share of each class not trained on.
@@ -103,23 +102,23 @@ class TrainKeywords(TypedDict, total=False):
     A shipped model's name, a model file, or a loaded `Model`. These weights are learned at a lower rate, the recipe's
     `init_rate`.
     """
-    alphabet: Annotated[str | None, Option("Network", None, "NAME|FILE", "with-space")]
+    alphabet: Annotated[str | None, Option("Network", None, "NAME|FILE", "with-space", seldom=True)]
     """published, or a UTF-8 file with the symbols.
 
     In Python the symbols themselves. Default: those of `init`, or the published alphabet with a space.
     """
-    length: Annotated[int | None, Option("Network", None, "CHARACTERS", "1014")]
+    length: Annotated[int | None, Option("Network", None, "CHARACTERS", "1014", seldom=True)]
     """Characters read of an article.
 
     From 64 to 4,096. Default: as many as `init`, or 1,014.
     """
-    frame: Annotated[str | None, Option("Network", None, "", "text", choices=("text", "dense"))]
+    frame: Annotated[str | None, Option("Network", None, "", "text", choices=("text", "dense"), seldom=True)]
     """Compute the text only, or the whole length.
 
     "text": block 1's output is zero after the end of an article's text, so that only the text is computed. "dense": it
     is not, as in the published network. Default: that of `init`, or "text".
     """
-    ngrams: Annotated[int | None, Option("Network", None, "N", "by the classes")]
+    ngrams: Annotated[int | None, Option("Network", None, "N", "by the classes", seldom=True)]
     """Buckets for n-grams, a power of two; 0: none.
 
     They are of words and characters. Default: about a million for few classes, fewer for many.
@@ -131,11 +130,11 @@ class TrainKeywords(TypedDict, total=False):
     cross-validation, and may be nothing. Default: "auto", those of wordllama where that package is installed and there
     are at most 10,000 labelled rows.
     """
-    keep_network: Annotated[bool, Option("Network", False)]
+    keep_network: Annotated[bool, Option("Network", False, seldom=True)]
     """Keep it also where held-out rows are not likelier with it."""
-    dtype: Annotated[str, Option("Network", "float16", choices=("float16", "float32"))]
+    dtype: Annotated[str, Option("Network", "float16", choices=("float16", "float32"), seldom=True)]
     """Number format of the stored weights."""
-    loss: Annotated[str, Option("Recipe", "squared", choices=("squared", "absolute"))]
+    loss: Annotated[str, Option("Recipe", "squared", choices=("squared", "absolute"), seldom=True)]
     """What is least, of a --target-column."""
     balanced: Annotated[bool, Option("Recipe", False)]
     """Every class weighs the same.
@@ -149,9 +148,9 @@ class TrainKeywords(TypedDict, total=False):
     """
     device: Annotated[str, Option("Computing", "auto", choices=("auto", "cpu", "cuda"))]
     """auto: the GPU, if there is one that works."""
-    precision: Annotated[str, Option("Computing", "auto", choices=("auto", "fp32", "bf16"))]
+    precision: Annotated[str, Option("Computing", "auto", choices=("auto", "fp32", "bf16"), seldom=True)]
     """Format of products; auto: bf16 on a GPU."""
-    checkpoint_every: Annotated[int, Option("Computing", 10, "EPOCHS", least=0)]
+    checkpoint_every: Annotated[int, Option("Computing", 10, "EPOCHS", least=0, seldom=True)]
     """How often to write MODEL.checkpoint; 0: never."""
     gpus: Annotated[int | None, Option("Computing", None, "N", "1; all of a cluster", least=1)]
     """GPUs that share each batch.
@@ -169,7 +168,7 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 
 else:
-    _Values = TRAIN.values()
+    _Values = TRAIN.made("train")
 
 
 class TrainRequest(_Values):
@@ -212,8 +211,6 @@ class TrainRequest(_Values):
                     "balanced classes, and what is for the network"
                 )
             self._set("dtype", "float32")
-        elif not self.label_column and self.soft_labels is None:
-            raise UsageError("there is nothing to learn: name a column with labels, or where soft labels come from")
         elif self.test is not None and not self.label_column:
             raise UsageError("the rows to test on need labels: name their column")
         if self.recipe is not None and self.settings:
@@ -222,6 +219,11 @@ class TrainRequest(_Values):
             raise UsageError("resume needs the checkpoint to continue from")
         if self.hold_out_share is not None and not 0 <= self.hold_out_share <= 0.5:
             raise UsageError(f"{self.hold_out_share} of the rows cannot be held out: at most half of them")
+
+    @property
+    def reading(self) -> ReadKeywords:
+        """How files are read."""
+        return cast("ReadKeywords", {name: getattr(self, name) for name in READ})
 
     @property
     def needs_network(self) -> bool:

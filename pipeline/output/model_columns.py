@@ -294,7 +294,7 @@ def refuse_unfit(models: Models, judged: bool, by: Sequence[str], abstain: float
         return
     if judged:
         raise UsageError(
-            f"{several.name} gives a text several labels: leave out --truth-column, and compare them with the true "
+            f"{several.name} gives a text several labels: leave out --label-column, and compare them with the true "
             "ones by `broadsheet evaluate`"
         )
     if "label" in by and models.first.is_multi_label:

@@ -73,10 +73,10 @@ def input_again(
     UsageError where there is none.
     """
     if plan is None:
-        raise UsageError("the rows of this job were in memory: there is no input to read again. Leave out --input")
+        raise UsageError("the rows of this job were in memory: there is no input to read again")
     files = unchanged_input(plan, settings, root, endpoint)
     if any(isinstance(file.format, OneHot) for file in files):
-        raise UsageError("encoded articles have no columns to read again: leave out --input")
+        raise UsageError("encoded articles have no columns to read again")
     every = replace(
         selection_of(plan, settings),
         kept=(),

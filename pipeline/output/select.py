@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -40,17 +40,78 @@ from .formats import PART_FORMATS, check_writable
 from .layout import CLAIM, EVERY_FOLDER, FORMATS, MANIFEST, PLAN, QUARANTINE, SUCCESS
 from .merge import begin
 from .model_columns import N_CHARS, Names
-from .object_store import place_of
+from .object_store import open_store, place_of
 from .read_again import input_again, with_input
 from .record import WRITER, Entry, Fingerprint, Judged, Totals, to_json
 from .saved_plan import listing_digest
-from .store import check_claim
+from .store import Location, Store, check_claim
 from .verify import finished
 from .where import Where, written
 
 _ROWS = ("file", "row")
 _NAN = float("nan")  # the group of all, which are equal to nothing but this very object
 _Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class OneFile:
+    """A file for all rows, on a disk or in a bucket: those of a job, or those that are chosen.
+
+    Attributes
+    ----------
+    store : Store
+        The folder that it is in.
+    name : str
+        Its name there.
+    format : str
+        That of parts: its ending.
+
+    """
+
+    store: Store
+    name: str
+    format: str
+
+    @classmethod
+    def of(cls, output: str | os.PathLike[str], endpoint: str | None) -> OneFile | None:
+        """The file that a path or URL names; None for a folder."""
+        place = place_of(output, endpoint)
+        name, kind = str(place).rpartition("/")[2], str(place).rpartition(".")[2]
+        if kind not in FORMATS or (isinstance(place, Path) and place.is_dir()):
+            return None
+        above = place.parent if isinstance(place, Path) else replace(place, key=place.key.rpartition("/")[0])
+        return cls(open_store(above), name, kind)
+
+    @property
+    def place(self) -> Location:
+        """Where it is to be."""
+        return self.store.root / self.name
+
+    @property
+    def folder(self) -> Location:
+        """Where the labels of a job are until the file is made."""
+        return self.store.root / f".{self.name}.job"
+
+    def refuse(self, overwrite: bool, read: Callable[[], Iterable[str]]) -> None:
+        """Raise UsageError where it cannot be written, or must not be replaced. read: as of `refuse_outputs`."""
+        if isinstance(self.place, Path):
+            refuse_outputs({"--output": self.place}, overwrite, read)
+            return
+        refuse_outputs({}, overwrite, read, str(self.place))
+        if not overwrite and self.store.has(self.name):
+            raise UsageError(f"--output {self.place} is there already: give another name, or --overwrite")
+
+    def write(self, rows: pa.Table) -> None:
+        """Write all rows at once: nobody sees a part of it."""
+        data = PART_FORMATS[self.format].write(rows)
+        if isinstance(self.place, Path):
+            write_file(self.place, data)
+        else:
+            self.store.put(self.name, data)
+
+    def remove_folder(self) -> None:
+        """Remove the job whose labels the file holds."""
+        self.store.remove(f".{self.name}.job")
 
 
 @dataclass(frozen=True)
@@ -151,24 +212,26 @@ def select(
     10
 
     """
-    name = os.fspath(output)
-    one_file = Path(name).suffix[1:] if Path(name).suffix[1:] in FORMATS else None
-    if one_file and (partition_by or format not in (None, one_file)):
+    one_file = OneFile.of(output, endpoint)
+    if one_file and (partition_by or format not in (None, one_file.format)):
         flag = "--partition-by" if partition_by else "--format"
-        raise UsageError(f"{name} is one file, written at once: leave out {flag}")
+        raise UsageError(f"{one_file.place} is one file, written at once: leave out {flag}")
     job = _Labels(OutputFolder(place_of(labels, endpoint)))
     choice = _Choice(job, Amount.of(top, count), _and(by, score, where), by or Names().score, per)
     choice.check()
     files = job.plan.files if input and job.plan else ()
     reads = lambda: [str(job.folder.path), *(located(file.path, root_of(root)) for file in files)]
     place = OutputFolder(place_of(output, endpoint))
-    refuse_outputs({"--output": name} if one_file else {}, overwrite, reads, None if one_file else str(place.path))
+    if one_file:
+        one_file.refuse(overwrite, reads)
+    else:
+        refuse_outputs({}, overwrite, reads, str(place.path))
     source = input_again(job.plan, job.settings, root, endpoint) if input else None
     schema = _schema(job, source, columns, whole=one_file is None)
     if one_file:
         with choice.made([*schema.names, *_ROWS], source) as (cuts, chosen):
             rows = pa.concat_tables([schema.empty_table(), *(rows.select(schema.names) for _, rows in chosen)])
-        write_file(name, PART_FORMATS[one_file].write(rows))
+        one_file.write(rows)
         return Selected(job.totals.rows_written, len(rows), cuts)
     about = Chosen(
         rows=hashlib.sha256(job.folder.store.read(MANIFEST)).hexdigest(),
@@ -189,6 +252,8 @@ def select(
 
 def _and(by: str | None, score: str | None, where: str | None) -> Where | None:
     """Both conditions as one. Raises UsageError where one is none."""
+    if score is not None and score.strip(" 0123456789.") == "":
+        raise UsageError(f"--score {score!r} is no comparison: '>= {score.strip()}' chooses scores from there on")
     tests = [] if score is None else [Where(f"{written(by or Names().score)} {score}")]
     tests += [] if where is None else [Where(where)]
     return Where(" and ".join(f"({test.text})" for test in tests)) if tests else None

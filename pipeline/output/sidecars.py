@@ -99,8 +99,6 @@ def refuse_unfit(options: Any, ids: Iterable[str]) -> None:
         if getattr(options, name) not in (None, ()):
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"--layout attributes has a row for each row of the input: leave out {flag}")
-    if options.root is None:
-        raise UsageError("--layout attributes repeats the paths of the input below --root: give the folder above it")
     if options.format == "jsonl" and not [*ids]:
         raise UsageError("--layout attributes --format jsonl writes the id of each document: add --id-column id")
     if options.format == "npy" and not options.scores:

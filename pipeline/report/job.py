@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from .tally import Tally
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from ..output.select import OneFile
 
 DONE, SET_ASIDE, STOPPED = 0, 3, 4
 _NAMED = 10
@@ -69,10 +71,21 @@ class JobReport:
         """What a notebook shows."""
         return as_html(self.job, self.tally, self.run)
 
+    def in_file(self, file: OneFile) -> JobReport:
+        """The same, once its rows are in one file. The folder stays where it says why rows are not among them."""
+        keep = bool(self.rows_quarantined or self.exit_code)
+        self.results.write(file, keep)
+        if keep:
+            self.run.remarks.append(f"what is not in {file.place}, and why, is in the folder {file.folder}")
+        return replace(self, job=replace(self.job, output=str(file.place)))
+
     @property
     def exit_code(self) -> int:
-        """Exit code of the command: 0 done, 3 something was set aside or not wholly readable, more rows are in
-        quarantine than `max_quarantined` allows, or an update found files that have changed, 4 stopped early.
+        """Exit code of the command: 0 done, 3 some of the input has no labels, 4 stopped early.
+
+        With 3 there is ``_SUCCESS`` where all that can be read is done: files cannot be read, more rows are in
+        quarantine than `max_quarantined` allows, or an update found files that have changed. There is none where chunks
+        were set aside: they are left for another run.
         """
         if self.run.stopped:
             return STOPPED

@@ -28,6 +28,8 @@ from ..source.memory.tables import MEMORY, as_tables
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ..output.select import OneFile
+
 Frame = TypeVar("Frame")
 """A pandas DataFrame, a Polars DataFrame or a pyarrow Table."""
 
@@ -88,6 +90,7 @@ class Results:
         self._job = job
         self._origin = origin
         self._chunks: dict[str, _ChunkRows] = {}
+        self._written: pa.Table | None = None
 
     def add(self, chunk: str, table: pa.Table, quarantine: pa.Table, index: pd.Index | None, texts: bytes) -> None:
         """Keep the rows of a chunk of results in memory.
@@ -107,8 +110,18 @@ class Results:
         if self._folder is None:
             self.add(chunk, rows_set_aside(self._schema, sources, reason), QUARANTINE_SCHEMA.empty_table(), None, b"")
 
+    def write(self, file: OneFile, keep_folder: bool) -> None:
+        """Write the rows into one file. Where their folder is not kept, they stay in memory."""
+        rows = self.rows()
+        file.write(rows)
+        if not keep_folder:
+            self._written = rows
+            file.remove_folder()
+
     def rows(self) -> pa.Table:
         """In input order: in memory every row, from a folder those that are labelled."""
+        if self._written is not None:
+            return self._written
         if self._folder is None:
             tables = [rows.table for rows in self._in_order()]
         else:

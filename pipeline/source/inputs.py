@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
+import warnings
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -11,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import SourceError, UsageError
+from ..errors import SourceError, UsageError, counted
 from ..storage.names import as_url, in_archive
 from .chunk import Chunk, RowRange, Selection, first_chunks
 from .columns import may_hold
-from .compression import UTF8
+from .compression import UTF8, not_decoded
 from .format import InputFile
 from .memory.items import Items, as_items
 from .memory.stdin import STDIN, Stdin
@@ -240,10 +242,9 @@ def _find(
     except UsageError as error:
         if isinstance(source, str) and "://" not in source and not os.path.lexists(source):
             shown = source if len(source) <= _SHOWN else f"{source[:_SHOWN]}…"
-            raise UsageError(
-                f"no input at {shown!r}: no such file, or a folder or pattern without one. To label a text, give a "
-                "list of texts"
-            ) from error
+            message = error.message.replace(repr(source), repr(shown))
+            end = "" if message.endswith("?") else "."
+            raise UsageError(f"{message}{end} To label a text, give a list of texts") from error
         raise
 
 
@@ -438,8 +439,10 @@ def _read_here(part: Range, selection: Selection, chunk_rows: int) -> Iterator[C
 def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
     """Every chunk in input order, read in this process.
 
-    Raises SourceError for a file that is not wholly readable; single bad rows are in the quarantine of their chunk.
+    Raises SourceError for a file that is not wholly readable; single bad rows are in the quarantine of their chunk, and
+    those in another encoding are told in a warning at the end.
     """
+    undecoded: Counter[str] = Counter()
     if job_input.problems:
         raise SourceError(job_input.problems[0][1])
     for item in read_here(job_input):
@@ -449,4 +452,9 @@ def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
             problem = item.problems[0]
             raise SourceError(problem if isinstance(problem, str) else problem[1])
         if isinstance(item, Chunk):
+            reasons = item.quarantine.column("reason").to_pylist()
+            undecoded.update(name for reason in reasons if (name := not_decoded(reason)))
             yield item
+    for name, rows in undecoded.items():
+        told = f"{counted(rows, 'row')} cannot be read as {name}: name the encoding that they have, such as latin-1"
+        warnings.warn(told, stacklevel=2)

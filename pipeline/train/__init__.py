@@ -99,8 +99,9 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
 
     Examples
     --------
-    >>> trained = train("train.csv", text_column=["title", "body"], label_column="class", recipe=Recipe(epochs=10))
-    >>> trained.model.save("news.safetensors")
+    >>> trained = broadsheet.train("news.csv", text_column=["title", "body"], label_column="topic", device="cpu")
+    >>> trained.model.classes
+    ('Business', 'Sports')
 
     """
     request = TrainRequest(**options)
@@ -226,8 +227,10 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
         symbols = Alphabet(begin.alphabet)
     except ValueError as error:
         raise UsageError(f"the alphabet: {error}") from error
-    reading = ArticleReader(request.text_column, symbols, begin.length, request.columns)
+    reading = ArticleReader(request.text_column, symbols, begin.length, request.reading)
     names, soft = request.classes, request.soft_labels
+    if not (request.label_column or request.target_column or soft):
+        reading.refuse_without_labels(source)
     label_column = next(iter(request.label_column), None)
 
     def labelled(rows: Any, like: LabelledArticles | None = None) -> LabelledArticles:

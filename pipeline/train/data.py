@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,14 +19,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from ..evaluation.rows import numbered
+from ..evaluation.rows import chosen_input, numbered
 from ..model.alphabet import Alphabet, encode
 from ..model.layers import CLASSES
 from ..model.ngrams import MOST_READ, Kinds, find
 from ..model.scores import Heads, Levels, of_head, parts_of
-from ..source.chunk import Chunk, Selection
+from ..options import ReadKeywords
+from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH, label_lists, label_sets, numbers_in, truth_indices
-from ..source.inputs import chunks_here, identify, open_input
+from ..source.inputs import chunks_here, open_input
 
 _CHUNK_ROWS = 16_384
 
@@ -187,15 +188,22 @@ class ArticleReader:
         The characters that the network reads.
     length : int
         How many of them it reads.
-    header : tuple of str, optional
-        Column names of a CSV without a header line.
+    reading : ReadKeywords
+        How files are read.
 
     """
 
     text_columns: tuple[str, ...]
     alphabet: Alphabet
     length: int
-    header: tuple[str, ...] | None = None
+    reading: ReadKeywords = field(default_factory=ReadKeywords)
+
+    def refuse_without_labels(self, source: Any) -> NoReturn:
+        """Raise UsageError where nothing says what is to be learned; it names the columns of the source."""
+        how = (self.reading, self.alphabet, self.length)
+        given, selection = chosen_input(source, self.text_columns, *how, keep_all=True)
+        columns = ", ".join(open_input(given, selection, _CHUNK_ROWS).selection.kept)
+        raise UsageError(f"there is nothing to learn: --label-column names the column with the classes, of {columns}")
 
     def articles(
         self, source: Any, kept: tuple[str, ...], wanted: str, of_chunk: Callable[[Chunk], T]
@@ -204,8 +212,8 @@ class ArticleReader:
 
         kept: columns beside the text. wanted: what a one-hot file lacks.
         """
-        selection = Selection(self.text_columns, kept, header=self.header, reads=MOST_READ)
-        given = identify(source, len(self.alphabet), self.length, whole_hash=True, by_content=True)
+        how = (self.reading, self.alphabet, self.length, True)  # by a hash of the content
+        given, selection = chosen_input(source, self.text_columns, *how, kept=kept, reads=MOST_READ)
         ids, texts, others, skipped = [], [], [], 0
         for chunk in chunks_here(open_input(given, selection, _CHUNK_ROWS)):
             if chunk.ids is not None:

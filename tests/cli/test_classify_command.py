@@ -31,7 +31,7 @@ def test_the_command_on_many_files_with_bad_rows(
     (folder / "b.csv").write_bytes(b"id,text,truth\n100,caf\xe9,1\n101,fine,class 2\n102\n")
     (folder / "c.csv").write_bytes(b"\n")
     arguments = [folder, "-o", out, "--model", small_model_file, "--id-column", "id", "--chunk-size", 40, "--scores"]
-    arguments += ["--truth-column", "truth"]
+    arguments += ["--label-column", "truth"]
     run = broadsheet_in_process("classify", *arguments, "--json")
     assert run.returncode == 3, run.stderr
     summary = json.loads(run.stdout)
@@ -71,7 +71,7 @@ def test_the_summary_fits_a_terminal(
 ) -> None:
     path = tmp_path / "in.csv"
     path.write_text("text,truth\n" + "".join(f"{t.replace(',', '')},class {i % 4}\n" for i, t in enumerate(TEXTS)))
-    arguments = ["classify", "in.csv", "-o", "out", "--model", small_model_file, "--truth-column", "truth"]
+    arguments = ["classify", "in.csv", "-o", "out", "--model", small_model_file, "--label-column", "truth"]
     run = broadsheet_in_process(*arguments, env={"COLUMNS": "80"}, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "90 read = 90 labelled + 0 quarantined" in run.stdout
@@ -89,6 +89,10 @@ def test_the_summary_fits_a_terminal(
     ("arguments", "message"),
     [
         (["none.csv"], "no input at 'none.csv'"),
+        (["inn.csv"], "or a folder or pattern without one; did you mean 'in.csv'?"),
+        (["in.csv", "--columns", "a,b", "--delimiter", ";"], "expected 2 fields, found 1\n"),
+        (["bare.csv"], "it has: Stocks fell, 1; if its first line is no header, --columns names them"),
+        (["bare.csv", "--text-column", "Stocks fall"], "it has: Stocks fell, 1; did you mean 'Stocks fell'?"),
         (["in.csv", "--text-column", "body"], "in.csv: no column 'body'"),
         (["in.csv", "--columns", "a,b"], "2 columns are named; expected 2 fields, found 1"),
         (["in.csv", "--truth", "none.bin"], "an answer file goes with a one-hot file only"),
@@ -112,6 +116,7 @@ def test_usage_errors(
     message: str,
 ) -> None:
     (tmp_path / "in.csv").write_text("text\nx\n")
+    (tmp_path / "bare.csv").write_text("Stocks fell,1\nOil rose,2\n")
     monkeypatch.chdir(tmp_path)
     with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):  # for a scheduler that is not there
         code, told = broadsheet_here("classify", "-o", "out", "--model", small_model_file, *arguments)
@@ -177,7 +182,7 @@ def test_the_parent_programs_own_job(broadsheet_in_process: Command, model: Mode
 def test_ag_news_with_the_shipped_model(broadsheet: Command, ag_news: Path, tmp_path: Path) -> None:
     """Real rows, all 7,600, through the command: the accuracy is the one that the model's card says."""
     out = tmp_path / "out"
-    run = broadsheet("classify", ag_news / "test.csv", "-o", out, *AG_NEWS, "--truth-column", "class", "--json")
+    run = broadsheet("classify", ag_news / "test.csv", "-o", out, *AG_NEWS, "--label-column", "class", "--json")
     assert run.returncode == 0, run.stderr
     summary = json.loads(run.stdout)
     assert (summary["rows_read"], summary["rows_written"], summary["truth"]["rows"]) == (7600, 7600, 7600)

@@ -48,9 +48,9 @@ def started(*arguments: object, address_space: int) -> subprocess.Popen[str]:
         slow(("classify", ROWS, "--model", MODEL, *TEXTS, "--device", "cpu", "-o", "out", "--workers", 1), 6),
         slow(("evaluate", MODEL, ROWS, *LABELLED), 2),
         slow(("calibrate", MODEL, ROWS, *LABELLED, "-o", "calibrated.safetensors"), 2),
-        slow(("quantise", MODEL, ROWS, *TEXTS, "-o", "quantised.safetensors"), 2),
+        slow(("calibrate", "--int8", MODEL, ROWS, *TEXTS, "-o", "quantised.safetensors"), 2),
         (("convert", MODEL, "params.bin"), 2),
-        slow(("export", MODEL, "model.onnx"), 2, needs="onnx"),
+        slow(("convert", MODEL, "model.onnx"), 2, needs="onnx"),
         slow(("profile", "--model", MODEL, "--device", "cpu", "--batch", 16), 2),
         slow(
             ("train", ROWS, *LABELLED, "--init", MODEL, "--epochs", 1, "--device", "cpu", "-o", "new.safetensors"),

@@ -22,7 +22,17 @@ ERRORS = {"BroadsheetError", "UsageError", "ModelError", "SourceError", "InputCh
 ERRORS |= {"OutputError", "OutputUnavailable"}
 OTHER_PROGRAMS = {
     *("allocations", "clock-control", "constraint", "cpu-bind", "cpuctxsw", "csv", "dashboard-address"),
-    *("death-timeout", "export", "gpus-per-node", "host", "interface", "job-name", "kernel-name", "kernel-name-base"),
+    *(
+        "death-timeout",
+        "export",
+        "gpus-per-node",
+        "host",
+        "int8",
+        "interface",
+        "job-name",
+        "kernel-name",
+        "kernel-name-base",
+    ),
     *(
         "long",
         "mem",
@@ -81,7 +91,7 @@ def test_every_flag_in_a_message_is_known() -> None:
         docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-                flags = set(re.findall(r"(?<!\w)--([a-z][a-z-]+)", node.value))
+                flags = set(re.findall(r"(?<!\w)--([a-z][a-z0-9-]+)", node.value))
                 if flags - FLAGS.keys() - OTHER_PROGRAMS - {"cluster", "stdin-format"}:
                     strange[f"{file}:{node.lineno}"] = flags
     assert strange == {}

@@ -17,7 +17,7 @@ from typing import Any
 import distributed
 import pytest
 import typer
-from conftest import ROOT, Command
+from conftest import ROOT, Command, CommandHere
 from threadpoolctl import threadpool_info
 from typer.testing import CliRunner
 
@@ -95,6 +95,28 @@ def test_the_version_comes_with_what_a_bug_report_needs() -> None:
     assert "GPU" in said
 
 
+def test_an_extra_is_named_only_where_all_that_it_needs_is_there(tmp_path: Path) -> None:
+    """An extra that is another one, such as `sklearn`, is there with it and not without."""
+    about = tmp_path / "scikit_learn-0.1.dist-info" / "METADATA"
+    about.parent.mkdir()
+    about.write_text("Metadata-Version: 2.1\nName: scikit-learn\nVersion: 0.1\n")
+    code = f"from broadsheet.__main__ import main; {SHOW.format(['--version'])}"
+    run = python(code, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    extras = run.stdout.splitlines()[-1][12:].split(", ")
+    assert "report" in extras, run.stdout
+    assert not {"sklearn", "train", "train-network", "test-all"} & {*extras}
+
+
+def test_an_argument_that_is_none_is_named_with_the_one_that_was_meant() -> None:
+    for call, message in (
+        (lambda: face.label(["a"], modle="x"), r"label\(\) has no argument 'modle'; did you mean 'model'\?"),
+        (lambda: face.classify("a", "b", tex_column="x"), "classify.+'tex_column'; did you mean 'text_column'"),
+        (lambda: face.calibrate("a", "b", label_column="c", encodng="x"), "calibrate.+'encodng'; did you mean"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
+
+
 def test_the_shell_completes_options_without_heavy_packages() -> None:
     """As bash asks for it."""
     code = f"from broadsheet.__main__ import main; {SHOW.format([])}"
@@ -107,7 +129,8 @@ def test_the_shell_completes_options_without_heavy_packages() -> None:
 @pytest.mark.slow
 def test_the_face_has_the_names_of_the_package() -> None:
     pytest.importorskip("torch")
-    assert [name for name in face.__all__ if getattr(face, name) != getattr(pipeline, name)] == []
+    others = [name for name in face.__all__ if getattr(face, name) != getattr(pipeline, name)]
+    assert (others, face.train) == (["train"], pipeline.train.train)
     assert set(face.__all__) >= {"__version__", "classify", "label", "load"}
     nodes = [n for n in ast.walk(ast.parse(inspect.getsource(pipeline))) if isinstance(n, ast.ImportFrom) and n.level]
     for_type_checkers = {name.name: node.module for node in nodes if node.module for name in node.names}
@@ -237,7 +260,12 @@ def test_an_option_is_one_entry_of_the_table() -> None:
         assert in_python(f"see {flag}") == f"see {expected}"
     for function, keywords in ((pipeline.label, LabelKeywords), (pipeline.duckdb.register, EngineKeywords)):
         assert set(inspect.signature(function).parameters) >= set(keywords.__annotations__)
-    called = {"text_column": "text_columns", "id_column": "kept_columns", "keep": "kept_columns"}
+    called = {
+        "text_column": "text_columns",
+        "label_column": "truth_column",
+        "id_column": "kept_columns",
+        "keep": "kept_columns",
+    }
     called |= dict.fromkeys(("overlap", "window_score"), "windows")
     recorded = {called.get(name, name) for name, option in TABLE.items() if option.recorded}
     # Two follow from the models, and one is of `select`.
@@ -249,9 +277,46 @@ def test_choices_are_those_of_the_rooms_that_use_them() -> None:
     assert TABLE["window_score"].choices == SCORES
 
 
+TERMINAL = {"COLUMNS": "80", "TERM": "dumb"}
+
+
+def test_the_help_shows_what_a_first_month_needs_and_says_how_to_see_the_rest() -> None:
+    short, whole = (CliRunner().invoke(app, ["classify", how], env=TERMINAL).output for how in ("--help", "--help-all"))
+    seldom = {"--kernels", "--nsys", "--profile", "--hash", "--truth", "--allow-mixed", "--window-score", "--escape"}
+    often = {"--model", "--text-column", "--keep", "--format", "--where", "--resume", "--delimiter", "--workers"}
+    flags = [set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", told.partition("Arguments")[2])) for told in (short, whole)]
+    assert (seldom & flags[0], often - flags[0], (seldom | often) - flags[1]) == (set(), set(), set())
+    assert f"--help-all shows {len(flags[1] - flags[0] - {'--no-tls'})} options more." in " ".join(short.split())
+    first = CliRunner().invoke(app, ["--help"], env=TERMINAL).output
+    groups = [line.strip("╭╮─ ") for line in first.splitlines() if line.startswith("╭")]
+    assert groups == ["Options", "Label", "Train", "Operate"]
+
+
+def test_names_of_earlier_versions_work_and_are_told_once(
+    broadsheet_here: CommandHere, small_model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.csv").write_text("text,kind\n" + "".join(f"some words {i},class {i % 4}\n" for i in range(20)))
+    classify = ("classify", "in.csv", "--model", small_model_file, "-o", "out")
+    for arguments, told_of in (
+        ((*classify, "--truth-column=kind"), "--truth-column is called --label-column now"),
+        (("select", "out", "-o", "a.csv", "--column", "label"), "--column is called --keep now"),
+        (("select", "out", "-o", "b.csv", "--input"), "--input is called --keep-all now"),
+        (("quantise", small_model_file, "in.csv", "-o", "m.safetensors"), "quantise is called calibrate --int8 now"),
+        (("export", small_model_file, "m.onnx"), "export is called convert now"),
+    ):
+        code, told = broadsheet_here(*arguments)
+        assert (code, told.count(f"broadsheet: {told_of}\n")) == (0, 1), told
+    assert Path("a.csv").read_text().splitlines()[0] == '"label"'
+    assert "kind" in Path("b.csv").read_text().splitlines()[0]
+    with pytest.warns(FutureWarning, match="truth_column= is called label_column= now"):
+        report = face.classify("in.csv", model=str(small_model_file), truth_column="kind")
+    assert report.confusion is not None
+
+
 @pytest.mark.parametrize("name", ["", *commands()])
 def test_the_help_is_readable_at_80_columns(name: str) -> None:
-    told = CliRunner().invoke(app, [*([name] if name else []), "--help"], env={"COLUMNS": "80", "TERM": "dumb"})
+    told = CliRunner().invoke(app, [*([name] if name else []), "--help-all" if name else "--help"], env=TERMINAL)
     assert told.exit_code == 0
     lines = told.output.splitlines()
     assert max(map(len, lines)) <= 80

@@ -225,7 +225,7 @@ def test_label_gives_the_frame_back(client: Client, small_model: Model, alone: C
     for given_frame in (frame, pl.from_pandas(frame), pa.Table.from_pandas(frame, preserve_index=False)):
         with pytest.raises(UsageError, match="has a column 'label' already"):
             label(given_frame, **options)
-        found = label(given_frame, suffix="_new", truth_column="label", scores=True, top_k=2, **options)
+        found = label(given_frame, suffix="_new", label_column="label", scores=True, top_k=2, **options)
         assert type(found) is type(given_frame)
         names = found.column_names if isinstance(found, pa.Table) else list(found.columns)
         assert names == [
@@ -238,7 +238,7 @@ def test_label_gives_the_frame_back(client: Client, small_model: Model, alone: C
 
 def test_a_column_is_named_by_text(small_model: Model) -> None:
     frame = pd.DataFrame({0: ["some words"], 1: ["World"]})
-    for wrong in ({"text_column": 0}, {"text_column": [np.int64(0)]}, {"truth_column": 1}, {"text_column": None}):
+    for wrong in ({"text_column": 0}, {"text_column": [np.int64(0)]}, {"label_column": 1}, {"text_column": None}):
         with pytest.raises(UsageError, match=r"_column is .*: give names of columns as text, '0' for a column that"):
             label(frame, model=small_model, device="cpu", **wrong)
     assert label(frame, model=small_model, device="cpu", text_column="0")["label"].notna().all()
@@ -259,7 +259,7 @@ def test_kept_columns_keep_their_types_and_the_truth_is_written(
         }
     )
     options: dict[str, Any] = {"model": small_model, "client": client}
-    found = classify(table, keep_all=True, id_column="big", truth_column="number", **options)
+    found = classify(table, keep_all=True, id_column="big", label_column="number", **options)
     rows = found.to_arrow()
     kept = ["big", "text", "when", "tags", "true", "number"]
     assert rows.column_names[2:11] == [*kept, "label", "score", "truth"]
@@ -272,7 +272,7 @@ def test_kept_columns_keep_their_types_and_the_truth_is_written(
     assert rows["truth"].to_pylist() == ["class 3", None, None]
     assert found.to_pandas()["big"].tolist()[:2] == [(1 << 60) + 1, (1 << 60) + 3]
 
-    written = classify(table, tmp_path / "out", keep=["when", "text"], truth_column="true", **options).to_arrow()
+    written = classify(table, tmp_path / "out", keep=["when", "text"], label_column="true", **options).to_arrow()
     assert written.column_names[:7] == ["file", "row", "when", "text", "label", "score", "truth"]
     assert written["truth"].to_pylist() == ["class 2", None]
     assert written["text"].to_pylist() == TEXTS[:2]

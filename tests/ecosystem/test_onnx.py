@@ -57,7 +57,7 @@ def test_an_exported_model_gives_our_scores_in_onnx_runtime(
 ) -> None:
     file, target = tmp_path / "small.safetensors", tmp_path / "small.onnx"
     with_ngrams.save(file)
-    code, said = broadsheet_here("export", file, target)
+    code, said = broadsheet_here("convert", file, target)
     assert code == 0, said
     assert "1,000 texts" in said
     about = {entry.key: json.loads(entry.value) for entry in onnx.load(target).metadata_props}
@@ -67,7 +67,7 @@ def test_an_exported_model_gives_our_scores_in_onnx_runtime(
     texts = [t if isinstance(t, str) else t.decode("latin-1") for t in TEXTS]
     (scores,) = session.run(["scores"], pipeline.onnx_inputs(file, texts))
     assert np.allclose(scores, scores_by_us(with_ngrams), atol=1e-5)
-    code, said = broadsheet_here("export", file, target)
+    code, said = broadsheet_here("convert", file, target)
     assert code == 2
     assert "--overwrite" in said
 

@@ -170,7 +170,7 @@ def test_rows_that_overflow_are_quarantined_and_no_other(
     client: Client, small_model: Model, large: Model, rows: pa.Table, tmp_path: Path
 ) -> None:
     pq.write_table(rows, tmp_path / "in.parquet")
-    options = {"client": client, "device": "cpu", "id_column": "id", "truth_column": "truth", "top_k": 2}
+    options = {"client": client, "device": "cpu", "id_column": "id", "label_column": "truth", "top_k": 2}
     options["chunk_size"] = 50
     plain = classify(rows, model=small_model, **options).to_arrow()
     report = classify(tmp_path / "in.parquet", tmp_path / "out", model=large, **options)

@@ -238,7 +238,7 @@ def test_where_label_and_accuracy_know_no_label(
     client: Client, small_model: Model, plain: pd.DataFrame, low: np.ndarray
 ) -> None:
     options = {"model": small_model, "client": client, "text_column": "text", "abstain": BELOW}
-    report = pipeline.classify(ROWS, where="label is null", truth_column="truth", **options)
+    report = pipeline.classify(ROWS, where="label is null", label_column="truth", **options)
     assert report.to_pandas()["row"].tolist() == np.flatnonzero(low).tolist()
     known = np.array([name != "no such class" for name in ROWS.column("truth").to_pylist()])
     right = plain["label"].to_numpy() == np.array(ROWS.column("truth").to_pylist())

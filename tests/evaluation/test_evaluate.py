@@ -29,7 +29,7 @@ ROWS = pa.table(
 
 
 def test_the_figures_are_those_of_classify(client: Client, small_model: Model) -> None:
-    report = classify(ROWS, model=small_model, client=client, text_column="text", truth_column="truth")
+    report = classify(ROWS, model=small_model, client=client, text_column="text", label_column="truth")
     result = evaluate(small_model, ROWS, text_column="text", label_column="truth", mistakes=100)
     assert report.confusion is not None
     assert result.confusion.counts.tolist() == report.confusion.counts.tolist()

@@ -29,7 +29,7 @@ def make() -> None:
         try:
             Path("in.csv").write_text(INPUT)
             os.utime("in.csv", ns=(1_700_000_000_000_000_000,) * 2)
-            options = {"id_column": "id", "truth_column": "kind", "where": "n_chars < 80", "chunk_size": 2, "root": "."}
+            options = {"id_column": "id", "label_column": "kind", "where": "n_chars < 80", "chunk_size": 2, "root": "."}
             classify("in.csv", "out", device="cpu", **options)
             shutil.rmtree("out/_runs")
             shutil.rmtree(PLACE, ignore_errors=True)

@@ -6,6 +6,7 @@ import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import dask.dataframe as dd
 import numpy as np
@@ -88,16 +89,16 @@ def test_truth_by_name_and_by_number(client: Client, small_model: Model) -> None
     numbers = [int(label[-1]) + 1 for label in right]
     for truth in (right, numbers, [str(n) for n in numbers]):
         table = pa.table({"text": TEXTS, "truth": truth})
-        report = classify(table, model=small_model, client=client, truth_column="truth", chunk_size=40)
+        report = classify(table, model=small_model, client=client, label_column="truth", chunk_size=40)
         assert report.accuracy == pytest.approx(60 / 90)
         assert report.confusion is not None
         assert report.confusion.rows == 90
     table = pa.table({"text": TEXTS, "truth": ["class 0", "nonsense", None] * 30})
-    report = classify(table, model=small_model, client=client, truth_column="truth")
+    report = classify(table, model=small_model, client=client, label_column="truth")
     assert report.confusion is not None
     assert (report.confusion.rows, report.confusion.without_truth) == (30, 60)
     with pytest.raises(UsageError, match="'text' holds no class of the model in any of 90 rows"):
-        classify(table, model=small_model, client=client, truth_column="text")
+        classify(table, model=small_model, client=client, label_column="text")
 
 
 @pytest.mark.parametrize(
@@ -260,3 +261,35 @@ def test_the_first_rows_in_memory(client: Client, small_model: Model) -> None:
         for source in (texts, frame):
             report = classify(source, model=small_model, client=client, chunk_size=24, limit=limit)
             assert report.to_pandas()["score"].tolist() == expected[:limit]
+
+
+@pytest.mark.parametrize(
+    ("case", "exit_code", "is_done"),
+    [
+        ("all is labelled", 0, True),
+        ("a file is cut off", 3, True),
+        ("too many rows cannot be read", 3, True),
+        ("a file changes meanwhile", 3, False),
+        ("it is stopped", 4, False),
+    ],
+)
+def test_success_says_whether_another_run_could_do_more(
+    client: Client, small_model: Model, tmp_path: Path, case: str, exit_code: int, is_done: bool
+) -> None:
+    """The table of exit codes in the documentation."""
+    source = tmp_path / "in"
+    source.mkdir()
+    rows = "text\n" + "".join(f"some words {i}\n" for i in range(20))
+    (source / "a.csv").write_text(rows)
+    options: dict[str, Any] = {}
+    if case == "a file is cut off":
+        (source / "b.csv.gz").write_bytes(gzip.compress(rows.encode())[:-12])
+    elif case == "too many rows cannot be read":
+        (source / "b.csv").write_bytes(b"text\n\xff\n")
+        options["max_quarantined"] = 0
+    elif case == "a file changes meanwhile":
+        options["stop"] = lambda: (source / "a.csv").write_text(f"{rows}more\n") == 0
+    elif case == "it is stopped":
+        options["stop"] = lambda: True
+    report = classify(source, tmp_path / "out", model=small_model, client=client, chunk_size=5, **options)
+    assert (report.exit_code, (tmp_path / "out" / "_SUCCESS").exists()) == (exit_code, is_done)

@@ -33,7 +33,7 @@ def test_the_estimate_is_close_to_the_job(client: Client, small_model: Model, ag
         "model": small_model,
         "columns": SELECTION.header,
         "text_column": SELECTION.text,
-        "truth_column": "class",
+        "label_column": "class",
     }
     report = classify(tmp_path / "in.csv", tmp_path / "out", client=client, **options)
     estimate = dry_run(tmp_path / "in.csv", tmp_path / "out", **options)
@@ -99,7 +99,7 @@ def test_a_dry_run_of_rows_in_memory(small_model: Model) -> None:
     assert (estimate.rows, estimate.sample_rows, sum(estimate.labels.values())) == (90, 90, 90)
     with pytest.raises(UsageError, match=r"no column 'Txt'; there are: text; did you mean 'text'\?"):
         dry_run(pa.table({"text": TEXTS}), model=small_model, text_column="Txt")
-    told = dry_run(pa.table({"text": TEXTS}), model=small_model, truth_column="text").warnings
+    told = dry_run(pa.table({"text": TEXTS}), model=small_model, label_column="text").warnings
     assert "column 'text' holds no class of the model in any row of the sample" in told
 
 

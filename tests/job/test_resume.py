@@ -218,7 +218,7 @@ def test_an_interrupted_job_ends_cleanly_and_says_how_to_go_on(
 
 
 ASKED = {
-    "text_column": ("title", "it's text"), "truth_column": "class", "scores": True, "top_k": 2, "abstain": 0.26,
+    "text_column": ("title", "it's text"), "label_column": "class", "scores": True, "top_k": 2, "abstain": 0.26,
     "windows": 3, "overlap": 5, "window_score": "best", "chunk_size": 4, "limit": 11, "delimiter": "\t",
     "quote": "none", "escape": "\\",
     "columns": ("id", "title", "it's text", "class"), "encoding": "cp1252", "hash": "full", "id_column": "id",
@@ -245,7 +245,7 @@ def test_every_option_that_is_forgotten_is_named_and_the_folder_alone_has_them_a
     )
     assert code == 2
     for flag in (
-        "add --text-column 'title' --text-column 'it'\"'\"'s text'", "add --truth-column 'class'", "add --scores",
+        "add --text-column 'title' --text-column 'it'\"'\"'s text'", "add --label-column 'class'", "add --scores",
         "add --top-k 2 in place of --top-k 3", "add --abstain 0.26", "add --windows 3", "add --overlap 5",
         "add --window-score 'best'", "add --limit 11", "add --delimiter 'tab'", "add --quote 'none'",
         "add --escape '\\'", "add --encoding 'cp1252'",
@@ -281,6 +281,7 @@ def test_resume_refuses_another_job_and_says_what_changed(
     refused("leave out scores=True", scores=True)
     refused("add chunk_size=10 in place of chunk_size=20", chunk_size=20)
     refused("leave out text_column='id'", text_column="id")
+    refused("add id_column='text' in place of id_column= and keep=.", id_column=(), keep="id")
     refused("another model", model=model)
     before = source.stat()
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 1))

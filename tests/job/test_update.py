@@ -26,7 +26,7 @@ from broadsheet.pipeline import BroadsheetError, OutputError, SourceError, Usage
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import JobReport
 
-KEPT = {"id_column": "id", "chunk_size": 5, "truth_column": "kind"}
+KEPT = {"id_column": "id", "chunk_size": 5, "label_column": "kind"}
 Run = Callable[..., JobReport]
 
 
@@ -198,7 +198,7 @@ def test_an_update_that_is_killed_is_continued_and_equals_an_undisturbed_one(
     run(other)
     shutil.copytree(other, out)
     add(days, "a.csv", "d.csv")
-    options = ["--id-column", "id", "--chunk-size", 5, "--truth-column", "kind", "--where", "n_chars > 12"]
+    options = ["--id-column", "id", "--chunk-size", 5, "--label-column", "kind", "--where", "n_chars > 12"]
     env = {"BROADSHEET_KILL": f"before-entry all {flag}", "DASK_DISTRIBUTED__WORKER__PRELOAD": KILL_PRELOAD}
     arguments = ["classify", days, "-o", out, "--model", small_model_file, *options, "--update", "--workers", 1]
     before = committed(out)

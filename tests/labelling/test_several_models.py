@@ -59,7 +59,7 @@ def news(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_pass_with_several_models_gives_what_each_alone_gives(
     models: dict[str, Path], news: Path, client: Client, tmp_path: Path
 ) -> None:
-    options = {"truth_column": "kind", "scores": True, "top_k": 2, "chunk_size": 30, "client": client}
+    options = {"label_column": "kind", "scores": True, "top_k": 2, "chunk_size": 30, "client": client}
     report = classify(news, tmp_path / "out", model=models.values(), **options)
     rows = report.to_arrow()
     for format_ in ("csv", "jsonl"):
@@ -124,7 +124,7 @@ def test_the_command_the_pipe_the_estimate_and_label_take_several_models(
 ) -> None:
     both = ["--model", models["a"], "--model", models["b"], "--device", "cpu"]
     page = tmp_path / "page.html"
-    wanted = ["--truth-column", "kind", "--json", "--report", page]
+    wanted = ["--label-column", "kind", "--json", "--report", page]
     done = broadsheet_in_process("classify", news, *both, "-o", tmp_path / "out", *wanted)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)["models"]

@@ -386,7 +386,7 @@ def test_it_is_a_model_like_any_other(
     file = tmp_path / "topics.ftz"
     file.write_bytes(trained["softmax, pairs, quantised"].read_bytes())
     options: dict[str, Any] = {"text_column": "text", "device": "cpu", "model": [file, small_model_file]}
-    options |= {"truth_column": "truth", "partition_by": "label", "where": "topics_score >= 0.3", "chunk_size": 16}
+    options |= {"label_column": "truth", "partition_by": "label", "where": "topics_score >= 0.3", "chunk_size": 16}
     report = classify(documents, tmp_path / "out", **options)
     rows = report.to_arrow().to_pylist()
     with open(documents, encoding="utf-8", newline="") as lines, load(file, device="cpu") as classifier:

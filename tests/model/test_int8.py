@@ -145,11 +145,11 @@ def test_quantise_then_classify(
     told = broadsheet_in_process(*classify, "-o", "out", "--model", small_model_file)
     assert told.returncode == 2
     assert small_model_file.name in told.stderr
-    assert "broadsheet quantise MODEL DATA -o OUT" in " ".join(told.stderr.split())
-    made = broadsheet_in_process("quantise", small_model_file, "news.csv", "-o", "small8.safetensors")
+    assert "broadsheet calibrate --int8 MODEL DATA -o OUT" in " ".join(told.stderr.split())
+    made = broadsheet_in_process("calibrate", "--int8", small_model_file, "news.csv", "-o", "small8.safetensors")
     assert made.returncode == 0, made.stderr
     assert "activation scales found on 120 rows" in made.stdout
-    again = broadsheet_in_process("quantise", small_model_file, "news.csv", "-o", "small8.safetensors")
+    again = broadsheet_in_process("calibrate", "--int8", small_model_file, "news.csv", "-o", "small8.safetensors")
     assert again.returncode == 2
     assert "--overwrite" in again.stderr
     shown = json.loads(broadsheet_in_process("inspect", "small8.safetensors", "--json").stdout)
@@ -161,7 +161,7 @@ def test_quantise_then_classify(
     assert "int8" in done.stdout + done.stderr
     (Path("empty.csv")).write_text("text\n")
     for source in ("empty.csv", "nothing.csv"):
-        failed = broadsheet_in_process("quantise", small_model_file, source, "-o", "other.safetensors")
+        failed = broadsheet_in_process("calibrate", "--int8", small_model_file, source, "-o", "other.safetensors")
         assert failed.returncode != 0
         assert "Traceback" not in failed.stderr
         assert not Path("other.safetensors").exists()
@@ -178,7 +178,7 @@ def test_labels_in_memory_by_a_model_quantised_here(small_model: Model) -> None:
         WORDS, model=replace(model, scales=coarse), device="cpu", precision="int8", chunk_size=2
     )
     assert clipped.tally.saturated > 100 > report.tally.saturated > 0
-    with pytest.raises(UsageError, match=r'precision="int8" needs.+quantise'):
+    with pytest.raises(UsageError, match=r'precision="int8" needs.+calibrate --int8'):
         pipeline.classify(WORDS, model=small_model, device="cpu", precision="int8")
     pipeline.close()
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pytest
+from commands import start
 from conftest import CommandHere
-from jobs import file_size_limit
+from distributed import Client
+from jobs import committed, file_size_limit, wait_until
 
+from benchmarks.chaos.slow import slowed
 from broadsheet import pipeline
+from broadsheet.pipeline import classify
 from broadsheet.pipeline.errors import OutputError, UsageError
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.plots import save_png
@@ -50,6 +56,60 @@ def test_an_old_file_outlives_a_new_one_that_does_not_fit(small_model: Model, tm
         assert path.read_bytes() != OLD
 
 
+@pytest.mark.parametrize("format_", ["parquet", "jsonl", "csv"])
+def test_the_labels_of_a_job_are_one_file_once_all_are_there(
+    client: Client, small_model: Model, tmp_path: Path, format_: str
+) -> None:
+    """Whole, or not at all; and nothing stays beside it, unless that says which rows have no label."""
+    source, labels = tmp_path / "in.csv", tmp_path / f"labels.{format_}"
+    source.write_text("id,text\n" + "".join(f"{i},some words {i}\n" for i in range(30)))
+    hidden = tmp_path / f".labels.{format_}.job"
+    job = partial(classify, source, client=client, model=small_model, chunk_size=6, keep="id")
+    expected = job(tmp_path / "folder").to_arrow()
+    stopped = job(labels, stop=lambda: True)
+    assert (stopped.exit_code, labels.exists(), hidden.is_dir()) == (4, False, True)
+    with pytest.raises(UsageError, match="give resume=True, update=True or overwrite=True"):
+        job(labels)
+    report = job(labels, resume=True)
+    written = {"parquet": pd.read_parquet, "csv": pd.read_csv, "jsonl": partial(pd.read_json, lines=True)}[format_]
+    assert written(labels)["id"].astype(str).tolist() == expected["id"].to_pylist()
+    assert written(labels)["label"].tolist() == expected["label"].to_pylist() == report.to_arrow()["label"].to_pylist()
+    assert (report.job.output, report.exit_code, hidden.exists()) == (str(labels), 0, False)
+    before = labels.read_bytes()
+    for again in ({}, {"resume": True}):
+        with pytest.raises(UsageError, match="is there already: give another name, or overwrite=True"):
+            job(labels, **again)
+    for option in ({"partition_by": "label"}, {"update": True}, {"layout": "attributes", "root": tmp_path}):
+        with pytest.raises(UsageError, match=f"made when the job is done: leave out {next(iter(option))}="):
+            job(labels, overwrite=True, **option)
+    assert labels.read_bytes() == before
+    source.write_bytes(source.read_bytes() + b"30,\xff\n")
+    report = job(labels, overwrite=True)
+    assert (report.rows_written, report.rows_quarantined, len(written(labels))) == (30, 1, 30)
+    assert f"what is not in {labels}, and why, is in the folder {hidden}" in report.hints
+    assert report.quarantine()["row"].to_pylist() == [30]
+
+
+def test_a_job_for_one_file_that_is_killed_leaves_no_file_and_is_resumed_by_its_name(
+    broadsheet_here: CommandHere, small_model_file: Path, tmp_path: Path
+) -> None:
+    source, labels, slow = tmp_path / "in.csv", tmp_path / "labels.csv", tmp_path / "slow.py"
+    source.write_text("text\n" + "".join(f"some words {i}\n" for i in range(40)))
+    arguments = ("classify", source, "--model", small_model_file, "--chunk-size", 4, "--workers", 1, "--quiet")
+    slow.write_text(slowed("read", 0.3))
+    process = start("broadsheet", *arguments, "-o", labels, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(slow)})
+    wait_until(lambda: committed(tmp_path / ".labels.csv.job") or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+    process.kill()
+    process.communicate()
+    assert 0 < committed(tmp_path / ".labels.csv.job") < 10
+    assert not labels.exists()
+    code, told = broadsheet_here("classify", "--resume", "-o", labels, "--quiet")
+    assert (code, (tmp_path / ".labels.csv.job").exists()) == (0, False), told
+    code, told = broadsheet_here(*arguments, "-o", tmp_path / "undisturbed.csv")
+    assert (code, labels.read_bytes()) == (0, (tmp_path / "undisturbed.csv").read_bytes()), told
+
+
 @pytest.mark.slow
 def test_the_commands_leave_an_old_file_as_it_was(
     broadsheet_here: CommandHere, small_model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -60,8 +120,8 @@ def test_the_commands_leave_an_old_file_as_it_was(
     Path("in.csv").write_text("text,kind\n" + "".join(f"some words {i},{i % 2}\n" for i in range(20)))
     for command in (
         ("train", "in.csv", "--label-column", "kind", "--ngrams", 256, "--device", "cpu", "-o", "old.safetensors"),
-        ("quantise", "m.safetensors", "in.csv", "-o", "old.safetensors"),
-        ("export", "m.safetensors", "old.onnx"),
+        ("calibrate", "--int8", "m.safetensors", "in.csv", "-o", "old.safetensors"),
+        ("convert", "m.safetensors", "old.onnx"),
     ):
         old = Path(str(command[-1]))
         old.write_bytes(OLD)
@@ -133,7 +193,7 @@ def test_a_file_that_is_read_or_of_another_job_is_never_replaced(
         (*train, "-o", "link", "--overwrite", reads),
         (*train, "-o", "m.safetensors", "--init", "m.safetensors", "--overwrite", reads),
         (*train, "-o", "new", "--plot", "there.png", exists),
-        ("quantise", "m.safetensors", "in.csv", "-o", "m.safetensors", "--overwrite", reads),
+        ("calibrate", "--int8", "m.safetensors", "in.csv", "-o", "m.safetensors", "--overwrite", reads),
         ("calibrate", "m.safetensors", "in.csv", "--label-column", "kind", "-o", "job/m", of_job),
         ("convert", "m.safetensors", "job/m.bin", of_job),
         (*evaluate, "--plot", "in.csv", "--overwrite", reads),
@@ -192,9 +252,9 @@ def test_a_folder_that_is_read_is_never_written_to(
         ("select", "labels", "-o", "two/../labels", read),
         ("select", "labels", "-o", "labels/parts/best", of_job),
         ("select", "outer/parts/x/lab", "-o", "outer", within),
-        ("select", "again", "--input", "-o", "labels", within),
-        ("select", "again", "--input", "-o", "link", within),
-        ("select", "labels", "--input", "-o", "in.csv", read),
+        ("select", "again", "--keep-all", "-o", "labels", within),
+        ("select", "again", "--keep-all", "-o", "link", within),
+        ("select", "labels", "--keep-all", "-o", "in.csv", read),
         ("select", "labels", "-o", "manifest.csv", of_job),
         ("merge", "t1", "t2", "-o", "t1", read),
         ("merge", "t1", "t2", "-o", "link_to_t1", read),

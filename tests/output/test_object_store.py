@@ -21,6 +21,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as fs
+import pyarrow.parquet as pq
 import pytest
 from conftest import Command
 from distributed import Client
@@ -102,6 +103,24 @@ def test_rows_of_a_job_in_a_bucket_are_chosen_into_a_bucket_or_nothing_is(run: R
     with pytest.raises(OutputError, match="is damaged"):
         select(labels, best, where="n_chars >= 0", overwrite=True, endpoint=s3.endpoint)
     assert {*s3.names()} == labels_alone
+
+
+def test_labels_and_chosen_rows_are_one_file_of_a_bucket(run: Run, s3: Folder, tmp_path: Path) -> None:
+    run(tmp_path / "labels", endpoint=None)
+    run(f"{s3.url}/labels.parquet", endpoint=s3.endpoint)
+    names = [name for name in s3.names() if not name.startswith(".")]
+    kept = {name.partition("/")[0] for name in s3.names() if name.startswith(".")}
+    assert (names, kept) == (["labels.parquet"], {".labels.parquet.job"})  # for its rows in quarantine
+    select(tmp_path / "labels", f"{s3.url}/all.parquet", endpoint=s3.endpoint)
+    assert s3.read("labels.parquet") == s3.read("all.parquet")
+    select(tmp_path / "labels", f"{s3.url}/top.csv", top="20%", endpoint=s3.endpoint)
+    select(tmp_path / "labels", tmp_path / "top.csv", top="20%")
+    assert s3.read("top.csv") == (tmp_path / "top.csv").read_bytes()
+    for write in (partial(run, f"{s3.url}/labels.parquet"), partial(select, tmp_path / "labels", f"{s3.url}/top.csv")):
+        with pytest.raises(UsageError, match="is there already: give another name, or overwrite=True"):
+            write(endpoint=s3.endpoint)
+    run(f"{s3.url}/labels.parquet", endpoint=s3.endpoint, limit=9, where="n_chars > 0", overwrite=True)
+    assert pq.read_table(pa.BufferReader(s3.read("labels.parquet"))).num_rows == 8
 
 
 @pytest.mark.slow

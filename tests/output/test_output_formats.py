@@ -250,7 +250,7 @@ def test_rows_are_chosen_by_any_column_and_counted(run: Run, in_memory: JobRepor
     assert totals.rows_read == 60 == len(chosen) + totals.rows_filtered + totals.rows_quarantined
     assert written.to_dict()["rows_filtered"] == totals.rows_filtered == len(every) - len(chosen)
     with pytest.raises(UsageError, match="column 'odd' holds no class of the model in any of 55 rows"):
-        run(tmp_path / "nothing", where="score > 1", truth_column="odd")
+        run(tmp_path / "nothing", where="score > 1", label_column="odd")
     assert len(dd.read_parquet(tmp_path / "nothing").compute()) == len(pd.read_parquet(tmp_path / "nothing")) == 0
     assert verify(tmp_path / "nothing").rows_written == 0
     assert sum(rows for *_, rows in verify(tmp_path / "nothing").confusion) == len(every)

@@ -245,13 +245,13 @@ def test_the_chosen_rows_of_the_input(labels: Path, tmp_path: Path) -> None:
 
 def test_what_the_command_says(labels: Path, tmp_path: Path, broadsheet_here: CommandHere) -> None:
     out = tmp_path / "ids.csv"
-    code, said = broadsheet_here("select", labels, "-o", out, "--count", 2, "--per", "lang", "--column", "id", "--json")
+    code, said = broadsheet_here("select", labels, "-o", out, "--count", 2, "--per", "lang", "--keep", "id", "--json")
     assert code == 0, said
     told = json.loads(said)
     assert (told["chosen"], [cut["group"] for cut in told["cuts"]]) == (6, ["x", "y", "z"])
     assert len(out.read_text().splitlines()) == 7
-    code, said = broadsheet_here("classify", labels.parent / "a.parquet", "-o", tmp_path / "labels.csv")
-    assert (code, "select OUT -o labels.csv` makes one file of it" in said) == (2, True), said
+    code, said = broadsheet_here("select", labels, "-o", out, "--score", "0.9", "--overwrite")
+    assert (code, "--score '0.9' is no comparison: '>= 0.9' chooses scores from there on" in said) == (2, True), said
     whole = tmp_path / "labels.jsonl"
     assert broadsheet_here("select", labels, "-o", whole)[0] == 0
     assert [json.loads(line)["id"] for line in whole.read_text().splitlines()] == list(frame_of(labels)["id"])

@@ -108,7 +108,7 @@ def test_a_killed_end_is_repeated_and_damage_repaired(
     documents = write_documents(tmp_path / "documents", tuple(f"{i:02d}.jsonl" for i in range(12)), "x" * 1500)
     given = {"root": documents, "id_column": "id", "layout": "attributes", "format": "jsonl", "chunk_size": 50}
     whole, out = tmp_path / "whole", tmp_path / "out"
-    classify(documents, whole, model=small_model_file, client=client, **given)
+    classify(documents, whole, model=small_model_file, client=client, **{**given, "root": None})
     flags = [f for name, value in given.items() for f in (f"--{name.replace('_', '-')}", value)]
     process = start("broadsheet", "classify", documents, "--model", small_model_file, "-o", out, *flags, "--quiet")
     wait_until(lambda: process.poll() is not None or any((out / "_sidecars").glob("group-*")))
@@ -213,7 +213,7 @@ def test_what_cannot_be_beside_a_file_is_refused(job, tmp_path: Path, client: Cl
         ({"where": "score > 0.5"}, "has a row for each row of the input: leave out where="),
         ({"partition_by": "label"}, "leave out partition_by="),
         ({"limit": 3}, "leave out limit="),
-        ({"root": None}, "give the folder above it"),
+        ({"root": None, "paths": [tmp_path, tmp_path]}, "give one folder, or root=, the folder above all files"),
         ({"format": "csv"}, 'leave out format="csv"'),
         ({"format": "jsonl", "id_column": ()}, "add id_column= id"),
         ({"format": "npy", "scores": False}, "add scores=True"),

@@ -64,7 +64,7 @@ def test_hostile_names_are_shown_by_every_command_and_obeyed_by_none(
         folder / f"out{PURPLE}[red]\u202e",
         folder / "in",
     )
-    text, truth = ("--text-column", TEXT), ("--truth-column", TRUTH)
+    text, truth = ("--text-column", TEXT), ("--label-column", TRUTH)
     scheduler_file = Path(client.security.tls_ca_file).parent.with_name("scheduler.json")  # beside its certificates
     scheduler_file.write_text(json.dumps({"address": client.scheduler.address}))
     on = ("--scheduler-file", scheduler_file, "--report", folder / "page.html")

@@ -183,7 +183,7 @@ def page_file(client: Client, small_model: Model, tmp_path_factory: pytest.TempP
     (folder / "in.csv").write_bytes(b"text,truth,note\n" + b"".join(rows[:20]))
     (folder / "more.csv").write_bytes(b"text,truth,note\n" + b"".join(rows[20:]))
     (folder / "none.csv").write_bytes(b"\n")
-    options = {"truth_column": "truth", "chunk_size": 5, "profile": True, "report": folder / "page.html"}
+    options = {"label_column": "truth", "chunk_size": 5, "profile": True, "report": folder / "page.html"}
     inputs = [folder / name for name in ("in.csv", "more.csv", "none.csv")]
     report = classify(inputs, folder / "out", model=small_model_file, client=client, **options)
     assert report.exit_code == 3  # a file was empty

@@ -342,7 +342,7 @@ def test_a_truth_within_a_column_is_compared(small_model: Model, tmp_path: Path)
     rows = [{"doc": {"body": text}, "gold": {"topic": f"class {i % 4}"}} for i, text in enumerate(FLAT[:40])]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for source in (tmp_path / "in.jsonl", pa.Table.from_pylist(rows), rows):
-        report = classify(source, model=small_model, text_column="doc.body", truth_column="gold.topic")
+        report = classify(source, model=small_model, text_column="doc.body", label_column="gold.topic")
         assert report.to_arrow()["truth"].to_pylist() == [f"class {i % 4}" for i in range(40)]
 
 

@@ -107,7 +107,7 @@ def test_dicts_have_columns_and_bad_ones_are_set_aside_with_the_reason(run) -> N
         {"title": "\ud800", "body": "x", "id": 11, "class": 2},
         {"title": None, "body": float("nan"), "id": 12, "class": 2},
     ]
-    options = {"text_column": ["title", "body"], "id_column": "id", "truth_column": "class"}
+    options = {"text_column": ["title", "body"], "id_column": "id", "label_column": "class"}
     held, once = run(rows, **options), run(iter(rows), **options)
     table = run(pa.table({"text": ["Stocks fell Oil rose", "Only a body"]}))
     assert rows_of(held) == rows_of(once)
@@ -171,7 +171,7 @@ def test_names_of_classes_in_a_hugging_face_dataset_are_its_truth(run, small_mod
     features = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=[*small_model.classes]))
     dataset = datasets.Dataset.from_dict({"text": texts, "label": [*labels[:-1], -1]}, features=features)
     for source in (dataset, dataset.to_iterable_dataset()):
-        report = run(source, truth_column="label")
+        report = run(source, label_column="label")
         assert (report.accuracy, report.confusion.rows, report.confusion.without_truth) == (1.0, 35, 1)
 
 

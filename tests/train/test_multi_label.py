@@ -183,7 +183,7 @@ def test_label_a_pipe_and_a_classifier_give_the_same(
 def test_what_several_labels_cannot_be_is_told(several: Model, small_model: Model, tmp_path: Path) -> None:
     rows = pa.table({"text": TEXTS, "topic": ["class 0"] * 50})
     for options, message in (
-        ({"truth_column": "topic"}, "broadsheet evaluate"),
+        ({"label_column": "topic"}, "broadsheet evaluate"),
         ({"partition_by": "label"}, "folder of each"),
         ({"abstain": 0.9}, "its own thresholds"),
     ):

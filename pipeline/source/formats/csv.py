@@ -381,7 +381,7 @@ class Csv(RecordFormat):
             if len(records.starts) and len(records.problems) == len(records.starts):
                 first = head.data[records.starts[0] : records.ends[0]].decode(UTF8, "replace")
                 other = next((c for c in DELIMITERS if c != self.delimiter and first.count(c) == len(header) - 1), None)
-                hint = f"; {separated_by(other)}" if other and len(header) > 1 else ""
+                hint = f"; {separated_by(other)}" if other and len(header) > 1 and not selection.delimiter else ""
                 raise UsageError(f"{file.path}: {len(header)} columns are named; {records.problems[0]}{hint}")
             return Schema(header, start=head.start, cr_ends=cr_ends)
         if not len(records.starts):

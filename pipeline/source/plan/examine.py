@@ -48,7 +48,10 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
     for name in selection.columns:
         if name not in schema.every:
             remedy = " (--text-column names another)" if (name,) == selection.text == ("text",) else ""
-            has = f"{_what_it_has(file, schema.every, name)}{did_you_mean(name, schema.every)}"
+            meant = did_you_mean(name, schema.every)
+            if file.format.takes_header and selection.header is None and not meant:
+                meant = "; if its first line is no header, --columns names them"
+            has = f"{_what_it_has(file, schema.every, name, selection)}{meant}"
             raise UsageError(f"{path}: no column {name!r}{remedy}; {has}")
     if strange := _not_text(schema, selection):
         textual = [name for name in schema.every if is_textual(schema.types.get(name, pa.string()))]
@@ -79,7 +82,7 @@ def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selec
     missing = [name for name in selection.columns if name not in schema.every] if schema.complete else []
     for name in missing:
         if name in (*selection.text, selection.truth):
-            has = _what_it_has(file, schema.every, name)
+            has = _what_it_has(file, schema.every, name, selection)
             raise SourceError(f"{path}: no column {name!r} as in {other}; {has}. It was not read")
     if strange := _not_text(schema, selection):
         raise SourceError(f"{path}: {strange}, unlike {other}. It was not read")
@@ -109,9 +112,10 @@ def _not_text(schema: Schema, selection: Selection) -> str | None:
     )
 
 
-def _what_it_has(file: InputFile, names: Sequence[str], missing: str) -> str:
+def _what_it_has(file: InputFile, names: Sequence[str], missing: str, selection: Selection) -> str:
     """The columns of a file that lacks one, and what would give it the one that is missing."""
-    delimiter = other_delimiter(names, missing) if isinstance(file.format, Csv) else None
+    guesses = isinstance(file.format, Csv) and not selection.delimiter
+    delimiter = other_delimiter(names, missing) if guesses else None
     if delimiter is None or not _is_separated(file, delimiter):
         return f"it has: {', '.join(names) or 'none'}"
     one = "one column" if len(names) == 1 else f"{len(names)} columns"

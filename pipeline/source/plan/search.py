@@ -18,6 +18,7 @@ import glob
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -27,7 +28,7 @@ from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from ...errors import UsageError
+from ...errors import UsageError, did_you_mean
 from ...processes.threads import threads
 from ...storage.buckets import (
     FIRST_PATIENCE,
@@ -58,6 +59,7 @@ Problem = tuple[str, str]
 
 _OF_DATASETS = {"dataset_info.json", "dataset_dict.json", "state.json"}
 _CACHED_BY_DATASETS = "cache-*.arrow"
+_LOOKED_AT = 1000  # names of a folder, for one like that which is not there
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,17 @@ def search(names: Sequence[str], is_known: Callable[[str], bool], endpoint: str 
         if not (here.files or here.unreadable):
             others = f" ({len(here.left_out):,} files of other kinds)" if here.left_out else ""
             shown = without_secrets(url or name)
-            raise UsageError(f"no input at {shown!r}: no such file, or a folder or pattern without one{others}")
+            meant = "" if url else _meant(name)
+            raise UsageError(f"no input at {shown!r}: no such file, or a folder or pattern without one{others}{meant}")
     return Found.joined(searched)
+
+
+def _meant(path: str) -> str:
+    """What is called much like a path that is not there, for a message."""
+    folder, name = os.path.split(path)
+    with suppress(OSError, ValueError):
+        return did_you_mean(name, os.listdir(folder or ".")[:_LOOKED_AT])
+    return ""
 
 
 def _by_suffix(is_known: Callable[[str], bool]) -> Callable[[str], bool]:
