@@ -148,6 +148,11 @@ class Model:
         return self.ngrams is not None and set(self.tensors) == {BIAS}
 
     @property
+    def window(self) -> int:
+        """Characters of a window of a long text: as many as the network reads, or without one the n-grams."""
+        return self.length if self.has_network else self.reads
+
+    @cached_property
     def has_network(self) -> bool:
         """Whether there is a network that counts: files of n-grams alone had one of zeros, before they had none."""
         return not self._is_ngrams_alone and bool(self.tensors["fc3.weight"].any())

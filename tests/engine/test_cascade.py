@@ -62,7 +62,9 @@ def rows_asked(model: Model, texts: Texts) -> np.ndarray:
 def assert_from_two(found: Predictions, all_of: Predictions, none: Predictions, rows: np.ndarray) -> None:
     """Rows that are asked have the bits of `all`, the others those of `none`."""
     assert found.asked == rows.sum()
-    for name in ("labels", "scores", "all_scores", "n_chars", "truncated", "unknown_chars"):
+    assert np.array_equal(found.unknown_chars, all_of.unknown_chars)
+    assert not none.unknown_chars.any()
+    for name in ("labels", "scores", "all_scores", "n_chars", "truncated"):
         values, whole, alone = (getattr(each, name) for each in (found, all_of, none))
         assert np.array_equal(values[rows], whole[rows], equal_nan=True), name
         assert np.array_equal(values[~rows], alone[~rows], equal_nan=True), name
@@ -106,6 +108,7 @@ def test_ids_and_windows_are_asked_about_too(engines: list[CpuEngine]) -> None:
     ids = texts.encoded(model.alphabet, model.length).ids
     of_ids = Texts(np.empty(0, np.uint8), np.empty(0, np.int64), ids)
     some, whole, alone = (engine.classify(of_ids, all_scores=True) for engine in engines)
+    assert whole.unknown_chars.any() and not alone.unknown_chars.any()
     is_whole = (some.all_scores == whole.all_scores).all(axis=1)  # type: ignore[union-attr]
     assert 0 < some.asked == is_whole.sum() < 30
     assert np.array_equal(some.all_scores[~is_whole], alone.all_scores[~is_whole])  # type: ignore[index]
