@@ -85,7 +85,7 @@ def command(
     if not result.confusion.rows and not result.abstained:
         raise UsageError(f"no row has a class of the model in column {label_column!r}")
     if (console := _begun(result, as_json)) is not None:
-        _print(result, abstain, reliability is None, console)
+        _print(result, abstain, reliability is None, console, loaded.is_calibrated)
     if plot or reliability:
         from ..report.plots import confusion_matrix, reliability_diagram, save_png
     if plot:
@@ -140,7 +140,9 @@ def _print_left_out(result: Evaluation | LabelEvaluation, console: PlainConsole)
         console.print(f"{counted(result.overflowed, 'row')} skipped: the model overflows on them", style="yellow")
 
 
-def _print(result: Evaluation, abstain: float | None, diagram: bool, console: PlainConsole) -> None:
+def _print(
+    result: Evaluation, abstain: float | None, diagram: bool, console: PlainConsole, is_calibrated: bool
+) -> None:
     """Print an evaluation; with `diagram`, also the reliability diagram."""
     from rich.padding import Padding
 
@@ -152,7 +154,7 @@ def _print(result: Evaluation, abstain: float | None, diagram: bool, console: Pl
         share = f"{result.abstained:,} of {rows:,} rows ({result.abstained / rows:.1%})"
         console.print(f"{share} have a score below {abstain:g}, and no label; the figures are those of the others")
     print_confusion(result.confusion, console)
-    print_reliability(result.reliability, result.uncalibrated, diagram, console, bool(result.networks))
+    print_reliability(result.reliability, result.uncalibrated, diagram, console, is_calibrated)
     if result.networks:
         print_asking({name: figures._asdict() for name, figures in result.networks.items()}, console)
     if result.thresholds:

@@ -178,7 +178,7 @@ def print_model(model: Model, console: PlainConsole) -> None:
         "alphabet": f"{len(model.alphabet)} symbols: {model.alphabet.symbols!r}",
         "length": f"{model.length} characters",
         "frame": _FRAMES[model.frame],
-        "scores": _NO_TEMPERATURE if model.temperature == 1 else f"calibrated: temperature {model.temperature:.4g}",
+        "scores": f"calibrated: temperature {model.temperature:.4g}" if model.is_calibrated else _NO_TEMPERATURE,
         "int8": _NO_SCALES,
     }
     if model.levels is not None:

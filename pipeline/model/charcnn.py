@@ -24,7 +24,17 @@ from .fasttext import ALPHABET, FastText
 from .layers import BIAS, CLASSES, FRAMES, HIDDEN, PUBLISHED_LENGTH, WHOLE, Frame, Layer, layer_table, parameter_count
 from .model_file import MEANT_FOR, SHIPPED, ActivationScales
 from .ngrams import NGrams
-from .scores import DEFAULT_THRESHOLD, GIVEN, SIGMOID, SOFTMAX, TEMPERATURES, Levels, check_classes, check_thresholds
+from .scores import (
+    CARD,
+    DEFAULT_THRESHOLD,
+    GIVEN,
+    SIGMOID,
+    SOFTMAX,
+    TEMPERATURES,
+    Levels,
+    check_classes,
+    check_thresholds,
+)
 
 
 @dataclass(frozen=True)
@@ -190,6 +200,11 @@ class Model:
             )
         bias = {BIAS: np.array(self.cascade.bias, np.float32)}
         return replace(self, tensors=bias, temperature=self.cascade.temperature, scales=None, cascade=None)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether a temperature was fitted to its scores. It may be 1."""
+        return self.temperature != 1 or CARD in self.card
 
     @property
     def meant_for(self) -> str | None:

@@ -216,7 +216,7 @@ def print_asking(figures: Mapping[str, Mapping[str, float]], console: PlainConso
 
 
 def print_reliability(
-    reliability: Reliability, before: Reliability | None, diagram: bool, console: PlainConsole, two: bool = False
+    reliability: Reliability, before: Reliability | None, diagram: bool, console: PlainConsole, is_calibrated: bool
 ) -> None:
     """The expected calibration error with the model's temperature and without it, and a bar for each bin of scores.
 
@@ -225,22 +225,18 @@ def print_reliability(
     reliability : Reliability
         With the temperature.
     before : Reliability or None
-        Without it; None for a model that has none.
+        Without it; None where it is 1, or n-grams alone have one of their own.
     diagram : bool
         Whether to print the bars.
     console : PlainConsole
         Where to print.
-    two : bool
-        Whether the model has a temperature for n-grams alone too.
+    is_calibrated : bool
+        Whether a temperature was fitted to the model's scores.
 
     """
-    if two and before is None:
-        console.print(f"expected calibration error {reliability.expected_error:.4f}")
-    elif before is None:
-        console.print(
-            f"expected calibration error {reliability.expected_error:.4f}; the model has no temperature: "
-            "broadsheet calibrate finds one"
-        )
+    if before is None:
+        none = "" if is_calibrated else "; no temperature was fitted: broadsheet calibrate does that"
+        console.print(f"expected calibration error {reliability.expected_error:.4f}{none}")
     else:
         console.print(
             f"expected calibration error {before.expected_error:.4f} before the model's temperature, "

@@ -100,7 +100,7 @@ def _model_of_heads(parts: _Parts, card: dict[str, Any]) -> tuple[Model, dict[st
             figures[name]["compared with"] = against[name].about()
             if len(truth) >= LEAST_ROWS and (temperature := fitted(logits, truth)) is not None:
                 sharper[part] = 1 / temperature
-                figures[name][CARD] = {"rows": len(truth), **improvement(logits, truth, temperature)}
+                figures[name][CARD] = {"rows": len(truth), **improvement(logits, logits / temperature, truth)}
         if tested is not None and (known := tested[0].labels[:, number] != NO_TRUTH).any():
             right = (tested[1][:, part].argmax(axis=1) == tested[0].labels[:, number])[known]
             figures[name]["test"] = {"rows": len(right), "accuracy": round(float(right.mean()), 6)}
@@ -124,7 +124,7 @@ def _one_label_model(parts: _Parts, card: dict[str, Any]) -> tuple[Model, dict[s
     if len(rows) >= LEAST_ROWS:
         temperature = fitted(logits, truth)
         if temperature is not None:
-            card[CARD] = {"rows": len(rows), **improvement(logits, truth, temperature)}
+            card[CARD] = {"rows": len(rows), **improvement(logits, logits / temperature, truth)}
     if parts.beside is not None:
         cascade = fitted_cascade(logits, parts.beside, truth, AGREEMENT)
         figures = compare(logits, parts.beside, truth, cascade, temperature or 1.0)

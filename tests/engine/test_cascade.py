@@ -108,7 +108,8 @@ def test_ids_and_windows_are_asked_about_too(engines: list[CpuEngine]) -> None:
     ids = texts.encoded(model.alphabet, model.length).ids
     of_ids = Texts(np.empty(0, np.uint8), np.empty(0, np.int64), ids)
     some, whole, alone = (engine.classify(of_ids, all_scores=True) for engine in engines)
-    assert whole.unknown_chars.any() and not alone.unknown_chars.any()
+    assert whole.unknown_chars.any()
+    assert not alone.unknown_chars.any()
     is_whole = (some.all_scores == whole.all_scores).all(axis=1)  # type: ignore[union-attr]
     assert 0 < some.asked == is_whole.sum() < 30
     assert np.array_equal(some.all_scores[~is_whole], alone.all_scores[~is_whole])  # type: ignore[index]
