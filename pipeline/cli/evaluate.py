@@ -51,7 +51,9 @@ def command(
         float | None, _report("BELOW", "Give rows with a lower score no label, as `classify` does.")
     ] = None,
 ) -> None:
-    """Print accuracy, figures by class, the confusion matrix, calibration error and the most confident mistakes."""
+    """Print accuracy, figures by class, the confusion matrix (of more than 10 classes, the most frequent mistakes),
+    calibration error and the most confident mistakes.
+    """
     for flag, picture in (("--plot", plot), ("--reliability", reliability)):
         if picture and find_spec("matplotlib") is None:
             raise UsageError(f"{flag} needs Matplotlib: pip install 'broadsheet[report]'")

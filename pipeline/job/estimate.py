@@ -27,6 +27,7 @@ from ..output.layout import PartNames
 from ..output.object_store import place_of
 from ..output.store import Location
 from ..processes.threads import available_cores
+from ..report.breakdown import MUCH_ASKED, asks
 from ..source.chunk import Chunk, concat
 from ..source.columns import NO_TRUTH
 from ..source.inputs import Given, identify
@@ -283,12 +284,7 @@ def _output_bytes(judged: ScoredChunk, columns: Columns, names: PartNames, chunk
 
 
 def _warnings(
-    estimate: Estimate,
-    judged: ScoredChunk,
-    options: Options,
-    path: Location | None,
-    scoring: Scoring,
-    model: Model,
+    estimate: Estimate, judged: ScoredChunk, options: Options, path: Location | None, scoring: Scoring, model: Model
 ) -> Iterator[str]:
     """What to look at before the job.
 
@@ -316,6 +312,8 @@ def _warnings(
         yield f"{empty:.0%} of the texts are empty: their labels mean nothing"
     if cut > _MANY_CUT:
         yield f"{cut:.0%} of the texts are longer than the {scoring.reads(model):,} characters that the model reads"
+    if texts.asked > MUCH_ASKED * rows:
+        yield f"faster with {asks(texts.asked / rows)}"
     if bad > _MANY_BAD * estimate.sample_rows:
         reason, count = next(iter(estimate.reasons.items()))
         yield f"{bad / estimate.sample_rows:.0%} of the rows cannot be labelled, {count:,} of {bad:,} for: {reason}"

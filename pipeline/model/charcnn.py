@@ -17,24 +17,14 @@ from numpy.typing import NDArray
 
 from ..errors import ModelError, UsageError
 from ..storage.disk import write_file
-from . import fasttext_file, model_file
+from . import fasttext_file, model_file, scores
 from .alphabet import PUBLISHED, Alphabet
 from .cascade import ASKS, Cascade
 from .fasttext import ALPHABET, FastText
 from .layers import BIAS, CLASSES, FRAMES, HIDDEN, PUBLISHED_LENGTH, WHOLE, Frame, Layer, layer_table, parameter_count
 from .model_file import MEANT_FOR, SHIPPED, ActivationScales
 from .ngrams import NGrams
-from .scores import (
-    CARD,
-    DEFAULT_THRESHOLD,
-    GIVEN,
-    SIGMOID,
-    SOFTMAX,
-    TEMPERATURES,
-    Levels,
-    check_classes,
-    check_thresholds,
-)
+from .scores import DEFAULT_THRESHOLD, GIVEN, SIGMOID, SOFTMAX, TEMPERATURES, Levels, check_classes, check_thresholds
 
 
 @dataclass(frozen=True)
@@ -204,7 +194,7 @@ class Model:
     @property
     def is_calibrated(self) -> bool:
         """Whether a temperature was fitted to its scores. It may be 1."""
-        return self.temperature != 1 or CARD in self.card
+        return self.temperature != 1 or scores.CARD in self.card
 
     @property
     def meant_for(self) -> str | None:

@@ -58,9 +58,8 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> list[tuple[str, str]]:
             a_row = tally.saturated / tally.rows_written
             items.append(("int8", f"{tally.saturated:,} saturated activations, {a_row:,.2f} a row"))
     if tally.asked:
-        labelled = tally.rows_written + tally.rows_filtered
-        share = f"{tally.asked / labelled:.1%}"
-        items.append(("network", f"asked {counted(tally.asked, 'time')} for {counted(labelled, 'row')} ({share})"))
+        labelled = counted(tally.rows_written + tally.rows_filtered, "row")
+        items.append(("network", f"asked {counted(tally.asked, 'time')} for {labelled} ({tally.asked_share:.1%})"))
     return items
 
 

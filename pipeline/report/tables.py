@@ -44,8 +44,8 @@ def print_breakdown(breakdown: Breakdown, console: PlainConsole) -> None:
         few = len(breakdown.devices) <= _OWN_COLUMN
         console.print(_own_columns(breakdown) if few else _summary(breakdown))
         console.print(
-            f"{breakdown.rows_per_second:,.0f} articles a second from first input to last output; "
-            f"{breakdown.devices[0].device.partition(':')[0].upper().replace('CUDA', 'GPU')} busy {breakdown.busy:.0%}"
+            f"{breakdown.devices[0].device.partition(':')[0].upper().replace('CUDA', 'GPU')} busy {breakdown.busy:.0%} "
+            "from first input to last output"
         )
     if breakdown.verdict:
         console.print(breakdown.verdict, style="bold")
@@ -295,7 +295,7 @@ def print_label_figures(counts: LabelCounts, console: PlainConsole) -> None:
 
 
 def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
-    """Accuracy, the per-class table, and for few classes the matrix (true class by row)."""
+    """Accuracy, the per-class table, and for few classes the matrix (true class by row), for many the mistakes."""
     if confusion.without_truth:
         message = f"not judged, since the true class is none of the model's: {counted(confusion.without_truth, 'row')}"
         console.print(message, style="yellow")
@@ -315,7 +315,14 @@ def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
     if len(figures) > _MOST_CLASSES:
         table.add_row(f"{len(figures) - _MOST_CLASSES} more", "", "", "", "")
     console.print(table)
-    if len(confusion.classes) <= _MOST_CLASSES // 2:
+    if len(confusion.classes) > _MOST_CLASSES // 2:
+        if pairs := confusion.mistakes(_MOST_CLASSES // 2):
+            table = new_table("true class", "most frequent mistakes", "rows")
+            table.columns[1].justify = "left"
+            for truth, label, rows in pairs:
+                table.add_row(truth, label, f"{rows:,}")
+            console.print(table)
+    else:
         matrix = _matrix(confusion, confusion.classes)
         if console.measure(matrix, options=console.options.update(width=_UNBOUNDED)).maximum > console.width:
             matrix = _matrix(confusion, tuple(f"({i})" for i in range(1, 1 + len(confusion.classes))))

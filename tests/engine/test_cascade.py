@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ngram_models import branch
 
-from broadsheet.pipeline import classify
+from broadsheet.pipeline import classify, dry_run
 from broadsheet.pipeline.classifier import load
 from broadsheet.pipeline.engine.base import Predictions, Texts
 from broadsheet.pipeline.engine.cpu import CpuEngine
@@ -149,6 +149,10 @@ def test_a_job_asks_as_its_option_says(small_model: Model, tmp_path: Path, netwo
     want = load(both, device="cpu", network=network).predict_proba([row.strip() for row in rows])
     assert report.tally.asked == (rows_asked(both, texts).sum() if network == "uncertain" else 0)
     assert ("asked" in str(report)) == (network == "uncertain")
+    warnings = dry_run(tmp_path / "in.txt", model=both, device="cpu", network=network).warnings
+    share = f"{report.tally.asked / 60:.0%}"
+    told = f"faster with --network none (n-grams alone, less exact): the network is asked about {share}"
+    assert any(line.startswith(told) for line in warnings) == (network == "uncertain")
     found = pq.read_table(tmp_path / "out" / "parts")
     assert np.array_equal(found["score"].to_numpy(), want.max(axis=1))
     other = {"uncertain": "all", "all": "none", "none": "uncertain"}[network]
