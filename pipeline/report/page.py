@@ -147,7 +147,7 @@ def _content(report: JobReport) -> dict[str, Any]:
             "causes": {name: text for name, text in _CAUSES.items() if gpu or name != "transfer"},
         },
         "matrix": _matrix(report.confusion),
-        "pairs": _pairs(report.confusion),
+        "pairs": report.confusion.mistakes(_MOST_PAIRS) if report.confusion else [],
         "doubt": doubt(report.job, report.tally),
         "timeline": _picture(partial(plots.timeline, report.run.timeline, breakdown)) if ran else None,
         "throughput": _picture(partial(plots.throughput, report.run.timeline, breakdown, rate)) if ran else None,
@@ -171,13 +171,6 @@ def _matrix(confusion: Confusion | None) -> list[tuple[str, list[tuple[int, floa
         (name, [(int(n), float(n / total)) for n in row])
         for name, row, total in zip(confusion.classes, confusion.counts, totals, strict=True)
     ]
-
-
-def _pairs(confusion: Confusion | None) -> list[tuple[str, str, int]]:
-    """The most frequent mistakes where there are too many classes for a matrix: true class, label, rows."""
-    if confusion is None or len(confusion.classes) <= _MOST_MATRIX:
-        return []
-    return confusion.mistakes(_MOST_PAIRS)
 
 
 def _bars(names: Sequence[str], rows: Sequence[int]) -> list[Bar]:
