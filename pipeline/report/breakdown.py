@@ -261,7 +261,22 @@ def _within(times: np.ndarray[Any, Any], intervals: Intervals) -> np.ndarray[Any
 
 
 def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool, whole: bool, asked: float) -> tuple[str, str]:
-    """whole: whether chunks end where a row group or the memory for one does, and not after so many rows."""
+    """What a job was bound by, and a sentence about it.
+
+    Parameters
+    ----------
+    devices : list of DeviceTimes
+        Its devices.
+    precision : str
+        Of its engines.
+    streamed : bool
+        Whether the client read its input.
+    whole : bool
+        Whether chunks end where a row group or the memory for one does, and not after so many rows.
+    asked : float
+        The share of texts about which the network was asked, where n-grams stand beside it.
+
+    """
     shares = {name: float(np.mean([d.shares[name] for d in devices])) for name in devices[0].shares}
     gpu = devices[0].device.startswith("cuda")
     kind = "GPU" if gpu else "CPU"
