@@ -45,7 +45,9 @@ def command(
     abstain: Annotated[float | None, _report("BELOW", _ABSTAIN)] = None,
     **flags: Any,
 ) -> None:
-    """Print accuracy, figures by class, the confusion matrix, calibration error and the most confident mistakes."""
+    """Print accuracy, figures by class, the confusion matrix (of more than 10 classes, the most frequent mistakes),
+    calibration error and the most confident mistakes.
+    """
     for flag, picture in (("--plot", plot), ("--reliability", reliability)):
         if picture and find_spec("matplotlib") is None:
             raise UsageError(f"{flag} needs Matplotlib: pip install 'broadsheet[report]'")
@@ -79,7 +81,7 @@ def command(
     if not result.confusion.rows and not result.abstained:
         raise UsageError(f"no row has a class of the model in column {label_column!r}")
     if (console := _begun(result, as_json)) is not None:
-        _print(result, abstain, reliability is None, console)
+        _print(result, abstain, reliability is None, console, loaded.is_calibrated)
     if plot or reliability:
         from ..report.plots import confusion_matrix, reliability_diagram, save_png
     if plot:
@@ -134,7 +136,9 @@ def _print_left_out(result: Evaluation | LabelEvaluation, console: PlainConsole)
         console.print(f"{counted(result.overflowed, 'row')} skipped: the model overflows on them", style="yellow")
 
 
-def _print(result: Evaluation, abstain: float | None, diagram: bool, console: PlainConsole) -> None:
+def _print(
+    result: Evaluation, abstain: float | None, diagram: bool, console: PlainConsole, is_calibrated: bool
+) -> None:
     """Print an evaluation; with `diagram`, also the reliability diagram."""
     from rich.padding import Padding
 
@@ -146,7 +150,7 @@ def _print(result: Evaluation, abstain: float | None, diagram: bool, console: Pl
         share = f"{result.abstained:,} of {rows:,} rows ({result.abstained / rows:.1%})"
         console.print(f"{share} have a score below {abstain:g}, and no label; the figures are those of the others")
     print_confusion(result.confusion, console)
-    print_reliability(result.reliability, result.uncalibrated, diagram, console, bool(result.networks))
+    print_reliability(result.reliability, result.uncalibrated, diagram, console, is_calibrated)
     if result.networks:
         print_asking({name: figures._asdict() for name, figures in result.networks.items()}, console)
     if result.thresholds:

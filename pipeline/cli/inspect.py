@@ -95,6 +95,7 @@ def _print_memory(title: str, buffers: Sequence[Buffer], console: PlainConsole) 
 def about_model(model: Model) -> dict[str, object]:
     """What the command prints, as JSON values."""
     from ..model.fasttext import FastText
+    from ..model.layers import WHOLE
     from ..model.ngrams import NGrams
     from ..model.several import heads_of
 
@@ -104,8 +105,9 @@ def about_model(model: Model) -> dict[str, object]:
         "digest": model.digest,
         "parameters": model.parameters,
         "dtype": model.dtype,
-        "length": model.length,
-        "frame": model.frame,
+        "reads": None if model.reads == WHOLE else model.reads,
+        "length": model.length if model.has_network else None,
+        "frame": model.frame if model.has_network else None,
         "temperature": model.temperature,
         "thresholds": model.thresholds,
         "scales": None if model.scales is None else msgspec.to_builtins(model.scales),
@@ -113,7 +115,7 @@ def about_model(model: Model) -> dict[str, object]:
         if isinstance(model.ngrams, NGrams)
         else None,
         "fasttext": None if whole is None else {**whole.about, "words": whole.known, "rows": list(whole.table.shape)},
-        "alphabet": model.alphabet.symbols,
+        "alphabet": model.alphabet.symbols if model.has_network else None,
         "classes": list(model.classes),
         "heads": None if model.heads is None else {head.name: list(head.classes) for head in heads_of(model)},
         "layers": [
@@ -173,7 +175,7 @@ def print_model(model: Model, console: PlainConsole) -> None:
         "alphabet": f"{len(model.alphabet)} symbols: {model.alphabet.symbols!r}",
         "length": f"{model.length} characters",
         "frame": _FRAMES[model.frame],
-        "scores": _NO_TEMPERATURE if model.temperature == 1 else f"calibrated: temperature {model.temperature:.4g}",
+        "scores": f"calibrated: temperature {model.temperature:.4g}" if model.is_calibrated else _NO_TEMPERATURE,
         "int8": _NO_SCALES,
     }
     if model.levels is not None:
@@ -191,6 +193,7 @@ def print_model(model: Model, console: PlainConsole) -> None:
         facts |= {"heads": of_each, "scores": _OF_HEADS}
     if not model.has_network:
         facts["int8"] = "the same as in every precision: n-grams alone, no network"
+        facts = {name: fact for name, fact in facts.items() if name not in ("alphabet", "length", "frame")}
     if model.scales is not None:
         scales = ", ".join(f"{name} {step:.3g}" for name, step in model.scales.steps.items())
         facts["int8"] = f"steps of 8-bit inputs: {scales}; found on {model.scales.found_on[:16]}"

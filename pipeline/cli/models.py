@@ -68,7 +68,9 @@ def calibrate(
     calibrated = fitting.calibrate(begun, Paths(data), label_column=label_column, **read)
     calibrated.save(output)
     about = calibrated.card[CARD]
-    say(f"{output}: temperature {calibrated.temperature:.3f}, fitted on {about['rows']:,} rows")
+    found = f"temperature {about.get('left out', calibrated.temperature):.3f}, fitted on {about['rows']:,} rows"
+    say(f"{output}: scores stay as they were: {found}, does not help" if "left out" in about else f"{output}: {found}")
+    say("on rows that it was not fitted to, a fifth at a time:")
     for name in ("calibration error", "log loss"):
         say(f"{name:>20}  {about[f'{name} before']:.4f} before, {about[f'{name} after']:.4f} after")
     if calibrated.cascade is not None:
@@ -96,6 +98,7 @@ def convert(
     source = Path(given)
     from ..model import fasttext_file, model_file
     from ..model.charcnn import load_model
+    from ..model.scores import CARD
     from ..model.several import load_one
 
     kinds = source.suffix, target.suffix
@@ -115,9 +118,8 @@ def convert(
             if model.is_multi_label:
                 raise UsageError(f"{source} gives a text several labels, which a params.bin cannot say")
             data = to_params(model)
-            sidecar = model_file.sidecar_json(
-                model.alphabet.symbols, list(model.classes), model.frame, dict(model.card), data
-            )
+            card = {name: about for name, about in model.card.items() if name != CARD or model.temperature == 1}
+            sidecar = model_file.sidecar_json(model.alphabet.symbols, list(model.classes), model.frame, card, data)
             files = {target: data, model_file.sidecar_path(target): sidecar}
         else:
             raise UsageError(

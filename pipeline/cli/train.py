@@ -16,7 +16,7 @@ import typer
 from ..errors import UsageError
 from ..options.training import TRAIN
 from ..report.console import PlainConsole, say
-from ..storage.disk import refuse_outputs
+from ..storage.disk import refuse_outputs, write_file
 from .flags import Quiet, SchedulerFile, in_panel, keywords, with_options
 
 if TYPE_CHECKING:
@@ -52,6 +52,9 @@ def command(
     scheduler_file: SchedulerFile = None,
     note: Annotated[str | None, _report("TEXT", "A line for the model card.")] = None,
     plot: Annotated[Path | None, _report("FILE.png", "Draw the training curve.")] = None,
+    suspects: Annotated[
+        Path | None, _report("FILE.csv", "Write the rows whose label is probably wrong, the most probable first.")
+    ] = None,
     quiet: Quiet = False,
     **flags: Any,
 ) -> None:
@@ -67,15 +70,21 @@ def command(
         from .training import TrainingProgress
     except ModuleNotFoundError as error:
         raise UsageError(f"training needs scikit-learn ({error}): pip install 'broadsheet[train]'") from error
+    import pyarrow as pa
+    import pyarrow.csv as pa_csv
+
     from ..source.inputs import Paths, local_paths
 
     if plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[train]'")
     options = keywords(flags, TRAIN)
+    if suspects and (teacher or soft_labels or options.get("multi_label") or len(options.get("label_column", ())) != 1):
+        raise UsageError("--suspects looks for wrong labels in one column, of one label a text: name it, and no others")
     resume, device = options.get("resume", False), options.get("device", "auto")
     read = [*data, *options.get("test", ()), *(unlabelled or ())]
-    models = [*(teacher or ()), *(options[name] for name in ("init", "alphabet", "vectors") if name in options)]
-    refuse_outputs({"-o": output, "--plot": plot}, overwrite, lambda: [*models, *local_paths(Paths(read))])
+    models = [*(teacher or ()), *(str(options[name]) for name in ("init", "alphabet", "vectors") if name in options)]
+    outputs = {"-o": output, "--plot": plot, "--suspects": suspects}
+    refuse_outputs(outputs, overwrite, lambda: [*models, *local_paths(Paths(read))])
     checkpoint = (output.parent.absolute() / output.name).with_name(output.name + CHECKPOINT)
     if checkpoint.exists() and not resume:
         if not overwrite:
@@ -119,6 +128,14 @@ def command(
     trained.model.save(output)
     checkpoint.unlink(missing_ok=True)
     watch.finish(trained, output)
+    if suspects and (found := trained.suspects) is not None and (judged := trained.compared) is not None:
+        with pa.BufferOutputStream() as csv:
+            pa_csv.write_csv(found, csv)
+            write_file(suspects, csv.getvalue().to_pybytes())
+        seen = f"{len(found):,} of {judged.rows:,} rows, each judged by a model that has not seen it,"
+        say(f"{suspects}: {seen} may have a wrong label")
+    elif suspects:
+        say(f"{suspects} is not written: no row was held out in which to look for wrong labels", error=True)
     if plot:
         plot_curve(trained.history, plot)
 

@@ -15,6 +15,7 @@ from ..errors import counted
 from ..evaluation.numbers import NumberFigures
 from ..report.console import PlainConsole
 from ..train import Cost, Epoch, Fit, Note, Step, Trained
+from ..train.after import SURE_CARD
 from ..train.data import LabelledArticles
 
 _SECONDS_BETWEEN_LINES = 60.0
@@ -79,6 +80,9 @@ class TrainingProgress:
             self._console.print(f"  its teacher: {taught['teacher_accuracy']:.2%} of those with a label")
         for line in trained.compared.lines() if trained.compared else ():
             self._console.print(line, soft_wrap=True)
+        if sure := card.get(SURE_CARD):
+            few = "; by so few rows, scores are rough" if sure["rows"] < 300 else ""
+            self._console.print(f"of {sure['rows']:,} rows with a {SURE_CARD}, {sure['right']:,} are right{few}")
         for name, figures in card.get("heads", {}).items():
             if test := figures.get("test"):
                 self._console.print(f"test: {name} {test['accuracy']:.2%} of {test['rows']:,} rows", soft_wrap=True)

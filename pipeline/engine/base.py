@@ -97,7 +97,7 @@ class Predictions:
     truncated : bool [N]
         Whether the text is longer than the model reads.
     unknown_chars : int64 [N]
-        Characters outside the alphabet, in the part that the model reads.
+        Characters outside the alphabet, in the part that the network reads; 0 of a model without one.
     saturated : int
         In int8, how many 8-bit activations of all articles have the greatest value, since what was above is there too.
     n_windows : int64 [N], optional
@@ -130,11 +130,13 @@ class Predictions:
         windows = None if self.n_windows is None else self.n_windows[rows]
         return Predictions(self.labels[rows], self.scores[rows], every, *counts, self.saturated, windows, self.asked)
 
-    def of_whole_texts(self, texts: Texts, length: int) -> Predictions:
-        """The predictions with the counts of the whole texts, where `texts` were cut. length: what the model reads."""
-        if texts.n_chars is None:
-            return self
-        return replace(self, n_chars=texts.n_chars, truncated=texts.n_chars > length)
+    def of_whole_texts(self, texts: Texts, model: Model) -> Predictions:
+        """The predictions with the counts of the whole texts, which may be cut in `texts`, as `model` reads them: its
+        n-grams may read more characters than its network, and know all of them.
+        """
+        n_chars = self.n_chars if texts.n_chars is None else texts.n_chars
+        unknown = self.unknown_chars if model.has_network else np.zeros_like(self.unknown_chars)
+        return replace(self, n_chars=n_chars, truncated=n_chars > model.reads, unknown_chars=unknown)
 
     def with_numbers(self, model: Model) -> Predictions:
         """For a model of numbers: the predictions with numbers in place of logits, and probabilities of levels."""

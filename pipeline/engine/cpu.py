@@ -33,7 +33,7 @@ from ..model import quantised, reference
 from ..model.alphabet import text_ends
 from ..model.cascade import asked
 from ..model.charcnn import Model
-from ..model.layers import BIAS, NORM_EPSILON, Layer
+from ..model.layers import BIAS, NORM_EPSILON, WHOLE, Layer
 from ..model.ngrams import NGrams, scores_of_ids
 from ..model.reference import Floats, Norm, Offsets, Rows, Weights
 from ..processes.threads import SINGLE_THREADED_BLAS
@@ -63,6 +63,7 @@ class CpuEngine:
         self.threads = threads
         self._pool = ThreadPoolExecutor(threads, "broadsheet-compute")
         self.blocks: list[tuple[str, Callable[[Any], Any]]] = []
+        self._length = model.length if model.has_network else WHOLE  # n-grams alone need no ids
         self._alone = None if model.has_network and model.cascade is None else model.asking("none")
         if model.ngrams is not None:
             with SINGLE_THREADED_BLAS:
@@ -104,13 +105,13 @@ class CpuEngine:
         self._saturated.clear()
         with span("kernels", spans, "compute", self.device_name):
             with span("encode", kernels, "compute", self.device_name):
-                ids, n_chars, truncated, unknown = texts.encoded(self.model.alphabet, self.model.length)
+                ids, n_chars, truncated, unknown = texts.encoded(self.model.alphabet, self._length)
             probabilities, asked = self._probabilities(texts, ids, kernels)
             with span("head", kernels, "compute", self.device_name):
                 labels, best = reference.top_k(probabilities, top_k)
         every, saturated = probabilities if all_scores else None, sum(self._saturated)
         predictions = Predictions(labels, best, every, n_chars, truncated, unknown, saturated, asked=asked)
-        return predictions.with_numbers(self.model).by_head(self.model).of_whole_texts(texts, self.model.length)
+        return predictions.with_numbers(self.model).by_head(self.model).of_whole_texts(texts, self.model)
 
     def _probabilities(self, texts: Texts, ids: NDArray[np.uint8], kernels: list[Span] | None) -> tuple[Floats, int]:
         """The score of every class, [N, classes], and `Predictions.asked`."""

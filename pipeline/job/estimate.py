@@ -27,6 +27,7 @@ from ..output.layout import PartNames
 from ..output.object_store import place_of
 from ..output.store import Location
 from ..processes.threads import available_cores
+from ..report.breakdown import MUCH_ASKED, asks
 from ..source.chunk import Chunk, concat
 from ..source.columns import NO_TRUTH
 from ..source.inputs import Given
@@ -218,7 +219,7 @@ def dry_run(
         shared_bytes=sum(model.mapped_bytes for model in models.loaded),
         warnings=(),
     )
-    warnings = _warnings(estimate, judged, settings, path, columns.scoring[0].reads(models.first.length))
+    warnings = _warnings(estimate, judged, settings, path, columns.scoring[0], models.first)
     slow = slow_to_read(files.found)
     return replace(estimate, warnings=(*warnings, *sample.notes, *([slow] if slow else [])))
 
@@ -276,7 +277,7 @@ def _output_bytes(judged: ScoredChunk, columns: Columns, names: PartNames, chunk
 
 
 def _warnings(
-    estimate: Estimate, judged: ScoredChunk, options: Options, path: Location | None, reads: int
+    estimate: Estimate, judged: ScoredChunk, options: Options, path: Location | None, scoring: Scoring, model: Model
 ) -> Iterator[str]:
     """What to look at before the job.
 
@@ -290,12 +291,12 @@ def _warnings(
         Of the job.
     path : Location, optional
         The output folder.
-    reads : int
-        Characters of a text on which its label depends.
+    scoring, model : Scoring, Model
+        What is asked of the first model, and the model.
 
     """
     texts, chunk, rows = judged.predictions[0], judged.chunk, max(len(judged.chunk), 1)
-    unknown = texts.unknown_chars.sum() / max(np.minimum(texts.n_chars, reads).sum(), 1)
+    unknown = texts.unknown_chars.sum() / max(np.minimum(texts.n_chars, scoring.encodes(model)).sum(), 1)
     empty, cut = (texts.n_chars == 0).sum() / rows, texts.truncated.sum() / rows
     bad = len(chunk.quarantine)
     if unknown > _MUCH_UNKNOWN:
@@ -303,7 +304,9 @@ def _warnings(
     if empty > _MANY_BAD:
         yield f"{empty:.0%} of the texts are empty: their labels mean nothing"
     if cut > _MANY_CUT:
-        yield f"{cut:.0%} of the texts are longer than the {reads:,} characters that the model reads"
+        yield f"{cut:.0%} of the texts are longer than the {scoring.reads(model):,} characters that the model reads"
+    if texts.asked > MUCH_ASKED * rows:
+        yield f"faster with {asks(texts.asked / rows)}"
     if bad > _MANY_BAD * estimate.sample_rows:
         reason, count = next(iter(estimate.reasons.items()))
         yield f"{bad / estimate.sample_rows:.0%} of the rows cannot be labelled, {count:,} of {bad:,} for: {reason}"

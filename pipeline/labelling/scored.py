@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ..engine.base import Engine, Predictions, Texts
 from ..errors import UsageError
+from ..model.charcnn import Model
 from ..model.layers import WHOLE
 from ..model.reference import top_k
 from ..model.scores import Heads, parts_of
@@ -63,9 +64,13 @@ class Scoring:
     all_scores: bool = False
     windows: Windows | None = None
 
-    def reads(self, length: int) -> int:
-        """Characters of a text on which its label depends, of a model of this length."""
-        return length if self.windows is None else self.windows.reads(length)
+    def reads(self, model: Model) -> int:
+        """Characters of a text on which its label depends."""
+        return model.reads if self.windows is None else self.windows.reads(model.window)
+
+    def encodes(self, model: Model) -> int:
+        """Characters of a text among which those outside the alphabet are counted."""
+        return model.length if self.windows is None else self.windows.reads(model.window)
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ def score_chunk(
             chunk = _without_overflowed(chunk, lost, engine, is_first)
             predictions = tuple(of_model.take(~lost) for of_model in predictions)
     doubtful = tuple(
-        _count_doubtful(chunk, of_model, wanted.reads(engine.model.length))
+        _count_doubtful(chunk, of_model, wanted.encodes(engine.model))
         for engine, wanted, of_model in zip(of_each, scoring, predictions, strict=True)
     )
     return ScoredChunk(chunk, predictions, doubtful, rows - len(chunk))
@@ -254,7 +259,7 @@ def set_aside(chunk: Chunk, lost: NDArray[np.bool_], reason: str) -> Chunk:
 
 
 def _count_doubtful(chunk: Chunk, predictions: Predictions, reads: int) -> dict[str, int]:
-    """Rows that a model which reads so many characters can hardly judge, by reason. A row has one reason at most."""
+    """Rows that a model can hardly judge, by reason; a row has one at most. reads: what its network reads of a text."""
     empty = predictions.n_chars == 0
     filled = np.flatnonzero(np.diff(chunk.offsets) > 0) if chunk.ids is None else np.empty(0, np.intp)
     # Only what begins with a space is searched: a search of all texts would take a tenth of a GPU's time.

@@ -63,12 +63,12 @@ class Windows:
     def reads_of(self, models: Models) -> int:
         """Characters of a text that the labels of all these need. Raises UsageError for an overlap of whole windows."""
         for model in models.every:
-            if self.overlap >= model.length:
+            if self.overlap >= model.window:
                 raise UsageError(
-                    f"overlap is {self.overlap:,}: it must be below the {model.length:,} characters that "
+                    f"overlap is {self.overlap:,}: it must be below the {model.window:,} characters that "
                     f"{model.name} reads"
                 )
-        return max(self.reads(model.length) for model in models.every)
+        return max(self.reads(model.window) for model in models.every)
 
     def counts(self, n_chars: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """Windows of texts of so many characters, [N]; an empty text has one."""
@@ -96,7 +96,7 @@ class Windows:
             As of `Engine.classify`.
 
         """
-        length, many = engine.model.length, len(texts)
+        length, many = engine.model.window, len(texts)
         if texts.ids is not None:
             predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, handed_over)
             return replace(predictions, n_windows=np.ones(many, np.int64))
@@ -121,7 +121,9 @@ class Windows:
         scores = together.scores(counts)
         labels, best = best_of(scores, min(top_k, scores.shape[1]))
         every, of_reached = scores if all_scores else None, _texts_of(reached)
-        unknown = count_unknown(of_reached.data, of_reached.offsets, engine.model.alphabet)
+        unknown = np.zeros(many, np.int64)
+        if engine.model.has_network:
+            unknown = count_unknown(of_reached.data, of_reached.offsets, engine.model.alphabet)
         sums = together.saturated, counts, together.asked
         return Predictions(labels, best, every, n_chars, truncated, unknown, *sums)
 

@@ -118,6 +118,13 @@ class Confusion:
         """Standard error of the accuracy as a binomial proportion; nan where there are no rows."""
         return float(np.sqrt(self.accuracy * (1 - self.accuracy) / self.rows)) if self.rows else float("nan")
 
+    def mistakes(self, count: int) -> list[tuple[str, str, int]]:
+        """The most frequent ones: true class, label, rows."""
+        wrong = self.counts - np.diag(np.diag(self.counts))
+        most = np.argsort(-wrong, axis=None, kind="stable")[:count]
+        places = zip(*np.unravel_index(most, wrong.shape), strict=True)
+        return [(self.classes[i], self.classes[j], int(wrong[i, j])) for i, j in places if wrong[i, j]]
+
     def per_class(self) -> list[ClassFigures]:
         """The figures of each class, in order."""
         figures = []

@@ -7,7 +7,7 @@ is labelled right.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,14 +78,14 @@ def reliability(scores: NDArray[np.float32], right: NDArray[np.bool_]) -> Reliab
     return Reliability(tuple(Bin(*values) for values in zip(*(column.tolist() for column in columns), strict=True)))
 
 
-def improvement(logits: NDArray[np.float64], truth: NDArray[np.int64], temperature: float) -> dict[str, Any]:
-    """What a temperature does on N rows, for a card: both measures, before and after."""
-    figures: dict[str, Any] = {}
-    for name, value in (("before", 1.0), ("after", temperature)):
-        scores = probabilities(logits, value)
+def improvement(before: NDArray[np.float64], after: NDArray[np.float64], truth: NDArray[np.int64]) -> dict[str, float]:
+    """What other logits do on N rows, for a card: both measures, before and after. before, after: [N, classes]."""
+    figures = {}
+    for name, logits in (("before", before), ("after", after)):
+        scores = probabilities(logits, 1.0)
         right = scores.argmax(axis=1) == truth
         error = reliability(scores.max(axis=1).astype(np.float32), right).expected_error
-        figures[f"log loss {name}"] = round(log_loss(logits, truth, value), 6)
+        figures[f"log loss {name}"] = round(log_loss(logits, truth, 1.0), 6)
         figures[f"calibration error {name}"] = round(error, 6)
     return figures
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import ModelError, UsageError
 from ..storage.disk import write_file
-from . import fasttext_file, model_file
+from . import fasttext_file, model_file, scores
 from .alphabet import PUBLISHED, Alphabet
 from .cascade import ASKS, Cascade
 from .fasttext import ALPHABET, FastText
@@ -148,6 +148,11 @@ class Model:
         return self.ngrams is not None and set(self.tensors) == {BIAS}
 
     @property
+    def window(self) -> int:
+        """Characters of a window of a long text: as many as the network reads, or without one the n-grams."""
+        return self.length if self.has_network else self.reads
+
+    @cached_property
     def has_network(self) -> bool:
         """Whether there is a network that counts: files of n-grams alone had one of zeros, before they had none."""
         return not self._is_ngrams_alone and bool(self.tensors["fc3.weight"].any())
@@ -185,6 +190,11 @@ class Model:
             )
         bias = {BIAS: np.array(self.cascade.bias, np.float32)}
         return replace(self, tensors=bias, temperature=self.cascade.temperature, scales=None, cascade=None)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether a temperature was fitted to its scores. It may be 1."""
+        return self.temperature != 1 or scores.CARD in self.card
 
     @property
     def meant_for(self) -> str | None:

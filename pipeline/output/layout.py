@@ -36,7 +36,7 @@ VERSION: Final = 4
 
 _CLOSING, _UPDATE = "group-", "_plan-"
 
-PART_ENCODING = 3
+PART_ENCODING = 4
 """The version of the encoding of parts: another encoding gives other bytes for the same rows."""
 
 NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"

@@ -57,6 +57,15 @@ _LOW_OCCUPANCY = 0.25
 _MUCH_WASTE = 0.2
 
 
+MUCH_ASKED = 0.25
+"""Of texts like those that a model was trained on, its network is asked about fewer."""
+
+
+def asks(share: float) -> str:
+    """What is faster where the network is asked about this share of the texts."""
+    return f"--network none (n-grams alone, less exact): the network is asked about {share:.0%} of the texts"
+
+
 @dataclass(frozen=True)
 class DeviceTimes:
     """The times of one device.
@@ -162,8 +171,10 @@ class Breakdown:
         }
 
 
-def break_down(timeline: Timeline, precision: str, chunk_rows: int = 0) -> Breakdown:
-    """The breakdown of a job's spans. precision: of its engines, and chunk_rows: of a chunk at most, for the advice."""
+def break_down(timeline: Timeline, precision: str, chunk_rows: int = 0, asked: float = 0.0) -> Breakdown:
+    """The breakdown of a job's spans. For the advice, precision: of its engines; chunk_rows: of a
+    chunk at most; asked: the share of texts about which the network was, where that is for n-grams to say.
+    """
     seconds = timeline.ended - timeline.began
     of_place: dict[str, list[Span]] = defaultdict(list)
     for span in timeline.spans:
@@ -185,7 +196,7 @@ def break_down(timeline: Timeline, precision: str, chunk_rows: int = 0) -> Break
             DeviceTimes(place.host, place.device, place.where, rows, len(chunks), moments[place.where], shares)
         )
     whole = sum(timeline.rows.values()) < _WHOLE * chunk_rows * sum(device.chunks for device in devices)
-    bound_by, verdict = _verdict(devices, precision, streamed=bool(elsewhere), whole=whole)
+    bound_by, verdict = _verdict(devices, precision, streamed=bool(elsewhere), whole=whole, asked=asked)
     window, rest = end - begin, seconds - (end - begin)
     if rest > window:
         start = f"start and end took {rest:.1f} of {seconds:.1f} s"
@@ -249,8 +260,23 @@ def _within(times: np.ndarray[Any, Any], intervals: Intervals) -> np.ndarray[Any
     return np.asarray(times < ends[which])
 
 
-def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool, whole: bool) -> tuple[str, str]:
-    """whole: whether chunks end where a row group or the memory for one does, and not after so many rows."""
+def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool, whole: bool, asked: float) -> tuple[str, str]:
+    """What a job was bound by, and a sentence about it.
+
+    Parameters
+    ----------
+    devices : list of DeviceTimes
+        Its devices.
+    precision : str
+        Of its engines.
+    streamed : bool
+        Whether the client read its input.
+    whole : bool
+        Whether chunks end where a row group or the memory for one does, and not after so many rows.
+    asked : float
+        The share of texts about which the network was asked, where n-grams stand beside it.
+
+    """
     shares = {name: float(np.mean([d.shares[name] for d in devices])) for name in devices[0].shares}
     gpu = devices[0].device.startswith("cuda")
     kind = "GPU" if gpu else "CPU"
@@ -259,6 +285,8 @@ def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool, whole: 
         faster = "more cores"
         if gpu:
             faster = "more GPUs, or the precision fp16" if precision == "fp32" else "more GPUs"
+        if asked > MUCH_ASKED:
+            faster += f", or with {asks(asked)}"
         return kind, f"bound by the {kind}, busy {busy:.0%}: go faster with {faster}"
     cause = max(shares, key=lambda name: shares[name])
     few = max(d.chunks for d in devices) < _FEW_CHUNKS

@@ -11,7 +11,6 @@ from importlib.metadata import version
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -121,7 +120,7 @@ def _finalize(value: Any) -> Any:
 
 
 def _content(report: JobReport) -> dict[str, Any]:
-    breakdown = report.breakdown
+    breakdown, rate = report.breakdown, report.articles_per_second
     ran = bool(breakdown.devices)
     gpu = ran and breakdown.devices[0].device.startswith("cuda")
     profile = report.run.profile
@@ -148,10 +147,10 @@ def _content(report: JobReport) -> dict[str, Any]:
             "causes": {name: text for name, text in _CAUSES.items() if gpu or name != "transfer"},
         },
         "matrix": _matrix(report.confusion),
-        "pairs": _pairs(report.confusion),
+        "pairs": report.confusion.mistakes(_MOST_PAIRS) if report.confusion else [],
         "doubt": doubt(report.job, report.tally),
         "timeline": _picture(partial(plots.timeline, report.run.timeline, breakdown)) if ran else None,
-        "throughput": _picture(partial(plots.throughput, report.run.timeline, breakdown)) if ran else None,
+        "throughput": _picture(partial(plots.throughput, report.run.timeline, breakdown, rate)) if ran else None,
         "roofline": profile and _picture(partial(plots.roofline, profile)),
         "kernels": profile and [judge(kernel, profile.ceilings) for kernel in profile.kernels],
     }
@@ -172,17 +171,6 @@ def _matrix(confusion: Confusion | None) -> list[tuple[str, list[tuple[int, floa
         (name, [(int(n), float(n / total)) for n in row])
         for name, row, total in zip(confusion.classes, confusion.counts, totals, strict=True)
     ]
-
-
-def _pairs(confusion: Confusion | None) -> list[tuple[str, str, int]]:
-    """The most frequent mistakes where there are too many classes for a matrix: true class, label, rows."""
-    if confusion is None or len(confusion.classes) <= _MOST_MATRIX:
-        return []
-    wrong = confusion.counts.copy()
-    np.fill_diagonal(wrong, 0)
-    most = np.argsort(-wrong, axis=None, kind="stable")[:_MOST_PAIRS]
-    places = zip(*np.unravel_index(most, wrong.shape), strict=True)
-    return [(confusion.classes[i], confusion.classes[j], int(wrong[i, j])) for i, j in places if wrong[i, j]]
 
 
 def _bars(names: Sequence[str], rows: Sequence[int]) -> list[Bar]:

@@ -82,7 +82,7 @@ def timeline(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
     return drawn
 
 
-def throughput(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
+def throughput(job: Timeline, breakdown: Breakdown, mean: float, width: float) -> Figure:
     """Articles a second over time; those of a chunk are spread evenly over the time in which it was classified."""
     begin, end = _window(breakdown)
     infers = [s for s in job.spans if s.lane == "infer"]
@@ -97,12 +97,11 @@ def throughput(job: Timeline, breakdown: Breakdown, width: float) -> Figure:
         axes = drawn.add_subplot(xlabel="seconds since the start", ylabel="articles a second")
         axes.stairs(rate, edges, fill=True, color=COLORS["compute"], alpha=0.35)
         axes.stairs(rate, edges, color=COLORS["compute"], linewidth=1.2)
-        axes.axhline(breakdown.rows_per_second, color="#555", linewidth=0.8, linestyle=(0, (4, 3)))
-        mean = f"mean {breakdown.rows_per_second:,.0f}"
-        text = axes.annotate(mean, (end, breakdown.rows_per_second), (-2, 3), textcoords="offset points", ha="right")
+        axes.axhline(mean, color="#555", linewidth=0.8, linestyle=(0, (4, 3)))
+        text = axes.annotate(f"mean {mean:,.0f}", (end, mean), (-2, 3), textcoords="offset points", ha="right")
         text.set_bbox({"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1})
         axes.set_xlim(begin, end)
-        axes.set_ylim(0, max(float(rate.max()), breakdown.rows_per_second, 1.0) * 1.15)
+        axes.set_ylim(0, max(float(rate.max()), mean, 1.0) * 1.15)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     return drawn
 

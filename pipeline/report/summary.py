@@ -52,15 +52,14 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> list[tuple[str, str]]:
         items.append(("no label", f"{tally.unlabelled:,} of the rows written"))
     if tally.rows_written:
         text = f"{tally.chars / tally.rows_written:,.0f} characters on average"
-        text += f", {tally.unknown_chars / max(tally.chars, 1):.2%} outside the alphabet"
+        text += f", {tally.unknown_chars / tally.chars:.2%} outside the alphabet" if tally.unknown_chars else ""
         items.append(("text", text + (f", {counted(tally.truncated, 'row')} too long" if tally.truncated else "")))
         if " int8," in job.backend:
             a_row = tally.saturated / tally.rows_written
             items.append(("int8", f"{tally.saturated:,} saturated activations, {a_row:,.2f} a row"))
     if tally.asked:
-        labelled = tally.rows_written + tally.rows_filtered
-        share = f"{tally.asked / labelled:.1%}"
-        items.append(("network", f"asked {counted(tally.asked, 'time')} for {counted(labelled, 'row')} ({share})"))
+        labelled = counted(tally.rows_written + tally.rows_filtered, "row")
+        items.append(("network", f"asked {counted(tally.asked, 'time')} for {labelled} ({tally.asked_share:.1%})"))
     return items
 
 

@@ -44,8 +44,8 @@ def print_breakdown(breakdown: Breakdown, console: PlainConsole) -> None:
         few = len(breakdown.devices) <= _OWN_COLUMN
         console.print(_own_columns(breakdown) if few else _summary(breakdown))
         console.print(
-            f"{breakdown.rows_per_second:,.0f} articles a second from first input to last output; "
-            f"{breakdown.devices[0].device.partition(':')[0].upper().replace('CUDA', 'GPU')} busy {breakdown.busy:.0%}"
+            f"{breakdown.devices[0].device.partition(':')[0].upper().replace('CUDA', 'GPU')} busy {breakdown.busy:.0%} "
+            "from first input to last output"
         )
     if breakdown.verdict:
         console.print(breakdown.verdict, style="bold")
@@ -216,7 +216,7 @@ def print_asking(figures: Mapping[str, Mapping[str, float]], console: PlainConso
 
 
 def print_reliability(
-    reliability: Reliability, before: Reliability | None, diagram: bool, console: PlainConsole, two: bool = False
+    reliability: Reliability, before: Reliability | None, diagram: bool, console: PlainConsole, is_calibrated: bool
 ) -> None:
     """The expected calibration error with the model's temperature and without it, and a bar for each bin of scores.
 
@@ -225,22 +225,18 @@ def print_reliability(
     reliability : Reliability
         With the temperature.
     before : Reliability or None
-        Without it; None for a model that has none.
+        Without it; None where it is 1, or n-grams alone have one of their own.
     diagram : bool
         Whether to print the bars.
     console : PlainConsole
         Where to print.
-    two : bool
-        Whether the model has a temperature for n-grams alone too.
+    is_calibrated : bool
+        Whether a temperature was fitted to the model's scores.
 
     """
-    if two and before is None:
-        console.print(f"expected calibration error {reliability.expected_error:.4f}")
-    elif before is None:
-        console.print(
-            f"expected calibration error {reliability.expected_error:.4f}; the model has no temperature: "
-            "broadsheet calibrate finds one"
-        )
+    if before is None:
+        none = "" if is_calibrated else "; no temperature was fitted: broadsheet calibrate does that"
+        console.print(f"expected calibration error {reliability.expected_error:.4f}{none}")
     else:
         console.print(
             f"expected calibration error {before.expected_error:.4f} before the model's temperature, "
@@ -299,7 +295,7 @@ def print_label_figures(counts: LabelCounts, console: PlainConsole) -> None:
 
 
 def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
-    """Accuracy, the per-class table, and for few classes the matrix (true class by row)."""
+    """Accuracy, the per-class table, and for few classes the matrix (true class by row), for many the mistakes."""
     if confusion.without_truth:
         message = f"not judged, since the true class is none of the model's: {counted(confusion.without_truth, 'row')}"
         console.print(message, style="yellow")
@@ -319,7 +315,14 @@ def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
     if len(figures) > _MOST_CLASSES:
         table.add_row(f"{len(figures) - _MOST_CLASSES} more", "", "", "", "")
     console.print(table)
-    if len(confusion.classes) <= _MOST_CLASSES // 2:
+    if len(confusion.classes) > _MOST_CLASSES // 2:
+        if pairs := confusion.mistakes(_MOST_CLASSES // 2):
+            table = new_table("true class", "most frequent mistakes", "rows")
+            table.columns[1].justify = "left"
+            for truth, label, rows in pairs:
+                table.add_row(truth, label, f"{rows:,}")
+            console.print(table)
+    else:
         matrix = _matrix(confusion, confusion.classes)
         if console.measure(matrix, options=console.options.update(width=_UNBOUNDED)).maximum > console.width:
             matrix = _matrix(confusion, tuple(f"({i})" for i in range(1, 1 + len(confusion.classes))))

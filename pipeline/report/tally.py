@@ -95,6 +95,11 @@ class Tally:
     others: tuple[Judged, ...] = ()
     earlier: Totals | None = None
 
+    @property
+    def asked_share(self) -> float:
+        """`asked` over the rows that were labelled."""
+        return self.asked / max(self.rows_written + self.rows_filtered, 1)
+
     @classmethod
     def after(
         cls,

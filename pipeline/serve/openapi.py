@@ -24,7 +24,7 @@ class TextResult(msgspec.Struct):
     score: Annotated[float | None, msgspec.Meta(description="The probability of the label")]
     n_chars: Annotated[_Count, msgspec.Meta(description="Characters of the whole text")]
     truncated: Annotated[bool, msgspec.Meta(description="Whether it is longer than the model reads")]
-    unknown_chars: Annotated[_Count, msgspec.Meta(description="Outside the model's alphabet, of those that it reads")]
+    unknown_chars: Annotated[_Count, msgspec.Meta(description="Outside the network's alphabet, of those that it reads")]
     top_labels: Annotated[
         list[str | None] | UnsetType,
         msgspec.Meta(description="The best classes, with top_k above 1"),
@@ -47,7 +47,7 @@ class ModelAbout(msgspec.Struct):
     default: Annotated[bool, msgspec.Meta(description="Whether it is the one for requests that name none")]
     classes: Annotated[tuple[str, ...], msgspec.Meta(description="The labels that it may give")]
     reads: Annotated[_Count, msgspec.Meta(description="How many characters of a text decide its label")]
-    alphabet: Annotated[str, msgspec.Meta(description="The characters that it knows; empty where it reads bytes")]
+    alphabet: Annotated[str, msgspec.Meta(description="The characters that its network knows; empty without one")]
     meant_for: Annotated[str | None, msgspec.Meta(description="The texts that it was made for, where its file says so")]
     digest: Annotated[str, msgspec.Meta(description="Identifies its weights and settings")]
     loaded: Annotated[_Count, msgspec.Meta(description="How often it was loaded: 1, and 1 more for each reload")]

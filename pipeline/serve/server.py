@@ -16,7 +16,6 @@ import uvloop
 from ..engine.open import expected_device
 from ..errors import BroadsheetError, UsageError, cause
 from ..model.charcnn import Model
-from ..model.layers import WHOLE
 from ..model.several import load_one
 from ..processes.threads import available_cores
 from .dispatcher import Dispatcher
@@ -155,7 +154,7 @@ class _Server:
             default=loaded.name == self._settings.default_model,
             classes=model.classes,
             reads=model.reads,
-            alphabet="" if model.reads == WHOLE else model.alphabet.symbols,
+            alphabet=model.alphabet.symbols if model.has_network else "",
             meant_for=model.meant_for,
             digest=model.digest,
             loaded=loaded.number,

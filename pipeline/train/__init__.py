@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
@@ -53,6 +54,9 @@ class Trained:
         The accuracy on held-out rows beside that of two simple models, where there are such rows.
     compared_columns : dict of str to Compared
         Of several label columns, by the name of each, in place of `compared`.
+    suspects : pyarrow.Table, optional
+        Of one label column, the rows whose label, `truth`, is probably wrong, and which is probably right, `label`. The
+        model that says so was not fitted to them.
 
     """
 
@@ -60,6 +64,7 @@ class Trained:
     history: tuple[Epoch, ...]
     compared: Compared | None = None
     compared_columns: Mapping[str, Compared] = field(default_factory=dict)
+    suspects: pa.Table | None = None
 
 
 @TRAIN.takes(TrainKeywords)
@@ -129,11 +134,11 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     if request.soft_labels:
         right = {} if prepared.taught_right is None else {"teacher_accuracy": round(prepared.taught_right, 6)}
         card["soft_labels"] = {**request.soft_labels.about(), **right}
-    model, compared = model_of(outcome, job, prepared, request.dtype, card, branch, request.keep_network)
+    model, compared, suspects = model_of(outcome, job, prepared, request.dtype, card, branch, request.keep_network)
     if outcome.is_trained and not model.has_network:
         reason = "the held-out rows are not clearly likelier with the network, which --keep-network would keep"
         request.tell(Note(f"the model has n-grams only: {reason}"))
-    return Trained(model, outcome.history, compared.get(""), compared if data.heads else {})
+    return Trained(model, outcome.history, compared.get(""), compared if data.heads else {}, suspects)
 
 
 def _job_of(request: TrainRequest, begin: Beginning, prepared: TrainingData) -> TrainingJob:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy.special import expit, logsumexp, softmax
 
@@ -27,7 +29,7 @@ from ..model.charcnn import Model
 from ..model.layers import BIAS
 from ..model.ngrams import Kinds, scores
 from ..model.quantised import SCALE_ROWS, with_scales
-from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, Levels, assigned, best_thresholds, fitted
+from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, Levels, assigned, best_thresholds, fitted, probabilities
 from ..source.columns import NO_TRUTH
 from .branch import Answers, Branch, bags, plain_logits
 from .data import LabelledArticles, TrainingData
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
     from .packed import PackedCNN
 
 
+SURE_CARD = "score of 0.9 or more"
+"""The key of a card under which it says how many rows have one, and how many of these are labelled right."""
+
+_SHOWN = 400  # characters of a suspect's text
 _LEAST_SPREAD = 0.05
 """The least spread of a model of numbers, in steps."""
 
@@ -49,12 +55,13 @@ def model_of(
     about: Mapping[str, Any],
     branch: Branch | None,
     keep_network: bool = False,
-) -> tuple[Model, dict[str, Compared]]:
+) -> tuple[Model, dict[str, Compared], pa.Table | None]:
     """The finished model: the weights rounded to `dtype`, a card, the scales for int8, and a temperature or thresholds.
 
     Its accuracy and temperature come from rows that nothing was fitted to: the held-out ones, or if there are none and
     the network was not trained, those that the branch held out in turn. With it comes what that accuracy compares with,
-    where each text has one label, by the name of the head, or "".
+    where each text has one label, by the name of the head, or ""; and of one column of labels, those that are probably
+    wrong.
 
     Parameters
     ----------
@@ -77,10 +84,38 @@ def model_of(
     parts = _Parts(outcome, job, prepared, dtype, branch, keep_network)
     card = parts.card(about)
     if prepared.data.levels is not None:
-        return _number_model(parts, card, prepared.data.levels), {}
+        return _number_model(parts, card, prepared.data.levels), {}, None
     if prepared.data.is_multi_label:
-        return _multi_label_model(parts, card), {}
-    return _one_label_model(parts, card) if prepared.data.heads is None else _model_of_heads(parts, card)
+        return _multi_label_model(parts, card), {}, None
+    if prepared.data.heads is not None:
+        return *_model_of_heads(parts, card), None
+    model, against = _one_label_model(parts, card)
+    if not len(parts.rows) or prepared.targets is not None or prepared.data.places is None:
+        return model, against, None
+    return model, against, suspects(prepared.data, parts.rows, probabilities(parts.logits, model.temperature))
+
+
+def suspects(data: LabelledArticles, rows: Labels, scores: Doubles) -> pa.Table:
+    """Those of `rows` whose label is probably wrong, the most probable first: another class has the highest score, and
+    at least the one that it has on average where it is the label (Northcutt, Jiang and Chuang, "Confident Learning:
+    Estimating Uncertainty in Dataset Labels", 2021).
+
+    scores: [N, classes], by a model that was not fitted to these rows.
+    """
+    truth, label, each = data.labels[rows], scores.argmax(axis=1), np.arange(len(rows))
+    own, best, count = scores[each, truth], scores[each, label], len(data.classes)
+    usual = np.bincount(truth, own, count) / np.maximum(np.bincount(truth, minlength=count), 1)
+    found = np.flatnonzero((label != truth) & (best >= usual[label]))
+    found = found[np.argsort((own - best)[found], kind="stable")]
+    text = data.text.rows(rows[found])
+    buffers = [None, pa.py_buffer(text.offsets), pa.py_buffer(text.data)]
+    texts = pa.Array.from_buffers(pa.large_string(), len(found), buffers)
+    assert data.places is not None
+    table = data.places.take(pa.array(rows[found]))
+    for name, numbers in (("truth", truth), ("label", label)):
+        table = table.append_column(name, pa.array([data.classes[i] for i in numbers[found]], pa.string()))
+    table = table.append_column("score", pa.array(best[found].astype(np.float32)))
+    return table.append_column("text", pc.utf8_slice_codeunits(texts, 0, _SHOWN))
 
 
 def _model_of_heads(parts: _Parts, card: dict[str, Any]) -> tuple[Model, dict[str, Compared]]:
@@ -100,7 +135,7 @@ def _model_of_heads(parts: _Parts, card: dict[str, Any]) -> tuple[Model, dict[st
             figures[name]["compared with"] = against[name].about()
             if len(truth) >= LEAST_ROWS and (temperature := fitted(logits, truth)) is not None:
                 sharper[part] = 1 / temperature
-                figures[name][CARD] = {"rows": len(truth), **improvement(logits, truth, temperature)}
+                figures[name][CARD] = {"rows": len(truth), **improvement(logits, logits / temperature, truth)}
         if tested is not None and (known := tested[0].labels[:, number] != NO_TRUTH).any():
             right = (tested[1][:, part].argmax(axis=1) == tested[0].labels[:, number])[known]
             figures[name]["test"] = {"rows": len(right), "accuracy": round(float(right.mean()), 6)}
@@ -124,7 +159,10 @@ def _one_label_model(parts: _Parts, card: dict[str, Any]) -> tuple[Model, dict[s
     if len(rows) >= LEAST_ROWS:
         temperature = fitted(logits, truth)
         if temperature is not None:
-            card[CARD] = {"rows": len(rows), **improvement(logits, truth, temperature)}
+            card[CARD] = {"rows": len(rows), **improvement(logits, logits / temperature, truth)}
+    if len(rows):
+        sure = probabilities(logits, temperature or 1.0).max(axis=1) >= 0.9
+        card[SURE_CARD] = {"rows": int(sure.sum()), "right": int(right[sure].sum())}
     if parts.beside is not None:
         cascade = fitted_cascade(logits, parts.beside, truth, AGREEMENT)
         figures = compare(logits, parts.beside, truth, cascade, temperature or 1.0)

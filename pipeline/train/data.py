@@ -105,6 +105,8 @@ class LabelledArticles:
         The levels of these numbers.
     heads : Heads, optional
         Name and number of classes of each head.
+    places : Table, optional
+        The file and the row of each.
 
     """
 
@@ -117,6 +119,7 @@ class LabelledArticles:
     numbers: NDArray[np.float64] | None = None
     levels: Levels | None = None
     heads: Heads | None = None
+    places: pa.Table | None = None
 
     @property
     def is_multi_label(self) -> bool:
@@ -161,6 +164,8 @@ class _Articles(NamedTuple):
         Of each chunk.
     texts : list of TextBuffers
         Of each chunk.
+    places : list of Table
+        Of each chunk.
     files, skipped : tuple of dict of str to str
         As of `LabelledArticles`.
 
@@ -168,12 +173,14 @@ class _Articles(NamedTuple):
 
     ids: list[NDArray[np.uint8]]
     texts: list[TextBuffers]
+    places: list[pa.Table]
     files: tuple[dict[str, str], ...]
     skipped: int
 
     def labelled(self, labels: NDArray[Any], classes: tuple[str, ...]) -> LabelledArticles:
         """All of them, with their labels."""
-        return LabelledArticles(np.concatenate(self.ids), joined(self.texts), labels, classes, self.files, self.skipped)
+        ids, text, places = np.concatenate(self.ids), joined(self.texts), pa.concat_tables(self.places)
+        return LabelledArticles(ids, text, labels, classes, self.files, self.skipped, places=places)
 
 
 @dataclass(frozen=True)
@@ -214,7 +221,7 @@ class ArticleReader:
         """
         how = (self.reading, self.alphabet, self.length, True)  # by a hash of the content
         given, selection = chosen_input(source, self.text_columns, *how, kept=kept, reads=MOST_READ)
-        ids, texts, others, skipped = [], [], [], 0
+        ids, texts, places, others, skipped = [], [], [], [], 0
         for chunk in chunks_here(open_input(given, selection, _CHUNK_ROWS)):
             if chunk.ids is not None:
                 raise UsageError(f"a one-hot file holds no {wanted} to train on")
@@ -223,9 +230,10 @@ class ArticleReader:
             texts.append(
                 TextBuffers(chunk.data[chunk.offsets[0] : chunk.offsets[-1]], chunk.offsets - chunk.offsets[0])
             )
+            places.append(chunk.rows.select(["file", "row"]))
             skipped += len(chunk.quarantine)
         files = tuple({"path": f["path"], "digest": f["digest"]} for f in given.identity)
-        return _Articles(ids, texts, files, skipped), others
+        return _Articles(ids, texts, places, files, skipped), others
 
 
 def read_labelled(

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ngram_models import branch
 
-from broadsheet.pipeline import classify
+from broadsheet.pipeline import classify, dry_run
 from broadsheet.pipeline.classifier import load
 from broadsheet.pipeline.engine.base import Predictions, Texts
 from broadsheet.pipeline.engine.cpu import CpuEngine
@@ -62,7 +62,9 @@ def rows_asked(model: Model, texts: Texts) -> np.ndarray:
 def assert_from_two(found: Predictions, all_of: Predictions, none: Predictions, rows: np.ndarray) -> None:
     """Rows that are asked have the bits of `all`, the others those of `none`."""
     assert found.asked == rows.sum()
-    for name in ("labels", "scores", "all_scores", "n_chars", "truncated", "unknown_chars"):
+    assert np.array_equal(found.unknown_chars, all_of.unknown_chars)
+    assert not none.unknown_chars.any()
+    for name in ("labels", "scores", "all_scores", "n_chars", "truncated"):
         values, whole, alone = (getattr(each, name) for each in (found, all_of, none))
         assert np.array_equal(values[rows], whole[rows], equal_nan=True), name
         assert np.array_equal(values[~rows], alone[~rows], equal_nan=True), name
@@ -106,6 +108,8 @@ def test_ids_and_windows_are_asked_about_too(engines: list[CpuEngine]) -> None:
     ids = texts.encoded(model.alphabet, model.length).ids
     of_ids = Texts(np.empty(0, np.uint8), np.empty(0, np.int64), ids)
     some, whole, alone = (engine.classify(of_ids, all_scores=True) for engine in engines)
+    assert whole.unknown_chars.any()
+    assert not alone.unknown_chars.any()
     is_whole = (some.all_scores == whole.all_scores).all(axis=1)  # type: ignore[union-attr]
     assert 0 < some.asked == is_whole.sum() < 30
     assert np.array_equal(some.all_scores[~is_whole], alone.all_scores[~is_whole])  # type: ignore[index]
@@ -145,6 +149,10 @@ def test_a_job_asks_as_its_option_says(small_model: Model, tmp_path: Path, netwo
     want = load(both, device="cpu", network=network).predict_proba([row.strip() for row in rows])
     assert report.tally.asked == (rows_asked(both, texts).sum() if network == "uncertain" else 0)
     assert ("asked" in str(report)) == (network == "uncertain")
+    warnings = dry_run(tmp_path / "in.txt", model=both, device="cpu", network=network).warnings
+    share = f"{report.tally.asked / 60:.0%}"
+    told = f"faster with --network none (n-grams alone, less exact): the network is asked about {share}"
+    assert any(line.startswith(told) for line in warnings) == (network == "uncertain")
     found = pq.read_table(tmp_path / "out" / "parts")
     assert np.array_equal(found["score"].to_numpy(), want.max(axis=1))
     other = {"uncertain": "all", "all": "none", "none": "uncertain"}[network]

@@ -118,6 +118,33 @@ def test_calibrate_makes_scores_better_and_evaluate_tells(
     assert shown["card"]["temperature fitted on"]["files"] == ["rows.csv"]
 
 
+def test_a_temperature_that_does_not_help_is_told_and_left_out(
+    broadsheet_here: CommandHere, small_model: Model, small_model_file: Path, tmp_path: Path
+) -> None:
+    """Of scores that are right as they are. That one was fitted is then known, though it is 1."""
+    truth = drawn(scores_of(small_model), seed=3)
+    rows, out = tmp_path / "rows.csv", tmp_path / "calibrated.safetensors"
+    pa_csv.write_csv(pa.table({"text": TEXTS, "topic": [small_model.classes[i] for i in truth]}), rows)
+    code, said = broadsheet_here("calibrate", small_model_file, rows, "--label-column", "topic", "-o", out)
+    assert code == 0, said
+    assert "scores stay as they were: temperature" in said
+    assert "fitted on 240 rows, does not help" in said
+    model = pipeline.load_model(out)
+    about = model.card["temperature fitted on"]
+    assert about["log loss after"] > about["log loss before"]
+    assert (model.temperature, model.digest) == (1, small_model.digest)
+    assert about["left out"] != 1
+    told = {
+        small_model_file: ("not calibrated: broadsheet calibrate", "no temperature was fitted: broadsheet calibrate"),
+        out: ("calibrated: temperature 1", "expected calibration error 0"),
+    }
+    for path, (inspected, evaluated) in told.items():
+        assert inspected in broadsheet_here("inspect", path)[1]
+        shown = " ".join(broadsheet_here("evaluate", path, rows, "--label-column", "topic")[1].split())
+        assert evaluated in shown
+    assert "broadsheet calibrate" not in shown
+
+
 def test_the_rows_that_training_held_out_can_be_taken_from_its_data(
     overconfident: pa.Table, small_model: Model
 ) -> None:

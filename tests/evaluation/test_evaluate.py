@@ -77,7 +77,7 @@ def test_what_is_printed_keeps_to_eighty_columns(
         code, said = broadsheet_here(*arguments)
         assert code == 0, said
         assert [line for line in said.splitlines() if len(line) > 80 and str(tmp_path) not in line] == []
-    assert ("80 more" in said) == (classes == 100)
+    assert ("80 more" in said) == ("most frequent mistakes" in said) == (classes == 100)
     assert ("(6) a class with a name of" in " ".join(said.split())) == (classes == 6)  # the matrix has numbers above
 
 

@@ -7,7 +7,9 @@ import io
 import itertools
 import json
 import random
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +21,13 @@ from conftest import CommandHere, examples, random_model
 from distributed import Client
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from ngram_models import branch
 from reading import found, read_files, read_split
 
 from broadsheet import pipeline
 from broadsheet.pipeline import UsageError, classify, label, verify
 from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.ngrams import Kinds
 from broadsheet.pipeline.source.chunk import Chunk, Selection, concat
 from broadsheet.pipeline.source.formats.jsonl import Jsonl
 from broadsheet.pipeline.source.formats.records import read_records
@@ -329,3 +333,33 @@ def test_each_of_several_models_has_its_own_windows(small_model_file: Path, tmp_
     found = label(frame, model=both, windows=9, device="cpu")
     assert found["small_n_windows"].to_pylist() == [2, 2]
     assert found["longer_n_windows"].to_pylist() == [1, 1]
+
+
+def test_a_model_without_a_network_says_what_its_ngrams_read(
+    small_model: Model, broadsheet_here: CommandHere, tmp_path: Path
+) -> None:
+    """They read on after the network's frame, and know every character."""
+    bias = {"fc3.bias": np.zeros(len(small_model.classes), np.float32)}
+    alone = replace(small_model, tensors=bias, ngrams=branch(Kinds(2, (3, 5), 300)), name="alone")
+    both = replace(small_model, ngrams=alone.ngrams, name="both")
+    texts = ["x" * 200, "ж" * 300, "ж" * 301, "ж" * 901]
+    for model, unknown in ((alone, [0] * 4), (both, [0, LENGTH, LENGTH, LENGTH])):
+        for given_texts in (texts, pa.table({"text": texts})):
+            found = classify(given_texts, model=model, device="cpu").to_arrow()
+            assert found["truncated"].to_pylist() == [False, False, True, True]
+            assert found["unknown_chars"].to_pylist() == unknown
+        warned = [line for line in pipeline.dry_run(texts, model=model, device="cpu").warnings if "longer" in line]
+        assert warned == ["50% of the texts are longer than the 300 characters that the model reads"]
+    in_windows = classify(texts, model=alone, device="cpu", windows=2).to_arrow()
+    assert in_windows["n_windows"].to_pylist() == [1, 1, 2, 2]
+    assert in_windows["truncated"].to_pylist() == [False, False, False, True]
+    assert not any(in_windows["unknown_chars"].to_pylist())
+    report = classify(texts, tmp_path / "out", model=alone, device="cpu")
+    assert not report.tally.doubtful
+    assert "outside the alphabet" not in str(report)
+    alone.save(tmp_path / "alone.safetensors")
+    facts = json.loads(broadsheet_here("inspect", tmp_path / "alone.safetensors", "--json")[1])
+    assert [facts[name] for name in ("reads", "length", "frame", "alphabet")] == [300, None, None, None]
+    shown = broadsheet_here("inspect", tmp_path / "alone.safetensors")[1]
+    assert "in the first 300 characters" in shown
+    assert not re.search(r"^ *(alphabet|length) ", shown, re.MULTILINE)

@@ -155,7 +155,11 @@ def test_a_busy_gpu_copies_and_uneven_shares_are_told_apart() -> None:
     assert "try more cores" in break_down(copying, "fp16", chunk_rows=1000).verdict  # a file has no more rows
     busy = Timeline(began=100.0, ended=111.0)
     busy.add("part-1", 30, spans, other)
-    assert break_down(busy, "fp16").verdict == "bound by the GPU, busy 98%: go faster with more GPUs"
+    assert break_down(busy, "fp16", asked=0.2).verdict == "bound by the GPU, busy 98%: go faster with more GPUs"
+    assert break_down(busy, "fp16", asked=0.42).verdict == (
+        "bound by the GPU, busy 98%: go faster with more GPUs, or with --network none (n-grams alone, less exact): the "
+        "network is asked about 42% of the texts"
+    )
     idle = made_up(("read", 96, 96.1), ("compute", 96.1, 97), ("write", 97, 97.1), place="node-a:1")
     busy.add("part-2", 30, idle, Place("node-a:1", "cuda:0", 95.1, 95.2, 95.3, Clock(5.0, 0.002)))
     assert break_down(busy, "fp32").bound_by == "imbalance"

@@ -187,6 +187,9 @@ def page_file(client: Client, small_model: Model, tmp_path_factory: pytest.TempP
     inputs = [folder / name for name in ("in.csv", "more.csv", "none.csv")]
     report = classify(inputs, folder / "out", model=small_model_file, client=client, **options)
     assert report.exit_code == 3  # a file was empty
+    rate = f"{report.articles_per_second:,.0f}"
+    assert f"<b>{rate}</b><span>articles a second" in (folder / "page.html").read_text()
+    assert f"{rate} articles a second" in str(report)
     return folder / "page.html"
 
 

@@ -71,6 +71,46 @@ def test_accuracy_stands_beside_that_of_simple_models(trained: Trained) -> None:
     assert card["most frequent class"] == pytest.approx(told.most_frequent, abs=1e-6)
 
 
+def test_rows_with_a_wrong_label_are_found_by_models_that_have_not_seen_them(
+    broadsheet_in_process: Command, tmp_path: Path
+) -> None:
+    """In a file of its own: where they are, what they are called, and what they should be called."""
+    right = articles(150)
+    kinds, wrong = right["kind"].to_pylist(), [7, 64, 120, 149]
+    other = {"sport": "space", "space": "sport"}
+    given = [other.get(kind, "sport") if i in wrong else kind for i, kind in enumerate(kinds)]
+    rows, found = tmp_path / "rows.csv", tmp_path / "suspects.csv"
+    pa_csv.write_csv(right.set_column(right.column_names.index("kind"), "kind", pa.array(given)), rows)
+    command: list[object] = [
+        "train",
+        str(rows),
+        "--text-column",
+        "text",
+        "--label-column",
+        "kind",
+        "-o",
+        tmp_path / "m.safetensors",
+    ]
+    command += ["--device", "cpu", "--vectors", "none", "--ngrams", 1 << 14, "--suspects", found]
+    command = [str(argument) for argument in command]
+    made = broadsheet_in_process(*command)
+    assert made.returncode == 0, made.stderr
+    suspects = pa_csv.read_csv(found)
+    assert suspects.column_names == ["file", "row", "truth", "label", "score", "text"]
+    assert {*wrong} <= {*suspects["row"].to_pylist()}
+    assert len(suspects) <= 6
+    for row in suspects.to_pylist():
+        at = row["row"]
+        assert row["file"] == str(rows)
+        assert (row["truth"], row["text"]) == (given[at], right["text"][at].as_py()[:400])
+        assert row["label"] == kinds[at] if at in wrong else row["label"] != given[at]
+    assert f"{len(suspects)} of 150 rows, each judged by a model that has not seen it, may have a wrong" in made.stdout
+    assert "rows with a score of 0.9 or more" in made.stderr
+    assert "another name, or --overwrite" in broadsheet_in_process(*command).stderr
+    several = broadsheet_in_process(*command, "--overwrite", "--label-column", "text")
+    assert (several.returncode, "in one column" in several.stderr) == (2, True)
+
+
 def test_a_model_that_is_no_better_than_guessing_is_called_so() -> None:
     told = few(noise(120)).compared
     assert told is not None
