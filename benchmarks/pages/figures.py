@@ -17,13 +17,12 @@ _NAMES = {"python": "Python", "numpy": "NumPy", "cuda": "CUDA", "nvrtc": "NVRTC"
 
 
 def machine(about: Result, *names: str) -> str:
-    """GPUs, driver, processor, versions of the named packages, commit and date, as far as they were recorded.
+    """GPUs, processor, versions of the named packages, commit and date, as far as they were recorded.
 
     Records of other times have one "gpu", and versions beside the rest.
     """
     known, gpus = about | about.get("versions", {}), [about.gpu] if "gpu" in about else about.get("gpus", [])
     said = [f"{gpus.count(name)} x {name}" if gpus.count(name) > 1 else name for name in dict.fromkeys(gpus)]
-    said += [f"driver {about.driver}"] if gpus else []
     said += [about.processor] if "processor" in about else []
     said += [f"{about.cores} core{'s' if about.cores > 1 else ''}"] if "cores" in about else []
     said += [f"{_NAMES.get(name, name)} {known[name]}" for name in names if name in known]
