@@ -1,4 +1,4 @@
-"""Refresh the figures in the pages of docs/ from the recorded results.
+"""Refresh the figures in the pages of docs/, and in README.md, from the recorded results.
 
     python -m benchmarks.pages
     python -m benchmarks.pages --plots    # ladder.png and serving.png too
@@ -69,11 +69,11 @@ def table(head: str, rows: list[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of recorded results")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder of the pages")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="folder of the pages, beside README.md")
     parser.add_argument("--plots", action="store_true", help="draw the plots too (needs Matplotlib)")
     options = parser.parse_args()
     results = read_results(options.results)
-    for page in sorted(options.docs.glob("*.md")):
+    for page in (options.docs.parent / "README.md", *sorted(options.docs.glob("*.md"))):
         page.write_text(refreshed(page.read_text(), results))
     if options.plots:
         from benchmarks.pages import plots

@@ -17,13 +17,12 @@ _NAMES = {"python": "Python", "numpy": "NumPy", "cuda": "CUDA", "nvrtc": "NVRTC"
 
 
 def machine(about: Result, *names: str) -> str:
-    """GPUs, driver, processor, versions of the named packages, commit and date, as far as they were recorded.
+    """GPUs, processor, versions of the named packages, commit and date, as far as they were recorded.
 
     Records of other times have one "gpu", and versions beside the rest.
     """
     known, gpus = about | about.get("versions", {}), [about.gpu] if "gpu" in about else about.get("gpus", [])
     said = [f"{gpus.count(name)} x {name}" if gpus.count(name) > 1 else name for name in dict.fromkeys(gpus)]
-    said += [f"driver {about.driver}"] if gpus else []
     said += [about.processor] if "processor" in about else []
     said += [f"{about.cores} core{'s' if about.cores > 1 else ''}"] if "cores" in about else []
     said += [f"{_NAMES.get(name, name)} {known[name]}" for name in names if name in known]
@@ -40,6 +39,20 @@ def one_cell(text: str) -> str:
     return " ".join(text.replace("|", "/").split())
 
 
+# README.md
+
+
+def with_500_rows(peers: Result, way: str) -> str:
+    """Percent of AG News's test rows that a way labels right which has learned from 500 others."""
+    return mean_of([run for run in peers.runs if (run["set"], run.rows) == ("ag_news", 500) and way in run], way)
+
+
+def asking(network: Result, about: str) -> str:
+    """Million articles of AG News a second in fp16, with `--network about`."""
+    rate = next(row.articles_per_second for row in network.rows if row.network == about)
+    return f"{rate / 1e6:.1f} million"
+
+
 # performance.md
 
 
@@ -51,7 +64,7 @@ def rate_of_ours(gpu: Result, peer: Result) -> float:
     return float(row_of_ours.end_to_end_articles_per_second)
 
 
-# ladder.md
+# performance.md, the ladder
 
 
 def steps(ladder: Result, kind: str) -> list[Result]:
@@ -64,10 +77,6 @@ def rate(step: Result) -> str:
     if "articles_per_second" in step:
         return f"**{step.articles_per_second:,.0f}**"
     return one_cell(f"skipped: {step.skipped}" if "skipped" in step else f"failed: {step.error}")
-
-
-def whole(number: int | None) -> str:
-    return "" if number is None else f"{number:,}"
 
 
 def predicted(step: Result) -> str:
@@ -92,7 +101,7 @@ def lost(ladder: Result, step: Result) -> str:
     return f"{compared / step.articles_per_second:.2f} ×" if compared and "articles_per_second" in step else ""
 
 
-# decompression.md
+# performance.md, reading, training and whole jobs
 
 
 def by_library(decompression: Result) -> list[list[Result]]:
@@ -103,14 +112,22 @@ def by_library(decompression: Result) -> list[list[Result]]:
     return list(rows.values())
 
 
-# training_speed.md
-
 KINDS_OF_STEPS = {"plain": "all rows", "packed": "rows of the text", "graphs": "rows of the text, CUDA graphs"}
 
 
 def one_gpu(training: Result, run: Result) -> Result:
     """The run with the same batch on one GPU."""
     return next(one for one in training.epochs if one.gpus == 1 and one.batch == run.batch)
+
+
+def engine_rate(corpora: Result, run: Result) -> float:
+    """Articles a second of the engine alone, on texts as long as those of a run."""
+    return float(corpora.engine["long" if run.name.startswith(("long", "one")) else "short"].articles_per_second)
+
+
+def most_memory(run: Result) -> int:
+    """Bytes of the largest process of the job, and of the job with a stand-in for the network."""
+    return max(*run.job.peak_bytes.values(), *run.reader.peak_bytes.values())
 
 
 # accuracy.md
@@ -190,34 +207,3 @@ def latency(row: Result, number: int) -> str:
     if not row.below:
         return "–"
     return f"{rounded(row.below[number].p50_ms, 10)}, {rounded(row.below[number].p99_ms, 10)}"
-
-
-def tuned(row: Result) -> str:
-    """The highest rate with each batch and wait that was tried."""
-    tried = listed(f"{one.batch}:{one.wait_ms:g} {rounded(one.highest)}" for one in row.tuned)
-    return f"{row.stack}, {row.each} a request: {tried}"
-
-
-# scaling.md
-
-
-def seconds_of(job: Result) -> str:
-    """The seconds of each phase of a job."""
-    before = {"before the call": job.before_the_call_seconds} if "before_the_call_seconds" in job else {}
-    return listed(f"{name} {seconds:.1f}" for name, seconds in (before | job.timings).items())
-
-
-def shares_of(job: Result) -> str:
-    """The shares of the time in which chunks ran, as means over the devices."""
-    devices = job.breakdown.devices
-    return listed(f"{name} {mean(device.shares[name] for device in devices):.0%}" for name in devices[0].shares)
-
-
-def engine_rate(corpora: Result, run: Result) -> float:
-    """Articles a second of the engine alone, on texts as long as those of a run."""
-    return float(corpora.engine["long" if run.name.startswith(("long", "one")) else "short"].articles_per_second)
-
-
-def most_memory(run: Result) -> int:
-    """Bytes of the largest process of the job, and of the job with a stand-in for the network."""
-    return max(*run.job.peak_bytes.values(), *run.reader.peak_bytes.values())

@@ -313,8 +313,8 @@ ProductTile = SimtTile | Sm80Tile | Sm90Tile
 Tile = LookupTile | ProductTile
 
 # By layer name or kind, those of one precision with its name before that. "" is any architecture: within 99 KB, the
-# least of all since sm_80, or for sm75 within 64 KB. The others were found on an H200 by benchmarks/tune.py or by hand;
-# but those of fp32 are reckoned.
+# least of all since sm_80, or for sm75 within 64 KB. The others were measured on an H200, by benchmarks/tune.py or by
+# hand; those of fp32 were calculated, and not measured.
 _TILES: dict[tuple[str, str], dict[str, Tile]] = {
     ("simt", ""): {
         "lookup": SimtLookupTile(4, 16),

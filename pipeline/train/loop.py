@@ -79,7 +79,7 @@ class TrainingRun:
     recipe : Recipe
         The settings of the run.
     objective : Objective
-        What is least.
+        What training makes as small as possible.
     seed : int
         Of every random choice.
     group : ProcessGroup

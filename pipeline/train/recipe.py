@@ -184,7 +184,7 @@ def recipe_for(rows: int, settings: Sequence[str] = ()) -> Recipe:
     """The recipe for so many rows, with `NAME=VALUE` settings changed.
 
     Few rows say little in a step: at the rate, dropout and augmentation of many, noise moves the network more than what
-    it could learn (docs/training_research.md). With smaller batches an epoch has more steps.
+    it could learn (docs/accuracy.md). With smaller batches an epoch has more steps.
     """
     return (_FEW if rows < _FEW_ROWS else Recipe()).with_settings(list(settings))
 

@@ -1,4 +1,4 @@
-"""The batch examples, run as a user runs them."""
+"""The examples, and what pages quote, run as a user runs them."""
 
 from __future__ import annotations
 
@@ -220,7 +220,9 @@ def test_what_a_page_says_can_be_done_in_its_order(
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     make = (ROOT / "Makefile").read_text().replace("\\\n\t", "").replace("$(BIN)/", "")
     demo = re.findall(r"^\t(broadsheet .+)", make, re.MULTILINE)
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL | re.MULTILINE)
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    told = set[str]()
     for kind, block in [("sh", "\n".join(demo)), *blocks]:
         if kind == "text":
             expected = pd.read_csv(io.StringIO(block)).drop(columns="score")
@@ -235,12 +237,53 @@ def test_what_a_page_says_can_be_done_in_its_order(
             if line.startswith("broadsheet "):
                 done = broadsheet_in_process(*shlex.split(command)[1:])
                 assert done.returncode == int(code or 0), (line, done.stderr)
+                told |= {" ".join(each.split()) for each in done.stdout.splitlines()}
             elif not line.startswith(("python3 -m venv", ". .venv", "pip install")):
                 subprocess.run(["bash", "-c", line], check=True)
         if "doubtful.csv" in os.listdir():  # of a hundred rows, in two halves
             rows = pd.read_csv("doubtful.csv")
             rows[::2].to_csv("even.csv", index=False)
             rows[1::2].to_csv("odd.csv", index=False)
+    assert {f"rows {counts}" for counts in re.findall(r"`(\d+ read = [^`]+)`", text)} <= told
+
+
+@pytest.mark.slow
+def test_what_the_readme_quotes_is_printed(
+    broadsheet_in_process: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scores to three digits: the others depend on the processor."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    text = (ROOT / "README.md").read_text()
+    (console,) = re.findall(r"^```console\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    for command, quoted in re.findall(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", console, re.MULTILINE):
+        lines = (line.strip() for line in broadsheet_in_process(*shlex.split(command)[1:]).stdout.splitlines())
+        assert [line for line in quoted.splitlines() if line != "…" and line.strip() not in lines] == []
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    capsys.readouterr()
+    exec(
+        compile(code, "README.md", "exec"),
+        {"frame": pd.read_csv("examples/articles.csv").rename(columns={"text": "body"})},
+    )
+    quoted = "\n".join(line.removeprefix("# ") for line in code.splitlines() if line.startswith("# "))
+    assert [re.sub(r"(\.\d{3})\d+", r"\1", each).split() for each in (quoted, capsys.readouterr().out)] == [
+        re.sub(r"(\.\d{3})\d+", r"\1", quoted).split()
+    ] * 2
+    given, label, score = re.search(r'^7,"(.+)" +→ +7,(\w+),([\d.]+)$', text, re.MULTILINE).groups()
+    with pipeline.load("ag-news") as classifier:
+        found = classifier(given)
+    assert (found.label, f"{found.score:.3f}") == (label, score)
+
+
+@pytest.mark.slow
+def test_rows_that_tell_too_little_are_named_as_the_page_says(broadsheet_here: CommandHere, tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("text\n" + "Сборная победила в финале чемпионата\n" * 30 + '" "\n' * 7)
+    code, told = broadsheet_here("classify", tmp_path / "in.csv", "-o", tmp_path / "out")
+    quoted = re.findall(
+        r"^```\n(\d+ rows gave .*?)^```$", (ROOT / "docs" / "explain.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert code == 0
+    assert [" ".join(each.split()) in " ".join(told.split()) for each in quoted] == [True], told
 
 
 def test_kubernetes_takes_the_examples_and_what_they_name_is_there(broadsheet_here: CommandHere) -> None:

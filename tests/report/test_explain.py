@@ -5,6 +5,7 @@ by second, NVTX ranges.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -36,6 +37,10 @@ def write_csv(path: Path, rows: int) -> Path:
     return path
 
 
+def figureless(line: str) -> str:
+    return " ".join(re.sub(r"[\d.,]+%?|─+", "", line).split())
+
+
 @pytest.mark.slow
 def test_a_job_says_where_its_time_went(broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path) -> None:
     path, out = write_csv(tmp_path / "in.csv", 96), tmp_path / "out"
@@ -45,6 +50,8 @@ def test_a_job_says_where_its_time_went(broadsheet_in_process: Command, small_mo
     shown = run.stdout.splitlines()
     for name in (*MOMENTS, "end", "busy", "articles"):
         assert any(line.strip().startswith(name) for line in shown), name
+    quoted = (ROOT / "docs" / "explain.md").read_text().partition("seconds from start")[2].partition("bound by")[0]
+    assert set(map(figureless, quoted.splitlines()[1:])) <= set(map(figureless, shown))
     paths = (str(tmp_path), str(small_model_file))
     assert max(len(line) for line in shown if not any(p in line for p in paths)) <= 80
 
