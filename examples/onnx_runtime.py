@@ -1,6 +1,6 @@
 """Label articles with ONNX Runtime, from a model that was exported before.
 
-broadsheet export ag-news ag-news.onnx
+broadsheet convert ag-news ag-news.onnx
 python examples/onnx_runtime.py ag-news.onnx examples/articles.csv
 """
 

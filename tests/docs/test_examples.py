@@ -240,10 +240,6 @@ def test_what_a_page_says_can_be_done_in_its_order(
                 told |= {" ".join(each.split()) for each in done.stdout.splitlines()}
             elif not line.startswith(("python3 -m venv", ". .venv", "pip install")):
                 subprocess.run(["bash", "-c", line], check=True)
-        if "doubtful.csv" in os.listdir():  # of a hundred rows, in two halves
-            rows = pd.read_csv("doubtful.csv")
-            rows[::2].to_csv("even.csv", index=False)
-            rows[1::2].to_csv("odd.csv", index=False)
     assert {f"rows {counts}" for counts in re.findall(r"`(\d+ read = [^`]+)`", text)} <= told
 
 
