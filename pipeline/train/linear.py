@@ -13,6 +13,7 @@ features (2 with 42 classes), the penalty of each chosen by cross-validation.
 
 from __future__ import annotations
 
+import math
 import socket
 import sys
 import warnings
@@ -41,6 +42,7 @@ _BLOCK = 512  # rows whose products of sparse features become dense at once
 _MOST_STEPS, _MOST_DIRECTIONS, _MOST_HALVINGS = 30, 100, 8
 _NEARER = 0.1  # of what a step of Newton's method is off, which the next one needs not
 _SETTLED = 1e-3  # what is reached is nearer to the minimum than what moves the accuracy of any set
+_FURTHER = 10**0.5  # from one penalty to the next, where a fit begins with larger ones
 _LEVEL = 1e-4  # of the slope where all weights are zero: a smaller one is near enough to the minimum
 _LEAST, _ROUNDED = np.float32(1e-30), 1e-5
 
@@ -98,7 +100,18 @@ class ProductFitter:
         self._of_rows = np.zeros(truth.shape, np.float32)
 
     def fit(self, strength: float) -> Singles:
-        """How much each row counts, [N, classes]: weights are sums of the rows' features, with the least loss."""
+        """How much each row counts, [N, classes]: weights are sums of the rows' features, with the least loss.
+
+        From too far off, Newton's steps may never get near: then it begins anew, with a larger penalty.
+        """
+        if not self._settles(strength):
+            self._of_rows = np.zeros_like(self._of_rows)
+            for larger in strength * _FURTHER ** np.arange(math.ceil(math.log(1 / strength, _FURTHER)), -1, -1):
+                self._settles(larger)
+        return self._of_rows
+
+    def _settles(self, strength: float) -> bool:
+        """Whether Newton's steps from where the last fit ended come near to the least loss."""
         pull = (2 * self._weights / (len(self._truth) * strength)).astype(np.float32)
         of_rows = self._of_rows
         given, left = self._products @ of_rows, np.arange(self._truth.shape[1])
@@ -107,7 +120,7 @@ class ProductFitter:
             off = np.linalg.norm(wanted - of_rows[:, left], axis=0)
             left = left[off > _SETTLED * np.linalg.norm(wanted, axis=0)]
             if not len(left):
-                break
+                return True
             truth, at, its, pulls = (values[:, left] for values in (self._truth, given, of_rows, pull))
             ahead = self._step(truth, at, its, pulls) - its
             gained = self._products @ ahead
@@ -118,8 +131,7 @@ class ProductFitter:
                     break
                 factor[worse] /= 2
             of_rows[:, left], given[:, left] = its + factor * ahead, at + factor * gained
-        self._of_rows = of_rows
-        return of_rows
+        return False
 
     def _step(self, truth: Singles, given: Singles, of_rows: Singles, pull: Singles) -> Singles:
         """Where the loss would be least if each row stayed on its side of the margin, by conjugate gradients."""

@@ -295,6 +295,20 @@ def test_the_linear_model_has_the_least_loss(kind: str) -> None:
     assert by_newton.fit(strength) == pytest.approx(least, abs=2e-3)
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_fit_that_begins_far_off_gets_there(classes: int) -> None:
+    """More rows than words, classes that no word shares, and hardly a penalty: Newton's first steps lead astray."""
+    rng = np.random.default_rng(5)
+    truth = rng.integers(classes, size=400)
+    words = np.where(rng.random((400, 8)) < 0.4, 5 * classes + rng.integers(3, size=(400, 8)), 5 * truth[:, None])
+    words = np.where(words < 5 * classes, words + rng.integers(5, size=(400, 8)), words)
+    counts = np.apply_along_axis(np.bincount, 1, words, minlength=5 * classes + 3).astype(float)
+    features = counts / np.linalg.norm(counts, axis=1, keepdims=True)
+    products = (1 + features @ features.T).astype(np.float32)
+    given = products @ ProductFitter(products, np.eye(classes)[truth], np.ones(400)).fit(3e-6)
+    assert np.mean(given.argmax(axis=1) == truth) >= 0.99  # a row in some hundred has common words alone
+
+
 @pytest.mark.slow
 def test_processes_fit_to_the_bits_of_one_and_tell_how_they_ended() -> None:
     rng = np.random.default_rng(4)
