@@ -40,6 +40,7 @@ _SHARES = (0.35, 0.65)
 _VECTORS = (0.25, 0.5, 1.0)
 _AROUND = (10**0.5, 1.0, 10**-0.5)  # of the strength without vectors, those that are tried with them
 _FOLDS = ((2_000, 5), (10_000, 3))  # up to so many rows, so many folds
+_SAYS_NOTHING = 1e-9  # of the classes: what is left of a log ratio of one by rounding
 _BLOCK = 512  # texts whose n-grams are found at once
 
 
@@ -588,7 +589,9 @@ def importances(grams: Bags, truth: Floats, salience: float) -> Floats:
         share = truth.mean(axis=0)[some]
         within = (of_classes + share) / (sums + share)
         outside = (rows[:, None] - of_classes + 1 - share) / (rows.sum() - sums + 1 - share)
-        idf *= (np.abs(np.log(within / outside)) @ (share / share.sum())) ** salience
+        told = np.abs(np.log(within / outside)) @ (share / share.sum())
+        if told.max(initial=0) > _SAYS_NOTHING:
+            idf *= told**salience
     return np.where(rows > 0, idf, 0.0)
 
 

@@ -146,6 +146,16 @@ def test_one_text_is_too_few() -> None:
             few(pa.table({"text": ["x"] * 2, "kind": ["a", "b|c"]}), **options)
 
 
+def test_labels_that_no_n_gram_tells_make_a_model_that_can_be_saved(tmp_path: Path) -> None:
+    """With word vectors, whose words weigh as the median n-gram does where no row has them."""
+    pytest.importorskip("wordllama")
+    texts, kinds = np.repeat(["good movie", "bad film"], 50), np.tile(["a", "b"], 50)
+    model = few(pa.table({"text": texts, "kind": kinds}), vectors="wordllama").model
+    model.save(tmp_path / "model.safetensors")
+    scores = load(tmp_path / "model.safetensors", device="cpu").predict_proba(["good movie"])
+    assert scores == pytest.approx(np.full((1, 2), 0.5), abs=0.01)
+
+
 def test_balanced_classes_weigh_the_same() -> None:
     """Of texts that say nothing, the model gives the frequent class, or balanced, either."""
     rows, texts = noise(120), articles(100, seed=6)["text"].to_pylist()
