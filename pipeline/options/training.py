@@ -131,11 +131,11 @@ class TrainKeywords(ReadKeywords, total=False):
     are at most 10,000 labelled rows.
     """
     keep_network: Annotated[bool, Option("Network", False, seldom=True)]
-    """Keep it also where held-out rows are not likelier with it."""
+    """Keep the network even where it does not help on held-out rows."""
     dtype: Annotated[str, Option("Network", "float16", choices=("float16", "float32"), seldom=True)]
     """Number format of the stored weights."""
     loss: Annotated[str, Option("Recipe", "squared", choices=("squared", "absolute"), seldom=True)]
-    """What is least, of a --target-column."""
+    """The error of a --target-column that training minimises."""
     balanced: Annotated[bool, Option("Recipe", False)]
     """Every class weighs the same.
 

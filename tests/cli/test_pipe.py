@@ -184,7 +184,7 @@ def test_the_command_keeps_stdout_for_labels(
         (("-o", "-", "--format", "parquet"), "to stdout it is jsonl or csv"),
         (("-o", "-", "--stdin-format", "csv"), "goes with the input -"),
         (("-", "-o", "-"), "stands for stdin, and alone"),
-        ((), "give a folder for the labels"),
+        ((), "give a folder or a file for the labels"),
     ):
         code, told = broadsheet_here(*arguments, *wrong)
         assert (code, message in told) == (2, True), told
