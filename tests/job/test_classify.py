@@ -182,7 +182,7 @@ def test_an_id_column_with_a_name_of_ours_is_refused(client: Client, small_model
     for option in ({"id_column": "label"}, {"keep": ["text", "reason"]}):
         with pytest.raises(UsageError, match=r"'(label|reason)' cannot be copied: .+ Rename it, or leave it out"):
             classify(table, model=small_model, client=client, **option)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'chunksize'"):
+    with pytest.raises(TypeError, match=r"classify\(\) has no argument 'chunksize'; did you mean 'chunk_size'"):
         classify(["x"], model=small_model, client=client, chunksize=3)
     with pytest.raises(UsageError, match="cannot classify a dict"):
         classify({"text": "x"}, model=small_model, client=client)
