@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ def fleet(gpus: int, processes: int) -> Iterator[Fleet]:
                   "--nthreads", str(THREADS_PER_WORKER * slots), "--no-dashboard", "--local-directory", folder,
                   "--preload", "benchmarks.sleeper")  # fmt: skip
         workers = tuple(start(*worker) for _ in range(count))
+        while scheduler.is_running() and not Path(file).exists():  # on a busy machine that takes longer than users wait
+            time.sleep(0.05)
         client = stack.enter_context(connect(scheduler_file=file))
         client.wait_for_workers(count, timeout=120)
         yield Fleet(client, scheduler, workers)
