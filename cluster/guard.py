@@ -20,8 +20,7 @@ from distributed.http.routing import RoutingApplication
 from tornado.httputil import HTTPServerRequest
 from tornado.web import ErrorHandler
 
-from .late_dashboard import HAS_BOKEH
-from .private import TOKEN
+from .private import HAS_BOKEH, TOKEN
 
 _ORIGINS = "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin"
 _LOOPBACK = ("127.0.0.1:*", "localhost:*", "[::1]:*")  # any port: that of a tunnel may be another

@@ -7,12 +7,10 @@ Dask documents no such interface, so all code that depends on it is in this file
 from __future__ import annotations
 
 from functools import partial
-from importlib.util import find_spec
 
 from distributed import Scheduler
 
-HAS_BOKEH = find_spec("bokeh") is not None
-"""Whether there can be a dashboard: the extra "dashboard"."""
+from .private import HAS_BOKEH
 
 WITHOUT_DASHBOARD = {"dashboard": False}
 """The option with which such a scheduler starts. Its HTTP server, and so its link, is there all the same."""

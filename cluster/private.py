@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,6 +16,9 @@ from ..pipeline.errors import UsageError, cause
 
 SCRATCH = "temporary-directory"
 """The key of Dask's configuration for the folder below which each process makes one of its own."""
+
+HAS_BOKEH = find_spec("bokeh") is not None
+"""Whether there can be a dashboard: the extra "dashboard"."""
 
 TOKEN = "broadsheet.dashboard-token"
 """The key of Dask's configuration for the token of a scheduler's dashboard, read when it starts."""

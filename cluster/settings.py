@@ -17,8 +17,7 @@ from distributed import utils
 from distributed.utils import silence_logging_cmgr
 
 from ..pipeline.processes.child import FORKS, OF_WORKERS
-from .late_dashboard import HAS_BOKEH
-from .private import LINK, TOKEN, new_token
+from .private import HAS_BOKEH, LINK, TOKEN, new_token
 
 _ENVIRON = "distributed.nanny.pre-spawn-environ."
 _NO_WORKERS_TIMEOUT = "distributed.scheduler.no-workers-timeout"

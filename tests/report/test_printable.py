@@ -89,7 +89,10 @@ def test_hostile_names_are_shown_by_every_command_and_obeyed_by_none(
             assert printable(name)[:20] in shown.replace("\n", ""), (name, shown)
     assert (folder / "matrix.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads(run("inspect", model, "--json")[1])["classes"] == list(CLASSES)
-    assert {mistake["truth"] for mistake in json.loads(run(*evaluate, "--json")[1])["mistakes"]} <= set(CLASSES)
+    found, _ = json.JSONDecoder().raw_decode(
+        run(*evaluate, "--json")[1]
+    )  # a line about rows that are not UTF-8 follows
+    assert {mistake["truth"] for mistake in found["mistakes"]} <= set(CLASSES)
     for expected, command in (
         (1, ("verify", f"none{PURPLE}")),
         (2, ("inspect", f"none{PURPLE}")),

@@ -360,7 +360,7 @@ def test_the_command_writes_a_model_that_classifies(broadsheet_in_process: Comma
     arguments = ["train", "rows.csv", "--label-column", "kind", "-o", "topics.safetensors", "--epochs", "1"]
     arguments += ["--batch-size", "16", "--length", LENGTH, "--alphabet", "alphabet.txt", "--hold-out", "0.25"]
     arguments += ["--device", "cpu", "--note", "three topics", "--set", "dropout=0.5", "--test", "rows.csv"]
-    run = broadsheet_in_process(*arguments, cwd=tmp_path)
+    run = broadsheet_in_process(*arguments, "--keep-network", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "48 texts of 3 classes, 12 of them held out" in run.stderr
     assert re.search(r"on CPU, fp32: 32 articles an epoch\n  an epoch takes about [\d.]+ s, 1 epochs", run.stderr)
