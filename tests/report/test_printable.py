@@ -89,9 +89,8 @@ def test_hostile_names_are_shown_by_every_command_and_obeyed_by_none(
             assert printable(name)[:20] in shown.replace("\n", ""), (name, shown)
     assert (folder / "matrix.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads(run("inspect", model, "--json")[1])["classes"] == list(CLASSES)
-    found, _ = json.JSONDecoder().raw_decode(
-        run(*evaluate, "--json")[1]
-    )  # a line about rows that are not UTF-8 follows
+    shown = run(*evaluate, "--json")[1]  # and a line about rows that are not UTF-8
+    found, _ = json.JSONDecoder().raw_decode(shown)
     assert {mistake["truth"] for mistake in found["mistakes"]} <= set(CLASSES)
     for expected, command in (
         (1, ("verify", f"none{PURPLE}")),
