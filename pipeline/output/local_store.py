@@ -92,6 +92,8 @@ class LocalStore(Store):
             self._make_within(path.parent)
             os.replace(attempt, path)
             sync_folder(path.parent)
+        except FileNotFoundError:
+            raise
         except OSError as error:
             raise OutputError(self._explain(name, 0, error)) from error
         finally:

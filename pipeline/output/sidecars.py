@@ -29,6 +29,7 @@ from ..errors import OutputError, UsageError
 from ..processes.threads import available_cores, threads
 from ..source.chunk import Chunk
 from ..source.plan.plan import part_name
+from ..storage.disk import why_not
 from . import layout
 from .commit import committed_rows, read_committed
 from .formats import from_plain, to_plain, writable_type
@@ -55,6 +56,7 @@ _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4", ".xz
 _POSITION = ("file", "row")
 _ROW_GROUP = 1 << 17
 _BLOCK = 1 << 22
+_TRIES = 3
 KEPT = "kept"
 """Of a quarantined row: the columns that identify it."""
 
@@ -182,7 +184,13 @@ def write_sidecars(store: Store, manifest: Manifest, schema: pa.Schema, groups: 
         record = _record(store, group, job)
         if closing is None or (record and record.made_from == made_from and not _damage(store, record)):
             return
-        files = tuple(_write_files(store, closing, schema, settings))
+        for left in reversed(range(_TRIES)):
+            try:
+                files = tuple(_write_files(store, closing, schema, settings))
+                break
+            except FileNotFoundError as error:  # another run of the job has ended meanwhile, and removed what was begun
+                if not left:
+                    raise OutputError(why_not("written", str(store.root / SIDECARS), error)) from error
         record = Sidecars(job=job.id, group=group, made_from=made_from, files=files)
         store.put(record.file_name, to_json(record), partial(check_claim, store, job.id))
 

@@ -76,7 +76,7 @@ class Store(ABC):
     @abstractmethod
     def put_stream(self, name: str, write: Callable[[BinaryIO], _Result], check: Callable[[], None]) -> _Result:
         """Write a file that need not fit into memory, or replace it. write: writes it; what it returns is returned.
-        check: as of `put`.
+        check: as of `put`. Raises FileNotFoundError where another run of the job has removed what was begun.
         """
 
     @abstractmethod

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,8 @@ from s3 import Folder
 from benchmarks.chaos.jobs import contents
 from broadsheet.pipeline import OutputError, UsageError, classify, merge, verify
 from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.output.layout import EVERY_FOLDER
+from broadsheet.pipeline.output.local_store import LocalStore
 
 FORMATS = ("jsonl", "parquet", "npy")
 FILES = ("a/0.jsonl.gz", "a/b/1.jsonl", "2.jsonl.gz", "a/3.jsonl.gz")
@@ -144,6 +147,31 @@ def test_files_are_of_the_entries_that_are_there(client: Client, small_model: Mo
     with pytest.raises(OutputError, match="the files of group 0 are not made from its entries"):
         verify(out)
     assert {name for name in expected if not name.startswith("_")} == {"a/0.parquet"}
+
+
+def test_a_run_that_ends_removes_what_another_has_begun(
+    client: Client, small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that resume a job, the other one begins its files again."""
+    documents = write_documents(tmp_path / "documents")
+    given = {"model": small_model, "client": client, "root": documents, "layout": "attributes"}
+    classify(documents, tmp_path / "undisturbed", **given)
+    put, lost = LocalStore.put_stream, []
+
+    def put_stream(store: LocalStore, name: str, write: Any, check: Any) -> Any:
+        def written(file: Any) -> Any:
+            result = write(file)
+            if len(lost) < 2:
+                lost.append(name)
+                store.remove_attempts(EVERY_FOLDER)
+            return result
+
+        return put(store, name, written, check)
+
+    monkeypatch.setattr(LocalStore, "put_stream", put_stream)
+    classify(documents, tmp_path / "out", **given)
+    assert len(lost) == 2
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
 
 
 def test_an_update_adds_files(client: Client, small_model: Model, tmp_path: Path) -> None:
