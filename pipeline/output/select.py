@@ -111,7 +111,7 @@ class OneFile:
 
     def remove_folder(self) -> None:
         """Remove the job whose labels the file holds."""
-        self.store.remove(f".{self.name}.job")
+        self.store.remove(str(self.folder).rpartition("/")[2])
 
 
 @dataclass(frozen=True)

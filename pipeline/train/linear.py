@@ -102,11 +102,13 @@ class ProductFitter:
     def fit(self, strength: float) -> Singles:
         """How much each row counts, [N, classes]: weights are sums of the rows' features, with the least loss.
 
-        From too far off, Newton's steps may never get near: then it begins anew, with a larger penalty.
+        From nothing, Newton's steps may never get near: then it begins anew, with a larger penalty.
         """
-        if not self._settles(strength):
+        from_nothing = not self._of_rows.any()
+        if not self._settles(strength) and from_nothing:
             self._of_rows = np.zeros_like(self._of_rows)
-            for larger in strength * _FURTHER ** np.arange(math.ceil(math.log(1 / strength, _FURTHER)), -1, -1):
+            steps = max(0, math.ceil(math.log(1 / strength, _FURTHER)))
+            for larger in strength * _FURTHER ** np.arange(steps, -1, -1):
                 self._settles(larger)
         return self._of_rows
 
