@@ -293,7 +293,8 @@ def test_a_block_is_noted_while_it_runs_and_a_device_goes_before_it() -> None:
 def test_nothing_is_said_of_the_time_before_the_log() -> None:
     began = time.time()
     log = ActivityLog()
-    assert sum(log.seconds(began - 5, began + 1).values()) == pytest.approx(1, rel=0.01)
+    ended = time.time()
+    assert 1 <= sum(log.seconds(began - 5, ended + 1).values()) <= 1 + ended - began
 
 
 # Steps are NVTX ranges: heard by a tool that listens to every process of a job, as nsys does.
