@@ -397,4 +397,5 @@ def _judged(
         asked=predictions.asked,
         doubtful=doubtful,
         confusion=None if chunk.truth is None else tuple(columns.pairs(predictions, chunk.truth)),
+        right=UNSET if chunk.truth is None else columns.right(written, chunk.truth[chosen]),
     )

@@ -182,6 +182,7 @@ class Sums:
         self._lengths = (0,) * len(LENGTHS)
         self._confusion: tuple[tuple[int, int, int], ...] | None = None
         self._scores: Scores = {}
+        self._right: Scores = {}
         self._others: tuple[Judged, ...] = ()
         self._problems = [*plan.problems] if plan else []
         self._unread = [*plan.unread] if plan else []
@@ -200,6 +201,7 @@ class Sums:
             self._lengths = tuple(map(add, self._lengths, entry.lengths))
             self._confusion = _confusion((self._confusion, entry.confusion))
             self._scores = summed_scores((self._scores, entry.scores))
+            self._right = summed_scores((self._right, entry.right))
             others = entry.judged[1:]
             pairs = zip(self._others, others, strict=True) if self._others else ((model,) for model in others)
             self._others = tuple(map(summed, pairs))
@@ -219,6 +221,7 @@ class Sums:
             not_copied=dict(self._not_copied),
             others=self._others or UNSET,
             scores=self._scores,
+            right=self._right or UNSET,
         )
 
 
@@ -235,6 +238,7 @@ def summed(judged: Sequence[Judged]) -> Judged:
         doubtful=_sum(model.doubtful for model in judged),
         confusion=_confusion(model.confusion for model in judged),
         scores=summed_scores(model.scores for model in judged),
+        right=summed_scores(model.right for model in judged),
     )
 
 

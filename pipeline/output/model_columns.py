@@ -231,11 +231,24 @@ class ModelColumns:
 
         truth: [N], one of `truths`, or NO_TRUTH. A class that the model does not have counts as no truth.
         """
-        if self.truths and self.truths != self.classes:
-            own = {name: i for i, name in enumerate(self.classes)}
-            of_truth = np.array([*(own.get(name, NO_TRUTH) for name in self.truths), NO_TRUTH], np.int32)
-            truth = of_truth[truth]  # NO_TRUTH is -1: the last
-        return count_pairs(truth, self.best(predictions))
+        return count_pairs(self._own(truth), self.best(predictions))
+
+    def right(self, predictions: Predictions, truth: NDArray[np.int32]) -> dict[str, tuple[int, ...]]:
+        """Rows by whether their label is their truth ("right", "wrong"), and by score, as `count_scores` has them.
+
+        A row without a label or without a truth is not among them. truth: as for `pairs`.
+        """
+        truth, best = self._own(truth), self.best(predictions)
+        judged = (truth != NO_TRUTH) & (best != NO_LABEL)
+        return count_scores(("wrong", "right"), (truth == best)[judged].astype(int), predictions.scores[judged, 0])
+
+    def _own(self, truth: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Numbers of `truths` as those of the model's classes."""
+        if not self.truths or self.truths == self.classes:
+            return truth
+        own = {name: i for i, name in enumerate(self.classes)}
+        of_truth = np.array([*(own.get(name, NO_TRUTH) for name in self.truths), NO_TRUTH], np.int32)
+        return of_truth[truth]  # NO_TRUTH is -1: the last
 
 
 def columns_of_models(

@@ -74,6 +74,7 @@ class Judged(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     doubtful: dict[str, Count]
     confusion: tuple[tuple[int, int, Count], ...] | None
     scores: Scores = UNSET
+    right: Scores = UNSET
 
     def check(self, written: int, labelled: int) -> None:
         """Raise ValueError where the figures contradict each other. written, labelled: rows."""
@@ -108,7 +109,8 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     a truth, over the filtered rows too. problems: messages about whole files. not_copied: as of `Chunk`. files: one
     part, or one for each label, sorted; then the quarantined rows, where there are any. others: of several models, what
     the second and further ones say; the rest is the first one's. scores: written rows by label and bin of
-    `counts.SCORES`, since 2026-11.
+    `counts.SCORES`, since 2026-11. right: where there is a truth, written rows that have one and a label, by whether
+    these are the same ("right", "wrong") and by bin.
     """
 
     version: Version = VERSION
@@ -135,6 +137,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     files: tuple[FileRecord, ...] = ()
     others: tuple[Judged, ...] | UnsetType = UNSET
     scores: Scores = UNSET
+    right: Scores = UNSET
 
     def __post_init__(self) -> None:
         """Raise ValueError where the figures contradict each other; in a file that is read, an error of that file."""
@@ -347,6 +350,8 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Of several models, the figures of the second and further ones; all others are the first one's.
     scores : dict of str to tuple of int, optional
         Written rows by label and bin of `counts.SCORES`; they are counted since 2026-11.
+    right : dict of str to tuple of int, optional
+        Where there is a truth, written rows that have one and a label: "right" and "wrong" ones, by bin.
 
     """
 
@@ -370,6 +375,7 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     not_copied: dict[str, Count] = {}
     others: tuple[Judged, ...] | UnsetType = UNSET
     scores: Scores = UNSET
+    right: Scores = UNSET
 
 
 class Update(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

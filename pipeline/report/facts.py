@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import counted, first_of
+from ..labelling.counts import SCORES, kept
 from ..measures.accuracy import Confusion, Example, confusion_of
 from ..telemetry.profile import Profile
 from .tally import Reach, Tally
@@ -136,6 +137,8 @@ class ModelFigures:
         Written rows without a label.
     confusion : Confusion or None
         Rows by true and predicted class, where there is a truth column.
+    right : dict of str to tuple of int, or None
+        Written rows with a label and a truth, as "right" and "wrong", by bin; None where there is no truth.
 
     """
 
@@ -144,6 +147,7 @@ class ModelFigures:
     scores: dict[str, tuple[int, ...]] | None
     unlabelled: int
     confusion: Confusion | None
+    right: dict[str, tuple[int, ...]] | None = None
 
     @property
     def accuracy(self) -> float | None:
@@ -154,6 +158,14 @@ class ModelFigures:
     def bins(self) -> list[int]:
         """Labels by bin of `counts.SCORES`, of all classes together; none where they are not known."""
         return [sum(column) for column in zip(*(self.scores or {}).values(), strict=True)]
+
+    @property
+    def accuracy_kept(self) -> list[float | None]:
+        """For each of `counts.THRESHOLDS`, the share of right labels of those that reach it; none without a truth."""
+        if not self.right:
+            return []
+        right, wrong = (kept(self.right.get(name, (0,) * len(SCORES))) for name in ("right", "wrong"))
+        return [r / (r + w) if r + w else None for r, w in zip(right, wrong, strict=True)]
 
 
 @dataclass
@@ -219,7 +231,7 @@ def models_of(job: JobFacts, tally: Tally) -> tuple[ModelFigures, ...]:
     name = job.models[0][0] if job.models else job.model
     others = zip(job.models[1:], tally.others, strict=False)
     return (
-        ModelFigures(name, tally.labels, tally.scores or None, tally.unlabelled, tally.confusion),
+        ModelFigures(name, tally.labels, tally.scores or None, tally.unlabelled, tally.confusion, tally.right or None),
         *(
             ModelFigures(
                 name,
@@ -227,6 +239,7 @@ def models_of(job: JobFacts, tally: Tally) -> tuple[ModelFigures, ...]:
                 judged.scores or None,
                 judged.unlabelled,
                 None if judged.confusion is None else confusion_of(judged.confusion, classes),
+                judged.right or None,
             )
             for (name, classes), judged in others
         ),

@@ -268,7 +268,7 @@ class JobReport:
         job, tally, run = self.job, self.tally, self.run
         totals: dict[str, Any] = msgspec.to_builtins(tally.totals())
         del totals["confusion"]  # it is in `truth`
-        for name in ("others", "scores"):  # they are in `models`
+        for name in ("others", "scores", "right"):  # they are in `models`
             totals.pop(name, None)
         return totals | {
             "model": job.model,
@@ -299,6 +299,7 @@ class JobReport:
                     "model": model.name,
                     "labels": dict(model.labels),
                     "kept": dict(zip(map(str, THRESHOLDS), kept(model.bins), strict=True)) if model.bins else None,
+                    "accuracy_kept": dict(zip(map(str, THRESHOLDS), model.accuracy_kept, strict=False)) or None,
                     "truth": None if model.confusion is None else _truth(model.confusion),
                 }
                 for model in self.models

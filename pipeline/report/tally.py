@@ -54,6 +54,8 @@ class Tally:
         Written rows by label.
     scores : dict of str to tuple of int
         Written rows by label and bin of `counts.SCORES`; UNSET where an earlier version did not count some.
+    right : dict of str to tuple of int
+        Where there is a truth, written rows that have one and a label: "right" and "wrong" ones, by bin; or UNSET.
     unlabelled : int
         Written rows without a label, since their score was too low or none of several applies.
     doubtful : Counter of str
@@ -88,6 +90,7 @@ class Tally:
     unlabelled: int = 0
     labels: Counter[str] = field(default_factory=Counter)
     scores: Scores = field(default_factory=dict)
+    right: Scores = field(default_factory=dict)
     doubtful: Counter[str] = field(default_factory=Counter)
     not_copied: Counter[str] = field(default_factory=Counter)
     lengths: list[int] = field(default_factory=lambda: [0] * len(LENGTHS))
@@ -116,6 +119,7 @@ class Tally:
             tally.labels, tally.doubtful = Counter(earlier.labels), Counter(earlier.doubtful)
             tally.not_copied = Counter(earlier.not_copied)
             tally.lengths, tally.scores = list(earlier.lengths), earlier.scores
+            tally.right = earlier.right
             if earlier.confusion is not None:
                 tally.confusion = confusion_of(earlier.confusion, classes)
             tally.others = () if earlier.others is UNSET else earlier.others
@@ -131,6 +135,7 @@ class Tally:
             self.doubtful.update(entry.doubtful)
             self.not_copied.update(entry.not_copied)
             self.scores = summed_scores((self.scores, entry.scores))
+            self.right = summed_scores((self.right, entry.right))
             self.lengths = [sum(pair) for pair in zip(self.lengths, entry.lengths, strict=True)]
             self.problems += [(entry.sources[0][0], message) for message in entry.problems]
             if entry.confusion is not None:
@@ -169,6 +174,7 @@ class Tally:
             not_copied=dict(sorted(self.not_copied.items())),
             others=self.others or UNSET,
             scores=self.scores,
+            right=self.right or UNSET,
         )
 
 

@@ -142,22 +142,34 @@ def test_the_link_of_the_dashboard_is_printed_once_and_only_by_a_job_that_goes_o
 def test_what_a_threshold_keeps_is_told_of_all_chunks_and_of_each_model(
     client: Client, small_model: Model, tmp_path: Path
 ) -> None:
-    """As it is by counting the rows; and not at all where an earlier build, which did not count, wrote a chunk."""
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": f"{i} news"}) + "\n" for i in range(40)))
-    source, options = tmp_path / "in.jsonl", {"client": client, "chunk_size": 7, "abstain": 0.3}
-    models = [replace(small_model, name="one"), replace(small_model, name="two")]
+    """As it is by counting the rows, and how many of them are right, of those with a known label; and not at all where
+    an earlier build, which did not count, wrote a chunk.
+    """
+    texts = [f"{chr(97 + i % 26) * i} news of {i}" for i in range(40)]
+    known = [None if i % 5 == 0 else small_model.classes[i % len(small_model.classes)] for i in range(40)]
+    rows = [json.dumps({"text": text, "known": name}) + "\n" for text, name in zip(texts, known, strict=True)]
+    (tmp_path / "in.jsonl").write_text("".join(rows))
+    source = tmp_path / "in.jsonl"
+    options = {"client": client, "chunk_size": 7, "abstain": 0.4, "label_column": "known"}
+    models = [replace(small_model, name=name, temperature=0.2) for name in ("one", "two")]  # scores of 0.25 to 1
     report = pipeline.classify(source, tmp_path / "out", model=models, **options)
     rows = report.to_pandas()
     for model in report.to_dict()["models"]:
         score = rows[f"{model['model']}_score"][rows[f"{model['model']}_label"].notna()]
         assert model["kept"] == {str(least): int((score >= np.float32(least)).sum()) for least in THRESHOLDS}
-        assert sum(model["kept"].values()) < sum(model["labels"].values()) == len(score)
+        assert 0 < model["kept"]["0.9"] < model["kept"]["0.5"] < sum(model["labels"].values()) == len(score)
+        label, truth = rows[f"{model['model']}_label"][score.index], rows["truth"][score.index]
+        is_right = (label == truth)[truth.notna()]
+        for least, accuracy in model["accuracy_kept"].items():
+            reach = is_right[score[is_right.index] >= np.float32(float(least))]
+            assert accuracy == (reach.mean() if len(reach) else None)
     for file in [*(tmp_path / "out" / "_entries").glob("part-*-0000002-*"), tmp_path / "out" / "_manifest.json"]:
         kept = json.loads(file.read_text())
-        del (kept.get("totals") or kept)["scores"]
+        del (kept.get("totals") or kept)["scores"], (kept.get("totals") or kept)["right"]
         file.write_text(json.dumps(kept))
     again = pipeline.classify(source, tmp_path / "out", model=models, resume=True, **options)
     assert [model["kept"] is None for model in again.to_dict()["models"]] == [True, False]
+    assert [model["accuracy_kept"] is None for model in again.to_dict()["models"]] == [True, False]
     assert verify(tmp_path / "out").scores is UNSET
 
 
