@@ -178,6 +178,8 @@ def print_model(model: Model, console: PlainConsole) -> None:
         "scores": f"calibrated: temperature {model.temperature:.4g}" if model.is_calibrated else _NO_TEMPERATURE,
         "int8": _NO_SCALES,
     }
+    if model.by_class is not None:
+        facts["scores"] += "; then by class"
     if model.levels is not None:
         ends = (f"{model.levels.low + model.levels.step * level:g}" for level in (0, len(names) - 1))
         spread = model.levels.spread * model.levels.step

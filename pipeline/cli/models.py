@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _LABELLED = "Labelled articles that the model was not trained on: files, folders, globs or URLs."
 _HELD_OUT = "Use only the rows of DATA that `train --hold-out SHARE` kept out."
 _LABEL = "Column with the true class, by name or number from 1."
+_BY_CLASS = "Also fit the scores of each class that has 100 rows or more by themselves."
 _INT8 = "Prepare the model for `--precision int8`."
 _AGREEMENT = "Share of labels that stay where the network is asked about some texts only."
 _FROM = "A model for ONNX; or a file: fastText's .bin or .ftz, a params.bin, a .safetensors."
@@ -35,6 +36,7 @@ def calibrate(
     text_column: Texts = None,
     held_out: Annotated[float | None, in_panel("Input", "SHARE", _HELD_OUT)] = None,
     agreement: Annotated[float, in_panel("Labels", "SHARE", _AGREEMENT, hidden=True)] = 0.999,
+    by_class: Annotated[bool, in_panel("Labels", "", _BY_CLASS, "--by-class")] = False,
     int8: Annotated[bool, in_panel("Computing", "", _INT8, "--int8")] = False,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -50,7 +52,7 @@ def calibrate(
     """
     from ..evaluation import fitting
     from ..model import cascade
-    from ..model.scores import CARD
+    from ..model.scores import BY_CLASS, CARD
     from ..source.inputs import Paths, local_paths
 
     refuse_outputs({"-o": output}, overwrite, lambda: [model, *local_paths(Paths(data))])
@@ -65,18 +67,27 @@ def calibrate(
             return
         raise UsageError("--label-column names the column with the true class; only --int8 needs none")
     read |= {"held_out": held_out, "agreement": agreement, "device": device, "precision": precision}
+    read["by_class"] = by_class
     calibrated = fitting.calibrate(begun, Paths(data), label_column=label_column, **read)
     calibrated.save(output)
     about = calibrated.card[CARD]
     found = f"temperature {about.get('left out', calibrated.temperature):.3f}, fitted on {about['rows']:,} rows"
     say(f"{output}: scores stay as they were: {found}, does not help" if "left out" in about else f"{output}: {found}")
     say("on rows that it was not fitted to, a fifth at a time:")
-    for name in ("calibration error", "log loss"):
-        say(f"{name:>20}  {about[f'{name} before']:.4f} before, {about[f'{name} after']:.4f} after")
+    _say_figures(about)
+    if by_class:
+        helps = "" if calibrated.by_class else ", which does not help: they stay as they were"
+        say(f"scores by class{helps}; on rows that they were not fitted to:")
+        _say_figures(calibrated.card[BY_CLASS])
     if calibrated.cascade is not None:
         from ..report.tables import print_asking
 
         print_asking({name: calibrated.card[cascade.CARD][name] for name in cascade.ASKS}, PlainConsole())
+
+
+def _say_figures(about: dict[str, Any]) -> None:
+    for name in ("calibration error", "log loss"):
+        say(f"{name:>20}  {about[f'{name} before']:.4f} before, {about[f'{name} after']:.4f} after")
 
 
 def convert(
@@ -134,7 +145,7 @@ def convert(
         say(f"{path}: {len(content):,} bytes")
     if kinds[1] == ".bin" and model.scales is not None:
         say("A params.bin has no activation scales, for --precision int8: broadsheet calibrate --int8 finds them again")
-    if kinds[1] == ".bin" and model.temperature != 1:
+    if kinds[1] == ".bin" and (model.temperature != 1 or model.by_class is not None):
         say("A params.bin has no temperature: labels stay, scores differ; broadsheet calibrate finds it again")
     if kinds[1] == ".bin" and model.ngrams is not None:
         say("A params.bin has no n-grams: the network alone gives other scores, and labels fewer texts right")

@@ -174,6 +174,8 @@ class _Graph:
     def __init__(self, onnx: Any, model: Model) -> None:
         if model.levels is not None:
             raise ModelError(f"{model.name} gives a text a number, for which there is no graph")
+        if model.by_class is not None:
+            raise ModelError(f"{model.name} has scores by class, for which there is no graph: calibrate it without")
         self._onnx, self._model = onnx, model
         self._ngrams = of_network(model.ngrams, model.name, _NO_GRAPH)
         self._nodes: list[Any] = []

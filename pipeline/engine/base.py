@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..model.alphabet import Alphabet, Encoded, encode, of_ids, unread
 from ..model.charcnn import Model
 from ..model.layers import WHOLE
-from ..model.scores import parts_of
+from ..model.scores import parts_of, with_best
 from ..telemetry.spans import Span
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -145,6 +145,16 @@ class Predictions:
         numbers = model.levels.numbers_of(self.labels, self.scores, len(model.classes))
         every = None if self.all_scores is None else model.levels.probabilities(self.all_scores)
         return replace(self, scores=numbers, all_scores=every)
+
+    def by_class(self, model: Model) -> Predictions:
+        """For a model that is calibrated by class: the predictions with such scores; their labels stay."""
+        if model.by_class is None:
+            return self
+        labels = self.labels[:, 0]
+        best = model.by_class.scores(labels, self.scores[:, 0])
+        scores = with_best(self.scores, np.zeros_like(labels), best)
+        every = None if self.all_scores is None else with_best(self.all_scores, np.maximum(labels, 0), best)
+        return replace(self, scores=scores, all_scores=every)
 
     def by_head(self, model: Model) -> Predictions:
         """For a model with heads: these predictions with probabilities that add up to one within each head. They are

@@ -280,6 +280,7 @@ def evaluate(
     parts = [(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0, np.int32))]
     ways = {network: loaded} | ({name: given_model.asking(name) for name in ASKS} if given_model.cascade else {})
     by_way: dict[str, list[tuple[NDArray[Any], NDArray[Any], int]]] = {name: [] for name in ways}
+    has_before = loaded.temperature != 1 and loaded.cascade is None and loaded.by_class is None
     rows_read = 0
     worst: list[Mistake] = []
     without_truth = quarantined = overflowed = 0
@@ -291,7 +292,7 @@ def evaluate(
             if truth is None:
                 continue
             labels, scores, before = predicted.labels[:, 0], predicted.scores[:, 0], predicted.scores[:, 0]
-            if loaded.temperature != 1 and predicted.all_scores is not None and len(chunk):
+            if has_before and predicted.all_scores is not None and len(chunk):
                 before = probabilities(log_scores(predicted.all_scores, loaded.temperature), 1.0).max(axis=1)
             known = truth != NO_TRUTH
             rows_read += len(chunk)
@@ -318,7 +319,7 @@ def evaluate(
         quarantined=quarantined,
         overflowed=overflowed,
         reliability=reliability(scores, right),
-        uncalibrated=None if loaded.temperature == 1 or loaded.cascade else reliability(before, right),
+        uncalibrated=reliability(before, right) if has_before else None,
         thresholds=tuple(thresholds),
         abstained=int((~kept).sum()),
         networks=_compared(by_way, truth, rows_read) if given_model.cascade else {},

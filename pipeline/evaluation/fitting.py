@@ -24,7 +24,17 @@ from ..model.ngrams import MOST_READ, NGrams
 from ..model.ngrams import scores as ngram_scores
 from ..model.ngrams import scores_of_ids as ngram_scores_of_ids
 from ..model.quantised import SCALE_ROWS, with_scales
-from ..model.scores import CARD, LEAST_ROWS, SOFTMAX, fitted, log_scores, probabilities
+from ..model.scores import (
+    BY_CLASS,
+    CARD,
+    LEAST_ROWS,
+    SOFTMAX,
+    fitted,
+    fitted_by_class,
+    log_scores,
+    probabilities,
+    with_best,
+)
 from ..model.several import load_one
 from ..options import READ, ReadKeywords
 from ..source.chunk import Chunk
@@ -45,6 +55,7 @@ def calibrate(
     label_column: str,
     held_out: float | None = None,
     agreement: float = AGREEMENT,
+    by_class: bool = False,
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
@@ -72,6 +83,9 @@ def calibrate(
         `source` is what the model was trained on, with this share held out: only those rows are used.
     agreement : float
         The share of labels that are to be those of the whole model where the network is asked about some texts only.
+    by_class : bool
+        Also fit how likely a label of each class with 100 rows or more is right, from its score (Platt scaling). It can
+        raise low scores and lower high ones, which a temperature cannot. It changes no label.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
@@ -86,7 +100,8 @@ def calibrate(
     Model
         The same model with a temperature, and a note in its card of what it was found on, with negative log likelihood
         and expected calibration error before and after, of each fifth of the rows with a temperature fitted to the
-        others; and, where that does not help, "left out": the temperature that the model was not given. With n-grams
+        others; and, where that does not help, "left out": the temperature that the model was not given. With
+        `by_class`, another note has the same figures of that. With n-grams
         and a network, also with a margin, and a note of accuracy, agreement, share and calibration error with the
         network asked about all rows, some, and none.
 
@@ -117,7 +132,9 @@ def calibrate(
         raise UsageError(f"{loaded.name} gives a text several labels: it has thresholds, and no temperature")
     if loaded.link != SOFTMAX:
         raise UsageError(f"{loaded.name} was trained with another loss than softmax: its scores have no temperature")
-    plain = replace(loaded, temperature=1.0)
+    plain = replace(loaded, temperature=1.0, by_class=None)
+    if by_class and loaded.heads is not None:
+        raise UsageError(f"{loaded.name} has heads, whose scores cannot be calibrated by class")
     reads = plain.reads if held_out is None else MOST_READ  # as `train` reads, which holds out by text
     wanted: dict[str, Any] = {"truth": label_column, "classes": plain.classes, "reads": reads}
     given, selection = chosen_input(source, text_column, options, plain.alphabet, plain.length, **wanted)
@@ -147,14 +164,15 @@ def calibrate(
     if any(figures[f"{name} after"] > figures[f"{name} before"] for name in ("log loss", "calibration error")):
         about["left out"], temperature = round(temperature, 6), loaded.temperature
     calibrated = replace(plain, temperature=temperature, card={**plain.card, CARD: about})
-    if plain.ngrams is None or not plain.has_network:
-        return calibrated
-    branch = np.concatenate(beside)
-    cascade = fitted_cascade(logits, branch, truth, agreement)
-    compared = figures_on_card(compare(logits, branch, truth, cascade, temperature), len(truth))
-    return replace(
-        calibrated, cascade=cascade, card={**calibrated.card, cascades.CARD: {**compared, **files_of(given)}}
-    )
+    final = probabilities(logits, temperature)
+    if plain.ngrams is not None and plain.has_network:
+        branch = np.concatenate(beside)
+        cascade = fitted_cascade(logits, branch, truth, agreement)
+        compared = figures_on_card(compare(logits, branch, truth, cascade, temperature), len(truth))
+        card = {**calibrated.card, cascades.CARD: {**compared, **files_of(given)}}
+        calibrated = replace(calibrated, cascade=cascade, card=card)
+        final, _ = _ways(logits, branch, cascade, temperature)["uncertain"]
+    return _by_class(calibrated, final, truth, files_of(given)) if by_class else calibrated
 
 
 def _in_turn(logits: Doubles, truth: NDArray[np.int64]) -> Doubles:
@@ -163,6 +181,21 @@ def _in_turn(logits: Doubles, truth: NDArray[np.int64]) -> Doubles:
     for fold in range(_FOLDS):
         scaled[turn == fold] /= fitted(logits[turn != fold], truth[turn != fold]) or 1.0
     return scaled
+
+
+def _by_class(model: Model, scores: Doubles, truth: NDArray[np.int64], files: dict[str, Any]) -> Model:
+    """The model with scores by class, where these have a lower log loss on each fifth of the rows than before, with
+    what fits the others. The calibration error is noted, but does not decide: of 2,500 rows whose scores are right it
+    is 0.014, with a standard deviation of 0.003.
+    """
+    turn, labels, corrected = np.arange(len(truth)) % _FOLDS, scores.argmax(axis=1), scores.copy()
+    for fold in range(_FOLDS):
+        own = turn == fold
+        best = fitted_by_class(scores[~own], truth[~own]).scores(labels[own], scores[own].max(axis=1))
+        corrected[own] = with_best(scores[own], labels[own], best)
+    figures = improvement(np.log(scores), np.log(corrected), truth)
+    found = fitted_by_class(scores, truth) if figures["log loss after"] < figures["log loss before"] else None
+    return replace(model, by_class=found, card={**model.card, BY_CLASS: {"rows": len(truth), **figures, **files}})
 
 
 def _beside(model: Model, chunk: Chunk) -> NDArray[np.float32]:
@@ -363,16 +396,22 @@ def compare(
         Of the whole model's scores.
 
     """
-    alone = branch + np.array(cascade.bias, np.float32)
-    rows = asked(alone, cascade.margin, None)
-    of_whole, of_alone = probabilities(whole, temperature), probabilities(alone.astype(np.float64), cascade.temperature)
-    asked_rows = {"all": np.ones(len(rows), np.bool_), "uncertain": rows, "none": np.zeros(len(rows), np.bool_)}
     figures = {}
-    for name in ASKS:
-        scores = np.where(asked_rows[name][:, None], of_whole, of_alone)
+    for name, (scores, rows) in _ways(whole, branch, cascade, temperature).items():
         labels, best = scores.argmax(axis=1), scores.max(axis=1).astype(np.float32)
-        figures[name] = figures_of(labels, best, truth, whole.argmax(axis=1), float(asked_rows[name].mean()))
+        figures[name] = figures_of(labels, best, truth, whole.argmax(axis=1), float(rows.mean()))
     return figures
+
+
+def _ways(
+    whole: Doubles, branch: NDArray[np.float32], cascade: Cascade, temperature: float
+) -> dict[str, tuple[Doubles, NDArray[np.bool_]]]:
+    """For each of ASKS the scores of N rows, [N, classes], and about which of them the network is asked, [N]."""
+    alone = branch + np.array(cascade.bias, np.float32)
+    some = asked(alone, cascade.margin, None)
+    of_whole, of_alone = probabilities(whole, temperature), probabilities(alone.astype(np.float64), cascade.temperature)
+    rows = {"all": np.ones(len(some), np.bool_), "uncertain": some, "none": np.zeros(len(some), np.bool_)}
+    return {name: (np.where(rows[name][:, None], of_whole, of_alone), rows[name]) for name in ASKS}
 
 
 def figures_of(

@@ -79,12 +79,14 @@ def reliability(scores: NDArray[np.float32], right: NDArray[np.bool_]) -> Reliab
 
 
 def improvement(before: NDArray[np.float64], after: NDArray[np.float64], truth: NDArray[np.int64]) -> dict[str, float]:
-    """What other logits do on N rows, for a card: both measures, before and after. before, after: [N, classes]."""
-    figures = {}
+    """What other logits do on N rows, for a card: both measures, before and after. before, after: [N, classes].
+
+    The labels are those of `before`, whatever logits they have after.
+    """
+    figures, labels = {}, before.argmax(axis=1)
     for name, logits in (("before", before), ("after", after)):
-        scores = probabilities(logits, 1.0)
-        right = scores.argmax(axis=1) == truth
-        error = reliability(scores.max(axis=1).astype(np.float32), right).expected_error
+        scores = probabilities(logits, 1.0)[np.arange(len(labels)), labels]
+        error = reliability(scores.astype(np.float32), labels == truth).expected_error
         figures[f"log loss {name}"] = round(log_loss(logits, truth, 1.0), 6)
         figures[f"calibration error {name}"] = round(error, 6)
     return figures

@@ -24,7 +24,17 @@ from .fasttext import ALPHABET, FastText
 from .layers import BIAS, CLASSES, FRAMES, HIDDEN, PUBLISHED_LENGTH, WHOLE, Frame, Layer, layer_table, parameter_count
 from .model_file import MEANT_FOR, SHIPPED, ActivationScales
 from .ngrams import NGrams
-from .scores import DEFAULT_THRESHOLD, GIVEN, SIGMOID, SOFTMAX, TEMPERATURES, Levels, check_classes, check_thresholds
+from .scores import (
+    DEFAULT_THRESHOLD,
+    GIVEN,
+    SIGMOID,
+    SOFTMAX,
+    TEMPERATURES,
+    ByClass,
+    Levels,
+    check_classes,
+    check_thresholds,
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,8 @@ class Model:
     heads : tuple of (str, int), optional
         Of a model that gives each text a label for each of several columns: the name of each, and how many of the
         classes, in order, are its own. These are called "column: class".
+    by_class : ByClass, optional
+        What `calibrate` found with `by_class`: how likely a label is right, from its score, of each class.
 
     Raises
     ------
@@ -96,6 +108,7 @@ class Model:
     cascade: Cascade | None = field(default=None, repr=False)
     levels: Levels | None = field(default=None, repr=False)
     heads: tuple[tuple[str, int], ...] | None = field(default=None, repr=False)
+    by_class: ByClass | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_classes(self.classes, self.name, self.heads)
@@ -126,6 +139,10 @@ class Model:
             self.levels.check(self._is_ngrams_alone and not self.is_multi_label, self.name)
         if self.heads is not None and (self.link != SOFTMAX or self.cascade is not None or self.length == WHOLE):
             raise ModelError(f"{self.name}: a model with heads has no thresholds, levels, margin or fastText's table")
+        if self.by_class is not None:
+            self.by_class.check(len(self.classes), self.name)
+        if self.by_class is not None and (self.link != SOFTMAX or self.heads is not None):
+            raise ModelError(f"{self.name}: a model that does not give one label by softmax has no scores by class")
         if self.temperature != 1 and self.link != SOFTMAX:
             raise ModelError(f"{self.name}: a model whose scores are no softmax has no temperature")
 
@@ -237,7 +254,7 @@ class Model:
     @cached_property
     def digest(self) -> str:
         """sha256 of all that decides a score: alphabet, classes, length, frame, scales, temperature, n-grams,
-        thresholds, heads and tensors.
+        thresholds, heads, scores by class and tensors.
         """
         about = [self.alphabet.symbols, self.classes, self.length]
         if self.frame != "dense":  # digests of dense models are older than the choice
@@ -256,6 +273,8 @@ class Model:
             about.append({"levels": [self.levels.low, self.levels.step, self.levels.spread]})
         if self.heads is not None:
             about.append({"heads": self.heads})
+        if self.by_class is not None:
+            about.append({"by_class": [self.by_class.slopes, self.by_class.shifts]})
         digest = hashlib.sha256(json.dumps(about).encode())
         for name in sorted(stored := {**self.tensors, **self._of_ngrams}):
             tensor = np.ascontiguousarray(stored[name])
@@ -297,7 +316,7 @@ class Model:
             self.alphabet.symbols, list(self.classes), self.length, dict(self.card), self.frame, self.scales,
             temperature=temperature, thresholds=None if self.thresholds is None else list(self.thresholds),
             ngrams_alone=self._is_ngrams_alone or None, cascade=self.cascade, levels=self.levels,
-            heads=None if self.heads is None else list(self.heads),
+            heads=None if self.heads is None else list(self.heads), by_class=self.by_class,
             **({} if self.ngrams is None else {self.ngrams.feature: self.ngrams.kinds}),  # type: ignore[arg-type]
         )  # fmt: skip
         layers = [] if self._is_ngrams_alone else [layer.description for layer in self.layers]
@@ -355,6 +374,7 @@ class Model:
         model = cls(
             alphabet, classes, about.length, tensors, card, name, about.frame, about.scales, temperature, branch,
             thresholds, about.cascade, about.levels, None if about.heads is None else tuple(about.heads),
+            about.by_class,
         )  # fmt: skip
         if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
             raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")

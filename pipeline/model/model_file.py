@@ -33,12 +33,12 @@ from .cascade import Cascade
 from .fasttext import MOST_BYTES, FastText, Settings
 from .layers import CLASSES, LENGTHS, Frame, parameter_count
 from .ngrams import MOST_TABLE_BYTES, Kinds, NGrams
-from .scores import Levels
+from .scores import ByClass, Levels
 
 FORMAT = "broadsheet-charcnn/2"
 FEATURES = (
     "frame", "scales", "temperature", "ngrams", "thresholds", "ngrams_alone", "cascade", "fasttext", "levels",
-    "heads",
+    "heads", "by_class",
 )  # fmt: skip
 _FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
@@ -94,6 +94,7 @@ class About(Struct):
     fasttext: Settings | None = None
     levels: Levels | None = None
     heads: list[tuple[str, int]] | None = None
+    by_class: ByClass | None = None
 
 
 _OF_EVERY_VERSION = [field for field in About.__struct_fields__ if field not in FEATURES]

@@ -9,6 +9,7 @@ often as they say. It changes no label.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -25,6 +26,9 @@ LEAST_ROWS = 100
 
 CARD = "temperature fitted on"
 """The key of a model's card under which it says by which rows its scores were calibrated."""
+
+BY_CLASS = "calibrated by class on"
+"""The same, of how likely the labels of each class are right."""
 
 _STEPS = 60
 
@@ -76,6 +80,76 @@ def fitted(
         middle = (low * high) ** 0.5
         low, high = (low, middle) if slope(middle) > 0 else (middle, high)
     return float(np.float32((low * high) ** -0.5))
+
+
+_SURE = 2.0**-24
+"""Scores nearer than this to 0 or 1 are as near as that, so that their logits are finite."""
+
+
+class ByClass(Struct, frozen=True):
+    """How likely a label is right, from its score: by class, as in Platt, "Probabilistic Outputs for Support Vector
+    Machines" (1999), of labels as in Gupta and Ramdas, "Top-label calibration" (2022).
+
+    Attributes
+    ----------
+    slopes, shifts : tuple of float
+        Of each class: the logit of its label's score is multiplied by the one, and the other is added.
+
+    """
+
+    slopes: tuple[float, ...]
+    shifts: tuple[float, ...]
+
+    def check(self, classes: int, model: str) -> None:
+        """Raise ModelError unless this fits a model of so many classes, and a higher score stays a higher one."""
+        if not len(self.slopes) == len(self.shifts) == classes:
+            raise ModelError(f"{model}: {len(self.slopes)} slopes and {len(self.shifts)} shifts for {classes} classes")
+        if not (np.isfinite([*self.slopes, *self.shifts]).all() and min(self.slopes) > 0):
+            raise ModelError(f"{model}: a slope of its scores by class is not above 0, or one of them is not finite")
+
+    def scores(self, labels: NDArray[np.integer], scores: NDArray[np.floating]) -> NDArray[np.float32]:
+        """How likely labels, [N], are right, of their scores, [N]; NaN where these are."""
+        class_ = np.maximum(labels, 0)
+        logits = _logits(scores) * np.array(self.slopes)[class_] + np.array(self.shifts)[class_]
+        right: NDArray[np.float32] = (1 / (1 + np.exp(-logits))).astype(np.float32)
+        return right
+
+
+def _logits(scores: NDArray[np.floating]) -> NDArray[np.float64]:
+    within = np.clip(scores.astype(np.float64), _SURE, 1 - _SURE)
+    logits: NDArray[np.float64] = np.log(within / (1 - within))
+    return logits
+
+
+def fitted_by_class(scores: NDArray[np.floating], truth: NDArray[np.int64]) -> ByClass:
+    """Fit it to N rows: by logistic regression, with the targets that Platt gives a finite number of rows.
+
+    A class with fewer than LEAST_ROWS labels, or whose higher scores are not more often right, keeps its scores.
+    scores: [N, classes]. truth: class indices [N].
+    """
+    labels, fits = scores.argmax(axis=1), []
+    logits = _logits(scores.max(axis=1))
+    for class_ in range(scores.shape[1]):
+        rows = labels == class_
+        right = truth[rows] == class_
+        x = np.stack([logits[rows], np.ones(len(right))], axis=1)
+        target = np.where(right, (right.sum() + 1) / (right.sum() + 2), 1 / ((~right).sum() + 2))
+        fit = np.array([1.0, 0.0])
+        for _ in range(_STEPS if len(right) >= LEAST_ROWS else 0):
+            p = 1 / (1 + np.exp(-x @ fit))
+            curvature = (x.T * (p * (1 - p))) @ x
+            fit = fit - np.linalg.solve(curvature + 1e-9 * np.eye(2), x.T @ (p - target))
+        fits.append(fit if np.isfinite(fit).all() and fit[0] > 0 else np.array([1.0, 0.0]))
+    slopes, shifts = np.array(fits, np.float32).T.tolist()
+    return ByClass(tuple(slopes), tuple(shifts))
+
+
+def with_best(every: NDArray[np.floating], labels: NDArray[np.integer], best: NDArray[np.floating]) -> NDArray[Any]:
+    """Probabilities [N, classes] whose label, [N], gets another one, [N]; those of other classes share what is left."""
+    rows = np.arange(len(every))
+    given: NDArray[Any] = every * ((1 - best) / np.maximum(1 - every[rows, labels], _SURE))[:, None]
+    given[rows, labels] = best
+    return given
 
 
 SOFTMAX, SIGMOID, STEPS, GIVEN = range(4)

@@ -17,15 +17,16 @@ import pyarrow.dataset as pa_dataset
 import pytest
 from conftest import AG_NEWS, Command, CommandHere
 from distributed import Client
+from scipy.optimize import minimize
 
 from broadsheet import pipeline
-from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.base import Predictions, Texts
 from broadsheet.pipeline.engine.cpu import CpuEngine
 from broadsheet.pipeline.errors import ModelError, UsageError
 from broadsheet.pipeline.evaluation.evaluate import evaluate
 from broadsheet.pipeline.evaluation.rows import hold_out
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.model.scores import fitted, log_loss, log_scores, probabilities
+from broadsheet.pipeline.model.scores import ByClass, fitted, fitted_by_class, log_loss, log_scores, probabilities
 
 TRUE_TEMPERATURE = 2.5
 TEXTS = [f"{i} word{i % 7} " * (1 + i % 4) for i in range(240)]
@@ -143,6 +144,88 @@ def test_a_temperature_that_does_not_help_is_told_and_left_out(
         shown = " ".join(broadsheet_here("evaluate", path, rows, "--label-column", "topic")[1].split())
         assert evaluated in shown
     assert "broadsheet calibrate" not in shown
+
+
+TRUE_SLOPES, TRUE_SHIFTS = np.array([0.4, 2.0, 0.7, 1.0]), np.array([1.5, -1.0, 0.0, -1.5])
+
+
+@pytest.mark.slow
+def test_scores_by_class_say_how_often_a_label_is_right(
+    broadsheet_here: CommandHere, small_model: Model, tmp_path: Path
+) -> None:
+    """Of one class low scores are too low and high ones too high, of another the reverse: no temperature mends that.
+    Labels stay, the scores of a row still add up to 1, and the file says what was done.
+    """
+    rng = np.random.default_rng(7)
+    texts = ["".join(rng.choice(list("abcdefgh ;0"), rng.integers(1, 120))) for _ in range(4000)]
+    model = replace(small_model, temperature=0.15, name="sure")
+    model.save(given := tmp_path / "given.safetensors")
+    raw = np.concatenate([s.all_scores for s in predicted(model, texts)])
+    labels, best = raw.argmax(axis=1), raw.max(axis=1).astype(np.float64)
+    logits = np.log(best / (1 - best).clip(1e-12)).clip(-16, 16)
+    chance = 1 / (1 + np.exp(-(logits * TRUE_SLOPES[labels] + TRUE_SHIFTS[labels])))
+    truth = np.where(rng.random(len(texts)) < chance, labels, (labels + rng.integers(1, 4, len(texts))) % 4)
+    rows, out = tmp_path / "rows.csv", tmp_path / "by_class.safetensors"
+    pa_csv.write_csv(pa.table({"text": texts, "topic": [model.classes[i] for i in truth]}), rows)
+    code, said = broadsheet_here("calibrate", given, rows, "--label-column", "topic", "--by-class", "-o", out)
+    assert code == 0, said
+    calibrated = pipeline.load_model(out)
+    after = np.concatenate([s.all_scores for s in predicted(calibrated, texts)])
+    label = np.concatenate([s.labels[:, 0] for s in predicted(calibrated, texts)])
+    assert (label == labels).all()
+    np.testing.assert_allclose(after.sum(axis=1), 1, atol=1e-5)
+    mended = after[np.arange(len(texts)), labels]
+    enough = np.isin(labels, np.flatnonzero(np.bincount(labels, minlength=4) >= 300))
+    assert len({*labels[enough]}) > 1
+    for class_ in {*labels[enough]}:
+        own = labels == class_
+        assert np.abs(mended - chance)[own].mean() < 0.35 * np.abs(best - chance)[own].mean()
+    about = calibrated.card["calibrated by class on"]
+    assert about["log loss after"] < about["log loss before"] - 0.05
+    assert f"log loss  {about['log loss before']:.4f} before, {about['log loss after']:.4f} after" in said
+    assert "then by class" in broadsheet_here("inspect", out)[1]
+    assert calibrated.digest != replace(calibrated, by_class=None).digest
+    assert Model.from_bytes(calibrated.to_bytes()).by_class == calibrated.by_class
+    for slopes in ((1.0,) * 3, (1.0, 1.0, 1.0, 0.0), (1.0, 1.0, 1.0, float("nan"))):
+        with pytest.raises(ModelError, match="slope"):
+            replace(calibrated, by_class=replace_slopes(calibrated, slopes))
+
+
+def replace_slopes(model: Model, slopes: tuple[float, ...]) -> ByClass:
+    assert model.by_class is not None
+    return ByClass(slopes, model.by_class.shifts)
+
+
+def predicted(model: Model, texts: list[str]) -> list[Predictions]:
+    engine = CpuEngine(model, 2, "fp32")
+    made = [engine.classify(Texts.of([text.encode() for text in texts]), all_scores=True)]
+    engine.close()
+    return made
+
+
+def test_scores_by_class_are_fitted_as_platt_does() -> None:
+    """The least of his loss, found by another library; and a class of few labels is left as it is."""
+    rng = np.random.default_rng(3)
+    logits = rng.normal([0, 0, -4.5], 2, (3000, 3))
+    scores = probabilities(logits, 1.0)
+    truth = drawn(probabilities(logits, 2.0))
+    fit = fitted_by_class(scores, truth)
+    labels = scores.argmax(axis=1)
+    for class_ in range(3):
+        rows = labels == class_
+        x, right = np.log(scores[rows, class_] / (1 - scores[rows, class_])), truth[rows] == class_
+        if rows.sum() < 100:
+            assert (fit.slopes[class_], fit.shifts[class_]) == (1, 0)
+            continue
+        target = np.where(right, (right.sum() + 1) / (right.sum() + 2), 1 / ((~right).sum() + 2))
+
+        def loss(pair: np.ndarray, x: np.ndarray = x, target: np.ndarray = target) -> float:
+            z = pair[0] * x + pair[1]
+            return float((np.logaddexp(0, z) - target * z).sum())
+
+        best = minimize(loss, [1.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-9}).x
+        assert [fit.slopes[class_], fit.shifts[class_]] == pytest.approx(best, abs=1e-4)
+    assert (labels == 2).sum() < 100 < (labels == 0).sum()
 
 
 def test_the_rows_that_training_held_out_can_be_taken_from_its_data(
