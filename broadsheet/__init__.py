@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import pipeline
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("duckdb", "sklearn"):
+        return import_module(f"{__name__}.{name}")
     return pipeline.public(name)
 
 

@@ -8,7 +8,7 @@ import sys
 
 from sklearn.model_selection import cross_val_score
 
-from broadsheet.pipeline.sklearn import TextClassifier
+from broadsheet.sklearn import TextClassifier
 
 
 def main(source: str, **settings: object) -> list[float]:

@@ -58,7 +58,6 @@ _NAMES = {
     "train.network": ("torch_module",),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
-_MODULES_OF_TOOLS = ("duckdb", "sklearn")
 
 __all__ = ["__version__", *_MODULES]
 
@@ -67,8 +66,6 @@ def public(name: str) -> Any:
     """Import what a public name stands for when it is first asked for: whoever imports a part imports only that."""
     if name == "__version__":
         return import_module("importlib.metadata").version("broadsheet")
-    if name in _MODULES_OF_TOOLS:
-        return import_module(f"{__name__}.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -126,6 +126,13 @@ def test_the_shell_completes_options_without_heavy_packages() -> None:
     assert run.stdout.splitlines() == ["--text-column", "loaded: []"], run.stdout + run.stderr
 
 
+@pytest.mark.parametrize("tool", ["duckdb", "sklearn"])
+def test_what_is_for_a_tool_is_imported_by_name_and_by_attribute(tool: str) -> None:
+    pytest.importorskip("torch" if tool == "sklearn" else tool)
+    run = python(f"import broadsheet; one = broadsheet.{tool}; import broadsheet.{tool} as two; print(one is two)")
+    assert run.stdout == "True\n", run.stderr
+
+
 @pytest.mark.slow
 def test_the_face_has_the_names_of_the_package() -> None:
     pytest.importorskip("torch")
@@ -258,7 +265,7 @@ def test_an_option_is_one_entry_of_the_table() -> None:
         assert param.is_flag == FLAGS[flag[2:]] == (option.default is False)
         expected = f"{name}=True" if param.is_flag else f"{name}="
         assert in_python(f"see {flag}") == f"see {expected}"
-    for function, keywords in ((pipeline.label, LabelKeywords), (pipeline.duckdb.register, EngineKeywords)):
+    for function, keywords in ((pipeline.label, LabelKeywords), (face.duckdb.register, EngineKeywords)):
         assert set(inspect.signature(function).parameters) >= set(keywords.__annotations__)
     called = {
         "text_column": "text_columns",

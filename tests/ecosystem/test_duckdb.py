@@ -8,6 +8,7 @@ from dataclasses import replace
 import duckdb
 import pytest
 
+import broadsheet
 from broadsheet import pipeline
 from broadsheet.pipeline import UsageError
 from broadsheet.pipeline.labelling.engines import ENGINES
@@ -23,7 +24,7 @@ def quick_model(small_model: Model) -> Model:
 @pytest.fixture
 def connection(quick_model: Model) -> Iterator[duckdb.DuckDBPyConnection]:
     with duckdb.connect() as found:
-        pipeline.duckdb.register(found, quick_model, device="cpu")
+        broadsheet.duckdb.register(found, quick_model, device="cpu")
         yield found
     pipeline.close()
 
@@ -47,9 +48,9 @@ def test_a_query_labels_its_rows(connection: duckdb.DuckDBPyConnection, quick_mo
 
 def test_connections_of_a_process_share_an_engine(connection: duckdb.DuckDBPyConnection, quick_model: Model) -> None:
     with duckdb.connect() as other:
-        pipeline.duckdb.register(other, quick_model, name="topic", device="cpu")
+        broadsheet.duckdb.register(other, quick_model, name="topic", device="cpu")
         query = "select {}('the same text')"
         assert other.sql(query.format("topic")).fetchall() == connection.sql(query.format("broadsheet")).fetchall()
         assert len([key for key in ENGINES.engines if key.startswith("resident")]) == 1
         with pytest.raises(UsageError, match="'topic' already"):
-            pipeline.duckdb.register(other, quick_model, name="topic")
+            broadsheet.duckdb.register(other, quick_model, name="topic")

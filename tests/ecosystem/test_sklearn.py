@@ -17,7 +17,7 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils import estimator_checks
 
 from broadsheet import pipeline
-from broadsheet.pipeline.sklearn import TextClassifier
+from broadsheet.sklearn import TextClassifier
 
 torch = pytest.importorskip("torch")
 

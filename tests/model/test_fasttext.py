@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import serving
 
+import broadsheet
 from broadsheet import pipeline
 from broadsheet.pipeline import classify, export_onnx, load, load_model
 from broadsheet.pipeline.engine.base import Texts
@@ -402,7 +403,7 @@ def test_it_is_a_model_like_any_other(
     with pytest.raises(UsageError, match="another model"):
         classify(documents, tmp_path / "out", resume=True, **{**options, "model": [trained["tree"], small_model_file]})
     with duckdb.connect() as connection:
-        pipeline.duckdb.register(connection, file, device="cpu")
+        broadsheet.duckdb.register(connection, file, device="cpu")
         assert connection.sql("select broadsheet($text)", params={"text": texts[0]}).fetchall() == [(labels[0],)]
     assert evaluate(file, documents, text_column="text", label_column="truth", device="cpu").confusion.accuracy > 1 / 7
     windows = classify(documents, **{**options, "windows": 3, "model": file, "where": None, "partition_by": None})
