@@ -46,7 +46,7 @@ def command(
     from ..output.select import select
 
     which = {"top": top, "count": count, "score": score, "where": where, "by": by, "per": per, "root": root}
-    what: dict[str, Any] = {"columns": keep, "input": keep_all, "format": format_, "partition_by": partition_by}
+    what: dict[str, Any] = {"keep": keep, "keep_all": keep_all, "format": format_, "partition_by": partition_by}
     selected = select(labels, output, **which, **what, endpoint=endpoint, overwrite=overwrite)  # type: ignore[arg-type]
     if as_json:
         cuts = [{"group": name, **vars(cut)} for name, cut in selected.cuts.items()]

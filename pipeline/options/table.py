@@ -137,13 +137,10 @@ class Table(dict[str, Option]):
                 about = {"default": self[name].default, "annotation": self.types[name]}
                 parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **about))
             every = [one.name for one in parameters]
-            renamed = {self[name].was: name for name in names if self[name].was}
+            earlier = {self[name].was: name for name in names if self[name].was}
 
             @wraps(function)
             def checked(*given: Any, **options: Any) -> Any:
-                for name in options.keys() & renamed.keys():
-                    warnings.warn(f"{name}= is called {renamed[name]}= now", FutureWarning, stacklevel=2)
-                    options[renamed[name]] = options.pop(name)
                 for name in options.keys() - {*every}:
                     raise TypeError(f"{function.__name__}() has no argument {name!r}{did_you_mean(name, every)}")
                 return function(*given, **options)
@@ -152,6 +149,22 @@ class Table(dict[str, Option]):
             about_all = "\n".join(map(self.numpydoc, names))
             text = re.sub(r"\*\*options\n(    .*\n)+", lambda _: f"{about_all}\n", inspect.getdoc(function) or "")
             checked.__doc__ = text
-            return cast("_Function", checked)
+            return renamed(**earlier)(cast("_Function", checked))
 
         return show
+
+
+def renamed(**names: str) -> Callable[[_Function], _Function]:
+    """Let a function take keywords by the names that they had, with a warning. names: the new ones by the old ones."""
+
+    def show(function: _Function) -> _Function:
+        @wraps(function)
+        def called(*given: Any, **options: Any) -> Any:
+            for name in options.keys() & names.keys():
+                warnings.warn(f"{name}= is called {names[name]}= now", FutureWarning, stacklevel=2)
+                options[names[name]] = options.pop(name)
+            return function(*given, **options)
+
+        return cast("_Function", called)
+
+    return show

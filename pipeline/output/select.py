@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ..errors import BroadsheetError, OutputError, UsageError, did_you_mean
 from ..labelling.counts import count_lengths
+from ..options.table import renamed
 from ..processes.threads import available_cores, threads
 from ..source.chunk import QUARANTINE_SCHEMA
 from ..source.columns import distinct
@@ -135,6 +136,7 @@ class Selected:
     cuts: dict[Any, Cut]
 
 
+@renamed(columns="keep", input="keep_all")
 def select(
     labels: str | os.PathLike[str],
     output: str | os.PathLike[str],
@@ -145,8 +147,8 @@ def select(
     where: str | None = None,
     by: str | None = None,
     per: str | None = None,
-    columns: Sequence[str] | None = None,
-    input: bool = False,  # noqa: A002 - the command calls it --input
+    keep: Sequence[str] | None = None,
+    keep_all: bool = False,
     root: str | os.PathLike[str] | None = None,
     endpoint: str | None = None,
     format: str | None = None,  # noqa: A002 - as in `classify`
@@ -178,9 +180,9 @@ def select(
         the job wrote those (``scores=True``).
     per : str, optional
         A column: `top` and `count` are taken of the rows with each of its values apart. ``file`` is one.
-    columns : sequence of str, optional
+    keep : sequence of str, optional
         The columns to write; in a folder after ``file`` and ``row``. Default: all.
-    input : bool
+    keep_all : bool
         Write every column of the input files too, the text among them. They are read again.
     root, endpoint : optional
         Of the input files, as `verify` takes them.
@@ -203,7 +205,7 @@ def select(
     OutputError
         For a job that is not finished or is damaged, or an output that cannot be written.
     SourceError
-        With `input`, for an input file that has changed or cannot be read.
+        With `keep_all`, for an input file that has changed or cannot be read.
 
     Examples
     --------
@@ -219,15 +221,15 @@ def select(
     job = _Labels(OutputFolder(place_of(labels, endpoint)))
     choice = _Choice(job, Amount.of(top, count), _and(by, score, where), by or Names().score, per)
     choice.check()
-    files = job.plan.files if input and job.plan else ()
+    files = job.plan.files if keep_all and job.plan else ()
     reads = lambda: [str(job.folder.path), *(located(file.path, root_of(root)) for file in files)]
     place = OutputFolder(place_of(output, endpoint))
     if one_file:
         one_file.refuse(overwrite, reads)
     else:
         refuse_outputs({}, overwrite, reads, str(place.path))
-    source = input_again(job.plan, job.settings, root, endpoint) if input else None
-    schema = _schema(job, source, columns, whole=one_file is None)
+    source = input_again(job.plan, job.settings, root, endpoint) if keep_all else None
+    schema = _schema(job, source, keep, whole=one_file is None)
     if one_file:
         with choice.made([*schema.names, *_ROWS], source) as (cuts, chosen):
             rows = pa.concat_tables([schema.empty_table(), *(rows.select(schema.names) for _, rows in chosen)])
@@ -240,8 +242,8 @@ def select(
         count=count,
         per=per,
         where=None if choice.where is None else choice.where.text,
-        columns=None if columns is None else tuple(columns),
-        with_input=input,
+        columns=None if keep is None else tuple(keep),
+        with_input=keep_all,
     )
     fingerprint = _fingerprint(job, about, schema, format, partition_by)
     place.refuse_unless(False, overwrite, False)

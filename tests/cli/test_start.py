@@ -319,6 +319,9 @@ def test_names_of_earlier_versions_work_and_are_told_once(
     with pytest.warns(FutureWarning, match="truth_column= is called label_column= now"):
         report = face.classify("in.csv", model=str(small_model_file), truth_column="kind")
     assert report.confusion is not None
+    with pytest.warns(FutureWarning, match="columns= is called keep= now"):
+        face.select("out", "c.csv", columns=["label"])
+    assert Path("c.csv").read_text() == Path("a.csv").read_text()
 
 
 @pytest.mark.parametrize("name", ["", *commands()])

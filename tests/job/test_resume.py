@@ -217,6 +217,18 @@ def test_an_interrupted_job_ends_cleanly_and_says_how_to_go_on(
     check_whole(out, undisturbed)
 
 
+def test_a_job_that_could_not_begin_is_not_to_be_continued(
+    broadsheet_here: CommandHere, small_model_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in.csv").write_text("text\nsome words\n")
+    code, told = broadsheet_here(
+        "classify", tmp_path / "in.csv", "--model", small_model_file, "-o", tmp_path / "in.csv/out"
+    )
+    assert (code, told.splitlines()[-1]) == (1, "No job has begun there yet")
+    assert "cannot be created" in told
+    assert "--resume" not in told
+
+
 ASKED = {
     "text_column": ("title", "it's text"), "label_column": "class", "scores": True, "top_k": 2, "abstain": 0.26,
     "windows": 3, "overlap": 5, "window_score": "best", "chunk_size": 4, "limit": 11, "delimiter": "\t",

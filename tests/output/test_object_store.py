@@ -95,7 +95,7 @@ def test_what_is_read_is_never_written_to(run: Run, s3: Folder, broadsheet_in_pr
 def test_rows_of_a_job_in_a_bucket_are_chosen_into_a_bucket_or_nothing_is(run: Run, s3: Folder) -> None:
     labels, best = f"{s3.url}/labels", f"{s3.url}/best"
     run(labels, endpoint=s3.endpoint)
-    chosen = select(labels, best, top="20%", input=True, endpoint=s3.endpoint).chosen
+    chosen = select(labels, best, top="20%", keep_all=True, endpoint=s3.endpoint).chosen
     assert chosen == verify(best, input=True, endpoint=s3.endpoint).rows_written == -(-(ROWS - 7) // 5)
     labels_alone = {name for name in s3.names() if not name.startswith("best/")}
     part = next(name for name in s3.names() if name.startswith("labels/parts/"))

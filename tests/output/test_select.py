@@ -224,7 +224,7 @@ def test_a_share_is_exact_whatever_floats_say() -> None:
 
 def test_the_chosen_rows_of_the_input(labels: Path, tmp_path: Path) -> None:
     """Every column of it, and the labels; not of files that have changed."""
-    select(labels, tmp_path / "out", count=5, per="lang", input=True)
+    select(labels, tmp_path / "out", count=5, per="lang", keep_all=True)
     chosen = frame_of(tmp_path / "out")
     assert list(chosen.columns[:5]) == ["file", "row", "text", "id", "lang"]
     assert (chosen["text"].str.len() == chosen["n_chars"]).all()
@@ -237,7 +237,7 @@ def test_the_chosen_rows_of_the_input(labels: Path, tmp_path: Path) -> None:
     file.write_bytes(data + b" ")
     try:
         with pytest.raises(SourceError, match=r"a.parquet has changed since it was labelled"):
-            select(labels, tmp_path / "late.jsonl", count=5, input=True)
+            select(labels, tmp_path / "late.jsonl", count=5, keep_all=True)
     finally:
         file.write_bytes(data)
     assert not (tmp_path / "late.jsonl").exists()
