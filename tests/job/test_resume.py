@@ -212,6 +212,9 @@ def test_an_interrupted_job_ends_cleanly_and_says_how_to_go_on(
     assert remedy == "Continue with"
     name, *given = shlex.split(command)
     assert (name, *given) == ("broadsheet", "classify", "--resume", "-o", str(out), "--workers", "1")
+    (quoted,) = re.findall(r"```\n(broadsheet: interrupted.*?)```", (ROOT / "docs/output.md").read_text(), re.DOTALL)
+    told = errors[errors.index("broadsheet: interrupted") :].replace(shlex.quote(str(out)), "/data/labels")
+    assert told.replace(str(out), "/data/labels") == quoted
     code, told = broadsheet_here(*given)
     assert code == 0, told
     check_whole(out, undisturbed)
