@@ -1,10 +1,15 @@
-"""The errors a user can meet, each with the exit code of the command, and how messages are shown."""
+"""The errors a user can meet, each with the exit code of the command; how messages are shown; earlier keywords."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 FLAGS = {
     **dict.fromkeys(("balanced", "input", "keep-network", "multi-label", "tls"), True),
@@ -49,6 +54,22 @@ def _keyword(flag: re.Match[str]) -> str:
 def counted(number: int, what: str) -> str:
     """A number of things: "1 row", "2,000 rows"."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def renamed(**names: str) -> Callable[[_Function], _Function]:
+    """Let a function take keywords by the names that they had, with a warning. names: the new ones by the old ones."""
+
+    def show(function: _Function) -> _Function:
+        @wraps(function)
+        def called(*given: Any, **options: Any) -> Any:
+            for name in options.keys() & names.keys():
+                warnings.warn(f"{name}= is called {names[name]}= now", FutureWarning, stacklevel=2)
+                options[names[name]] = options.pop(name)
+            return function(*given, **options)
+
+        return cast("_Function", called)
+
+    return show
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

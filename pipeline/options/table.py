@@ -10,14 +10,13 @@ import inspect
 import re
 import sys
 import textwrap
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
 from functools import cached_property, wraps
 from itertools import pairwise
 from typing import Any, TypeVar, cast, get_type_hints
 
-from ..errors import UsageError, did_you_mean
+from ..errors import UsageError, did_you_mean, renamed
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -152,19 +151,3 @@ class Table(dict[str, Option]):
             return renamed(**earlier)(cast("_Function", checked))
 
         return show
-
-
-def renamed(**names: str) -> Callable[[_Function], _Function]:
-    """Let a function take keywords by the names that they had, with a warning. names: the new ones by the old ones."""
-
-    def show(function: _Function) -> _Function:
-        @wraps(function)
-        def called(*given: Any, **options: Any) -> Any:
-            for name in options.keys() & names.keys():
-                warnings.warn(f"{name}= is called {names[name]}= now", FutureWarning, stacklevel=2)
-                options[names[name]] = options.pop(name)
-            return function(*given, **options)
-
-        return cast("_Function", called)
-
-    return show

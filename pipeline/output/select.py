@@ -22,9 +22,8 @@ import pyarrow.compute as pc
 from msgspec import UNSET
 from numpy.typing import NDArray
 
-from ..errors import BroadsheetError, OutputError, UsageError, did_you_mean
+from ..errors import BroadsheetError, OutputError, UsageError, did_you_mean, renamed
 from ..labelling.counts import count_lengths
-from ..options.table import renamed
 from ..processes.threads import available_cores, threads
 from ..source.chunk import QUARANTINE_SCHEMA
 from ..source.columns import distinct
