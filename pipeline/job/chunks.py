@@ -205,7 +205,7 @@ def _compute(
 def _count_earlier(report: JobReport, before: Entries) -> None:
     """Count chunks that an earlier run committed, and groups that are not read again."""
     for entry in before.chunks.values():
-        report.tally.add([entry])
+        report.tally.count_chunk(entry)
         report.run.reach.add(entry.chunk, entry.rows_read)
     for number, closing in before.closed.items():
         if range_name(number) in before.done:
@@ -239,7 +239,7 @@ def _count(report: JobReport, event: Event) -> None:
     else:
         if event.table is not None and event.quarantine is not None:
             report.results.add(event.name, event.table, event.quarantine, event.index, event.texts)
-        report.tally.add([event.entry])
+        report.tally.count_chunk(event.entry)
         run.rows += event.entry.rows_read
         run.reach.add(event.name, event.entry.rows_read)
         run.examples = sorted([*run.examples, *event.examples])[:EXAMPLES]

@@ -245,7 +245,7 @@ def finish(planned: Planned, outcome: Outcome) -> JobReport:
             beginning = prepared.beginning
             number = beginning.update.number if isinstance(beginning, Updated) else 0
             updates = len(beginning.before.updates) if beginning else 0
-            totals, schema = report.tally.totals(), planned.columns.written
+            totals, schema = report.tally.totals, planned.columns.written
             finish_folder(folder, totals, schema, job, outcome.counted, number, updates)
         run.timings["commit"] = time.perf_counter() - committing
         run.seconds = time.perf_counter() - prepared.began

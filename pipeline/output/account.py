@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import add
 
@@ -170,59 +170,97 @@ def most_quarantined(limit: str | int, rows: int) -> int:
     return int(match[2]) if match[2] else int(float(match[1]) / 100 * rows)
 
 
-class Sums:
-    """Totals over the entries of a plan's groups, which are added one by one. plan: None for rows in memory."""
+@dataclass
+class Counts:
+    """Sums over entries, which are counted one by one. What they are: see `Totals`, which has the same fields.
 
-    def __init__(self, plan: SavedPlan | None) -> None:
-        self._plan, self._groups = plan, groups_of(plan)
-        self._figures: Counter[str] = Counter()
-        self._labels: Counter[str] = Counter()
-        self._doubtful: Counter[str] = Counter()
-        self._not_copied: Counter[str] = Counter()
-        self._lengths = (0,) * len(LENGTHS)
-        self._confusion: tuple[tuple[int, int, int], ...] | None = None
-        self._scores: Scores = {}
-        self._right: Scores = {}
-        self._others: tuple[Judged, ...] = ()
-        self._problems = [*plan.problems] if plan else []
-        self._unread = [*plan.unread] if plan else []
+    Attributes
+    ----------
+    pairs : Counter of (int, int), or None
+        Rows by true and predicted class; None where no entry has a truth.
 
-    def add(self, entry: Entry | ClosingEntry) -> None:
-        """Count an entry, unless it is of another group."""
-        if isinstance(entry, ClosingEntry):
-            if entry.group in self._groups:
-                self._problems += entry.problems
-                self._unread += entry.unread
-        elif group_of(entry.chunk) in self._groups:
-            self._figures.update(chunks=1, **{name: getattr(entry, name) for name in SUMS})
-            self._labels.update(entry.labels)
-            self._doubtful.update(entry.doubtful)
-            self._not_copied.update(entry.not_copied)
-            self._lengths = tuple(map(add, self._lengths, entry.lengths))
-            self._confusion = _confusion((self._confusion, entry.confusion))
-            self._scores = summed_scores((self._scores, entry.scores))
-            self._right = summed_scores((self._right, entry.right))
-            others = entry.judged[1:]
-            pairs = zip(self._others, others, strict=True) if self._others else ((model,) for model in others)
-            self._others = tuple(map(summed, pairs))
-            self._problems += [(entry.sources[0][0], problem) for problem in entry.problems]
+    """
+
+    chunks: int = 0
+    rows_read: int = 0
+    rows_written: int = 0
+    rows_filtered: int = 0
+    rows_quarantined: int = 0
+    chars: int = 0
+    truncated: int = 0
+    unknown_chars: int = 0
+    saturated: int = 0
+    asked: int = 0
+    unlabelled: int = 0
+    labels: Counter[str] = field(default_factory=Counter)
+    doubtful: Counter[str] = field(default_factory=Counter)
+    not_copied: Counter[str] = field(default_factory=Counter)
+    lengths: tuple[int, ...] = (0,) * len(LENGTHS)
+    pairs: Counter[tuple[int, int]] | None = None
+    scores: Scores = field(default_factory=dict)
+    right: Scores = field(default_factory=dict)
+    others: tuple[Judged, ...] = ()
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    unread: list[tuple[str, int | None]] = field(default_factory=list)
+
+    def count(self, entry: Entry | Totals) -> None:
+        """Add the figures of a chunk, or of many, but for what was amiss with files."""
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + getattr(entry, name))
+        self.labels.update(entry.labels)
+        self.doubtful.update(entry.doubtful)
+        self.not_copied.update(entry.not_copied)
+        self.lengths = tuple(map(add, self.lengths, entry.lengths))
+        self.scores = summed_scores((self.scores, entry.scores))
+        self.right = summed_scores((self.right, entry.right))
+        if entry.confusion is not None:
+            self.pairs = Counter() if self.pairs is None else self.pairs
+            for true, label, rows in entry.confusion:
+                self.pairs[true, 0 if true == NO_TRUTH else label] += rows
+        others = () if entry.others is UNSET else entry.others
+        pairs = zip(self.others, others, strict=True) if self.others else ((model,) for model in others)
+        self.others = tuple(map(summed, pairs))
+
+    def count_chunk(self, entry: Entry) -> None:
+        """Add the figures of a chunk."""
+        self.chunks += 1
+        self.count(entry)
+        self.problems += [(entry.sources[0][0], problem) for problem in entry.problems]
 
     @property
     def totals(self) -> Totals:
+        """The sums, in one order whatever the order in which entries were counted."""
         return Totals(
-            chunks=self._figures["chunks"],
-            **{name: self._figures[name] for name in SUMS},
-            labels=dict(self._labels),
-            doubtful=dict(self._doubtful),
-            lengths=self._lengths,
-            confusion=self._confusion,
-            problems=tuple(sorted({*self._problems})),
-            unread=tuple(sorted({*self._unread}, key=str)),
-            not_copied=dict(self._not_copied),
-            others=self._others or UNSET,
-            scores=self._scores,
-            right=self._right or UNSET,
+            chunks=self.chunks,
+            **{name: getattr(self, name) for name in SUMS},
+            labels=dict(sorted(self.labels.items())),
+            doubtful=dict(sorted(self.doubtful.items())),
+            lengths=self.lengths,
+            confusion=None if self.pairs is None else tuple((*pair, rows) for pair, rows in sorted(self.pairs.items())),
+            problems=tuple(sorted({*self.problems})),
+            unread=tuple(sorted({*self.unread}, key=str)),
+            not_copied=dict(sorted(self.not_copied.items())),
+            others=self.others or UNSET,
+            scores=self.scores,
+            right=self.right or UNSET,
         )
+
+
+class Sums(Counts):
+    """Those over the entries of a plan's groups. plan: None for rows in memory."""
+
+    def __init__(self, plan: SavedPlan | None) -> None:
+        super().__init__(problems=[*plan.problems] if plan else [], unread=[*plan.unread] if plan else [])
+        self._groups = groups_of(plan)
+
+    def add(self, entry: Entry | ClosingEntry) -> None:
+        """Count an entry, unless it is of another group."""
+        if isinstance(entry, Entry):
+            if group_of(entry.chunk) in self._groups:
+                self.count_chunk(entry)
+        elif entry.group in self._groups:
+            self.problems += entry.problems
+            self.unread += entry.unread
 
 
 def summed(judged: Sequence[Judged]) -> Judged:

@@ -266,7 +266,7 @@ class JobReport:
 
         """
         job, tally, run = self.job, self.tally, self.run
-        totals: dict[str, Any] = msgspec.to_builtins(tally.totals())
+        totals: dict[str, Any] = msgspec.to_builtins(tally.totals)
         del totals["confusion"]  # it is in `truth`
         for name in ("others", "scores", "right"):  # they are in `models`
             totals.pop(name, None)

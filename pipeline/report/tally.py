@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from msgspec import UNSET
+import msgspec
 
 from ..errors import BroadsheetError
-from ..labelling.counts import LENGTHS
 from ..measures.accuracy import Confusion, confusion_of
-from ..output.account import summed, summed_scores
-from ..output.record import SUMS, Entry, Judged, Scores, Totals
+from ..output.account import Counts
+from ..output.record import Totals
 from ..source.plan.plan import RangeEnd
 
 
@@ -27,81 +26,33 @@ def balance(totals: Totals | Tally) -> str:
 
 
 @dataclass
-class Tally:
+class Tally(Counts):
     """Sums over all chunks, those of earlier runs too; the same however often the job was interrupted.
 
     Attributes
     ----------
     classes : tuple of str
         Names of the labels.
-    problems : list of (str, str)
-        File and message of each file that was not wholly readable, or has other columns than the first.
-    unread : list of (str, int or None)
-        Each file or folder of which nothing is read, and its rows where they are known.
     again : bool
-        Whether some of these files are listed, so that a resumed job tries again to read them.
-    chunks : int
-        Committed chunks.
-    rows_read, rows_written, rows_filtered, rows_quarantined : int
-        Rows; those read are the sum of the other three.
-    chars, truncated, unknown_chars : int
-        Over written rows: characters, truncated rows, characters outside the alphabet.
-    saturated : int
-        In int8, activations at the greatest number of 8 bits, where all that was above is too.
-    asked : int
-        About how many labelled rows, or windows of them, the network was asked; 0 where it is asked about all.
-    labels : Counter of str
-        Written rows by label.
-    scores : dict of str to tuple of int
-        Written rows by label and bin of `counts.SCORES`; UNSET where an earlier version did not count some.
-    right : dict of str to tuple of int
-        Where there is a truth, written rows that have one and a label: "right" and "wrong" ones, by bin; or UNSET.
-    unlabelled : int
-        Written rows without a label, since their score was too low or none of several applies.
-    doubtful : Counter of str
-        Labelled rows that the model could hardly judge, by reason.
-    not_copied : Counter of str
-        Where all columns are copied, rows by a key that was not among these.
-    lengths : list of int
-        Written rows by class of `counts.LENGTHS`.
-    confusion : Confusion or None
-        Rows by true and predicted class, where there is a truth column; the filtered ones too.
-    others : tuple of Judged
-        Of several models, what the second and further ones say; labels, confusion and the like are the first one's.
+        Whether some of the files of `problems` are listed, so that a resumed job tries again to read them.
     earlier : Totals or None
         Of a job that is updated: they are in all figures, and in `totals`; `problems` and `unread` are the update's.
 
     """
 
-    classes: tuple[str, ...]
-    problems: list[tuple[str, str]] = field(default_factory=list)
-    unread: list[tuple[str, int | None]] = field(default_factory=list)
+    classes: tuple[str, ...] = ()
     again: bool = False
-    chunks: int = 0
-    rows_read: int = 0
-    rows_written: int = 0
-    rows_filtered: int = 0
-    rows_quarantined: int = 0
-    chars: int = 0
-    truncated: int = 0
-    unknown_chars: int = 0
-    saturated: int = 0
-    asked: int = 0
-    unlabelled: int = 0
-    labels: Counter[str] = field(default_factory=Counter)
-    scores: Scores = field(default_factory=dict)
-    right: Scores = field(default_factory=dict)
-    doubtful: Counter[str] = field(default_factory=Counter)
-    not_copied: Counter[str] = field(default_factory=Counter)
-    lengths: list[int] = field(default_factory=lambda: [0] * len(LENGTHS))
-    confusion: Confusion | None = None
-    others: tuple[Judged, ...] = ()
     earlier: Totals | None = None
 
     @property
     def asked_share(self) -> float:
         """`asked` over the rows that were labelled."""
         return self.asked / max(self.rows_written + self.rows_filtered, 1)
+
+    @property
+    def confusion(self) -> Confusion | None:
+        """Rows by true and predicted class, where there is a truth column; the filtered ones too."""
+        return None if self.pairs is None else confusion_of(((*p, n) for p, n in self.pairs.items()), self.classes)
 
     @classmethod
     def after(
@@ -112,37 +63,11 @@ class Tally:
         unread: Iterable[tuple[str, int | None]],
     ) -> Tally:
         """One that goes on from the totals of what was labelled before, whose problems were reported then."""
-        tally = cls(classes, list(problems), list(unread), earlier=earlier)
+        tally = cls(classes=classes, problems=list(problems), unread=list(unread), earlier=earlier)
         if earlier is not None:
-            for name in ("chunks", *SUMS):
-                setattr(tally, name, getattr(earlier, name))
-            tally.labels, tally.doubtful = Counter(earlier.labels), Counter(earlier.doubtful)
-            tally.not_copied = Counter(earlier.not_copied)
-            tally.lengths, tally.scores = list(earlier.lengths), earlier.scores
-            tally.right = earlier.right
-            if earlier.confusion is not None:
-                tally.confusion = confusion_of(earlier.confusion, classes)
-            tally.others = () if earlier.others is UNSET else earlier.others
+            tally.chunks = earlier.chunks
+            tally.count(earlier)
         return tally
-
-    def add(self, entries: Iterable[Entry]) -> None:
-        """Count committed chunks."""
-        for entry in entries:
-            self.chunks += 1
-            for name in SUMS:
-                setattr(self, name, getattr(self, name) + getattr(entry, name))
-            self.labels.update(entry.labels)
-            self.doubtful.update(entry.doubtful)
-            self.not_copied.update(entry.not_copied)
-            self.scores = summed_scores((self.scores, entry.scores))
-            self.right = summed_scores((self.right, entry.right))
-            self.lengths = [sum(pair) for pair in zip(self.lengths, entry.lengths, strict=True)]
-            self.problems += [(entry.sources[0][0], message) for message in entry.problems]
-            if entry.confusion is not None:
-                self.confusion = confusion_of(entry.confusion, self.classes, self.confusion)
-            others = entry.judged[1:]
-            pairs = zip(self.others, others, strict=True) if self.others else ((model,) for model in others)
-            self.others = tuple(map(summed, pairs))
 
     def close(self, problems: Iterable[tuple[str, str]], unread: Iterable[tuple[str, int | None]]) -> None:
         """Count what was amiss with the files of a group that has been read to its end; groups end in any order."""
@@ -159,22 +84,15 @@ class Tally:
                 f"filtered and {self.rows_quarantined:,} quarantined: please report this"
             )
 
+    @property
     def totals(self) -> Totals:
         """The totals for the manifest."""
         problems, unread = (self.earlier.problems, self.earlier.unread) if self.earlier else ((), ())
-        return Totals(
-            chunks=self.chunks,
-            **{name: getattr(self, name) for name in SUMS},
+        return msgspec.structs.replace(
+            super().totals,
             labels={name: self.labels[name] for name in self.classes if self.labels[name]},
-            doubtful=dict(sorted(self.doubtful.items())),
-            lengths=tuple(self.lengths),
-            confusion=None if self.confusion is None else self.confusion.pairs,
             problems=tuple(sorted((*problems, *self.problems))),
             unread=(*unread, *self.unread),
-            not_copied=dict(sorted(self.not_copied.items())),
-            others=self.others or UNSET,
-            scores=self.scores,
-            right=self.right or UNSET,
         )
 
 

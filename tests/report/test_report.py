@@ -125,7 +125,7 @@ def test_the_link_of_the_dashboard_is_printed_once_and_only_by_a_job_that_goes_o
         job = JobFacts("a model", ("a",), None, "cpu", "fp32", 10)
         run = RunFacts(reach=Reach(rows))
         report = JobReport(
-            job, Tally(job.classes), run, Results(pa.schema([]), None, "", origin_of([], Selection(("text",))))
+            job, Tally(classes=job.classes), run, Results(pa.schema([]), None, "", origin_of([], Selection(("text",))))
         )
         console = PlainConsole()
         console.file = io.StringIO()
