@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from ..errors import UsageError, counted
-from ..report.console import PlainConsole, facts_table, lines, print_fact, print_json, say
+from ..report.console import PlainConsole, facts_table, lines, print_fact, print_file, print_json, say
 from ..storage.names import as_url
 from .flags import Endpoint, Root
 
@@ -22,11 +23,18 @@ if TYPE_CHECKING:
     from ..model.charcnn import Model
     from ..model.fasttext import FastText
     from ..model.ngrams import NGrams
+    from ..output.look import Facts
 
 _WHAT = "A shipped model's name, a file, hf://USER/NAME, or an output folder."
 _INPUT = "Also compare with the input files: that they have not changed, and how many rows they have."
+_OTHER = "Another job over the same input: where the two differ."
+_PER = "Of the output of a job: its scores by the values of this column; may be repeated."
+_BY = "Column of scores for that: score, or score_NAME of one class."
+_AT = "Score from which on a row is kept; may be repeated."
+_PAGE = "Also show it on this page: the one that the job wrote, or a new one."
 _MOST_NAMES = 20
 _LONGEST_NAME = 60
+_MOST_VALUES = 50
 _FRAMES = {
     "text": "text: what comes after the end of a text is not computed",
     "dense": "dense: every row is computed, also after the end of a text",
@@ -39,6 +47,11 @@ _NO_TEMPERATURE = "not calibrated: broadsheet calibrate finds a temperature"
 
 def inspect(
     model: Annotated[str, typer.Argument(metavar="MODEL|OUT/", help=_WHAT)],
+    other: Annotated[str | None, typer.Argument(metavar="OTHER/", help=_OTHER, show_default=False)] = None,
+    per: Annotated[list[str] | None, typer.Option(metavar="NAME", help=_PER)] = None,
+    by: Annotated[str | None, typer.Option(metavar="NAME", help=_BY)] = None,
+    at: Annotated[list[float] | None, typer.Option(metavar="SCORE", help=_AT)] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE.html", help=_PAGE)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of this as JSON.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Show how much GPU memory the model takes.")] = False,
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Articles in a batch, for --memory.")] = 4096,
@@ -50,6 +63,11 @@ def inspect(
     """
     from ..storage.buckets import is_bucket
 
+    if other is not None or per:
+        _show_rows(model, other, {"per": per or [], "by": by, "at": at or []}, report, as_json)
+        return
+    if by or at or report:
+        raise UsageError("--by, --at and --report go with --per, or with another job")
     if Path(model).is_dir() or is_bucket(model):
         _show_output(model, as_json)
         return
@@ -258,13 +276,11 @@ def verify(
 
 def _show_output(name: str, as_json: bool) -> None:
     """Print the totals of a job so far, and its scores. Raises UsageError for a folder that is none of a job."""
-    from rich import box
-    from rich.table import Table
-
     from ..labelling.counts import THRESHOLDS, kept
     from ..output.account import Sums
     from ..output.folder import OutputFolder
     from ..output.object_store import place_of
+    from ..report.tables import new_table
 
     folder = OutputFolder(place_of(name))
     if not folder.is_begun:
@@ -290,14 +306,77 @@ def _show_output(name: str, as_json: bool) -> None:
         return
     console = PlainConsole()
     state = "finished" if manifest.totals is not None else "not finished"
-    rows = f"{totals.rows_read:,} read, {totals.rows_written:,} written, {totals.rows_quarantined:,} quarantined"
-    console.print(facts_table([("job", f"{state}, {counted(totals.chunks, 'chunk')}"), ("rows", rows)]))
+    about = f"{totals.rows_read:,} read, {totals.rows_written:,} written, {totals.rows_quarantined:,} quarantined"
+    console.print(facts_table([("job", f"{state}, {counted(totals.chunks, 'chunk')}"), ("rows", about)]))
     for column, labels, of_each in by_model:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column(column)
-        for head in ("rows", *(f"≥ {score}" for score in THRESHOLDS)):
-            table.add_column(head, justify="right")
+        table = new_table(column, "rows", *(f"≥ {score}" for score in THRESHOLDS))
         for label, count in sorted(labels.items(), key=lambda item: -item[1]):
             shares = [f"{n / count:.0%}" for n in of_each.get(label, ())]
             table.add_row(lines(label), f"{count:,}", *(shares or ["–"] * len(THRESHOLDS)))
         console.print(table)
+
+
+def _show_rows(name: str, other: str | None, asked: Facts, page: Path | None, as_json: bool) -> None:
+    """Print scores by value, or where two jobs differ, as `look` and `compare` have them."""
+    from ..processes.child import spare_pandas
+
+    spare_pandas()
+    from ..output.look import compare, look
+
+    if page is not None and (other is not None or find_spec("matplotlib") is None):
+        raise UsageError("--report shows one job, and needs Matplotlib: pip install 'broadsheet[report]'")
+    told: Any = look(name, **asked) if other is None else compare(name, other, **asked)
+    if page is not None:
+        from ..report.page import save_looked
+
+        save_looked(name, told, str(page))
+    if as_json:
+        print_file(f"{json.dumps(told, default=str)}\n")
+    elif other is not None:
+        _print_compared((name, other), told)
+    else:
+        for looked in told:
+            _print_looked(looked)
+
+
+def _print_looked(looked: Facts) -> None:
+    """What thresholds keep, and of what rows."""
+    column, values = looked["column"], [looked["all"], *looked["values"]]
+    shares = {f"≥ {least:g}": f"{{kept[{number}]:.1%}}" for number, least in enumerate(looked["thresholds"])}
+    _print_values(column, values, {"rows": "{rows:,}", **shares, "median": "{median:.3g}"})
+    chars = {f"chars ≥ {looked['at']:g}": "{kept_chars:,.0f}", "below": "{dropped_chars:,.0f}"}
+    label = {"label": "{label!s:.16}", "share": "{label_share:.1%}"}
+    _print_values(column, values, {**label, **chars, "follows length": "{follows_length:+.2f}"})
+    for remark in looked["remarks"]:
+        say(remark)
+
+
+def _print_compared(names: Sequence[str], told: Facts) -> None:
+    """How far two jobs agree, and rows on which they do not."""
+    at, (first, second) = f"{told['at']:g}", names
+    cells = {"rows": "{rows:,}", "same label": "{same_label:.1%}", "corr.": "{correlation:.3f}"}
+    cells |= {f"both ≥ {at}": "{both:,}", "only 1st": "{only_first:,}", "only 2nd": "{only_second:,}"}
+    for column, values in (told["values"] or {"": []}).items():
+        _print_values(column, [told["all"], *values], cells)
+    say(f"Rows that one alone has: {first} {told['alone'][0]:,}, {second} {told['alone'][1]:,}")
+    for name, examples in zip(names, told["examples"], strict=True):
+        for row in examples:
+            both = "{score:.3f} {label}, {also:.3f} {other_label} | {file} row {row:,} {text:.60}"
+            say(f"only {name} keeps {both.format(**row)}")
+
+
+def _print_values(column: str, values: Sequence[Facts], cells: dict[str, str]) -> None:
+    """A row for each value, the first for all. cells: by head, a format of its facts; what is missing is a dash."""
+    from ..output.look import shown
+    from ..report.tables import new_table
+
+    table = new_table(column, *cells, overflow="ellipsis")
+    for number, one in enumerate(values[: _MOST_VALUES + 1]):
+        given = one | {name: _Missing() for name, value in one.items() if value is None}
+        table.add_row(shown(one["value"]) if number else "all", *(cell.format(**given) for cell in cells.values()))
+    PlainConsole().print(table)
+
+
+class _Missing:
+    def __format__(self, _form: str) -> str:
+        return "–"

@@ -119,27 +119,36 @@ def ranking(rows: Iterable[pa.Table], amount: Amount, memory: int | None = None)
     of its group. memory: bytes for them, a quarter of the available by default; the others are on disk. Raises
     OutputError where there is no room for these, UsageError without DuckDB.
     """
+    with rows_on_disk("the best rows are found", memory) as database:
+        database.execute("CREATE TABLE ranked (place BIGINT, score FLOAT, part INTEGER)")
+        for table in rows:
+            database.from_arrow(table).insert_into("ranked")
+        counted = database.execute("SELECT part, count(*) FROM ranked GROUP BY part").fetchall()
+        wanted = {part: amount.rows(count) for part, count in counted}
+        columns = [pa.array(wanted.keys(), pa.int32()), pa.array(wanted.values(), pa.int64())]
+        database.from_arrow(pa.table(columns, ["part", "rows"])).create("wanted")
+        database.execute(_BEST)
+        lowest = dict(database.execute("SELECT part, min(score) FROM best GROUP BY part").fetchall())
+        cuts = {part: Cut(count, wanted[part], lowest.get(part)) for part, count in counted}
+        yield Best(database, cuts)
+
+
+@contextmanager
+def rows_on_disk(done: str, memory: int | None = None) -> Iterator[DuckDBPyConnection]:
+    """A database of its own for very many rows. done: what it is for, for messages. memory: as of `ranking`. Raises
+    UsageError without DuckDB, OutputError where there is no room.
+    """
     try:
         import duckdb
     except ImportError as error:
-        raise UsageError(f"the best rows are found by DuckDB ({error}): pip install 'broadsheet[select]'") from error
+        raise UsageError(f"{done} by DuckDB ({error}): pip install 'broadsheet[select]'") from error
     with TemporaryDirectory(prefix="broadsheet-") as folder:
         limit = f"{memory or available_memory() // 4}B"
         config = {"threads": available_cores(), "memory_limit": limit, "temp_directory": folder}
         try:
             with duckdb.connect(config=config) as database:
                 database.execute("SET enable_progress_bar = false")
-                database.execute("CREATE TABLE ranked (place BIGINT, score FLOAT, part INTEGER)")
-                for table in rows:
-                    database.from_arrow(table).insert_into("ranked")
-                counted = database.execute("SELECT part, count(*) FROM ranked GROUP BY part").fetchall()
-                wanted = {part: amount.rows(count) for part, count in counted}
-                columns = [pa.array(wanted.keys(), pa.int32()), pa.array(wanted.values(), pa.int64())]
-                database.from_arrow(pa.table(columns, ["part", "rows"])).create("wanted")
-                database.execute(_BEST)
-                lowest = dict(database.execute("SELECT part, min(score) FROM best GROUP BY part").fetchall())
-                cuts = {part: Cut(count, wanted[part], lowest.get(part)) for part, count in counted}
-                yield Best(database, cuts)
+                yield database
         except duckdb.Error as error:
             raise OutputError(
                 f"the scores cannot be ranked in {folder}: {str(error).splitlines()[0]}. Free some space there, or set "

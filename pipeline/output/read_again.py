@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ from .layout import group_of
 from .record import Entry, SavedPlan, Settings
 from .saved_plan import listed, parts_of_saved
 
-_MOST_ROWS = 1 << 44
+MOST_ROWS = 1 << 44
 """Of a file."""
 
 
@@ -97,7 +97,7 @@ def with_input(chosen: Iterable[tuple[Entry, pa.Table]], plan: Plan) -> Iterator
         if part is None or part.files is not following.files:
             part, here, there = following, schema.empty_table(), np.empty(0, np.int64)
             chunks = _chunks(part, plan)
-        pieces, wanted = [here.slice(0, 0)], _order(rows, part)
+        pieces, wanted = [here.slice(0, 0)], order_of(rows, [file.path for file in part.files])
         while len(wanted):
             count = np.searchsorted(wanted, there[-1], "right") if len(there) else 0
             places = np.searchsorted(there, wanted[:count])
@@ -109,7 +109,7 @@ def with_input(chosen: Iterable[tuple[Entry, pa.Table]], plan: Plan) -> Iterator
             pieces.append(here.take(places))
             wanted = wanted[count:]
             if more is not here:
-                here, there = more, _order(more, part)
+                here, there = more, order_of(more, [file.path for file in part.files])
         added = pa.concat_tables(pieces)
         for name in rows.column_names:
             if name not in added.column_names:
@@ -124,7 +124,7 @@ def _chunks(part: Range, plan: Plan) -> Iterator[pa.Table]:
                 yield pa.table(chunk.rows.columns, plan.selection.row_schema)
 
 
-def _order(rows: pa.Table, part: Range) -> NDArray[np.int64]:
-    """A number of each row, by which the rows of a range are in order."""
-    files = pc.index_in(rows.column("file"), pa.array([file.path for file in part.files], pa.string()))
-    return np.asarray(files.to_numpy() * np.int64(_MOST_ROWS) + rows.column("row").to_numpy())
+def order_of(rows: pa.Table, paths: Sequence[str]) -> NDArray[np.int64]:
+    """A number of each row, by which the rows of these files are in order."""
+    files = pc.index_in(rows.column("file"), pa.array(paths, pa.string()))
+    return np.asarray(files.to_numpy() * np.int64(MOST_ROWS) + rows.column("row").to_numpy())

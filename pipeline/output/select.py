@@ -48,7 +48,7 @@ from .store import Location, Store, check_claim
 from .verify import finished
 from .where import Where, written
 
-_ROWS = ("file", "row")
+ROWS = ("file", "row")
 _NAN = float("nan")  # the group of all, which are equal to nothing but this very object
 _Result = TypeVar("_Result")
 
@@ -217,7 +217,7 @@ def select(
     if one_file and (partition_by or format not in (None, one_file.format)):
         flag = "--partition-by" if partition_by else "--format"
         raise UsageError(f"{one_file.place} is one file, written at once: leave out {flag}")
-    job = _Labels(OutputFolder(place_of(labels, endpoint)))
+    job = Labels(OutputFolder(place_of(labels, endpoint)))
     choice = _Choice(job, Amount.of(top, count), _and(by, score, where), by or Names().score, per)
     choice.check()
     files = job.plan.files if keep_all and job.plan else ()
@@ -230,7 +230,7 @@ def select(
     source = input_again(job.plan, job.settings, root, endpoint) if keep_all else None
     schema = _schema(job, source, keep, whole=one_file is None)
     if one_file:
-        with choice.made([*schema.names, *_ROWS], source) as (cuts, chosen):
+        with choice.made([*schema.names, *ROWS], source) as (cuts, chosen):
             rows = pa.concat_tables([schema.empty_table(), *(rows.select(schema.names) for _, rows in chosen)])
         one_file.write(rows)
         return Selected(job.totals.rows_written, len(rows), cuts)
@@ -260,7 +260,7 @@ def _and(by: str | None, score: str | None, where: str | None) -> Where | None:
     return Where(" and ".join(f"({test.text})" for test in tests)) if tests else None
 
 
-class _Labels:
+class Labels:
     """A finished job, whose rows are read again."""
 
     def __init__(self, folder: OutputFolder) -> None:
@@ -280,7 +280,7 @@ class _Labels:
     def rows(self, entry: Entry, columns: Iterable[str]) -> pa.Table:
         """Some columns, with those that say which row it is where several parts are put together by them."""
         several = sum(not file.name.startswith(QUARANTINE) for file in entry.files) > 1
-        names = {*columns, *(_ROWS if several else ())}
+        names = {*columns, *(ROWS if several else ())}
         chosen = pa.schema([field for field in self.schema if field.name in names])
         rows = committed_rows(self.folder.store, entry, self.schema, chosen)
         if len(rows) != entry.rows_written:
@@ -294,7 +294,7 @@ class _Choice:
 
     Attributes
     ----------
-    job : _Labels
+    job : Labels
         The job.
     amount : Amount
         How many rows of each group.
@@ -307,7 +307,7 @@ class _Choice:
 
     """
 
-    job: _Labels
+    job: Labels
     amount: Amount
     where: Where | None
     by: str
@@ -324,21 +324,7 @@ class _Choice:
             self.where.check(schema)
             if self.job.plan is not None and (classes := self.job.plan.selection.classes):
                 self.where.check_labels({names.label: classes for names in self.job.settings.labelled})
-        scores = [field.name for field in schema if field.type == pa.float32()]
-        if self.by not in scores:
-            meant = did_you_mean(self.by, scores)
-            there = f"it has {', '.join(scores)}" if scores else "it has none"
-            raise UsageError(f"{self.by!r} is no column of scores of {path}: --by names one ({there}){meant}")
-        if self.per is not None and self.per not in schema.names:
-            raise UsageError(
-                f"{path} has no column {self.per!r} (it has {', '.join(schema.names)})"
-                f"{did_you_mean(self.per, schema.names)}: --per takes one of them, which --id-column copies into the "
-                "labels"
-            )
-        if self.per is not None and pa.types.is_nested(schema.field(self.per).type):
-            raise UsageError(
-                f"the column {self.per!r} holds lists or structs: --per takes one with a value for each row"
-            )
+        check_columns(schema, path, self.by, [] if self.per is None else [self.per])
 
     @contextmanager
     def made(
@@ -356,7 +342,7 @@ class _Choice:
 
     def _ranked(self, groups: dict[Any, int]) -> Iterator[pa.Table]:
         """What is ranked of each chunk. groups: gets the number of each."""
-        for rows in _side_by_side(partial(self._scores, *numbered) for numbered in self.job.chunks):
+        for rows in side_by_side(partial(self._scores, *numbered) for numbered in self.job.chunks):
             coded = rows.column("part").combine_chunks().dictionary_encode("encode")
             names = (_NAN if name != name else name for name in coded.dictionary.to_pylist())
             numbers = np.array([groups.setdefault(name, len(groups)) for name in names], np.int32)
@@ -365,9 +351,7 @@ class _Choice:
     def _scores(self, first: int, entry: Entry) -> pa.Table:
         """The rows of a chunk that may be chosen, with their group."""
         rows = self.job.rows(entry, {self.by, self.per or self.by, *(self.where.columns if self.where else ())})
-        group = rows.column(self.per) if self.per else pa.chunked_array([pa.repeat("", len(rows))])
-        if pa.types.is_dictionary(group.type):
-            group = group.cast(group.type.value_type)
+        group = plain(rows.column(self.per)) if self.per else pa.chunked_array([pa.repeat("", len(rows))])
         ranked = pa.table(
             [np.arange(first, first + len(rows)), rows.column(self.by), group], ["place", "score", "part"]
         )
@@ -387,17 +371,41 @@ class _Choice:
             return entry, rows if places is None else rows.take(pa.array(places))
 
         calls = (partial(choose, entry, places(at, at + entry.rows_written)) for at, entry in self.job.chunks)
-        chosen = _side_by_side(calls)
+        chosen = side_by_side(calls)
         return chosen if source is None else with_input(chosen, source)
 
 
-def _side_by_side(calls: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
+def check_columns(schema: pa.Schema, path: object, by: str | None, per: Iterable[str]) -> None:
+    """Raise UsageError unless rows have the scores `by`, where it is given, and can be grouped by the columns `per`.
+    path: of the rows.
+    """
+    scores = [field.name for field in schema if field.type == pa.float32()]
+    if by is not None and by not in scores:
+        there = f"it has {', '.join(scores)}" if scores else "it has none"
+        meant = did_you_mean(by, scores)
+        raise UsageError(f"{by!r} is no column of scores of {path}: --by names one ({there}){meant}")
+    for name in per:
+        if name not in schema.names:
+            raise UsageError(
+                f"{path} has no column {name!r} (it has {', '.join(schema.names)}){did_you_mean(name, schema.names)}: "
+                "--per takes one of them, which --id-column copies into the labels"
+            )
+        if pa.types.is_nested(schema.field(name).type):
+            raise UsageError(f"the column {name!r} holds lists or structs: --per takes one with a value for each row")
+
+
+def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The values of a column that may be a dictionary."""
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def side_by_side(calls: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
     """The results in order."""
     with threads(available_cores()) as pool:
         yield from in_order(pool, calls, lambda: 2 * available_cores())
 
 
-def _schema(job: _Labels, source: Plan | None, columns: Sequence[str] | None, whole: bool) -> pa.Schema:
+def _schema(job: Labels, source: Plan | None, columns: Sequence[str] | None, whole: bool) -> pa.Schema:
     """Of what is written. whole: `file` and `row` are always there. Raises UsageError."""
     fields = list(source.selection.row_schema if source else ())
     fields += [field for field in job.schema if field.name not in {own.name for own in fields}]
@@ -407,18 +415,18 @@ def _schema(job: _Labels, source: Plan | None, columns: Sequence[str] | None, wh
     for name in columns:
         if name not in names:
             raise UsageError(f"there is no column {name!r} (there are {', '.join(names)}){did_you_mean(name, names)}")
-    wanted = dict.fromkeys((*_ROWS, *columns) if whole else columns)
+    wanted = dict.fromkeys((*ROWS, *columns) if whole else columns)
     return pa.schema([fields[names.index(name)] for name in wanted])
 
 
 def _fingerprint(
-    job: _Labels, about: Chosen, schema: pa.Schema, format_: str | None, by: str | Iterable[str] | None
+    job: Labels, about: Chosen, schema: pa.Schema, format_: str | None, by: str | Iterable[str] | None
 ) -> Fingerprint:
     """The fingerprint of the output. Raises UsageError for a format, or folders, that the columns do not fit.
 
     Parameters
     ----------
-    job : _Labels
+    job : Labels
         The job from which rows are chosen.
     about : Chosen
         How they are chosen.
@@ -444,7 +452,7 @@ def _fingerprint(
 
 
 def _write(
-    job: _Labels,
+    job: Labels,
     chosen: Iterable[tuple[Entry, pa.Table]],
     schema: pa.Schema,
     place: OutputFolder,
@@ -456,7 +464,7 @@ def _write(
 
     Parameters
     ----------
-    job : _Labels
+    job : Labels
         The job from which rows are chosen.
     chosen : iterable of tuple
         Each chunk's entry, and its chosen rows.
@@ -482,7 +490,7 @@ def _write(
     begin(place, fingerprint, schema, plan, False, overwrite)
     try:
         sums, counted = Sums(job.plan), {}
-        for entry in _side_by_side(partial(commit, *rows) for rows in chosen):
+        for entry in side_by_side(partial(commit, *rows) for rows in chosen):
             sums.add(entry)
             counted[entry.chunk] = entry.digest
         for labelled in job.closed.values():

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import base64
+import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..errors import printable
+from ..errors import UsageError, printable
 from ..labelling.counts import LENGTHS, SCORES, THRESHOLDS, kept
 from ..measures.accuracy import Confusion
+from ..output.look import Facts, shown
 from ..storage.disk import write_file
 from . import plots
 from .breakdown import MOMENTS, judge
@@ -28,6 +32,7 @@ from .tables import device_name, figure, moment_text, ratio_text, time_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_BY_VALUE = re.compile("<!-- by value -->.*?<!-- end of by value -->", re.DOTALL)
 _MOST_CLASSES = 30
 _QUARANTINED = 10
 _CAUSE_COLORS = {
@@ -101,8 +106,27 @@ def save_page(report: JobReport, path: str) -> None:
     write_file(path, page(report).encode())
 
 
+def save_looked(name: str, tables: Sequence[Facts], path: str) -> None:
+    """Show scores by value on the page of a job, in place of earlier ones, or on a new page. Raises UsageError for a
+    file that is no such page, OutputError where it cannot be written. tables: as `look` has them.
+    """
+    about = {"name": name, "tables": tables, "shown": shown, "version": version("broadsheet")}
+    made = _environment().get_template("looked.html.j2").render(about)
+    if os.path.isfile(path):
+        section, before = _BY_VALUE.search(made), Path(path).read_text(errors="replace")
+        made, found = _BY_VALUE.subn(lambda _: section[0] if section else "", before)
+        if not found:
+            raise UsageError(f"{path} is no page of a job: give another name")
+    write_file(path, made.encode())
+
+
 def page(report: JobReport) -> str:
-    """The page as HTML. Everything that comes from the input is escaped, and its control characters are escapes."""
+    """The page as HTML."""
+    return _environment().get_template("page.html.j2").render(_content(report))
+
+
+def _environment() -> Environment:
+    """Everything that comes from the input is escaped in it, and its control characters are escapes."""
     environment = Environment(
         loader=PackageLoader("broadsheet.pipeline", "report"),
         autoescape=True,
@@ -111,7 +135,7 @@ def page(report: JobReport) -> str:
         trim_blocks=True,
     )
     environment.filters |= {"figure": figure, "time": time_text, "moment": moment_text, "ratio": ratio_text}
-    return environment.get_template("page.html.j2").render(_content(report))
+    return environment
 
 
 def _finalize(value: Any) -> Any:

@@ -1,0 +1,294 @@
+"""Rows of finished jobs, looked at before they are cut: what scores the values of a column have, and where two jobs
+differ. DuckDB counts what the folders hold, on disk where that does not fit into memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from ..errors import OutputError, UsageError
+from .cut import rows_on_disk
+from .folder import OutputFolder
+from .model_columns import N_CHARS
+from .object_store import place_of
+from .read_again import MOST_ROWS, order_of
+from .select import ROWS, Labels, OneFile, check_columns, plain, side_by_side
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+Facts = dict[str, Any]
+"""What is printed as JSON."""
+
+_THRESHOLDS, _SHARES, _AT = (0.5, 0.7, 0.9, 0.99), (0.1, 0.25, 0.5, 0.75, 0.9, 0.99), 0.9
+_FEW, _FEW_TO_FOLLOW, _FOLLOWS, _BY_CHANCE, _NAMED = 10, 100, 0.5, 1e-3, 4
+
+_BY_VALUE = """GROUP BY GROUPING SETS ((), ({value})) ORDER BY grouping({value}) DESC, rows DESC, value LIMIT 1001"""
+_SPAN = "SELECT min({score}) AS low, max({score}) AS high, approx_quantile({score}, {shares}) AS shares FROM {table}"
+_LOOKED = """SELECT {value} AS value, count(*) AS rows, [{kept}] AS kept, approx_quantile({score}, 0.5) AS median,
+min({score}) AS lowest, max({score}) AS highest, mode({label}) AS label, [{long}] AS kept_chars, [{short}] AS
+dropped_chars, coalesce(list_max(map_values(histogram({label}))), 0) / count(*) AS label_share,
+CASE WHEN count(*) >= 10 THEN corr({score}, ln(1 + {chars})) END AS follows_length FROM labelled """
+_PAIRS = """CREATE TABLE pairs AS SELECT first.*, second.score AS also, second.label AS other_label,
+coalesce(first.score >= {at}::FLOAT, false) AS keep, coalesce(second.score >= {at}::FLOAT, false) AS keeps
+FROM first JOIN second USING (place)"""
+_COMPARED = """SELECT {value} AS value, count(*) AS rows, avg((label IS NOT DISTINCT FROM other_label)::INT) AS
+same_label, count(*) FILTER (keep AND keeps) AS both, count(*) FILTER (keep AND NOT keeps) AS only_first,
+count(*) FILTER (keeps AND NOT keep) AS only_second, corr(score, also) AS correlation FROM pairs """
+_EXAMPLES = """SELECT place, score, label, also, other_label FROM pairs WHERE keep = {first} AND keeps <> {first}
+ORDER BY abs(score - also) DESC NULLS LAST, place LIMIT 5"""
+
+
+def look(name: str, per: Sequence[str], by: str | None = None, at: Sequence[float] = ()) -> list[Facts]:
+    """The scores of finished rows by the values of each of these columns, and by model.
+
+    Raises UsageError for a column that is not there, and without DuckDB; OutputError for a job that is not finished.
+
+    Parameters
+    ----------
+    name : str
+        The output folder of a finished job, or its URL; or a file of rows.
+    per : sequence of str
+        The columns.
+    by : str, optional
+        The column of scores. Default: that of each model's labels.
+    at : sequence of float
+        Thresholds. Default: from 0.5 to 0.99; of scores that are not from 0 to 1, what 90 to 1 % of the rows reach.
+
+    """
+    path, schema, read = _rows_of(name)
+    models = _scores_in(schema, path, by, per)
+    names = [*dict.fromkeys(one for one in [*per, *chain(*models), N_CHARS.name] if one in schema.names)]
+    called = {name: f"c{number}" for number, name in enumerate(names)}
+    with rows_on_disk("scores are counted") as database:
+        _fill(database, "labelled", chain([schema.empty_table()], read({*names})), {c: n for n, c in called.items()})
+        return [
+            {"column": column, "score": score, **_told(database, called, (column, label, score), at)}
+            for column in per
+            for label, score in models
+        ]
+
+
+def _told(
+    database: DuckDBPyConnection, called: Mapping[str, str], asked: tuple[str, str | None, str], at: Sequence[float]
+) -> Facts:
+    """What the table `labelled` says, as of `look`. called: the names of columns there. asked: which of them are the
+    value, the label and the score.
+    """
+    column, label, score = asked
+    own, chars, thresholds = called[score], called.get(N_CHARS.name, "NULL::BIGINT"), sorted({*at}) or [*_THRESHOLDS]
+    (span,) = _facts(database, _SPAN.format(score=own, shares=[*_SHARES], table="labelled"))
+    if not at and not _is_share(span):
+        thresholds = sorted({float(f"{share:.2g}") for share in span["shares"]})
+    kept = [f"coalesce({own} >= {least!r}::FLOAT, false)" for least in thresholds]
+    parts = {
+        "kept": "avg(({one})::INT)",
+        "long": f"avg({chars}) FILTER ({{one}})",
+        "short": f"avg({chars}) FILTER (NOT {{one}})",
+    }
+    lists = {name: ", ".join(part.format(one=one) for one in kept) for name, part in parts.items()}
+    names = {"value": called[column], "score": own, "label": called.get(label or "", "NULL::VARCHAR"), "chars": chars}
+    every, *values = _facts(database, (_LOOKED + _BY_VALUE).format(**lists, **names))
+    if not every["rows"]:
+        raise UsageError("there are no rows to look at")
+    middle = min(range(len(kept)), key=lambda i: abs(every["kept"][i] - 0.5))
+    for one in (every, *values):
+        one |= {name: one[name][middle] for name in ("kept_chars", "dropped_chars")}
+    about = {"thresholds": thresholds, "at": thresholds[middle], "all": every, "values": values}
+    return about | {"remarks": [*_remarks(every, values, thresholds, N_CHARS.name in called)]}
+
+
+def _remarks(every: Facts, values: Sequence[Facts], thresholds: Sequence[float], has_chars: bool) -> Iterator[str]:
+    """What to know before the scores are trusted."""
+    told: dict[str, list[str]] = defaultdict(list)
+    for name, one in (("all rows", every), *((shown(one["value"]), one) for one in values)):
+        shares = [*zip(thresholds, one["kept"], every["kept"], strict=True)]
+        for kept, what, places in ((1, "wholly kept", shares[::-1]), (0, "wholly dropped", shares)):
+            chances = ((at, abs(1 - kept - of_all) ** one["rows"]) for at, share, of_all in places if share == kept)
+            if at := next((at for at, chance in chances if chance < _BY_CHANCE), None):
+                told[f"{what} at {at:g}"].append(name)
+        if one["rows"] >= _FEW and one["lowest"] == one["highest"] is not None:
+            told["constant scores"].append(name)
+        if one["rows"] >= _FEW_TO_FOLLOW and abs(one["follows_length"] or 0) >= _FOLLOWS:
+            told["scores follow length"].append(f"{name} ({one['follows_length']:+.2f})")
+    for what, names in sorted(told.items()):
+        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+        yield f"Warning: {what}: {', '.join(names[:_NAMED])}{more}"
+    if others := every["rows"] - sum(one["rows"] for one in values):
+        yield f"{others:,} rows have less frequent values."
+    if not has_chars:
+        yield f"The rows have no {N_CHARS.name}: how long their texts are is not known."
+
+
+def shown(value: Any) -> str:
+    """A value of a column as text."""
+    return "(null)" if value is None else "(empty)" if value == "" else str(value)
+
+
+def compare(name: str, other: str, per: Sequence[str] = (), by: str | None = None, at: Sequence[float] = ()) -> Facts:
+    """Where two finished jobs over the same input differ.
+
+    Raises UsageError for jobs over other input, a column that is not there, and without DuckDB; OutputError for a job
+    that is not finished.
+
+    Parameters
+    ----------
+    name, other : str
+        Their output folders, or URLs.
+    per : sequence of str
+        Columns of the first by whose values rows are counted, too.
+    by : str, optional
+        The column of scores. Default: that of the label, of the first model.
+    at : sequence of float
+        The threshold. Default: 0.9.
+
+    """
+    if len(at) > 1 or OneFile.of(name, None) or OneFile.of(other, None):
+        raise UsageError("two output folders are compared, at one --at")
+    jobs = [Labels(OutputFolder(place_of(one))) for one in (name, other)]
+    _refuse_other_input(*jobs)
+    asked = [_scores_in(job.schema, job.folder.path, by, of)[0] for job, of in zip(jobs, (per, ()), strict=True)]
+    paths = [*dict.fromkeys(path for job in jobs for _, entry in job.chunks for path, *_ in entry.sources)]
+    called = {column: f"c{number}" for number, column in enumerate(per)}
+    with rows_on_disk("rows are joined") as database:
+        for table, job, (label, score), of in zip(("first", "second"), jobs, asked, (called, {}), strict=True):
+            columns = {"score": score, "label": label, **{c: column for column, c in of.items()}}
+            pieces = _rows_of_job(job, {*ROWS, *filter(None, columns.values())})
+            _fill(database, table, chain([job.schema.empty_table()], pieces), columns, paths)
+            if not at and not _is_share(*_facts(database, _SPAN.format(score="score", shares=[0.5], table=table))):
+                raise UsageError("the scores are not from 0 to 1: --at says from which on a row is kept")
+        (least,) = at or (_AT,)
+        database.execute(_PAIRS.format(at=least))
+        queries = {column: (_COMPARED + _BY_VALUE).format(value=c) for column, c in {"": "NULL", **called}.items()}
+        differ = {column: _facts(database, query) for column, query in queries.items()}
+        examples = [_facts(database, _EXAMPLES.format(first=first)) for first in (True, False)]
+    for row in chain(*examples):
+        place = row.pop("place")
+        row |= {"file": paths[place // MOST_ROWS], "row": place % MOST_ROWS}
+        row["text"] = next(filter(None, (_text_of(row, job) for job in jobs)), "")
+    every = differ.pop("")[0]
+    alone = [job.totals.rows_written - every["rows"] for job in jobs]
+    values = {column: rows[1:] for column, rows in differ.items()}
+    return {"at": least, "alone": alone, "all": every, "values": values, "examples": examples}
+
+
+def _refuse_other_input(first: Labels, second: Labels) -> None:
+    """Raise UsageError for jobs over other input."""
+    one, other = ({file.path: file.size for file in job.plan.files} if job.plan else {} for job in (first, second))
+    differ = [path for path in {**one, **other} if one.get(path, -1) != other.get(path, -1)]
+    if differ or not (one or first.manifest.fingerprint.input == second.manifest.fingerprint.input):
+        what = f"{differ[0]} is not in both, or not in the same size" if differ else "their rows in memory differ"
+        raise UsageError(f"{first.folder.path} and {second.folder.path} have labelled other inputs: {what}")
+
+
+def _text_of(row: Facts, job: Labels) -> str:
+    """The text of a row; empty where the job has not kept it."""
+    columns = [name for name in job.settings.text_columns if name in job.schema.names]
+    for entry in (entry for _, entry in job.chunks if columns):
+        if any(path == row["file"] and 0 <= row["row"] - first < rows for path, first, rows in entry.sources):
+            rows = job.rows(entry, {*ROWS, *columns})
+            here = rows.filter((pc.field("file") == row["file"]) & (pc.field("row") == row["row"]))
+            return " ".join(str(text) for one in here.select(columns).to_pylist() for text in one.values())
+    return ""
+
+
+def _rows_of(name: str) -> tuple[object, pa.Schema, Callable[[set[str]], Iterator[pa.Table]]]:
+    """Place and columns of a job's rows, and a function that reads some of these. Raises OutputError, UsageError."""
+    file = OneFile.of(name, None)
+    if file is None:
+        job = Labels(OutputFolder(place_of(name)))
+        return job.folder.path, job.schema, partial(_rows_of_job, job)
+    if not isinstance(file.place, Path):
+        raise UsageError(f"{file.place} is one file in a bucket: copy it to a disk, or give an output folder")
+    try:
+        rows = ds.dataset(str(file.place), format="json" if file.format == "jsonl" else file.format)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{file.place} is no file of labels ({error})") from error
+    kinds = {field.name: pa.float32() for field in rows.schema if "score" in field.name and field.type == pa.float64()}
+    schema = pa.schema([field.with_type(kinds.get(field.name, field.type)) for field in rows.schema])
+    whole = ds.dataset(str(file.place), schema, format=rows.format)
+    return (
+        file.place,
+        schema,
+        lambda names: (pa.Table.from_batches([one]) for one in whole.to_batches(columns=[*names])),
+    )
+
+
+def _rows_of_job(job: Labels, names: set[str]) -> Iterator[pa.Table]:
+    return side_by_side(partial(job.rows, entry, names) for _, entry in job.chunks)
+
+
+def _scores_in(schema: pa.Schema, path: object, by: str | None, per: Iterable[str]) -> list[tuple[str | None, str]]:
+    """Of each model the column of labels and that of scores; with `by`, those of one score. Raises UsageError."""
+    labels = {
+        name.removesuffix(end): name for end in ("labels", "label") for name in schema.names if name.endswith(end)
+    }
+    kinds = {f"{prefix}score": pa.float32() for prefix in labels}
+    kinds |= {f"{prefix}scores": pa.list_(pa.float32()) for prefix in labels}
+    own = [field.name for field in schema if kinds.get(field.name) == field.type] if by is None else []
+    check_columns(schema, path, None if own else by or "score", per)
+    prefixes = sorted(labels, key=len, reverse=True)
+    found = {score: [p for p in prefixes if score.startswith(f"{p}score")] for score in own or [by or "score"]}
+    return [(labels[own[0]] if own else None, score) for score, own in found.items()]
+
+
+def _fill(
+    database: DuckDBPyConnection,
+    table: str,
+    pieces: Iterable[pa.Table],
+    columns: Mapping[str, str | None],
+    paths: Sequence[str] = (),
+) -> None:
+    """Make a table of rows.
+
+    Parameters
+    ----------
+    database : duckdb.DuckDBPyConnection
+        Where the table is made.
+    table : str
+        Its name.
+    pieces : iterable of pyarrow.Table
+        The rows.
+    columns : mapping of str to str or None
+        The columns of the table, and those of the rows that they are; None for nulls.
+    paths : sequence of str
+        The files of the rows, which then have their `place` in them.
+
+    """
+    for number, rows in enumerate(pieces):
+        given = {name: _best(plain(rows.column(column))) for name, column in columns.items() if column}
+        given |= {name: pa.nulls(len(rows), pa.string()) for name, column in columns.items() if not column}
+        given |= {"place": pa.array(order_of(rows, paths), pa.int64())} if paths else {}
+        made = database.from_arrow(pa.table(given))
+        (made.insert_into if number else made.create)(table)
+
+
+def _best(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The best label of each row, or its score, where a model gives several."""
+    several = pa.types.is_list(column.type)
+    return pc.list_flatten(pc.list_slice(column, 0, 1, return_fixed_size_list=True)) if several else column
+
+
+def _facts(database: DuckDBPyConnection, query: str) -> list[Facts]:
+    """The rows of a result. What is no number of JSON is None; as the value of a column, a text."""
+    found = database.execute(query)
+    names = [name for name, *_ in found.description or ()]
+    rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    odd = [(row, name) for row in rows for name in names if isinstance(row[name], float) and not isfinite(row[name])]
+    for row, name in odd:
+        row[name] = str(row[name]) if name == "value" else None
+    return rows
+
+
+def _is_share(span: Facts) -> bool:
+    return span["low"] is None or 0 <= span["low"] <= span["high"] <= 1
