@@ -34,7 +34,7 @@ def _kind(kind: Any) -> Any:
     """The type of a flag: columns of a header are one word, and names of columns and sources may be repeated."""
     if kind in (NAMES, SOURCE):
         return list[str] | None
-    if kind in (HEADER, MODEL, str | int):
+    if kind in (HEADER, MODEL, str | int, str | int | None):
         return str | None
     return Path | None if kind == FILE else kind if kind is bool else kind | None
 

@@ -66,11 +66,11 @@ class Scoring:
 
     def reads(self, model: Model) -> int:
         """Characters of a text on which its label depends."""
-        return model.reads if self.windows is None else self.windows.reads(model.window)
+        return model.reads if self.windows is None else self.windows.reads(self.windows.length(model))
 
     def encodes(self, model: Model) -> int:
         """Characters of a text among which those outside the alphabet are counted."""
-        return model.length if self.windows is None else self.windows.reads(model.window)
+        return model.length if self.windows is None else self.windows.reads(self.windows.length(model))
 
 
 @dataclass(frozen=True)

@@ -80,17 +80,21 @@ class LabelKeywords(EngineKeywords, total=False):
 
     Their ``label`` is null, other columns are as without this option. The report counts them.
     """
-    windows: Annotated[int | None, Option("Labels", None, "N", least=1, recorded=True)]
-    """Label a long text in up to N windows, each as long as the model reads.
+    windows: Annotated[int | str | None, Option("Labels", None, "N|PART[:CHARS]", recorded=True)]
+    """Label a long text in N windows, or its first, last, first+last or spread.
 
-    The output then has their number, ``n_windows``. Default: only the beginning of a text is read.
+    N windows follow one another from the beginning on; "spread" are beginning, middle and end. Each is as long as the
+    model reads, or has CHARS characters, as with ``"first+last:10000"``. The output then has their number,
+    ``n_windows``. Default: only the beginning of a text is read.
     """
     overlap: Annotated[int, Option("Labels", 0, "CHARS", least=0, recorded=True, seldom=True)]
     """Characters that two neighbouring windows share."""
-    window_score: Annotated[str, Option("Labels", "mean", choices=("mean", "best"), recorded=True, seldom=True)]
+    window_score: Annotated[
+        str, Option("Labels", "mean", choices=("mean", "best", "worst"), recorded=True, seldom=True)
+    ]
     """How the scores of a text follow from those of its windows.
 
-    "mean": a text has the mean of them. "best": it has those of the window with the highest.
+    "mean": a text has the mean of them. "best", "worst": it has those of the window with the highest or the lowest.
     """
     chunk_size: Annotated[int | None, Option("Computing", None, "ROWS", _CHUNKS, least=1, recorded=True, seldom=True)]
     """Rows that are read, labelled and committed together, at most."""
@@ -290,7 +294,9 @@ class Options(_Values):
             if option.recorded or name == "root":
                 refuse_not_utf8(name, getattr(self, name))
         if self.windows is None and (self.overlap or self.window_score != TABLE["window_score"].default):
-            raise UsageError("--overlap and --window-score go with --windows, the most windows of a text")
+            raise UsageError("--overlap and --window-score go with --windows")
+        if self._windows is not None and str(self.windows).isdecimal():
+            self._set("windows", int(str(self.windows)))
         self._set("encoding", encoding_named(self.encoding))
         for name, value in dialect_of(delimiter=self.delimiter, quote=self.quote, escape=self.escape).items():
             self._set(name, value)
@@ -342,7 +348,7 @@ class Options(_Values):
     def _windows(self) -> Windows | None:
         from ..labelling.windows import Windows
 
-        return None if self.windows is None else Windows(self.windows, self.overlap, self.window_score)
+        return None if self.windows is None else Windows.of(self.windows, self.overlap, self.window_score)
 
     def model_columns(self, models: Models) -> tuple[ModelColumns, ...]:
         """What each model is to say of each row."""

@@ -154,7 +154,7 @@ def compare(name: str, other: str, per: Sequence[str] = (), by: str | None = Non
 
     """
     if len(at) > 1 or OneFile.of(name, None) or OneFile.of(other, None):
-        raise UsageError("two output folders are compared, at one --at")
+        raise UsageError("two output folders are compared, at one threshold")
     jobs = [Labels(OutputFolder(place_of(one))) for one in (name, other)]
     _refuse_other_input(*jobs)
     asked = [_scores_in(job.schema, job.folder.path, by, of)[0] for job, of in zip(jobs, (per, ()), strict=True)]
@@ -166,7 +166,7 @@ def compare(name: str, other: str, per: Sequence[str] = (), by: str | None = Non
             pieces = _rows_of_job(job, {*ROWS, *filter(None, columns.values())})
             _fill(database, table, chain([job.schema.empty_table()], pieces), columns, paths)
             if not at and not _is_share(*_facts(database, _SPAN.format(score="score", shares=[0.5], table=table))):
-                raise UsageError("the scores are not from 0 to 1: --at says from which on a row is kept")
+                raise UsageError("the scores are not from 0 to 1: give the one from which on a row is kept")
         (least,) = at or (_AT,)
         database.execute(_PAIRS.format(at=least))
         queries = {column: (_COMPARED + _BY_VALUE).format(value=c) for column, c in {"": "NULL", **called}.items()}

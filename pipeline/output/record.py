@@ -237,7 +237,7 @@ class ListedFile(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options that change a byte of the output. truth: SHA-256 of the answer file. models: the names of several, by
     which their columns are named. abstain: below which score a row has no label. multi_label: for each model, whether
-    it gives several labels, where one does. windows: the most of a text, their overlap, and how they are scored
+    it gives several labels, where one does. windows: how many or which, their overlap, and how they are scored
     together. chosen: of rows that were chosen from those of a finished job. network: about which texts it is asked,
     where that is not the default. layout, quote, escape, input_format: the same. shard: which share of the files, as
     "3/64".
@@ -262,7 +262,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     models: tuple[str, ...] | UnsetType = UNSET
     abstain: float | UnsetType = UNSET
     multi_label: tuple[bool, ...] | UnsetType = UNSET
-    windows: tuple[AtLeastOne, Count, str] | UnsetType = UNSET
+    windows: tuple[AtLeastOne | str, Count, str] | UnsetType = UNSET
     chosen: Chosen | UnsetType = UNSET
     network: str | UnsetType = UNSET
     layout: Literal["attributes"] | UnsetType = UNSET

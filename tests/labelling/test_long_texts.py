@@ -275,6 +275,81 @@ def windows_of(text: str) -> list[str]:
     return [*(text[i * STEP : i * STEP + LENGTH] for i in range(count - 1)), text[-LENGTH:]]
 
 
+def parts_of(text: str, part: str, size: int) -> list[str]:
+    """The windows of a text by their names, as the page on output says it."""
+    if len(text) <= size:
+        return [text]
+    middle = (len(text) - size) // 2
+    first, last = text[:size], text[len(text) - size :]
+    spread = [first, *([text[middle : middle + size]] if len(text) > 2 * size else []), last]
+    return {"first": [first], "last": [last], "first+last": [first, last], "spread": spread}[part]
+
+
+@pytest.mark.parametrize("score", ["mean", "best", "worst"])
+@pytest.mark.parametrize("windows", ["first", "last", "first+last", "spread", "last:50", "spread:70", "first:20"])
+def test_scores_are_those_of_the_parts_that_are_named(
+    windowed_texts: list[str], small_model: Model, small_model_file: Path, windows: str, score: str
+) -> None:
+    part, _, given = windows.partition(":")
+    size = int(given or LENGTH)
+    texts = [*windowed_texts, *(text[:n] for text in windowed_texts[-2:] for n in range(size - 1, 3 * size + 3, 17))]
+    with pipeline.load(small_model, device="cpu") as classifier:
+        of_windows = [classifier.predict_proba(parts_of(text, part, size)) for text in texts]
+    options = {"model": small_model_file, "device": "cpu", "scores": True, "window_score": score, "windows": windows}
+    found = classify(texts, **options).to_arrow()
+    expected = {
+        "mean": lambda scores: scores.astype(np.float64).sum(axis=0) / len(scores),
+        "best": lambda scores: scores[np.argmax(scores.max(axis=1))],
+        "worst": lambda scores: scores[np.argmin(scores.max(axis=1))],
+    }[score]
+    every = np.stack([found[f"score_{name}"].to_numpy() for name in small_model.classes], axis=1)
+    assert np.array_equal(every, np.array([*map(expected, of_windows)], np.float32))
+    assert found["label"].to_pylist() == [small_model.classes[i] for i in every.argmax(axis=1)]
+    assert found["n_windows"].to_pylist() == [len(parts_of(text, part, size)) for text in texts]
+    assert found["n_chars"].to_pylist() == [len(text) for text in texts]
+    most = {"first": 1, "last": 1, "first+last": 2, "spread": 3}[part] * size
+    assert found["truncated"].to_pylist() == [len(text) > most for text in texts]
+    known = {*small_model.alphabet.symbols, *small_model.alphabet.symbols.upper()}
+    looked_at = ["".join(parts_of(text, part, size)) if len(text) > most else text for text in texts]
+    assert found["unknown_chars"].to_pylist() == [sum(c not in known for c in text) for text in looked_at]
+    alone = [classify([text], **options).to_arrow()["score"].to_pylist()[0] for text in texts[-2:]]
+    assert alone == found["score"].to_pylist()[-2:]
+
+
+def test_the_end_of_a_long_text_is_read_from_every_kind_of_file(
+    small_model_file: Path, tmp_path: Path, broadsheet_here: CommandHere
+) -> None:
+    """Which readers cut to the beginning: with one they need not."""
+    texts = [f"{'beginning ' * 60}{i} é{'end of it ' * (20 + i)}" for i in range(30)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "in.parquet", row_group_size=7)
+    pyarrow.feather.write_feather(pa.table({"text": texts}), str(tmp_path / "in.arrow"), chunksize=5)
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    with open(tmp_path / "in.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["text"], *([text] for text in texts)])
+    ends = classify([text[-LENGTH:] for text in texts], model=small_model_file, device="cpu").to_arrow()
+    for path in sorted(tmp_path.iterdir()):
+        out = tmp_path / f"out-{path.suffix[1:]}"
+        flags = ["--text-column", "text", "--model", small_model_file, "--device", "cpu", "--quiet"]
+        code, said = broadsheet_here("classify", path, "-o", out, "--windows", "last", *flags)
+        assert code == 0, said
+        rows = pq.read_table(out / "parts")
+        assert rows["score"].to_pylist() == ends["score"].to_pylist(), path.name
+        assert (rows["row"].to_pylist(), rows["n_chars"].to_pylist()) == ([*range(30)], [*map(len, texts)])
+        assert rows["truncated"].to_pylist() == [True] * 30
+        assert verify(out, input=True).rows_written == 30
+    code, said = broadsheet_here("classify", path, "-o", out, "--windows", "last", *flags, "--resume")
+    assert code == 0, said
+    for value, message in (
+        ("0", "it must be a number from 1 on, first, last"),
+        ("middle", "it must be a number from 1 on, first, last"),
+        ("last:124", "a window is 124: it must be at most the 123 characters"),
+    ):
+        code, said = broadsheet_here("classify", path, "-o", tmp_path / "no", "--windows", value, *flags)
+        assert (code, message in " ".join(said.split())) == (2, True), said
+    code, said = broadsheet_here("classify", path, "-o", tmp_path / "no", "--windows", "last", "--overlap", 9, *flags)
+    assert (code, "--overlap goes with a number of --windows" in said) == (2, True)
+
+
 @pytest.mark.parametrize("score", ["mean", "best"])
 def test_scores_are_those_of_the_windows_together(
     windowed_texts: list[str], long_file: Path, small_model: Model, client: Client, score: str
