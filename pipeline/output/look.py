@@ -38,7 +38,9 @@ _SPAN = "SELECT min({score}) AS low, max({score}) AS high, approx_quantile({scor
 _LOOKED = """SELECT {value} AS value, count(*) AS rows, [{kept}] AS kept, approx_quantile({score}, 0.5) AS median,
 min({score}) AS lowest, max({score}) AS highest, mode({label}) AS label, [{long}] AS kept_chars, [{short}] AS
 dropped_chars, coalesce(list_max(map_values(histogram({label}))), 0) / count(*) AS label_share,
-CASE WHEN count(*) >= 10 THEN corr({score}, ln(1 + {chars})) END AS follows_length FROM labelled """
+CASE WHEN count(*) >= 10 THEN corr({score}, ln(1 + {chars})) END AS follows_length FROM labelled {of}"""
+_OF_THE_MOST_FREQUENT = """SEMI JOIN (SELECT {value} AS top FROM labelled GROUP BY top ORDER BY count(*) DESC, top LIMIT
+1000) ON {value} IS NOT DISTINCT FROM top GROUP BY {value} ORDER BY rows DESC, value"""
 _PAIRS = """CREATE TABLE pairs AS SELECT first.*, second.score AS also, second.label AS other_label,
 coalesce(first.score >= {at}::FLOAT, false) AS keep, coalesce(second.score >= {at}::FLOAT, false) AS keeps
 FROM first JOIN second USING (place)"""
@@ -71,7 +73,8 @@ def look(name: str, per: Sequence[str], by: str | None = None, at: Sequence[floa
     names = [*dict.fromkeys(one for one in [*per, *chain(*models), N_CHARS.name] if one in schema.names)]
     called = {name: f"c{number}" for number, name in enumerate(names)}
     with rows_on_disk("scores are counted") as database:
-        _fill(database, "labelled", chain([schema.empty_table()], read({*names})), {c: n for n, c in called.items()})
+        pieces = chain([schema.empty_table()], read({*names}))
+        _fill(database, "labelled", ({c: _best(rows.column(n)) for n, c in called.items()} for rows in pieces))
         return [
             {"column": column, "score": score, **_told(database, called, (column, label, score), at)}
             for column in per
@@ -97,8 +100,10 @@ def _told(
         "short": f"avg({chars}) FILTER (NOT {{one}})",
     }
     lists = {name: ", ".join(part.format(one=one) for one in kept) for name, part in parts.items()}
-    names = {"value": called[column], "score": own, "label": called.get(label or "", "NULL::VARCHAR"), "chars": chars}
-    every, *values = _facts(database, (_LOOKED + _BY_VALUE).format(**lists, **names))
+    names = {"score": own, "label": called.get(label or "", "NULL::VARCHAR"), "chars": chars}
+    (every,) = _facts(database, _LOOKED.format(**lists, **names, value="NULL", of=""))
+    of_each = {"value": called[column], "of": _OF_THE_MOST_FREQUENT.format(value=called[column])}
+    values = _facts(database, _LOOKED.format(**lists, **names, **of_each))
     if not every["rows"]:
         raise UsageError("there are no rows to look at")
     middle = min(range(len(kept)), key=lambda i: abs(every["kept"][i] - 0.5))
@@ -162,9 +167,12 @@ def compare(name: str, other: str, per: Sequence[str] = (), by: str | None = Non
     called = {column: f"c{number}" for number, column in enumerate(per)}
     with rows_on_disk("rows are joined") as database:
         for table, job, (label, score), of in zip(("first", "second"), jobs, asked, (called, {}), strict=True):
-            columns = {"score": score, "label": label, **{c: column for column, c in of.items()}}
-            pieces = _rows_of_job(job, {*ROWS, *filter(None, columns.values())})
-            _fill(database, table, chain([job.schema.empty_table()], pieces), columns, paths)
+            if label is None:
+                raise UsageError(f"{job.folder.path} has no labels: compare those that it was chosen from")
+            columns = {"score": score, "label": label} | {c: column for column, c in of.items()}
+            pieces = chain([job.schema.empty_table()], _rows_of_job(job, {*ROWS, *columns.values()}))
+            given = ({c: _best(rows.column(n)) for c, n in columns.items()} | _place(rows, paths) for rows in pieces)
+            _fill(database, table, given)
             if not at and not _is_share(*_facts(database, _SPAN.format(score="score", shares=[0.5], table=table))):
                 raise UsageError("the scores are not from 0 to 1: give the one from which on a row is kept")
         (least,) = at or (_AT,)
@@ -242,41 +250,22 @@ def _scores_in(schema: pa.Schema, path: object, by: str | None, per: Iterable[st
     return [(labels[own[0]] if own else None, score) for score, own in found.items()]
 
 
-def _fill(
-    database: DuckDBPyConnection,
-    table: str,
-    pieces: Iterable[pa.Table],
-    columns: Mapping[str, str | None],
-    paths: Sequence[str] = (),
-) -> None:
-    """Make a table of rows.
+def _place(rows: pa.Table, paths: Sequence[str]) -> dict[str, pa.Array]:
+    """Where rows are in these files."""
+    return {"place": pa.array(order_of(rows, paths), pa.int64())}
 
-    Parameters
-    ----------
-    database : duckdb.DuckDBPyConnection
-        Where the table is made.
-    table : str
-        Its name.
-    pieces : iterable of pyarrow.Table
-        The rows.
-    columns : mapping of str to str or None
-        The columns of the table, and those of the rows that they are; None for nulls.
-    paths : sequence of str
-        The files of the rows, which then have their `place` in them.
 
-    """
-    for number, rows in enumerate(pieces):
-        given = {name: _best(plain(rows.column(column))) for name, column in columns.items() if column}
-        given |= {name: pa.nulls(len(rows), pa.string()) for name, column in columns.items() if not column}
-        given |= {"place": pa.array(order_of(rows, paths), pa.int64())} if paths else {}
-        made = database.from_arrow(pa.table(given))
+def _fill(database: DuckDBPyConnection, table: str, pieces: Iterable[Mapping[str, pa.ChunkedArray]]) -> None:
+    """Make a table of the columns of pieces, of which the first may have no rows."""
+    for number, columns in enumerate(pieces):
+        made = database.from_arrow(pa.table(columns))
         (made.insert_into if number else made.create)(table)
 
 
 def _best(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The best label of each row, or its score, where a model gives several."""
     several = pa.types.is_list(column.type)
-    return pc.list_flatten(pc.list_slice(column, 0, 1, return_fixed_size_list=True)) if several else column
+    return pc.list_flatten(pc.list_slice(column, 0, 1, return_fixed_size_list=True)) if several else plain(column)
 
 
 def _facts(database: DuckDBPyConnection, query: str) -> list[Facts]:
