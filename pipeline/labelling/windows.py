@@ -27,6 +27,7 @@ from ..model.scores import parts_of
 from ..model.several import Models
 from ..telemetry.spans import Span
 
+SCORES = ("mean", "best", "worst")
 _PARTS = {"first": 1, "last": 1, "first+last": 2, "spread": 3}
 """How many windows each is, at most."""
 

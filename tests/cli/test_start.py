@@ -232,8 +232,9 @@ def test_a_job_does_without_the_packages_of_extras(broadsheet: Command, small_mo
     run = broadsheet("classify", tmp_path / "news.txt", "-o", out, "--model", small_model_file, env=env)
     assert run.returncode == 0, run.stderr
     assert broadsheet("select", out, "-o", tmp_path / "all", "--where", "score > 0", env=env).returncode == 0
-    run = broadsheet("select", out, "-o", tmp_path / "best", "--top", "50%", env=env)
-    assert (run.returncode, "pip install 'broadsheet[select]'" in run.stderr) == (2, True), run.stderr
+    for arguments in (("select", out, "-o", tmp_path / "best", "--top", "50%"), ("inspect", out, "--per", "label")):
+        run = broadsheet(*arguments, env=env)
+        assert (run.returncode, "pip install 'broadsheet[select]'" in run.stderr) == (2, True), run.stderr
 
 
 def test_classify_takes_every_option_by_name_as_an_editor_shows_it() -> None:
