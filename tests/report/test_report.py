@@ -28,9 +28,11 @@ from broadsheet.pipeline.labelling.counts import THRESHOLDS
 from broadsheet.pipeline.labelling.scored import OUTSIDE_SHARE
 from broadsheet.pipeline.model.alphabet import PUBLISHED, Alphabet, encode
 from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.output.look import look
 from broadsheet.pipeline.report.console import PlainConsole
 from broadsheet.pipeline.report.facts import JobFacts, RunFacts
 from broadsheet.pipeline.report.job import JobReport
+from broadsheet.pipeline.report.page import save_looked
 from broadsheet.pipeline.report.results import Results, origin_of
 from broadsheet.pipeline.report.tally import Reach, Tally
 from broadsheet.pipeline.report.terminal import TerminalProgress, print_report
@@ -202,6 +204,8 @@ def page_file(client: Client, small_model: Model, tmp_path_factory: pytest.TempP
     rate = f"{report.articles_per_second:,.0f}"
     assert f"<b>{rate}</b><span>articles a second" in (folder / "page.html").read_text()
     assert f"{rate} articles a second" in str(report)
+    for _ in range(2):  # the second time in place of the first
+        save_looked(f"{folder / 'out'}", look(f"{folder / 'out'}", ["file", "truth"]), f"{folder / 'page.html'}")
     return folder / "page.html"
 
 
@@ -250,6 +254,8 @@ def test_the_page_tells_the_whole_job(chromium: Any, page_file: Path, width: int
     assert kept == sorted(kept, key=int, reverse=True)
     assert "of class 1" in page.locator("#scores table").inner_text()
     assert page.locator("#closest .example").count() == 10
+    assert page.locator("#by-1 tr").count() == 4  # the heads, all rows, and two files
+    assert LONG in page.locator("#by-2").inner_text()
     assert page.locator("#labels .bars .fill").first.bounding_box()["width"] > width / 5
     assert {"conv1", "conv6", "fc3", "head"} <= set(page.locator("#roofline td:first-child").all_inner_texts())
 
