@@ -408,6 +408,11 @@ def test_it_is_a_model_like_any_other(
     assert evaluate(file, documents, text_column="text", label_column="truth", device="cpu").confusion.accuracy > 1 / 7
     windows = classify(documents, **{**options, "windows": 3, "model": file, "where": None, "partition_by": None})
     assert windows.to_arrow()["label"].to_pylist() == labels  # whole texts need none
+    plain = {"model": file, "device": "cpu"}
+    for which in ("last", "last:15"):  # of a size that is asked for
+        ends = texts if which == "last" else [text[-15:] for text in texts]
+        expected = classify(ends, **plain).to_arrow()["score"]
+        assert classify(texts, windows=which, **plain).to_arrow()["score"] == expected
 
 
 def test_one_vs_all_gives_several_labels(trained: dict[str, Path]) -> None:
