@@ -35,6 +35,7 @@ from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.output.commit import commit_chunk
 from broadsheet.pipeline.output.folder import OutputFolder
 from broadsheet.pipeline.output.layout import PartNames
+from broadsheet.pipeline.output.look import compare, look
 from broadsheet.pipeline.output.object_store import ObjectStore, open_store, place_of
 from broadsheet.pipeline.output.record import Entry
 from broadsheet.pipeline.output.store import claim, claimed_by
@@ -92,11 +93,18 @@ def test_what_is_read_is_never_written_to(run: Run, s3: Folder, broadsheet_in_pr
         assert s3.contents() == before, command
 
 
-def test_rows_of_a_job_in_a_bucket_are_chosen_into_a_bucket_or_nothing_is(run: Run, s3: Folder) -> None:
+def test_rows_of_a_job_in_a_bucket_are_chosen_into_a_bucket_or_nothing_is(
+    run: Run, s3: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     labels, best = f"{s3.url}/labels", f"{s3.url}/best"
     run(labels, endpoint=s3.endpoint)
     chosen = select(labels, best, top="20%", keep_all=True, endpoint=s3.endpoint).chosen
     assert chosen == verify(best, input=True, endpoint=s3.endpoint).rows_written == -(-(ROWS - 7) // 5)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    (looked,) = look(labels, ["file"])
+    assert (looked["all"]["rows"], compare(labels, best)["all"]["rows"]) == (ROWS - 7, chosen)
+    with pytest.raises(UsageError, match="one file in a bucket: copy it to a disk"):
+        look(f"{s3.url}/top.parquet", ["file"])
     labels_alone = {name for name in s3.names() if not name.startswith("best/")}
     part = next(name for name in s3.names() if name.startswith("labels/parts/"))
     s3.write(part, b"damaged")
