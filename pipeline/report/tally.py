@@ -91,8 +91,8 @@ class Tally(Counts):
         return msgspec.structs.replace(
             super().totals,
             labels={name: self.labels[name] for name in self.classes if self.labels[name]},
-            problems=tuple(sorted((*problems, *self.problems))),
-            unread=(*unread, *self.unread),
+            problems=tuple(sorted({*problems, *self.problems})),  # one that stays is told by each update
+            unread=tuple(sorted({*unread, *self.unread}, key=str)),
         )
 
 

@@ -128,6 +128,14 @@ def test_nothing_new_is_said_at_once_and_what_has_changed_or_gone_is_told(
     assert verify(out).rows_read == 36
 
 
+def test_what_cannot_be_listed_is_told_by_each_update_and_counted_once(job: Run, days: Path, tmp_path: Path) -> None:
+    (days / "link.csv").symlink_to(days / "nowhere")
+    job()
+    add(days, "d.csv")
+    assert job(update=True).not_read == [f"1 file was not read: {days / 'link.csv'}"]
+    assert [path for path, _ in verify(tmp_path / "out").unread] == [str(days / "link.csv")]
+
+
 def test_what_could_not_be_read_is_read_again_by_a_resume(
     client: Client, small_model: Model, days: Path, tmp_path: Path, s3: Folder, proxy: Proxy
 ) -> None:
