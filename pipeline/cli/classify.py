@@ -322,6 +322,8 @@ def _print_estimate(estimate: Estimate, place: Location | None, console: PlainCo
 def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     if estimate.files:
         yield "files", f"{estimate.files:,}, {decimal(estimate.bytes)}"
+    if estimate.update is not None:
+        yield "update", str(estimate.update)
     if estimate.rows is None:
         yield "rows", "not known"
     else:

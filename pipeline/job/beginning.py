@@ -18,13 +18,13 @@ from ..engine.base import Backend
 from ..errors import OutputError, SourceError, UsageError
 from ..model.several import Models
 from ..options import TABLE, Options
-from ..output.account import groups_of
+from ..output.account import Sums, groups_of
 from ..output.columns import Columns
 from ..output.finish import seal
 from ..output.folder import OutputFolder
 from ..output.layout import MANIFEST, PLAN, SUCCESS
 from ..output.record import WRITER, Fingerprint, Manifest, SavedPlan, Totals
-from ..output.saved_plan import changes, plan_again, plan_from, resolved
+from ..output.saved_plan import changes, plan_again, plan_from, ranges_with, resolved, without
 from ..output.select import OneFile
 from ..output.store import Location
 from ..report.facts import Growth
@@ -128,7 +128,7 @@ def rooted(source: Any, options: Options) -> Options:
         raise UsageError(
             "--layout attributes repeats the paths of the input: give one folder, or --root, the folder above all files"
         )
-    return options.changed(root=paths[0])
+    return options.replaced(root=paths[0])
 
 
 def of_one_file(one: OneFile, source: Any, options: Options) -> Options:
@@ -145,7 +145,7 @@ def of_one_file(one: OneFile, source: Any, options: Options) -> Options:
             )
     goes_on = options.resume and OutputFolder(one.folder).is_begun
     one.refuse(options.overwrite or goes_on, lambda: local_paths(source, options.input_format))
-    return options.changed(format=one.format)
+    return options.replaced(format=one.format)
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def beginning_of(request: Request, given: Given, identity: str) -> Beginning:
     now = msgspec.structs.replace(before.fingerprint, settings=settings, model=digest, writer=WRITER)
     refuse_difference(folder, before.fingerprint, now, options.update)
     if options.update:
-        return Updated(before, _begin_update(folder, before, given, options.strict))
+        return Updated(before, _begin_update(folder, before, given, options))
     update = _continued(folder, before, given)
     return _resumed(folder, before, given, identity) if update is None else Updated(before, update)
 
@@ -262,11 +262,13 @@ class Update:
     saved : SavedPlan or None
         Its plan, where an earlier run has begun it.
     whole : SavedPlan
-        The plan of all that was labelled before.
+        The plan of all that was labelled before and stays.
     earlier : Totals
         The totals of that.
     files : sequence of InputFile
-        The files that it adds.
+        The files that it labels.
+    withdrawn : tuple of int
+        The numbers of the earlier ranges that do not stay: files of theirs have changed or are gone.
     growth : Growth
         What has changed since the job, for the report.
     first_range : int
@@ -279,12 +281,13 @@ class Update:
     whole: SavedPlan
     earlier: Totals
     files: Sequence[InputFile]
+    withdrawn: tuple[int, ...]
     growth: Growth
     first_range: int
 
     @property
     def is_empty(self) -> bool:
-        return self.saved is None and not self.files
+        return self.saved is None and not (self.files or self.withdrawn)
 
     def plan(self, listed: Files, asked: Selection, cut: bool) -> Plan:
         """Its plan: by the columns of the job that it adds to, and with ranges numbered on from there.
@@ -314,9 +317,9 @@ class Update:
         )
 
 
-def _begin_update(folder: OutputFolder, manifest: Manifest, now: Given, strict: bool) -> Update:
+def _begin_update(folder: OutputFolder, manifest: Manifest, now: Given, options: Options) -> Update:
     """The update of the job in a folder. An update that is under way is continued, as long as its files are still
-    those that it began with; otherwise it is discarded. strict: whether a file that has changed stops it.
+    those that it began with; otherwise it is discarded. With `strict`, a file that has changed stops it.
 
     Raises UsageError for a job that cannot be updated, SourceError for a file that has changed.
     """
@@ -326,7 +329,7 @@ def _begin_update(folder: OutputFolder, manifest: Manifest, now: Given, strict: 
         raise UsageError(f"cannot update {folder.path}: its job is not finished. Continue with --resume")
     if manifest.fingerprint.settings.limit is not None:
         raise UsageError(f"cannot update {folder.path}: its job had a --limit, which ends before the new files")
-    update, least = _unfinished(folder, manifest, now), 0
+    update, least = _unfinished(folder, manifest, now, options.changed), 0
     if update is not None and update.saved is not None:
         differ = changes(update.saved, now)
         if differ.changed or differ.gone:
@@ -335,24 +338,42 @@ def _begin_update(folder: OutputFolder, manifest: Manifest, now: Given, strict: 
             update = None
     if update is None and not folder.store.has(SUCCESS):
         seal(folder, manifest)
-    update = update or _update_of(folder, manifest, manifest.totals, now, None, least)
-    if strict and update.growth.changed:
+    update = update or update_of(folder, manifest, manifest.totals, now, None, options.changed, least)
+    if options.strict and update.growth.changed:
         raise SourceError(f"{update.growth.lines[0]} (--strict stops here)")
     return update
 
 
-def _unfinished(folder: OutputFolder, manifest: Manifest, now: Given) -> Update | None:
-    """The update that is under way; None where none is. Raises OutputError for a damaged plan."""
+def _unfinished(folder: OutputFolder, manifest: Manifest, now: Given, changed: bool = False) -> Update | None:
+    """The update that is under way; None where none is. changed: as of `update_of`. Raises OutputError for a damaged
+    plan.
+    """
     number = folder.under_way(manifest)
     if number is None or manifest.totals is None or not isinstance(now, Files):
         return None
-    return _update_of(folder, manifest, manifest.totals, now, folder.plan_of(manifest, number))
+    return update_of(folder, manifest, manifest.totals, now, folder.plan_of(manifest, number), changed)
 
 
-def _update_of(
-    folder: OutputFolder, manifest: Manifest, earlier: Totals, now: Files, saved: SavedPlan | None, least: int = 0
+def asked_update(folder: OutputFolder, now: Files, changed: bool) -> Update | None:
+    """What an update would do, for a dry run: nothing is written. None where there is no finished job."""
+    manifest = folder.manifest() if folder.is_begun else None
+    if manifest is None or manifest.totals is None:
+        return None
+    begun = _unfinished(folder, manifest, now, changed)
+    return begun or update_of(folder, manifest, manifest.totals, now, None, changed)
+
+
+def update_of(
+    folder: OutputFolder,
+    manifest: Manifest,
+    earlier: Totals,
+    now: Files,
+    saved: SavedPlan | None,
+    changed: bool,
+    least: int = 0,
 ) -> Update:
-    """The update that adds what is new in a listing, or goes on with a saved one.
+    """The update that adds what is new in a listing, or goes on with a saved one. Raises SourceError where it is not
+    known which files are gone.
 
     Parameters
     ----------
@@ -366,6 +387,8 @@ def _update_of(
         The input as it is listed now.
     saved : SavedPlan or None
         The plan of an update that is under way.
+    changed : bool
+        Whether files that have changed are labelled again, and the labels of those that are gone removed.
     least : int
         The number of its first range is this one or a later one.
 
@@ -374,12 +397,29 @@ def _update_of(
     if whole is None:
         raise UsageError(f"cannot update {folder.path}: the rows of its job were in memory, and not in files")
     differ = changes(whole, now)
-    by_path = {file.path: file for file in now.found}
-    own = differ.new if saved is None else tuple(file.path for file in saved.files)
-    files = [by_path[path] for path in own if path in by_path]
-    later = len(set(differ.new) - set(own))
-    growth = Growth(len(own), len(whole.files), differ.changed, differ.gone, later)
-    return Update(len(manifest.updates) + 1, saved, whole, earlier, files, growth, max(least, whole.ranges))
+    if changed and differ.gone and now.problems:
+        raise SourceError(f"{now.problems[0][1]}. So it is not known which files are gone: leave out --changed")
+    stale = {*differ.changed, *differ.gone} if changed else set()
+    withdrawn = saved.withdrawn or () if saved else ranges_with(whole, stale)
+    left = without(whole, withdrawn)
+    if withdrawn:
+        sums, stays = Sums(left), {*groups_of(left)} - {*withdrawn}
+        for entry, _ in folder.each_entry(manifest.fingerprint.id, stays, lambda _: None):
+            sums.add(entry)
+        earlier = sums.totals
+    by_path, stay = {file.path: file for file in now.found}, {file.path for file in left.files}
+    own = [path for path in by_path if path not in stay] if saved is None else [file.path for file in saved.files]
+    growth = Growth(
+        new=len({*own} & {*differ.new}),
+        before=len(whole.files),
+        changed=tuple(path for path in differ.changed if path in stay),
+        gone=tuple(path for path in differ.gone if path in stay),
+        later=len((by_path.keys() - stay - {*own}) | (stale & stay)),
+        again=len({*own} & {*differ.changed}),
+        removed=len({*differ.gone} - stay),
+    )
+    files, first = [by_path[path] for path in own if path in by_path], max(least, whole.ranges)
+    return Update(len(manifest.updates) + 1, saved, left, earlier, files, withdrawn, growth, first)
 
 
 def only_known(whole: SavedPlan, now: Files) -> Files:

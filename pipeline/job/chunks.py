@@ -106,7 +106,7 @@ def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprin
             if goes_on:
                 folder.go_on(job)
             else:
-                folder.begin_update(number, plan_bytes(plan), job)
+                folder.begin_update(number, plan_bytes(plan, beginning.update.withdrawn), job)
         elif plan is not None and folder.plan() is None:
             folder.restore_plan(plan_bytes(plan), job)
     else:

@@ -28,6 +28,7 @@ from ..output.object_store import place_of
 from ..output.store import Location
 from ..processes.threads import available_cores
 from ..report.breakdown import MUCH_ASKED, asks
+from ..report.facts import Growth
 from ..source.chunk import Chunk, concat
 from ..source.columns import NO_TRUTH
 from ..source.inputs import Given
@@ -35,7 +36,7 @@ from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.plan.files import Files, divided
 from ..source.plan.plan import files_in_ranges, part_name, parts_of
 from ..source.sample import Sample, sample_input, slow_to_read
-from .beginning import named_input, refuse_files, rooted
+from .beginning import asked_update, named_input, refuse_files, rooted
 
 SAMPLE_ROWS = 1000
 _ENTRY_BYTES, _LABEL_BYTES = 1500, 200
@@ -56,6 +57,8 @@ class Estimate:
         The input files, and their size.
     left_out, problems : tuple of str
         Files that belong to no format, and what is wrong with others.
+    update : Growth or None
+        With `update`, what has changed since the job: the other figures are those of the files that it labels.
     rows : int or None
         Rows of the input; None where they cannot be estimated.
     counted : bool
@@ -100,6 +103,7 @@ class Estimate:
     bytes: int
     left_out: tuple[str, ...]
     problems: tuple[str, ...]
+    update: Growth | None
     rows: int | None
     counted: bool
     sample_rows: int
@@ -175,7 +179,7 @@ def dry_run(
     ((), 50)
 
     """
-    settings, path, models, given, sample = sampled(source, output, model, options)
+    settings, path, models, given, growth, sample = sampled(source, output, model, options)
     files = given if isinstance(given, Files) else Files((), (), ())
     columns = columns_of(sample.selection, settings.model_columns(models), settings.where)
     sampled_rows = with_folders(sample.chunk, settings.settings(1, models).names)
@@ -199,6 +203,7 @@ def dry_run(
         bytes=sum(file.size or 0 for file in files.found),
         left_out=files.left_out,
         problems=tuple(sample.problems),
+        update=growth,
         rows=rows,
         counted=sample.counted,
         sample_rows=judged.chunk.rows_read,
@@ -221,13 +226,15 @@ def dry_run(
     )
     warnings = _warnings(estimate, judged, settings, path, columns.scoring[0], models.first)
     slow = slow_to_read(files.found)
-    return replace(estimate, warnings=(*warnings, *sample.notes, *([slow] if slow else [])))
+    return replace(
+        estimate, warnings=(*(growth.lines if growth else ()), *warnings, *sample.notes, *([slow] if slow else []))
+    )
 
 
 def sampled(
     source: Any, output: str | os.PathLike[str] | None, model: Any, options: OptionKeywords, rows: int = SAMPLE_ROWS
-) -> tuple[Options, Location | None, Models, Given, Sample]:
-    """What a job is asked to do, and about so many rows of its input.
+) -> tuple[Options, Location | None, Models, Given, Growth | None, Sample]:
+    """What a job is asked to do, and about so many rows of its input, for an update those of the files that it labels.
 
     Parameters
     ----------
@@ -246,10 +253,14 @@ def sampled(
     path = None if output is None else place_of(output, settings.endpoint)
     models = load_models(model, settings.network)
     refuse_files(source, path, [loaded.name for loaded in models.loaded], settings)
-    given = named_input(source, models, settings)
+    given = named_input(source, models, settings, whole_hash=settings.update and settings.hash == "full")
     if settings.shard is not None and isinstance(given, Files):
         given = divided(given, settings.shard, None)
-    return settings, path, models, given, sample_input(given, settings.selection(models), rows, settings.limit)
+    growth = None
+    folder = OutputFolder(path) if settings.update and path is not None else None
+    if folder and isinstance(given, Files) and (update := asked_update(folder, given, settings.changed)):
+        growth, given = update.growth, replace(given, found=tuple(update.files))
+    return settings, path, models, given, growth, sample_input(given, settings.selection(models), rows, settings.limit)
 
 
 def _label(chunk: Chunk, engines: list[Engine], scoring: Sequence[Scoring]) -> tuple[ScoredChunk, float]:

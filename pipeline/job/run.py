@@ -77,7 +77,7 @@ def run_job(request: Request) -> JobReport:
     """Run all steps; of an update twice, where a job or an update was interrupted and files have come since."""
     options = request.options
     if options.update and request.folder is not None and _is_interrupted(request.folder):
-        report = run_job(replace(request, options=options.changed(update=False, resume=True)))
+        report = run_job(replace(request, options=options.replaced(update=False, changed=False, resume=True)))
         if report.run.set_aside or report.run.stopped or not (report.job.growth and report.job.growth.later):
             return report
     prepared = prepare(request)

@@ -215,6 +215,12 @@ class OptionKeywords(LabelKeywords, ReadKeywords, total=False):
     The job's other options must be the same. Files that have changed or are gone are told, and keep their labels. An
     update that was interrupted is continued. Where there is no job yet, it is begun.
     """
+    changed: Annotated[bool, Option("Job", False)]
+    """With --update, label files that have changed again, and remove the labels of those that are gone.
+
+    Small files are read together: those that are read with such a file are labelled again too. The result is that of a
+    new job over the files as they are.
+    """
     max_quarantined: Annotated[str | int, Option("Job", "50%", "N|N%")]
     """Exit with code 3 if more rows than this cannot be read.
 
@@ -293,6 +299,8 @@ class Options(_Values):
                 distinct(name, value)
             if option.recorded or name == "root":
                 refuse_not_utf8(name, getattr(self, name))
+        if self.changed and not self.update:
+            raise UsageError("--changed goes with --update")
         if self.windows is None and (self.overlap or self.window_score != TABLE["window_score"].default):
             raise UsageError("--overlap and --window-score go with --windows")
         if self._windows is not None and str(self.windows).isdecimal():
@@ -316,7 +324,7 @@ class Options(_Values):
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    def changed(self, **options: Unpack[OptionKeywords]) -> Options:
+    def replaced(self, **options: Unpack[OptionKeywords]) -> Options:
         """The same, but for these."""
         return Options(**{**vars(self), **options})
 

@@ -97,15 +97,19 @@ def gaps(chunks: Mapping[str, Sources], closed: Mapping[int, ClosingEntry], plan
     listed: Sequence[tuple[ListedFile, ...] | None] = files_of(plan) if plan else [None]
     numbers = groups_of(plan)
     before: tuple[ListedFile, ...] | None = None
+    known: set[int] = set()
     row: int | None = 0
     for number, files in zip(numbers, listed, strict=True):
         row = row if files and files is before else 0
         closing, before = closed.get(number), files
+        if files == () and (closing is None or closing.files):
+            continue  # the number is that of a range that was withdrawn, or of an update that was discarded
+        known.add(number)
         yield from _of_group(number, files, closing, entries.pop(number, {}), row)
         row = None if closing is None or row is None else row + sum(count or 0 for _, count in closing.files)
     for others in entries.values():
         yield from (Gap(f"{name} is no chunk of this job", name) for name in others)
-    for number in closed.keys() - set(numbers):
+    for number in closed.keys() - known:
         yield Gap(f"there is a closing entry of group {number}, which is none of this job", group=number)
 
 
@@ -134,8 +138,6 @@ def _of_group(
     """
     what = f"group {number}" if files is None or len(files) != 1 else files[0].path
     if closing is None:
-        if files == ():  # the number was that of a group of an update that was discarded
-            return
         yield Gap(f"{what} has no closing entry, which says how many chunks it has")
         return
     if files is not None and [file.path for file in files] != [p for p, rows in closing.files if rows is not None]:

@@ -62,6 +62,7 @@ def finish(
         raise OutputError(f"{folder.path} was updated while this job ran: its labels are there, and complete")
     if update and update <= len(manifest.updates):  # another run of this update has finished it
         if not folder.under_way(manifest):
+            folder.remove_withdrawn(manifest)
             folder.store.add(SUCCESS, b"", check)
         return
     if update and manifest.totals is None:
@@ -73,16 +74,22 @@ def finish(
     ours = {layout.entry_file(chunk, job) for chunk in counted}
     ours |= {layout.closing_file(number, job) for number in groups}
     _remove_others(folder, (ENTRIES,), lambda name: name in ours or layout.group_in(name, job) in others, check)
-    numbers = [update] if update else range(1, 1 + len(manifest.updates))
+    withdrawn = {*(plan.withdrawn or ())} if plan else set()
+    numbers = range(1 if withdrawn else update or 1, 1 + (update or len(manifest.updates)))
     sums = {number: Sums(folder.plan_of(manifest, number)) for number in numbers}
     parts = _check_committed(folder, manifest, plan, counted, list(sums.values()), check)
+    if withdrawn:
+        for entry, _ in folder.each_entry(job, others - withdrawn, lambda _: None):
+            for of_update in sums.values():
+                of_update.add(entry)
     _remove_others(folder, OF_CHUNKS, lambda name: name in parts or layout.group_in(name, job) in others, check)
     folder.store.remove_empty_folders(manifest.fingerprint.settings.names.folder)
     write_sidecars(folder.store, manifest, schema, groups)
     manifest = msgspec.structs.replace(
-        manifest, totals=totals, schema=schema_hex(schema), updates=_updates(folder, manifest, update, sums)
+        manifest, totals=totals, schema=schema_hex(schema), updates=_updates(folder, manifest, sums)
     )
     folder.store.update(MANIFEST, before, to_json(manifest), check)
+    folder.remove_withdrawn(manifest)
     folder.store.add(SUCCESS, b"", check)
 
 
@@ -99,16 +106,17 @@ def seal(folder: OutputFolder, manifest: Manifest) -> None:
     if totals is not None and count != totals.chunks:
         raise OutputError(f"{folder.path} has {count:,} entries, its job had {totals.chunks:,} chunks: {REPAIR}")
     _check_committed(folder, manifest, plan, {}, [], check)
+    folder.store.remove_attempts(EVERY_FOLDER)
     folder.store.add(SUCCESS, b"", check)
 
 
-def _updates(folder: OutputFolder, manifest: Manifest, update: int, sums: Mapping[int, Sums]) -> tuple[Update, ...]:
-    """Those of the manifest and the one that ends; with 0, those of the manifest counted anew. sums: of those that are
-    counted, by number. Raises OutputError.
+def _updates(folder: OutputFolder, manifest: Manifest, sums: Mapping[int, Sums]) -> tuple[Update, ...]:
+    """Those of the manifest, from the first that is counted on counted anew, and the one that ends. sums: of those that
+    are counted, by number. Raises OutputError.
     """
     plans = {number: folder.store.read(layout.update_plan(number, manifest.fingerprint.id)) for number in sums}
     counted = (Update(plan=hashlib.sha256(plans[number]).hexdigest(), totals=sums[number].totals) for number in sums)
-    return (*(manifest.updates if update else ()), *counted)
+    return (*manifest.updates[: min(sums, default=1) - 1], *counted)
 
 
 def _remove_others(

@@ -6,7 +6,7 @@ Each chunk has an entry, and each range a closing entry. The names of files, and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -41,7 +41,7 @@ from .record import (
     to_json,
 )
 from .saved_plan import check_plan, listing_digest, schema_from, schema_hex, together
-from .sidecars import remove_planned, remove_sidecars
+from .sidecars import planned, remove_planned, remove_sidecars, write_sidecars
 from .store import Location, Store, check_claim, claim, claimed_by, is_claimed, take_over
 from .where import Where
 
@@ -218,17 +218,45 @@ class OutputFolder:
     def discard_update(self, number: int, plan: SavedPlan, job: str) -> None:
         """Remove an update that is not finished, its plan last."""
         self.check_claim(job)
-        first = groups_of(plan).start
-        remove_planned(self.store, self.manifest().fingerprint.settings, plan)
-        remove_sidecars(self.store, lambda name: layout.group_in(name, job) >= first)
-        names = [name for folder in (ENTRIES, *layout.OF_CHUNKS, layout.SIDECARS) for name in self.store.files(folder)]
-        self.store.remove_all([name for name in names if layout.group_in(name, job) >= first])
+        first, manifest = groups_of(plan).start, self.manifest()
+        remove_planned(self.store, manifest.fingerprint.settings, plan)
+        self._remove_ranges(job, lambda group: group >= first)
+        write_sidecars(self.store, manifest, self.schema(manifest), plan.withdrawn or ())  # which had the same names
         self.store.remove(layout.update_plan(number, job))
+
+    def remove_withdrawn(self, manifest: Manifest) -> None:
+        """Remove what the last update in a manifest has withdrawn: it counts no longer."""
+        last = self.plan_of(manifest, len(manifest.updates)) if manifest.updates else None
+        if withdrawn := {*(last.withdrawn or ())} if last else None:
+            job, settings = manifest.fingerprint.id, manifest.fingerprint.settings
+            self.check_claim(job)
+            self._remove_ranges(job, withdrawn.__contains__, planned(settings, self.checked_plan(manifest)))
+            self.store.remove_empty_folders(settings.names.folder)
+
+    def _remove_ranges(self, job: str, chosen: Callable[[int], bool], but: Container[str] = ()) -> None:
+        """Remove what the ranges with these numbers have. but: as of `remove_sidecars`."""
+
+        def is_chosen(name: str) -> bool:
+            return chosen(layout.group_in(name, job))
+
+        remove_sidecars(self.store, is_chosen, but)
+        names = [name for folder in (ENTRIES, *layout.OF_CHUNKS, layout.SIDECARS) for name in self.store.files(folder)]
+        self.store.remove_all([*filter(is_chosen, names)])
 
     def under_way(self, manifest: Manifest) -> int | None:
         """The number of the update that has begun and is not finished."""
         number = len(manifest.updates) + 1
         return number if layout.update_plan(number, manifest.fingerprint.id) in self.store.names() else None
+
+    def counts(self, job: str) -> Callable[[str], bool]:
+        """Whether a file of a chunk counts, by its name: not that of another job, nor where an update under way labels
+        its rows again.
+        """
+        manifest = self.manifest()
+        number = self.under_way(manifest)
+        plan = self.plan_of(manifest, number) if number else None
+        others = {-1, *(plan.withdrawn or () if plan else ())}
+        return lambda name: layout.group_in(name, job) not in others
 
     def _update_plans(self) -> list[str]:
         return [name for name in self.store.names() if layout.is_update_plan(name)]
@@ -247,6 +275,8 @@ class OutputFolder:
         if not claim(self.store, job) and claimed_by(self.store) != job:
             raise UsageError(f"cannot resume {self.path}: it was being overwritten. Start again with --overwrite")
         self.store.make(manifest.fingerprint.settings.names.folders)  # copies of a folder may lack empty ones
+        if not self.store.has(SUCCESS):
+            self.remove_withdrawn(manifest)
         return manifest
 
     @property
@@ -296,7 +326,7 @@ class OutputFolder:
             raise OutputError(f"{self.path / PLAN} {what}. Start again with --overwrite")
         self.store.put(PLAN, data, partial(check_claim, self.store, job))
 
-    def entries(self, job: str, groups: range | None = None) -> Entries:
+    def entries(self, job: str, groups: Container[int] | None = None) -> Entries:
         """The entries of a job, of these groups or all; those of another job do not count. Raises OutputError for a
         damaged one.
         """
@@ -309,7 +339,7 @@ class OutputFolder:
         return Entries(chunks, closed)
 
     def each_entry(
-        self, job: str, groups: range | None, look: Callable[[Entry], _Seen]
+        self, job: str, groups: Container[int] | None, look: Callable[[Entry], _Seen]
     ) -> Iterator[tuple[Entry | ClosingEntry, _Seen | None]]:
         """The same one by one: those of millions of chunks fill the memory. look: called with the entry of a chunk, in
         a thread; what it returns stands beside the entry.
@@ -374,7 +404,7 @@ class OutputFolder:
         self.store.remove_all(files)  # after the entries: the files of an entry must be there
         return Entries(kept, closed)
 
-    def entry_files(self, job: str, groups: range | None) -> list[str]:
+    def entry_files(self, job: str, groups: Container[int] | None) -> list[str]:
         """The names of the entries of a job, of these groups or all."""
         ours = (name for name in self.store.files(ENTRIES) if layout.of_job(name, job))
         return [name for name in ours if groups is None or layout.group_in(name, job) in groups]

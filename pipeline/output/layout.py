@@ -34,6 +34,9 @@ PLAN, CLAIM, SUCCESS = "_plan.json", "_claim.json", "_SUCCESS"
 VERSION: Final = 4
 """The version of this layout and of every file in it but the parts."""
 
+WITHDRAWING: Final = 5
+"""The version of the plan of an update that withdraws ranges, which builds that know none must not take for another."""
+
 _CLOSING, _UPDATE = "group-", "_plan-"
 
 PART_ENCODING = 4

@@ -28,6 +28,7 @@ from .layout import (
     PART_ENCODING,
     QUARANTINE,
     VERSION,
+    WITHDRAWING,
     PartNames,
     closing_file,
     entry_file,
@@ -49,6 +50,7 @@ JobId = Annotated[str, Meta(pattern=JOB_PATTERN)]
 ChunkName = Annotated[str, Meta(pattern=CHUNK_PATTERN)]
 Scores = dict[str, tuple[Count, ...]] | UnsetType
 Version = Literal[4]
+PlanVersion = Literal[4, 5]
 _Record = TypeVar("_Record")
 
 
@@ -436,10 +438,13 @@ class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         The same, without the messages.
     whole : str, optional
         SHA-256 of the listing of which these files are a share.
+    withdrawn : tuple of int, optional
+        The numbers of earlier ranges that count no longer once this update has ended: files of theirs have changed or
+        are gone. It is then of version 5.
 
     """
 
-    version: Version = VERSION
+    version: PlanVersion = VERSION
     files: tuple[ListedFile, ...]
     groups: tuple[Count, ...]
     first_group: Count = 0
@@ -450,6 +455,7 @@ class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unread: tuple[tuple[str, Count | None], ...]
     whole: Digest | UnsetType = UNSET
     parts: tuple[AtLeastOne, ...] | UnsetType = UNSET
+    withdrawn: tuple[Count, ...] | UnsetType = UNSET
 
     @property
     def ranges(self) -> int:
@@ -499,7 +505,7 @@ def from_json(data: bytes, kind: type[_Record], name: object) -> _Record:
     """A value of type `kind`. Raises OutputError, naming file and place, where it is damaged or of another version."""
     try:
         own = msgspec.json.decode(data, type=_Versioned).version
-        if own != VERSION and own is not None:
+        if own not in (None, VERSION, WITHDRAWING if kind is SavedPlan else VERSION):
             raise OtherVersion(name, own)
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

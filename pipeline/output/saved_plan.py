@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
@@ -16,6 +16,7 @@ from ..source.chunk import Selection
 from ..source.format import InputFile, Schema
 from ..source.plan.files import Files
 from ..source.plan.plan import Plan, bound, plan_files
+from .layout import VERSION, WITHDRAWING
 from .record import ListedFile, SavedPlan, SavedSelection, from_json
 
 
@@ -29,9 +30,10 @@ def listing_digest(files: Iterable[ListedFile]) -> str:
     return hashlib.sha256(msgspec.json.encode(list(files))).hexdigest()
 
 
-def plan_bytes(plan: Plan) -> bytes:
-    """A plan as JSON; it may have very many files, so it is compact."""
+def plan_bytes(plan: Plan, withdrawn: tuple[int, ...] = ()) -> bytes:
+    """A plan as JSON; it may have very many files, so it is compact. withdrawn: as of `SavedPlan`."""
     saved = SavedPlan(
+        version=WITHDRAWING if withdrawn else VERSION,
         files=tuple(listed(plan.files)),
         groups=plan.sizes,
         parts=UNSET if set(plan.parts) <= {1} else plan.parts,
@@ -42,6 +44,7 @@ def plan_bytes(plan: Plan) -> bytes:
         problems=plan.problems,
         unread=plan.unread,
         whole=listing_digest(listed(plan.whole)) if plan.whole else UNSET,
+        withdrawn=withdrawn or UNSET,
     )
     return msgspec.json.encode(saved) + b"\n"
 
@@ -89,8 +92,10 @@ def check_plan(saved: SavedPlan) -> None:
         raise ValueError("its parts are not those of its groups")
     if sum(saved.groups) != len(saved.files):
         raise ValueError(f"its groups have {sum(saved.groups):,} files, {len(saved.files):,} were listed")
-    if saved.first is None or saved.first_group or saved.whole is not UNSET:
-        return
+    if any(number >= saved.first_group for number in saved.withdrawn or ()):
+        raise ValueError("it withdraws groups that are not of an earlier one")
+    if saved.first is None or saved.first_group or saved.whole is not UNSET or 0 in saved.groups:
+        return  # the first file may be of another update or share, or of a range that was withdrawn
     if saved.first[0] not in {file.path for file in saved.files}:
         raise ValueError(f"there is no file {saved.first[0]}")
 
@@ -108,7 +113,8 @@ def _number_of_first(saved: SavedPlan) -> int:
 
 def together(plans: Sequence[SavedPlan]) -> SavedPlan:
     """The plan of a job and those of its updates as one. Numbers of groups that none has, after an update that was
-    discarded, are those of groups without files. Raises ValueError where plans have the same ones.
+    discarded, and of those that an update has withdrawn, are those of groups without files. Raises ValueError where
+    plans have the same ones.
     """
     groups: list[int] = []
     parts: list[int] = []
@@ -118,13 +124,39 @@ def together(plans: Sequence[SavedPlan]) -> SavedPlan:
             raise ValueError("the groups of an update begin before those of the one before it end")
         groups += [0] * missing + list(plan.groups)
         parts += [1] * missing + list(parts_of_saved(plan))
-    return msgspec.structs.replace(
+    whole = msgspec.structs.replace(
         plans[0],
         files=tuple(chain.from_iterable(plan.files for plan in plans)),
         groups=tuple(groups),
         parts=UNSET if set(parts) <= {1} else tuple(parts),
         problems=tuple(chain.from_iterable(plan.problems for plan in plans)),
         unread=tuple(chain.from_iterable(plan.unread for plan in plans)),
+    )
+    return without(whole, {number for plan in plans for number in plan.withdrawn or ()})
+
+
+def without(plan: SavedPlan, withdrawn: Collection[int]) -> SavedPlan:
+    """A plan in which some ranges have no files."""
+    files: list[ListedFile] = []
+    groups: list[int] = []
+    parts: list[int] = []
+    gone, cuts = {*withdrawn}, parts_of_saved(plan)
+    numbers = accumulate(cuts, initial=plan.first_group)
+    for count, end, cut, number in zip(plan.groups, accumulate(plan.groups), cuts, numbers, strict=False):
+        files += () if number in gone else plan.files[end - count : end]
+        groups += [0] * cut if number in gone else [count]
+        parts += [1] * cut if number in gone else [cut]
+    return msgspec.structs.replace(
+        plan, files=tuple(files), groups=tuple(groups), parts=UNSET if set(parts) <= {1} else tuple(parts)
+    )
+
+
+def ranges_with(plan: SavedPlan, paths: Collection[str]) -> tuple[int, ...]:
+    """The numbers of the ranges that have one of these files."""
+    return tuple(
+        number
+        for number, files in enumerate(files_of(plan), plan.first_group)
+        if any(file.path in paths for file in files)
     )
 
 

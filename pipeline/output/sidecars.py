@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -217,16 +217,24 @@ def remove_planned(store: Store, settings: Settings, plan: SavedPlan) -> None:
     Raises UsageError for a plan whose files such a job would have refused.
     """
     if settings.layout is not UNSET:
-        paths = [file.path for file in plan.files]
-        check_names(paths, settings.format)
-        store.remove_all([sidecar_name(path, settings.format) for path in paths])
+        check_names((file.path for file in plan.files), settings.format)
+        store.remove_all(planned(settings, plan))
 
 
-def remove_sidecars(store: Store, chosen: Callable[[str], bool]) -> None:
-    """Remove the files of records whose names are chosen; the records stay. One that is damaged names none."""
+def planned(settings: Settings, plan: SavedPlan | None) -> set[str]:
+    """The names of the files beside those of a plan."""
+    files = () if settings.layout is UNSET or plan is None else plan.files
+    return {sidecar_name(file.path, settings.format) for file in files}
+
+
+def remove_sidecars(store: Store, chosen: Callable[[str], bool], but: Container[str] = ()) -> None:
+    """Remove the files of records whose names are chosen, but for some; the records stay. One that is damaged names
+    none.
+    """
     for name in filter(chosen, store.files(SIDECARS)):
         with suppress(OutputError):
-            store.remove_all([file.name for file in from_json(store.read(name), Sidecars, store.root / name).files])
+            files = from_json(store.read(name), Sidecars, store.root / name).files
+            store.remove_all([file.name for file in files if file.name not in but])
 
 
 def _record(store: Store, group: int, job: Fingerprint) -> Sidecars | None:

@@ -28,11 +28,15 @@ class Growth:
     before : int
         Files that were labelled before it.
     changed : tuple of str
-        Files with another size, time or hash than when they were labelled. They are not labelled again.
+        Files with another size, time or hash than when they were labelled, which are not labelled again.
     gone : tuple of str
         Files that are not there any more; their labels stay.
     later : int
         New files that came since the update or job that is continued began. They are left to the next update.
+    again : int
+        Files that have changed, which this update labels again.
+    removed : int
+        Files that are gone, whose labels it removes.
 
     """
 
@@ -41,22 +45,25 @@ class Growth:
     changed: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     later: int = 0
+    again: int = 0
+    removed: int = 0
 
     def __str__(self) -> str:
-        if self.later and not self.new:
+        done = [counted(self.new, "new file")] if self.new else []
+        done += [f"{count:,} {what}" for count, what in ((self.again, "changed"), (self.removed, "removed")) if count]
+        if self.later and not done:
             return ""
-        new = counted(self.new, "new file") if self.new else "nothing new"
-        return f"{new}; {counted(self.before, 'file')} labelled before"
+        return f"{', '.join(done) or 'nothing new'}; {counted(self.before, 'file')} labelled before"
 
     @property
     def lines(self) -> list[str]:
         """A line about what has changed, and one about what is gone."""
         lines = []
         if self.changed:
-            verb, their = ("has", "its") if len(self.changed) == 1 else ("have", "their")
+            verb, their, them = ("has", "its", "it") if len(self.changed) == 1 else ("have", "their", "them")
             lines.append(
                 f"{counted(len(self.changed), 'file')} {verb} changed since {their} rows were labelled; {their} labels "
-                f"are the old ones: {first_of(self.changed)}. To label all files anew, start again with --overwrite"
+                f"are the old ones: {first_of(self.changed)}. To label {them} again, give --update --changed"
             )
         if self.gone:
             verb, their = ("is", "its") if len(self.gone) == 1 else ("are", "their")

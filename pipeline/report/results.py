@@ -17,7 +17,7 @@ from ..errors import BroadsheetError, UsageError
 from ..output.columns import REASON, rows_set_aside
 from ..output.commit import committed_rows, quarantine_table
 from ..output.folder import OutputFolder
-from ..output.layout import QUARANTINE, of_job
+from ..output.layout import QUARANTINE
 from ..output.store import Location
 from ..source.chunk import QUARANTINE_SCHEMA, Chunk, RowRange, Selection
 from ..source.columns import may_hold
@@ -125,8 +125,9 @@ class Results:
         if self._folder is None:
             tables = [rows.table for rows in self._in_order()]
         else:
-            chunks = sorted(self._folder.entries(self._job).chunks.items())
-            tables = [committed_rows(self._folder.store, entry, self._schema) for _, entry in chunks]
+            counts, chunks = self._folder.counts(self._job), self._folder.entries(self._job).chunks
+            entries = [entry for _, entry in sorted(chunks.items()) if counts(entry.file_name)]
+            tables = [committed_rows(self._folder.store, entry, self._schema) for entry in entries]
         return pa.concat_tables([self._schema.empty_table(), *tables])
 
     def frame(self) -> pd.DataFrame:
@@ -212,11 +213,8 @@ class Results:
 
     def _quarantine_files(self, folder: OutputFolder) -> Iterator[tuple[bytes, Location]]:
         """The job's own: one that was overwritten may still have written there."""
-        return (
-            (folder.store.read(name), folder.path / name)
-            for name in folder.store.files(QUARANTINE)
-            if of_job(name, self._job)
-        )
+        names = filter(folder.counts(self._job), folder.store.files(QUARANTINE))
+        return ((folder.store.read(name), folder.path / name) for name in names)
 
 
 def is_frame(source: Any) -> bool:

@@ -356,7 +356,7 @@ def planned_files(plan: Plan) -> JobInput:
         for part in plan.ranges:
             # Parts after that one are read too, and their chunks counted: the row numbers pass through them.
             is_done = range_name(part.number) in before.done and part.files is not begun
-            if not is_done and (part.files or not part.number):
+            if not is_done and (part.files or not plan.files):
                 left.append(replace(part, start=start if part.part else None))
                 begun = part.files
             start = before.start_after(part.number, start if part.part else Start(0, 0)) if not part.is_last else None

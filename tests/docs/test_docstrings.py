@@ -22,7 +22,7 @@ from broadsheet.pipeline.model.charcnn import Model
 
 torch = pytest.importorskip("torch")
 
-IN_JOBS = {"JobReport.in_file", "Options.changed", "Options.model_columns", "Options.selection", "Options.settings"}
+IN_JOBS = {"JobReport.in_file", "Options.replaced", "Options.model_columns", "Options.selection", "Options.settings"}
 """Methods that a job calls, and no user."""
 
 NAMES = [name for name in broadsheet.__all__ if name != "__version__"]

@@ -1,6 +1,6 @@
-"""Makes tests/data/output-v4, the folder by which tests notice that a later build no longer reads what an earlier one
-wrote. After an intended change of the layout, within a version that was not released yet:
-python tests/helpers/golden.py
+"""Makes tests/data/output-v4 and output-v5, by which tests notice that a later build no longer reads what one before it
+wrote; only `--update --changed` leaves version 5. After an intended change of the layout, within a version that was not
+released yet: python tests/helpers/golden.py
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from broadsheet.pipeline import classify
 
-PLACE = Path(__file__).parent.with_name("data") / "output-v4"
+PLACE = Path(__file__).parent.with_name("data")
 INPUT = """id,kind,text
 1,Sports,The home team won the cup final after extra time.
 2,Business,Oil prices fell as traders weighed new supply.
@@ -22,21 +22,27 @@ INPUT = """id,kind,text
 """
 
 
-def make() -> None:
+def make(version: int, **asked: bool) -> None:
+    """Label what is in the working directory, and keep the folder."""
+    options = {"id_column": "id", "label_column": "kind", "where": "n_chars < 80", "chunk_size": 2, "root": "."}
+    classify("in.csv", "out", device="cpu", **options, **asked)
+    shutil.rmtree("out/_runs")
+    shutil.rmtree(PLACE / f"output-v{version}", ignore_errors=True)
+    shutil.copytree("out", PLACE / f"output-v{version}")
+
+
+def main() -> None:
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
-            Path("in.csv").write_text(INPUT)
-            os.utime("in.csv", ns=(1_700_000_000_000_000_000,) * 2)
-            options = {"id_column": "id", "label_column": "kind", "where": "n_chars < 80", "chunk_size": 2, "root": "."}
-            classify("in.csv", "out", device="cpu", **options)
-            shutil.rmtree("out/_runs")
-            shutil.rmtree(PLACE, ignore_errors=True)
-            shutil.copytree("out", PLACE)
+            for version, rows, asked in ((4, 5, {}), (5, 4, {"update": True, "changed": True})):
+                Path("in.csv").write_text("".join(INPUT.splitlines(keepends=True)[: rows + 1]))
+                os.utime("in.csv", ns=(1_700_000_000_000_000_000,) * 2)
+                make(version, **asked)
         finally:
             os.chdir(before)
 
 
 if __name__ == "__main__":
-    make()
+    main()

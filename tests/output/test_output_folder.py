@@ -26,7 +26,7 @@ from broadsheet.pipeline import OutputError, UsageError, classify, verify
 from broadsheet.pipeline.errors import SourceError
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.output.commit import escape, unescape
-from broadsheet.pipeline.output.record import Claim, ClosingEntry, Entry, Manifest, SavedPlan, to_json
+from broadsheet.pipeline.output.record import Claim, ClosingEntry, Entry, Manifest, SavedPlan, from_json, to_json
 from broadsheet.pipeline.report.job import JobReport, Progress
 from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.storage.names import located, named, without_secrets
@@ -39,15 +39,27 @@ def test_a_folder_that_an_earlier_build_of_this_version_wrote_is_whole() -> None
     assert (totals.chunks, totals.rows_read, totals.rows_written, totals.rows_filtered) == (3, 5, 3, 1)
 
 
-def test_what_is_kept_of_a_job_is_what_its_schema_says() -> None:
-    folder = GOLDEN / "output-v4"
+def test_a_folder_whose_files_changed_is_whole_and_refused_by_builds_before_that() -> None:
+    """They know version 4 alone, as this build knows no later version of a plan."""
+    folder = GOLDEN / "output-v5"
+    totals = verify(folder)
+    assert (totals.chunks, totals.rows_read, totals.rows_written, totals.rows_filtered) == (2, 4, 2, 1)
+    versions = {file.name: json.loads(file.read_text()).get("version") for file in folder.rglob("*.json")}
+    assert {name for name, version in versions.items() if version != 4} == {"_plan-1-6701fb77.json"}
+    with pytest.raises(OutputError, match=r"_plan-1.json is of version 6, this version of broadsheet reads version 4"):
+        from_json(b'{"version": 6}', SavedPlan, "_plan-1.json")
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_what_is_kept_of_a_job_is_what_its_schema_says(version: int) -> None:
+    folder = GOLDEN / f"output-v{version}"
     records = (Entry, ClosingEntry, Manifest, SavedPlan, Claim)
     _, kinds = msgspec.json.schema_components(records, ref_template="#/$defs/{name}")
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$defs": kinds}
     files = {
         "Manifest": "_manifest.json",
         "Claim": "_claim.json",
-        "SavedPlan": "_plan.json",
+        "SavedPlan": "_plan*.json",
         "Entry": "_entries/part-*",
     }
     files["ClosingEntry"] = "_entries/group-*"
