@@ -250,6 +250,27 @@ def test_what_it_does_is_said_before_and_after(job: Run, days: Path, tmp_path: P
     assert (last.run.rows, last.rows_read) == (0, verify(out, input=True).rows_read)
 
 
+def test_what_a_late_worker_writes_of_a_withdrawn_range_is_no_part_of_the_job(
+    job: Run, days: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    job()
+    late = {name: data for name, data in contents(out).items() if "-000000-" in name}
+    assert {name.partition("-")[0] for name in late} >= {"parts/part", "_entries/part", "_entries/group"}
+    change(days)
+    job(update=True, changed=True)
+    whole = contents(out)
+    assert not late.keys() & whole
+    groups = {name for name in late if name.startswith("_entries/group")}
+    for names in (groups, late.keys() - groups, late):
+        for name in names:
+            (out / name).write_bytes(late[name])
+        with pytest.raises(OutputError, match=r"(of group 0, which is none|no chunk) of this job: resume=True repairs"):
+            verify(out)
+        job(resume=True)
+        assert contents(out) == whole
+
+
 def test_what_cannot_be_is_refused(job: Run, days: Path, tmp_path: Path) -> None:
     job()
     before = contents(tmp_path / "out")
