@@ -112,7 +112,7 @@ def test_the_folder_is_that_of_a_new_job_but_for_the_order_of_its_parts(
             assert report.exit_code == new.exit_code
             assert in_order(report.to_arrow()) == in_order(new.to_arrow())
             assert in_order(report.quarantine()) == in_order(new.quarantine())
-            totals = verify(out, input=True, root=folder), new.tally.totals()
+            totals = verify(out, input=True, root=folder), new.tally.totals
             assert len({to_json(msgspec.structs.replace(one, chunks=0)) for one in totals}) == 1
             select(out, Path(name) / "all.parquet", overwrite=True)
             assert in_order(pq.read_table(Path(name) / "all.parquet")) == in_order(new.to_arrow())
