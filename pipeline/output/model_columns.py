@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..engine.base import Predictions
 from ..errors import UsageError
-from ..labelling.counts import count_pairs, count_scores
+from ..labelling.counts import SCORES, count_pairs, count_scores
 from ..labelling.scored import Scoring
 from ..labelling.windows import Windows
 from ..model.reference import NO_LABEL
@@ -234,13 +234,14 @@ class ModelColumns:
         return count_pairs(self._own(truth), self.best(predictions))
 
     def right(self, predictions: Predictions, truth: NDArray[np.int32]) -> dict[str, tuple[int, ...]]:
-        """Rows by whether their label is their truth ("right", "wrong"), and by score, as `count_scores` has them.
+        """Rows by whether their label is their truth ("right", "wrong"), and by bin of `counts.SCORES`.
 
         A row without a label or without a truth is not among them. truth: as for `pairs`.
         """
         truth, best = self._own(truth), self.best(predictions)
         judged = (truth != NO_TRUTH) & (best != NO_LABEL)
-        return count_scores(("wrong", "right"), (truth == best)[judged].astype(int), predictions.scores[judged, 0])
+        counts = count_scores(("wrong", "right"), (truth == best)[judged].astype(int), predictions.scores[judged, 0])
+        return dict.fromkeys(("right", "wrong"), (0,) * len(SCORES)) | counts
 
     def _own(self, truth: NDArray[np.int32]) -> NDArray[np.int32]:
         """Numbers of `truths` as those of the model's classes."""

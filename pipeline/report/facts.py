@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import counted, first_of
-from ..labelling.counts import SCORES, kept
+from ..labelling.counts import kept
 from ..measures.accuracy import Confusion, Example, confusion_of
 from ..telemetry.profile import Profile
 from .tally import Reach, Tally
@@ -171,7 +171,7 @@ class ModelFigures:
         """For each of `counts.THRESHOLDS`, the share of right labels of those that reach it; none without a truth."""
         if not self.right:
             return []
-        right, wrong = (kept(self.right.get(name, (0,) * len(SCORES))) for name in ("right", "wrong"))
+        right, wrong = (kept(self.right[name]) for name in ("right", "wrong"))
         return [r / (r + w) if r + w else None for r, w in zip(right, wrong, strict=True)]
 
 

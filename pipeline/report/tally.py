@@ -64,7 +64,7 @@ class Tally(Counts):
     ) -> Tally:
         """One that goes on from the totals of what was labelled before, whose problems were reported then."""
         tally = cls(classes=classes, problems=list(problems), unread=list(unread), earlier=earlier)
-        if earlier is not None:
+        if earlier is not None and earlier.chunks:
             tally.chunks = earlier.chunks
             tally.count(earlier)
         return tally
