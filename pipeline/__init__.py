@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # what `_NAMES` says, as type checkers and editors read it
     from .evaluation.evaluate import evaluate as evaluate
     from .evaluation.fitting import calibrate as calibrate, quantise as quantise
     from .model.charcnn import Model as Model, load_model as load_model
+    from .model.recipes import prepared as prepared
     from .model.several import heads_of as heads_of
     from .options import Options as Options
     from .output.merge import merge as merge
@@ -47,6 +48,7 @@ _NAMES = {
     "evaluation.evaluate": ("evaluate",),
     "evaluation.fitting": ("calibrate", "quantise"),
     "model.charcnn": ("Model", "load_model"),
+    "model.recipes": ("prepared",),
     "model.several": ("heads_of",),
     "options": ("Options",),
     "output.merge": ("merge",),

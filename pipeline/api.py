@@ -106,7 +106,7 @@ def classify(
     if client is not None and settings.workers is not None:
         raise UsageError("workers is for a cluster that is started here, and client has its own: leave one of them out")
     cluster = Running(client) if isinstance(client, Client) else OnDemand(client or _embedded(settings.workers))
-    loaded = load_models(model, settings.network)
+    loaded = load_models(model, settings.network, settings.preparation)
     if settings.precision == "int8":
         for own in loaded.every:
             if own.has_network:
@@ -195,7 +195,7 @@ def label(
             raise UsageError(f"allow_mixed is for a job: {later}")
         made: Frame = label_here(frame, model, settings, suffix)
         return made
-    models = load_models(model, settings.network)
+    models = load_models(model, settings.network, settings.preparation)
     added = computed_columns(settings.model_columns(models), settings.label_column is not None)
     refuse_taken(frame, [*added.names, REASON.name], suffix)
     return classify(frame, model=models.loaded, client=client, progress=progress, **options).join(frame, suffix)

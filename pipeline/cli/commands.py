@@ -70,6 +70,7 @@ _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "evaluate": evaluate.command,
         "calibrate": models.calibrate,
         "convert": models.convert,
+        "recipes": models.recipes,
         "push": models.push,
     },
     "Operate": {

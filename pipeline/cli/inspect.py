@@ -140,6 +140,7 @@ def about_model(model: Model) -> dict[str, object]:
             {"name": layer.name, "rows": layer.rows_pooled, "channels": layer.outputs, "mflop": layer.flop / 1e6}
             for layer in (model.layers if model.has_network else ())
         ],
+        "preparation": None if model.preparation is None else msgspec.to_builtins(model.preparation.steps),
         "card": dict(model.card),
     }
 
@@ -221,6 +222,8 @@ def print_model(model: Model, console: PlainConsole) -> None:
         facts = {name: facts[name] for name in ("digest", "classes", "scores")} | _of_fasttext(model.ngrams)
     elif model.ngrams is not None:
         facts["n-grams"] = _worded(model.ngrams)
+    if model.preparation is not None:
+        facts["prepares"] = f"each text before it reads it: {model.preparation}"
     console.print(facts_table(facts.items()))
     if model.has_network:
         console.print(_layers(model))

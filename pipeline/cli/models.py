@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from ..errors import ModelError, UsageError, cause
@@ -23,6 +24,7 @@ _BY_CLASS = "Also fit the scores of each class that has 100 rows or more by them
 _INT8 = "Prepare the model for `--precision int8`."
 _AGREEMENT = "Share of labels that stay where the network is asked about some texts only."
 _FROM = "A model for ONNX; or a file: fastText's .bin or .ftz, a params.bin, a .safetensors."
+_PREPARATION = "What is done to texts first: a recipe's name, or a JSON file of steps."
 _CLASSES = "Class names for a params.bin.  [default: of params.bin.json, or 0, 1, …]"
 _ALPHABET = "Alphabet for a params.bin.  [default: of params.bin.json, or published]"
 
@@ -95,9 +97,13 @@ def convert(
     target: Annotated[Path, typer.Argument(metavar="TO", help="The .safetensors, .bin or .onnx to write.")],
     classes: Annotated[str | None, typer.Option(metavar="A,B,…", help=_CLASSES)] = None,
     alphabet: Annotated[str | None, typer.Option(metavar="SYMBOLS", help=_ALPHABET)] = None,
+    preparation: Annotated[str | None, typer.Option(metavar="RECIPE", help=_PREPARATION)] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a model as a file of another kind: safetensors, ONNX, or a params.bin (tensors as flat fp32).
+
+    With --preparation, a .safetensors file has what is done to texts before the model reads them, which `broadsheet
+    recipes` lists for published models.
 
     A params.bin has no place for class names, alphabet, frame and card: they are in a file next to it, params.bin.json.
     The graph of an ONNX file takes `ids`, uint8 [N, length], which `broadsheet.onnx_inputs` makes of texts, and gives
@@ -108,10 +114,13 @@ def convert(
         return
     source = Path(given)
     from ..model import fasttext_file, model_file
-    from ..model.charcnn import load_model
+    from ..model.charcnn import Model, load_model
+    from ..model.recipes import prepared
     from ..model.scores import CARD
     from ..model.several import load_one
 
+    if preparation is not None and target.suffix != ".safetensors":
+        raise UsageError("--preparation is kept in a .safetensors file: give TO that suffix")
     kinds = source.suffix, target.suffix
     beside = model_file.sidecar_path(target) if target.suffix == ".bin" else None
     refuse_outputs({"TO": target, "its sidecar": beside}, overwrite, lambda: [str(source), f"{source}.json"])
@@ -120,14 +129,16 @@ def convert(
             if classes is not None or alphabet is not None:
                 raise UsageError("--classes and --alphabet are for a params.bin; a model of fastText's has its own")
             files = {target: load_model(source).to_bytes()}
+        elif preparation is not None and source.suffix == ".safetensors":
+            files = {target: source.read_bytes()}
         elif kinds == (".bin", ".safetensors"):
             files = {target: _model_of(source, classes, alphabet).to_bytes()}
         elif kinds == (".safetensors", ".bin"):
             if classes is not None or alphabet is not None:
                 raise UsageError("--classes and --alphabet are for a params.bin; a .safetensors model has its own")
             model = load_one(source)
-            if model.is_multi_label:
-                raise UsageError(f"{source} gives a text several labels, which a params.bin cannot say")
+            if model.is_multi_label or model.preparation is not None:
+                raise UsageError(f"{source} gives several labels or prepares its texts: no params.bin can say that")
             data = to_params(model)
             card = {name: about for name, about in model.card.items() if name != CARD or model.temperature == 1}
             sidecar = model_file.sidecar_json(model.alphabet.symbols, list(model.classes), model.frame, card, data)
@@ -140,6 +151,8 @@ def convert(
         raise UsageError(f"{source} cannot be read: {cause(error)}") from error
     except ValueError as error:
         raise UsageError(f"{source}: {error}") from error
+    if preparation is not None:
+        files = {target: prepared(Model.from_bytes(files[target], given), preparation).to_bytes()}
     for path, content in files.items():
         write_file(path, content)
         say(f"{path}: {len(content):,} bytes")
@@ -155,6 +168,24 @@ def convert(
             f"together. Without it, and by any other program, {target.name} is read with the dense frame, and "
             "labels differ"
         )
+
+
+def recipes() -> None:
+    """Print the preparations of published models: with each its source, licence, labels, steps and threshold.
+
+    `broadsheet convert MODEL OUT.safetensors --preparation NAME` keeps one in the model's file; `classify --model MODEL
+    --preparation NAME` uses it once.
+    """
+    from textwrap import fill
+
+    from ..model import preparation, recipes
+
+    for recipe in recipes.recipes().values():
+        steps = msgspec.convert(recipe["steps"], preparation.Steps)
+        say(recipe["name"])
+        for name in ("model", "source", "licence", "labels", "steps", "windows", "threshold"):
+            if about := "; ".join(map(str, steps)) if name == "steps" else recipe.get(name):
+                say(fill(about, 80, initial_indent=f"{name:>12}  ", subsequent_indent=" " * 14))
 
 
 def _export(model: str, target: Path, overwrite: bool) -> None:

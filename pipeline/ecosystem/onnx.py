@@ -73,7 +73,8 @@ def onnx_inputs(model: str | Path | Model, texts: Iterable[str | bytes]) -> dict
 
     """
     articles = [text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text for text in texts]
-    return _inputs(load_one(model), Texts.of(articles))
+    loaded = load_one(model)
+    return _inputs(loaded, Texts.of(articles).as_read_by(loaded))
 
 
 def _inputs(model: Model, texts: Texts) -> dict[str, NDArray[Any]]:

@@ -117,8 +117,9 @@ def _without_text(rows: int, first: int, selection: Selection) -> Chunk:
 def labels_of(model: ModelOrModels, options: Options, schema: pa.Schema) -> Labels:
     """How rows with this schema are labelled. Raises UsageError for a column or option that does not fit."""
     models = [model] if isinstance(model, str | Path | Model) else list(model)
-    loaded = load_models(models, options.network)
+    loaded = load_models(models, options.network, options.preparation)
     how = (options.device, options.precision, options.kernels, options.network)
-    named = tuple(resident(one, *how)[0] for one in models)
+    given = models if options.preparation is None else loaded.loaded
+    named = tuple(resident(one, *how)[0] for one in given)
     selection = resolve(schema, options.selection(loaded))
     return Labels(named, options, selection, columns_of(selection, options.model_columns(loaded), None))

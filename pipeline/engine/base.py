@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.alphabet import Alphabet, Encoded, encode, of_ids, unread
+from ..errors import UsageError
+from ..model.alphabet import Alphabet, Encoded, count_characters, encode, of_ids, unread
 from ..model.charcnn import Model
 from ..model.layers import WHOLE
 from ..model.scores import parts_of, with_best
 from ..telemetry.spans import Span
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "fp16", "bf16", "int8")
@@ -36,6 +40,8 @@ class Texts:
         Characters of each whole text, where `data` has been cut to its beginning (never below what the model reads).
     shared : dict, optional
         Where several models read these texts: what one of them encoded, for others with the same alphabet and length.
+    prepared : mapping of str to pyarrow.LargeStringArray
+        The texts as who read them has prepared them already, [N] each, by the `id` of the preparation.
 
     Examples
     --------
@@ -50,6 +56,7 @@ class Texts:
     ids: NDArray[np.uint8] | None = None
     n_chars: NDArray[np.int64] | None = None
     shared: dict[tuple[str, int], Encoded] | None = None
+    prepared: Mapping[str, pa.LargeStringArray] = field(default_factory=dict)
 
     @classmethod
     def of(cls, articles: Sequence[bytes]) -> Texts:
@@ -75,6 +82,19 @@ class Texts:
         if how not in shared:
             shared[how] = encode(self.data, self.offsets, alphabet, length)
         return shared[how]
+
+    def as_read_by(self, model: Model) -> Texts:
+        """The texts after a model's preparation, whole. Raises UsageError where they are encoded already."""
+        if model.preparation is None:
+            return self
+        from ..model.preparation import buffers_of, column_of  # PyArrow takes time to load
+
+        if self.ids is not None:
+            raise UsageError(f"the input is encoded already, and {model.name} prepares its texts: give it the texts")
+        texts = self.prepared.get(model.preparation.id)
+        if texts is None:
+            texts = model.preparation.of(column_of(self.data, self.offsets))
+        return Texts(*buffers_of(texts))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1 if self.ids is None else len(self.ids)
@@ -278,3 +298,27 @@ class Engine(Protocol):
     def close(self) -> None:
         """Release threads and device memory."""
         ...
+
+
+class Prepared:
+    """An engine of a model that has a preparation: it gives the texts to another, of the model without one.
+
+    The counts of its predictions are those of the texts as they came, but for what the model did not read or know of
+    a prepared one.
+    """
+
+    def __init__(self, model: Model, engine: Engine) -> None:
+        self.model, self.engine, self.batch, self.close = model, engine, engine.batch, engine.close
+        self.backend, self.device_name, self.memory_ready = engine.backend, engine.device_name, engine.memory_ready
+
+    def classify(self, texts: Texts, *how: Any, **more: Any) -> Predictions:
+        """Label articles, as `Engine.classify` does."""
+        return self.through(texts, lambda engine, own: engine.classify(own, *how, **more))
+
+    def through(self, texts: Texts, label: Callable[[Engine, Texts], Predictions]) -> Predictions:
+        """What `label` makes of the prepared texts with the other engine."""
+        if not isinstance(texts.data, np.ndarray):  # CuPy's
+            texts = replace(texts, data=texts.data.get())
+        predictions = label(self.engine, texts.as_read_by(self.model))
+        n_chars = count_characters(texts.data, texts.offsets) if texts.n_chars is None else texts.n_chars
+        return replace(predictions, n_chars=n_chars)

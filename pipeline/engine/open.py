@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,7 @@ import psutil
 from ..errors import NoRoom, UsageError
 from ..model.charcnn import Model
 from ..processes.threads import available_cores
-from .base import DEVICES, KERNELS, PRECISIONS, Engine
+from .base import DEVICES, KERNELS, PRECISIONS, Engine, Prepared
 from .cpu import CpuEngine
 
 _GPU_PACKAGES = {"CuPy": "cupy", "cuda-bindings": "cuda.bindings", "cuda-core": "cuda.core"}
@@ -63,6 +64,8 @@ def open_engine(
     ):
         if value not in known:
             raise UsageError(f"{name} {value!r}: choose one of {', '.join(known)}")
+    if model.preparation is not None:
+        return Prepared(model, open_engine(replace(model, preparation=None), device, precision, threads, kernels))
     missing = None if device == "cpu" else why_no_gpu()
     if device != "cpu" and missing is None:
         from .cuda import CudaEngine

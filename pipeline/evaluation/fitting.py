@@ -290,7 +290,7 @@ def quantise(
         raise UsageError(f"{loaded.name} has n-grams alone, which compute the same in every precision")
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length)
     sample = sample_input(given, selection, SCALE_ROWS, None)
-    ids = texts_of(sample.chunk).encoded(loaded.alphabet, loaded.length).ids
+    ids = texts_of(sample.chunk).as_read_by(loaded).encoded(loaded.alphabet, loaded.length).ids
     if not len(ids):
         raise UsageError(
             "there is no row with text to find activation scales on" + "".join(f": {p}" for p in sample.problems[:1])

@@ -251,7 +251,7 @@ def sampled(
     """
     settings = rooted(source, Options(**options))
     path = None if output is None else place_of(output, settings.endpoint)
-    models = load_models(model, settings.network)
+    models = load_models(model, settings.network, settings.preparation)
     refuse_files(source, path, [loaded.name for loaded in models.loaded], settings)
     given = named_input(source, models, settings, whole_hash=settings.update and settings.hash == "full")
     if settings.shard is not None and isinstance(given, Files):

@@ -126,7 +126,7 @@ def pipe(
         With `options.strict` at the first bad row, after the rows before it.
 
     """
-    models = load_models(model, options.network)
+    models = load_models(model, options.network, options.preparation)
     with opened(models.loaded, options.device, options.precision, options.kernels) as engines:
         most = engines[0].batch or _ROWS_A_CORE * available_cores()
         piped = Piped(models)

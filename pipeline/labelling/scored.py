@@ -200,7 +200,7 @@ def _of_heads(whole: Predictions, heads: Heads, scoring: Sequence[Scoring]) -> I
 
 def texts_of(chunk: Chunk) -> Texts:
     """The articles of a chunk as an engine takes them."""
-    return Texts(chunk.data, chunk.offsets, chunk.ids, chunk.n_chars)
+    return Texts(chunk.data, chunk.offsets, chunk.ids, chunk.n_chars, prepared=chunk.prepared)
 
 
 def rows_of(chunk: Chunk, rows: NDArray[np.bool_]) -> Chunk:
@@ -209,6 +209,7 @@ def rows_of(chunk: Chunk, rows: NDArray[np.bool_]) -> Chunk:
     return replace(
         chunk,
         text=chunk.text.filter(kept),
+        prepared={name: texts.filter(kept) for name, texts in chunk.prepared.items()},
         rows=chunk.rows.filter(kept),
         ids=None if chunk.ids is None else chunk.ids[rows],
         truth=None if chunk.truth is None else chunk.truth[rows],

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..engine.base import Engine, Predictions, Texts
+from ..engine.base import Engine, Predictions, Prepared, Texts
 from ..errors import UsageError
 from ..model.alphabet import count_characters, count_unknown
 from ..model.charcnn import Model
@@ -99,7 +99,8 @@ class Windows:
                 raise UsageError(
                     f"{what} is {given:,}: it must be {least} the {model.window:,} characters that {model.name} reads"
                 )
-        return WHOLE if self.part else max(self.reads(self.length(model)) for model in models.every)
+        is_whole = self.part or any(model.preparation for model in models.every)
+        return WHOLE if is_whole else max(self.reads(self.length(model)) for model in models.every)
 
     def counts(self, n_chars: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """Windows of texts of so many characters, [N]; an empty text has one."""
@@ -130,6 +131,9 @@ class Windows:
             As of `Engine.classify`.
 
         """
+        if isinstance(engine, Prepared):
+            how = (top_k, all_scores, spans, each_kernel, handed_over)
+            return engine.through(texts, lambda inner, own: self.classify(inner, own, *how))
         length, many = self.length(engine.model), len(texts)
         if texts.ids is not None:
             predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, handed_over)

@@ -10,8 +10,9 @@ from functools import cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,6 +36,9 @@ from .scores import (
     check_classes,
     check_thresholds,
 )
+
+if TYPE_CHECKING:
+    from .preparation import Preparation
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class Model:
         classes, in order, are its own. These are called "column: class".
     by_class : ByClass, optional
         What `calibrate` found with `by_class`: how likely a label is right, from its score, of each class.
+    preparation : Preparation, optional
+        What is done to a text before the model reads it.
 
     Raises
     ------
@@ -109,6 +115,7 @@ class Model:
     levels: Levels | None = field(default=None, repr=False)
     heads: tuple[tuple[str, int], ...] | None = field(default=None, repr=False)
     by_class: ByClass | None = field(default=None, repr=False)
+    preparation: Preparation | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_classes(self.classes, self.name, self.heads)
@@ -158,6 +165,8 @@ class Model:
         >>> broadsheet.load_model("ag-news").reads
         1014
         """
+        if self.preparation is not None:
+            return WHOLE
         return self.length if self.ngrams is None else max(self.length, self.ngrams.kinds.reads)
 
     @property
@@ -254,7 +263,7 @@ class Model:
     @cached_property
     def digest(self) -> str:
         """sha256 of all that decides a score: alphabet, classes, length, frame, scales, temperature, n-grams,
-        thresholds, heads, scores by class and tensors.
+        thresholds, heads, scores by class, preparation and tensors.
         """
         about = [self.alphabet.symbols, self.classes, self.length]
         if self.frame != "dense":  # digests of dense models are older than the choice
@@ -275,6 +284,8 @@ class Model:
             about.append({"heads": self.heads})
         if self.by_class is not None:
             about.append({"by_class": [self.by_class.slopes, self.by_class.shifts]})
+        if self.preparation is not None:
+            about.append({"preparation": self.preparation.id})
         digest = hashlib.sha256(json.dumps(about).encode())
         for name in sorted(stored := {**self.tensors, **self._of_ngrams}):
             tensor = np.ascontiguousarray(stored[name])
@@ -320,7 +331,11 @@ class Model:
             **({} if self.ngrams is None else {self.ngrams.feature: self.ngrams.kinds}),  # type: ignore[arg-type]
         )  # fmt: skip
         layers = [] if self._is_ngrams_alone else [layer.description for layer in self.layers]
-        return model_file.encode(tensors | self._of_ngrams, about, layers, digest)
+        stored = tensors | self._of_ngrams
+        if self.preparation is not None:
+            about.preparation = msgspec.to_builtins(self.preparation.steps)
+            stored[model_file.TOKENIZER] = np.frombuffer(self.preparation.tokenizer, np.uint8)
+        return model_file.encode(stored, about, layers, digest)
 
     def save(self, path: str | Path, dtype: str | None = None) -> None:
         """Write the model to a safetensors file.
@@ -368,13 +383,18 @@ class Model:
         if shipped:
             card = {MEANT_FOR: shipped.meant_for, **card}
         branch = model_file.branch_of(about, tensors, name)
+        preparation = None
+        if about.preparation is not None:
+            from .preparation import of_file  # PyArrow takes time to load
+
+            preparation = of_file(about.preparation, tensors.pop(model_file.TOKENIZER, np.empty(0)).tobytes(), name)
         temperature = 1.0 if about.temperature is None else about.temperature
         classes = tuple(about.classes)
         thresholds = None if about.thresholds is None else tuple(about.thresholds)
         model = cls(
             alphabet, classes, about.length, tensors, card, name, about.frame, about.scales, temperature, branch,
             thresholds, about.cascade, about.levels, None if about.heads is None else tuple(about.heads),
-            about.by_class,
+            about.by_class, preparation,
         )  # fmt: skip
         if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
             raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")
@@ -387,8 +407,9 @@ _MAPPED = b"mapped "
 def carried(model: Model) -> bytes:
     """The model for other processes of this machine: as bytes, or where its table is mapped, the name of its file."""
     table = None if model.ngrams is None else model.ngrams.table
-    if isinstance(table, np.memmap) and load_model(str(table.filename)).digest == model.digest:
-        return _MAPPED + json.dumps([str(table.filename), model.digest]).encode()
+    path = str(table.filename) if isinstance(table, np.memmap) else None
+    if path and replace(load_model(path), preparation=model.preparation).digest == model.digest:
+        return _MAPPED + msgspec.json.encode((path, model.digest, model.preparation))
     return model.to_bytes()
 
 
@@ -396,8 +417,12 @@ def taken(data: bytes) -> Model:
     """What `carried` has carried. Raises ModelError where its file is no longer the same."""
     if not data.startswith(_MAPPED):
         return Model.from_bytes(data)
-    path, digest = json.loads(data.removeprefix(_MAPPED))
+    path, digest, about = msgspec.json.decode(data.removeprefix(_MAPPED))
     model = load_model(path)
+    if about is not None:
+        from .preparation import Preparation  # PyArrow takes time to load
+
+        model = replace(model, preparation=msgspec.convert(about, Preparation))
     if model.digest != digest:
         raise ModelError(f"{path} was changed while processes were loading it: leave it as it is, and start again")
     return model

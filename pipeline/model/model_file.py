@@ -38,10 +38,13 @@ from .scores import ByClass, Levels
 FORMAT = "broadsheet-charcnn/2"
 FEATURES = (
     "frame", "scales", "temperature", "ngrams", "thresholds", "ngrams_alone", "cascade", "fasttext", "levels",
-    "heads", "by_class",
+    "heads", "by_class", "preparation",
 )  # fmt: skip
 _FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
+TOKENIZER, MOST_TOKENIZER_BYTES = "preparation.tokenizer", 64 << 20
+"""The tensor of bytes that is a tokenizer.json, and how many it has at most."""
+
 _CHECKSUM = "checksum"
 _DEEPEST = 50
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -95,6 +98,7 @@ class About(Struct):
     levels: Levels | None = None
     heads: list[tuple[str, int]] | None = None
     by_class: ByClass | None = None
+    preparation: list[dict[str, Any]] | None = None
 
 
 _OF_EVERY_VERSION = [field for field in About.__struct_fields__ if field not in FEATURES]
@@ -139,7 +143,7 @@ def read_model_file(path: Path) -> bytes:
     Raises OSError or ValueError where there is no such file; ModelError where it is none, or larger than any model.
     """
     largest = 4 * parameter_count(MAX_SYMBOLS, CLASSES[1], LENGTHS[1]) + MOST_HEADER_BYTES
-    largest += MOST_TABLE_BYTES + MOST_BYTES
+    largest += MOST_TABLE_BYTES + MOST_BYTES + MOST_TOKENIZER_BYTES
     return read_file(path, largest)
 
 

@@ -16,6 +16,7 @@ from ..errors import UsageError
 from .charcnn import Model, load_model, shipped_file
 from .model_file import HUB, SHIPPED, repository_of
 from .ngrams import NGrams
+from .recipes import prepared, warn_if_raw
 from .scores import Heads, of_head, parts_of
 
 _NGRAMS_COST, _DENSE_COST = 1 / 80, 3.0
@@ -137,6 +138,7 @@ def load_one(source: str | Path | Model) -> Model:
             f"{model.name} has the heads {_named(model.heads)}, and here one is wanted: broadsheet.heads_of() makes a "
             "model of its own of each, to be saved"
         )
+    warn_if_raw(model)
     return model
 
 
@@ -144,16 +146,29 @@ def _named(heads: Heads | None) -> str:
     return ", ".join(name for name, _ in heads or ())
 
 
-def load_models(source: str | Path | Model | Iterable[str | Path | Model], network: str = "uncertain") -> Models:
+def load_models(
+    source: str | Path | Model | Iterable[str | Path | Model],
+    network: str = "uncertain",
+    preparation: str | os.PathLike[str] | None = None,
+) -> Models:
     """Load what the option `model` names: one model, or several. network: about which texts theirs are asked.
+    preparation: what one model's texts go through.
 
-    Raises ModelError as `load_model` does, and UsageError as `Model.asking` does, for no model, and for two
-    whose columns would have one name.
+    Warns of a model that is known and lacks its preparation.
+
+    Raises ModelError as `load_model` does, and UsageError as `Model.asking` and `prepared` do, for no model, for two
+    whose columns would have one name, and for a preparation of several models.
     """
     given = [source] if isinstance(source, str | Path | Model) else list(source)
     if not given:
         raise UsageError("no model is named: give --model")
     models = Models(tuple(_load(one, network) for one in given))
+    if preparation is not None:
+        if len(given) > 1:
+            raise UsageError("--preparation is for one model: of several, convert each that needs one with it")
+        models = Models((prepared(models.loaded[0], preparation),))
+    for model in models.loaded:
+        warn_if_raw(model)
     names = models.short_names
     for name in names:
         if names.count(name) > 1:

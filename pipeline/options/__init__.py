@@ -55,6 +55,14 @@ class EngineKeywords(TypedDict, total=False):
 class LabelKeywords(EngineKeywords, total=False):
     """Options of what adds labels to rows that are at hand."""
 
+    preparation: Annotated[
+        str | os.PathLike[str] | None, Option("Computing", None, "RECIPE", recorded=True, seldom=True)
+    ]
+    """What is done to a text before the model reads it: a recipe's name, or a JSON file of steps.
+
+    `broadsheet recipes` prints the recipes. A model file that was converted with `--preparation` has its own.
+    """
+
     text_column: Annotated[str | Iterable[str], Option("Input", (), "NAME", "text", recorded=True)]
     """Column with the text; several are joined by a space.
 
@@ -350,6 +358,7 @@ class Options(_Values):
             reads=models.reads if self._windows is None else self._windows.reads_of(models),
             prefixes=models.prefixes,
             windows=self.windows is not None,
+            preparations=tuple({own.id: own.of for m in models.loaded if (own := m.preparation)}.items()),
         )
 
     @property
@@ -381,11 +390,12 @@ class Options(_Values):
             "kept_columns": self._kept,
             "partition_by": self.partition_by if len(self.partition_by) > 1 else next(iter(self.partition_by), None),
             "truth": None if self.truth is None else digest_of(self.truth),
+            "preparation": os.path.abspath(given) if (given := self.preparation) and os.path.isfile(given) else given,
             "chunk_size": chunk_rows,
             "windows": UNSET if self.windows is None else (self.windows, self.overlap, self.window_score),
             "models": models.short_names if len(models.every) > 1 else UNSET,
             "multi_label": several if any(several) else UNSET,
         }
-        later = ("abstain", "network", "layout", "shard", "quote", "escape", "input_format")
+        later = ("abstain", "network", "preparation", "layout", "shard", "quote", "escape", "input_format")
         unset = (name for name in later if recorded[name] == TABLE[name].default)
         return Settings(**recorded | dict.fromkeys(unset, UNSET))

@@ -267,6 +267,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     windows: tuple[AtLeastOne | str, Count, str] | UnsetType = UNSET
     chosen: Chosen | UnsetType = UNSET
     network: str | UnsetType = UNSET
+    preparation: str | UnsetType = UNSET
     layout: Literal["attributes"] | UnsetType = UNSET
     shard: str | UnsetType = UNSET
     quote: str | UnsetType = UNSET

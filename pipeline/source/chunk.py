@@ -87,6 +87,8 @@ class Selection:
         The prefixes of each model's columns in the output.
     windows : bool
         Whether each model has a column for the number of windows.
+    preparations : tuple of (str, callable)
+        What models do to the texts, a large_string, before they read them, by name.
 
     """
 
@@ -105,6 +107,7 @@ class Selection:
     reads: int = 0
     prefixes: tuple[str, ...] = ("",)
     windows: bool = False
+    preparations: tuple[tuple[str, Callable[[pa.LargeStringArray], pa.LargeStringArray]], ...] = ()
 
     def __post_init__(self) -> None:
         for name, kind in zip(self.kept, self.kept_types, strict=False):
@@ -228,6 +231,8 @@ class Chunk:
     not_copied : mapping of str to int
         With `keep_all`, rows by a key that they have and that is not among the kept columns; of the commonest
         `NOT_COPIED` keys.
+    prepared : mapping of str to pyarrow.LargeStringArray
+        The texts, [N], after each of the selection's preparations, by name.
 
     """
 
@@ -244,6 +249,7 @@ class Chunk:
     stored: int = 0
     index: Any = None
     not_copied: Mapping[str, int] = field(default_factory=dict)
+    prepared: Mapping[str, pa.LargeStringArray] = field(default_factory=dict)
 
     @property
     def data(self) -> NDArray[np.uint8]:
@@ -281,7 +287,7 @@ class Chunk:
 
     def without_text(self) -> Chunk:
         """The chunk without its text, which is not needed once it is classified."""
-        return replace(self, text=pa.array([], pa.large_binary()), ids=None)
+        return replace(self, text=pa.array([], pa.large_binary()), ids=None, prepared={})
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -395,9 +401,12 @@ def assemble(
         truth = None if truth is None else truth[keep]
         n_chars = None if n_chars is None else n_chars[keep]
     quarantine = bad_rows_table(file, [row for row, _ in set_aside])
+    prepared = {name: prepare(text) for name, prepare in selection.preparations}
     text = text.cast(pa.large_binary())
     more = commonest([not_copied or {}])
-    return Chunk(text, rows, quarantine, None, truth, problems, n_chars, bad=kept_of_bad, not_copied=more)
+    return Chunk(
+        text, rows, quarantine, None, truth, problems, n_chars, bad=kept_of_bad, not_copied=more, prepared=prepared
+    )
 
 
 def _characters_of(chunk: Chunk) -> NDArray[np.int64]:
@@ -425,6 +434,7 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
         pa.concat_tables(bad) if bad else None,
         sources=tuple(source for c in chunks for source in c.sources),
         not_copied=commonest(c.not_copied for c in chunks),
+        prepared={name: pa.concat_arrays([c.prepared[name] for c in chunks]) for name in chunks[0].prepared},
     )
 
 
@@ -439,7 +449,8 @@ def empty_chunk(selection: Selection, problems: tuple[str, ...] = ()) -> Chunk:
     none = pa.array([], pa.large_binary())
     truth = np.empty(0, np.int32) if selection.truth or selection.answers else None
     rows, quarantine = selection.row_schema.empty_table(), QUARANTINE_SCHEMA.empty_table()
-    return Chunk(none, rows, quarantine, None, truth, problems)
+    prepared = {name: none.cast(pa.large_string()) for name, _ in selection.preparations}
+    return Chunk(none, rows, quarantine, None, truth, problems, prepared=prepared)
 
 
 _OTHER_THAN_TEXT = 256
@@ -506,6 +517,7 @@ def _chosen(chunk: Chunk, good: NDArray[np.bool_], bad: NDArray[np.bool_]) -> Ch
     return replace(
         chunk,
         text=chunk.text.filter(mask),
+        prepared={name: texts.filter(mask) for name, texts in chunk.prepared.items()},
         rows=chunk.rows.filter(mask),
         quarantine=chunk.quarantine.filter(pa.array(bad)),
         ids=None if chunk.ids is None else chunk.ids[good],

@@ -5,6 +5,7 @@ Usage: python -m broadsheet.pipeline.source.read.reader_process CONNECTION SHARE
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
@@ -74,6 +75,7 @@ class _Reading:
 
 def main(descriptor: str, share: str) -> None:
     PARSING.share = Share(int(share)).get
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process like this for every core
     reading = _Reading(parent_of(descriptor))
     with suppress(Closed):
         while True:

@@ -68,7 +68,8 @@ class Room:
 def bytes_of(chunk: Chunk) -> int:
     """Bytes that a chunk holds, `MOST_OF_ONE` at most."""
     ids = 0 if chunk.ids is None else chunk.ids.nbytes
-    return min(int(chunk.text.nbytes) + chunk.kept_bytes + ids, MOST_OF_ONE)
+    texts = int(chunk.text.nbytes) + sum(int(texts.nbytes) for texts in chunk.prepared.values())
+    return min(texts + chunk.kept_bytes + ids, MOST_OF_ONE)
 
 
 _MODULE = "broadsheet.pipeline.source.read.reader_process"

@@ -1,0 +1,324 @@
+"""What is done to a text before a model reads it: steps of a closed set, which are part of the model.
+
+Steps take columns of texts, and are PyArrow's functions, in NumPy where those would be slow, and for pieces those of
+the `tokenizers` library. Each gives what Python's functions of the same name give: published models were made with
+them. So a text with a letter whose lower case PyArrow finds otherwise, "İ" or a "Σ", is lowered by Python.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from ..errors import ModelError, UsageError, cause
+from .model_file import MOST_TOKENIZER_BYTES, read_file
+
+SPACES = "".join(filter(str.isspace, map(chr, range(0x3001))))
+"""What `str.strip` strips."""
+
+_LINE_ENDS = b"\n\r\v\f\x1c\x1d\x1e"
+_OTHER_LINE_ENDS = ("\r\n", "\x85", "\u2028", "\u2029")
+_BY_PYTHON = ("İ", "Σ")
+_BEYOND_ASCII, _FIRST_BYTES = 0x80, np.array([0xC0, 0xE0, 0xF0], np.uint8)
+"""The least byte beyond ASCII; the least first bytes of characters of two, three and four bytes."""
+
+_TOGETHER = 1 << 12
+"""Code points that are looked up in a class together."""
+
+_META = frozenset(r"\.+*?()|[]{}^$")
+_MOST_STEPS, _MOST_PATTERN, _MOST_BY = 32, 2000, 64
+_AT_ONCE_BYTES = 1 << 18
+"""Of texts that go through all steps together, and stay in a core's cache."""
+
+
+_Pattern = Annotated[str, Meta(min_length=1, max_length=_MOST_PATTERN)]
+
+
+class _Step(Struct, frozen=True, tag_field="step", forbid_unknown_fields=True):
+    def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+        """The texts after this step; [N], no nulls."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        name, *values = msgspec.to_builtins(self).values()
+        return " ".join([name, *(value if str(value).isalpha() else ascii(value) for value in values)])
+
+
+class Unicode(_Step, frozen=True, tag="unicode"):
+    """Characters composed or decomposed, as `unicodedata.normalize` does it."""
+
+    form: Literal["NFC", "NFD", "NFKC", "NFKD"]
+
+    def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+        return pc.utf8_normalize(texts, self.form)
+
+
+class Lower(_Step, frozen=True, tag="lower"):
+    """Lower case, as `str.lower` has it."""
+
+    def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+        lowered = pc.utf8_lower(texts)
+        if not any(_within(letter, texts) for letter in _BY_PYTHON):
+            return lowered
+        first, second = (pc.match_substring(texts, letter) for letter in _BY_PYTHON)
+        rows = pc.or_(first, second)
+        by_python = pa.array([text.as_py().lower() for text in texts.filter(rows)], pa.large_string())
+        return pc.replace_with_mask(lowered, rows, by_python)
+
+
+class Marks(_Step, frozen=True, tag="marks"):
+    """Marks that take no space of their own (Mn) removed; those within letters only after `unicode` NFD or NFKD."""
+
+    def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+        return Remove(r"[\p{Mn}]").of(texts)
+
+
+class Replace(_Step, frozen=True, tag="replace"):
+    """What a regular expression of RE2's (https://github.com/google/re2/wiki/Syntax) matches, replaced by a text."""
+
+    pattern: _Pattern
+    by: Annotated[str, Meta(max_length=_MOST_BY)]
+
+    def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+        if _META & set(self.pattern):
+            return pc.replace_substring_regex(texts, self.pattern, self.by.replace("\\", "\\\\"))
+        if len(self.pattern) == len(self.by) == 1 and (self.pattern + self.by).isascii():
+            return _translated(texts, self.pattern.encode(), self.by.encode())
+        return pc.replace_substring(texts, self.pattern, self.by)
+
+
+class Remove(_Step, frozen=True, tag="remove"):
+    r"""Characters of a class of RE2's removed, such as ``[\pP\pN]``."""
+
+    characters: Annotated[str, Meta(max_length=_MOST_PATTERN, pattern=r"^\[.+\]$")]
+
+    def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+        # RE2 takes as long for a match as NumPy for a hundred bytes.
+        data, offsets = buffers_of(texts)
+        members = _class(self.characters)
+        gone = np.frombuffer(bytearray(data.tobytes().translate(members.ascii)), np.bool_)
+        starts, sizes, points = _beyond_ascii(data)
+        is_one = members.holds(points)
+        starts, sizes = starts[is_one], sizes[is_one]
+        for place in range(int(sizes.max(initial=0))):
+            gone[starts[sizes > place] + place] = True
+        return column_of(data[~gone], offsets - np.searchsorted(np.flatnonzero(gone), offsets))
+
+
+class Squeeze(_Step, frozen=True, tag="squeeze"):
+    """Spaces in a row become one."""
+
+    def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+        return pc.replace_substring_regex(texts, " {2,}", " ")
+
+
+class Strip(_Step, frozen=True, tag="strip"):
+    """No white space at the ends, as `str.strip` has it."""
+
+    def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+        return pc.utf8_trim(texts, SPACES)
+
+
+class Lines(_Step, frozen=True, tag="lines"):
+    """Lines joined: each line end, as `str.splitlines` has them, becomes a space."""
+
+    def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+        for end in _OTHER_LINE_ENDS:
+            if _within(end, texts):
+                texts = pc.replace_substring(texts, end, " ")
+        return _translated(texts, _LINE_ENDS, b" " * len(_LINE_ENDS))
+
+
+class Pieces(_Step, frozen=True, tag="pieces"):
+    """The pieces of a text, of a `tokenizer.json`, each decoded alone, joined by spaces."""
+
+    tokenizer: str = "tokenizer.json"
+
+
+Step = Unicode | Lower | Marks | Replace | Remove | Squeeze | Strip | Lines | Pieces
+
+
+Steps = Annotated[tuple[Step, ...], Meta(min_length=1, max_length=_MOST_STEPS)]
+
+
+class Preparation(Struct, frozen=True, dict=True):
+    """Steps in order, and the content of the tokenizer.json of `Pieces`, if they are among them.
+
+    Attributes
+    ----------
+    steps : tuple of Step
+        Steps in order.
+    tokenizer : bytes
+        The file; empty where no step needs it.
+
+    """
+
+    steps: Steps
+    tokenizer: bytes = b""
+
+    @cached_property
+    def id(self) -> str:
+        """A digest of all that it does."""
+        about = [msgspec.to_builtins(self.steps), hashlib.sha256(self.tokenizer).hexdigest()]
+        return hashlib.sha256(msgspec.json.encode(about)).hexdigest()
+
+    def check(self, model: str) -> None:
+        """Raise ModelError for a regular expression that is none, or a tokenizer that is missing."""
+        for step in self.steps:
+            try:
+                if not isinstance(step, Pieces):
+                    step.of(pa.array([""], pa.large_string()))
+            except (pa.ArrowInvalid, UnicodeEncodeError) as error:
+                raise ModelError(f"{model}: the step {step} of its preparation: {cause(error)}") from error
+        if any(isinstance(step, Pieces) for step in self.steps) != bool(self.tokenizer):
+            raise ModelError(f"{model}: pieces of a tokenizer without its file, or the file without the step")
+
+    def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+        """Texts as the model reads them, [N]. Raises UsageError where a package is missing."""
+        _, offsets = buffers_of(texts)
+        cuts = np.unique([0, *np.searchsorted(offsets, np.arange(0, offsets[-1], _AT_ONCE_BYTES)), len(texts)])
+        parts = [texts[first:last] for first, last in pairwise(cuts.tolist())]
+        for i, part in enumerate(parts):
+            for step in self.steps:
+                part = _pieces(part, self.tokenizer) if isinstance(step, Pieces) else step.of(part)
+            parts[i] = part
+        return pa.concat_arrays([texts[:0], *parts])
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.steps))
+
+
+def of_file(steps: list[dict[str, Any]], tokenizer: bytes, model: str) -> Preparation:
+    """The preparation of a model file. Raises ModelError."""
+    try:
+        made = Preparation(msgspec.convert(steps, Steps), tokenizer)
+    except ValueError as error:
+        raise ModelError(f"{model}: its preparation is damaged ({error})") from error
+    made.check(model)
+    return made
+
+
+def read_steps(path: Path) -> Preparation:
+    """The preparation in a JSON file, a list of steps. Raises UsageError, or ModelError as `Preparation.check` does."""
+    try:
+        steps = msgspec.json.decode(path.read_bytes(), type=Steps)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} holds no steps of a preparation: {cause(error)}") from error
+    return with_tokenizer(steps, path.parent, str(path))
+
+
+def with_tokenizer(steps: Steps, folder: Path, name: str) -> Preparation:
+    """These steps and the tokenizer that they name, which is read now. Raises as `read_steps` does."""
+    tokenizer = b""
+    for file in (folder / step.tokenizer for step in steps if isinstance(step, Pieces)):
+        try:
+            tokenizer = read_file(file, MOST_TOKENIZER_BYTES)
+        except OSError as error:
+            raise UsageError(f"{name} needs {file}: {cause(error)}") from error
+        _tokenizer(tokenizer)
+    made = Preparation(steps, tokenizer)
+    made.check(name)
+    return made
+
+
+def column_of(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> pa.LargeStringArray:
+    """Texts as a column: text i is data[offsets[i]:offsets[i + 1]]."""
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(np.ascontiguousarray(data))]
+    return pa.Array.from_buffers(pa.large_string(), len(offsets) - 1, buffers)
+
+
+def buffers_of(texts: pa.LargeStringArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The bytes of the texts and where each begins and ends, from 0 on."""
+    _, starts, data = texts.buffers()
+    if not len(texts) or data is None:
+        return np.empty(0, np.uint8), np.zeros(len(texts) + 1, np.int64)
+    offsets = np.frombuffer(starts, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+
+def _within(letter: str, texts: pa.LargeStringArray) -> bool:
+    """Whether a letter may be in one of the texts: NumPy finds it five times as fast as PyArrow."""
+    data, _ = buffers_of(texts)
+    if letter.encode()[-1:] not in data.tobytes():
+        return False
+    found = np.ones(len(data), np.bool_)
+    for place, byte in enumerate(letter.encode()):
+        found = found[: len(data) - place] & (data[place:] == byte)
+    return bool(found.any())
+
+
+def _translated(texts: pa.LargeStringArray, these: bytes, by: bytes) -> pa.LargeStringArray:
+    """Bytes of ASCII replaced by others."""
+    data, offsets = buffers_of(texts)
+    moved = data.tobytes().translate(bytes.maketrans(these, by))
+    return column_of(np.frombuffer(moved, np.uint8), offsets)
+
+
+def _beyond_ascii(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Of each character beyond ASCII, [M], where it begins, how many bytes it has, and its code point."""
+    starts = np.flatnonzero(data >= _FIRST_BYTES[0])
+    first = data[starts].astype(np.int64)
+    sizes = np.searchsorted(_FIRST_BYTES, first, side="right") + 1
+    points = first & (0x7F >> sizes)
+    for place in range(1, 4):
+        more = sizes > place
+        points[more] = points[more] << 6 | data[starts[more] + place] & 0x3F
+    return starts, sizes, points
+
+
+class _Class:
+    """A class of RE2's as a table, which is filled for the code points that occur: for all of them it takes seconds."""
+
+    def __init__(self, characters: str) -> None:
+        self._characters = characters
+        self._table = np.zeros((-(-sys.maxunicode // _TOGETHER), _TOGETHER), np.bool_)
+        self._known = np.zeros(len(self._table), np.bool_)
+        self.ascii = self.holds(np.arange(_BEYOND_ASCII)).tobytes() + bytes(256 - _BEYOND_ASCII)
+
+    def holds(self, points: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each of these code points is in the class, [N]."""
+        occur = np.bincount(points // _TOGETHER, minlength=len(self._table)) > 0
+        for block in np.flatnonzero(occur & ~self._known).tolist():
+            some = [chr(block * _TOGETHER + i) for i in range(_TOGETHER)]
+            valid = pa.array(["" if "\ud800" <= one <= "\udfff" else one for one in some], pa.large_string())
+            found = pc.match_substring_regex(valid, self._characters)
+            self._table[block], self._known[block] = found.to_numpy(zero_copy_only=False), True
+        held: NDArray[np.bool_] = self._table.reshape(-1)[points]
+        return held
+
+
+_class = lru_cache(maxsize=8)(_Class)
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(content: bytes) -> tuple[Any, Callable[[int], str]]:
+    """A tokenizer, and what decodes one of its pieces. Raises UsageError."""
+    try:
+        from tokenizers import Tokenizer
+
+        made = Tokenizer.from_buffer(content)
+    except ImportError as error:
+        raise UsageError("tokenizers is not installed: pip install 'broadsheet[pieces]'") from error
+    except Exception as error:  # of no class of its own
+        raise UsageError(f"the tokenizer of a preparation is damaged: {error}") from error
+    made.no_truncation()
+    made.no_padding()
+    return made, lru_cache(maxsize=None)(lambda piece: made.decode([piece], skip_special_tokens=False))
+
+
+def _pieces(texts: pa.LargeStringArray, tokenizer: bytes) -> pa.LargeStringArray:
+    made, decoded = _tokenizer(tokenizer)
+    of_each = made.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
+    return pa.array([" ".join(map(decoded, pieces.ids)) for pieces in of_each], pa.large_string())
