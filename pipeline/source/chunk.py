@@ -87,6 +87,8 @@ class Selection:
         The prefixes of each model's columns in the output.
     windows : bool
         Whether each model has a column for the number of windows.
+    of_path : tuple of (str, str or None)
+        Of the file that is read: the kept columns that it lacks and its path has, and their values.
     preparations : tuple of (str, callable)
         What models do to the texts, a large_string, before they read them, by name.
 
@@ -107,6 +109,7 @@ class Selection:
     reads: int = 0
     prefixes: tuple[str, ...] = ("",)
     windows: bool = False
+    of_path: tuple[tuple[str, str | None], ...] = ()
     preparations: tuple[tuple[str, Callable[[pa.LargeStringArray], pa.LargeStringArray]], ...] = ()
 
     def __post_init__(self) -> None:
@@ -353,6 +356,7 @@ def assemble(
     """
     reasons: dict[int, str] = {}
     held = {name: column_of(table, name) for name in selection.columns}
+    held |= {name: pa.repeat(pa.scalar(value, pa.string()), len(numbers)) for name, value in selection.of_path}
     kept_types = dict(zip(selection.kept, selection.row_schema.types[2:], strict=True))
     used = {*selection.text, selection.truth}
     ascii_only: set[str] = set()

@@ -23,6 +23,7 @@ from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading import block_of, found, read_files, same
+from s3 import KEYS, Folder, s3, s3_server  # noqa: F401
 
 from broadsheet import pipeline
 from broadsheet.pipeline import UsageError, classify, label, verify
@@ -399,3 +400,55 @@ def test_a_json_line_is_read_the_same_alone_and_among_others(lines: list[dict]) 
         Selection(("id",), ("a.b", "b.a.b")),
     ):  # fmt: skip
         assert same(Jsonl().parse(block, "f", 3, selection), parse_one_by_one(block, "f", 3, selection))
+
+
+def write_hive(place: Path) -> None:
+    """Two files of each format in folders of a code and a year, and one that has the code itself."""
+    table = pa.table({"text": ["a b", "c d"], "id": [1, 2]})
+    for code in ("01001", "2%2F3", "__HIVE_DEFAULT_PARTITION__"):
+        folder = place / f"code={code}" / "year=2024"
+        folder.mkdir(parents=True)
+        pq.write_table(table, folder / "a.parquet")
+        feather.write_feather(table, folder / "b.arrow")
+        (folder / "c.csv").write_text("id,text\n1,a b\n2,c d\n")
+        (folder / "d.jsonl").write_text('{"text": "a b", "id": 1}\n{"text": "c d", "id": 2}\n')
+        (folder / "e.jsonl.gz").write_bytes(gzip.compress((folder / "d.jsonl").read_bytes()))
+    (place / "code=01001" / "year=2024" / "z.jsonl").write_text('{"text": "a", "code": "own"}\n{"text": "b"}\n')
+
+
+@pytest.mark.parametrize("where", ["disk", "bucket"])
+def test_a_kept_column_may_be_in_the_path(
+    where: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_hive(tmp_path / "in")
+    source: dict[str, object] = {"source": tmp_path / "in"}
+    if where == "bucket":
+        folder: Folder = request.getfixturevalue("s3")
+        for name, value in KEYS.items():
+            monkeypatch.setenv(name, value)
+        for file in (tmp_path / "in").rglob("*.*"):
+            folder.store.put(str(file.relative_to(tmp_path)), file.read_bytes())
+        source = {"source": pipeline.Paths([f"{folder.url}/in/"]), "endpoint": folder.endpoint}
+    report = classify(**source, output=tmp_path / "out", keep=["code", "year"], device="cpu")
+    rows = pq.read_table(tmp_path / "out" / "parts").select(["file", "row", "code", "year"]).to_pylist()
+    values = {"code=01001": "01001", "code=2%2F3": "2/3", "code=__HIVE_DEFAULT_PARTITION__": None}
+    assert len(rows) == 3 * 5 * 2 + 2
+    for row in rows:
+        above = next(value for folder, value in values.items() if folder in row["file"])
+        own = (("own", None)[row["row"]],) if row["file"].endswith("z.jsonl") else (above,)
+        assert (row["code"],) == own
+        assert row["year"] == "2024"
+    assert report.to_arrow().schema.field("code").type == pa.string()
+    assert verify(tmp_path / "out").rows_read == len(rows)
+
+
+def test_a_column_of_a_file_wins_over_its_path_and_that_is_said(tmp_path: Path) -> None:
+    write_hive(tmp_path)
+    file = tmp_path / "code=01001" / "year=2024" / "z.jsonl"
+    with pytest.warns(UserWarning, match="'code' is copied from its column, not from its folder's name") as told:
+        table = classify(file, keep=["code", "year"], device="cpu").to_arrow()
+    assert len(told) == 1
+    assert table.column("code").to_pylist() == ["own", None]
+    assert table.column("year").to_pylist() == ["2024"] * 2
+    with pytest.raises(UsageError, match="no column 'cod'"):
+        classify(file, keep="cod", device="cpu")

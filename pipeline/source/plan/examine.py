@@ -4,11 +4,13 @@ them, and how they differ from those of the first file.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -45,8 +47,11 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
         raise UsageError(f"{path}: its columns have names of their own; --columns is for a CSV or TSV without a header")
     if not selection.text:
         selection = replace(selection, text=("text",))
+    folders = in_folders(file)
+    for name in sorted({*selection.kept} & folders.keys() & {*schema.every}):
+        warnings.warn(f"{path}: {name!r} is copied from its column, not from its folder's name", stacklevel=2)
     for name in selection.columns:
-        if name not in schema.every:
+        if name not in schema.every and (name not in folders or name in selection.needed):
             remedy = " (--text-column names another)" if (name,) == selection.text == ("text",) else ""
             meant = did_you_mean(name, schema.every)
             if file.format.takes_header and selection.header is None and not meant:
@@ -79,7 +84,8 @@ def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selec
         raise SourceError(f"{path}: not of the same kind as {other}; classify it in a job of its own")
     if schema.names is None or expected.names is None:
         return None
-    missing = [name for name in selection.columns if name not in schema.every] if schema.complete else []
+    known = {*schema.every, *dict(_of_path(file, schema, selection))}
+    missing = [name for name in selection.columns if name not in known] if schema.complete else []
     for name in missing:
         if name in (*selection.text, selection.truth):
             has = _what_it_has(file, schema.every, name, selection)
@@ -94,14 +100,34 @@ def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selec
                 "and others: name this file first, or do not keep the column. It was not read"
             )
     more = [name for name in schema.names if name not in expected.names] if selection.keep_all else []
-    if not (schema.named and schema.complete) or not (missing or more):
+    own = sorted({*selection.kept} & in_folders(file).keys() & ({*schema.every} - {*expected.every}))
+    if not (schema.named and schema.complete) or not (missing or more or own):
         return None
     remark = f"{path}: its columns differ from those of {other}; it was read by the columns that this job names"
     if missing:
         remark += f"; it has no {', '.join(map(repr, missing))}: null in its rows"
+    if own:
+        remark += f"; {', '.join(map(repr, own))} is copied from its column, not from its folder's name"
     if more:
         remark += f"; not copied: {', '.join(map(repr, more))}"
     return remark
+
+
+def in_folders(file: InputFile) -> dict[str, str | None]:
+    """What the folders above a file say of it in Hive's way, as ``code=01001/`` does."""
+    pairs = [folder.split("=", 1) for folder in file.location.split("/")[:-1] if "=" in folder]
+    return {unquote(name): None if value == _HIVE_NULL else unquote(value) for name, value in pairs}
+
+
+def _of_path(file: InputFile, schema: Schema, selection: Selection) -> tuple[tuple[str, str | None], ...]:
+    """The kept columns that a file lacks and its folders name, if they hold text: with the value of all its rows."""
+    lacks = {*selection.kept} - selection.needed - {*schema.every}
+    types = dict(zip(selection.kept, selection.kept_types, strict=False))
+    return tuple(
+        (name, value)
+        for name, value in in_folders(file).items()
+        if name in lacks and types.get(name, pa.string()) == pa.string()
+    )
 
 
 def _not_text(schema: Schema, selection: Selection) -> str | None:
@@ -136,6 +162,7 @@ class EmptyFile(SourceError):
 
 
 _FIRST_BYTES = 64
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _HELD_BYTES = 4 << 20
 
 
@@ -150,12 +177,15 @@ class Examined(NamedTuple):
         Its columns.
     remark : str or None
         How they differ from those of the first file.
+    of_path : tuple of (str, str or None)
+        As of `Selection`.
 
     """
 
     file: InputFile
     schema: Schema
     remark: str | None
+    of_path: tuple[tuple[str, str | None], ...]
 
 
 def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | None) -> Examined:
@@ -175,7 +205,8 @@ def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | N
     schema = file.format.schema(file, selection)
     refuse_twice(file.path, schema, selection)
     remark = difference(file, schema, first, selection) if first else None
-    return Examined(replace(file, format=file.format.for_schema(schema)), schema, remark)
+    of_path = _of_path(file, schema, selection)
+    return Examined(replace(file, format=file.format.for_schema(schema)), schema, remark, of_path)
 
 
 def examine_like(file: InputFile, selection: Selection, first: tuple[str, Schema] | None) -> Examined:

@@ -47,6 +47,8 @@ class Lines:
         The number of the first record.
     records : Records
         The records.
+    of_path : tuple of (str, str or None)
+        As of `Selection`.
 
     """
 
@@ -54,6 +56,7 @@ class Lines:
     form: RecordFormat
     row: int
     records: Records
+    of_path: tuple[tuple[str, str | None], ...]
 
     def __len__(self) -> int:
         return len(self.records)
@@ -171,6 +174,7 @@ def open_pieces(
     """
     try:
         examined = examine_like(held(file) if part.parts == 1 else identified(file), selection, part.first)
+        selection = replace(selection, of_path=examined.of_path)
         problems = [examined.remark] if examined.remark else []
         notes: list[str] = []
         read: list[Callable[[], int]] = []
@@ -332,7 +336,7 @@ def _records(
                     row += block.chunk.rows_read
         else:
             for records in read_records(source, form.quick_split, start, extent, form.limits):
-                yield Lines(file, form, row, records)
+                yield Lines(file, form, row, records, selection.of_path)
                 row += len(records)
     notes += counting.notes(row - first) if counting else []
 
@@ -351,6 +355,7 @@ def parsed(pieces: Sequence[Piece], selection: Selection, spans: list[Span] | No
     lines = [piece for piece in pieces if isinstance(piece, Lines)]
     if not lines:
         return concat([piece.chunk for piece in pieces if isinstance(piece, ParsedRows)])
+    selection = replace(selection, of_path=lines[0].of_path)
     if len(lines) == 1:
         (one,) = lines
         return one.form.chunk_of(one.records, one.file.path, one.row, selection, spans)
@@ -371,7 +376,9 @@ def parsed(pieces: Sequence[Piece], selection: Selection, spans: list[Span] | No
 
 def joinable(one: Piece, other: Piece) -> bool:
     """Whether two pieces can be parsed at once."""
-    return isinstance(one, Lines) and isinstance(other, Lines) and one.form == other.form
+    if not (isinstance(one, Lines) and isinstance(other, Lines)):
+        return False
+    return (one.form, one.of_path) == (other.form, other.of_path)
 
 
 def _joined(runs: Sequence[Records]) -> Records:
