@@ -204,7 +204,8 @@ def _beside(model: Model, chunk: Chunk) -> NDArray[np.float32]:
         return np.empty((0, len(model.classes)), np.float32)
     if chunk.ids is not None:
         return ngram_scores_of_ids(chunk.ids, model.alphabet, model.ngrams)
-    return ngram_scores(chunk.data, chunk.offsets, model.ngrams)
+    texts = texts_of(chunk).as_read_by(model)
+    return ngram_scores(texts.data, texts.offsets, model.ngrams)
 
 
 def _with_truth(chunks: Iterable[Chunk], share: float | None) -> Iterator[Chunk]:

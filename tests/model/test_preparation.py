@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from distributed import Client
 from hypothesis import given, settings
@@ -249,6 +250,13 @@ def test_texts_are_prepared_wherever_they_come_from(name: str, plain: Path, tmp_
     checked(classify(file, output, model=plain, preparation=name, device="cpu"))
     checked(classify(file, output, model=kept, device="cpu", client=reading, chunk_size=64, overwrite=True))
     checked(classify(texts, model=model, device="cpu"))
+    folder = tmp_path / "parquet"  # of which several files become one chunk, without the rows that cannot be read
+    folder.mkdir()
+    for first in range(0, len(texts), 100):
+        pq.write_table(pa.table({"text": [None, *texts[first : first + 100]]}), folder / f"{first:03}.parquet")
+    one = classify(folder, tmp_path / "one", model=model, device="cpu").to_arrow()
+    assert one.column("score").to_pylist() == scores
+    assert one.column("n_chars").to_pylist() == counts
     with load(kept, device="cpu") as classifier:
         assert classifier.predict(texts) == labels
     assert evaluate(kept, file, label_column="truth", device="cpu").confusion.accuracy == 1
