@@ -11,6 +11,7 @@ import sys
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +157,20 @@ def of(preparation: Preparation, texts: list[str]) -> list[str]:
 
 
 def theirs(name: str, texts: list[str], tokenizer: Path) -> list[str]:
-    made = tokenizers.Tokenizer.from_file(str(tokenizer))
+    made = tokenizer_of(tokenizer)
     return [AUTHORS[name](text, made) for text in texts]
+
+
+@cache
+def tokenizer_of(file: Path) -> Any:
+    return tokenizers.Tokenizer.from_file(str(file))
+
+
+@cache
+def preparation_of(name: str, model: Path) -> Preparation:
+    preparation = prepared(load_model(model), name).preparation
+    assert preparation is not None
+    return preparation
 
 
 def test_each_recipe_has_the_code_of_its_authors_here() -> None:
@@ -172,9 +185,7 @@ def test_each_recipe_has_the_code_of_its_authors_here() -> None:
     )
 )
 def test_a_text_becomes_what_the_authors_make_of_it(name: str, plain: Path, tokenizer: Path, texts: list[str]) -> None:
-    preparation = prepared(load_model(plain), name).preparation
-    assert preparation is not None
-    assert of(preparation, texts) == theirs(name, texts, tokenizer)
+    assert of(preparation_of(name, plain), texts) == theirs(name, texts, tokenizer)
 
 
 @pytest.mark.slow
@@ -221,7 +232,7 @@ def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize("name", ["ultra-fineweb", "openlid-v3", "oh-eli5"])
+@pytest.mark.parametrize("name", [pytest.param("ultra-fineweb", marks=pytest.mark.slow), "openlid-v3"])
 def test_texts_are_prepared_wherever_they_come_from(name: str, plain: Path, tmp_path: Path, reading: Client) -> None:
     texts = [text for text in hostile(3, 400) if "\0" not in text]
     model = prepared(load_model(plain), name)
