@@ -384,13 +384,14 @@ class Options(_Values):
 
         several = tuple(model.is_multi_label for model in models.every)
         recorded = {name: getattr(self, name) for name in Settings.__struct_fields__ if name in TABLE}
+        given = None if self.preparation is None else os.fspath(self.preparation)
         recorded |= {
             "text_columns": self.text_column,
             "truth_column": self.label_column,
             "kept_columns": self._kept,
             "partition_by": self.partition_by if len(self.partition_by) > 1 else next(iter(self.partition_by), None),
             "truth": None if self.truth is None else digest_of(self.truth),
-            "preparation": os.path.abspath(given) if (given := self.preparation) and os.path.isfile(given) else given,
+            "preparation": os.path.abspath(given) if given and os.path.isfile(given) else given,
             "chunk_size": chunk_rows,
             "windows": UNSET if self.windows is None else (self.windows, self.overlap, self.window_score),
             "models": models.short_names if len(models.every) > 1 else UNSET,

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import CommandHere
 from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -233,7 +234,9 @@ def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize("name", [pytest.param("ultra-fineweb", marks=pytest.mark.slow), "openlid-v3"])
-def test_texts_are_prepared_wherever_they_come_from(name: str, plain: Path, tmp_path: Path, reading: Client) -> None:
+def test_texts_are_prepared_wherever_they_come_from(
+    name: str, plain: Path, tmp_path: Path, reading: Client, broadsheet_here: CommandHere
+) -> None:
     texts = [text for text in hostile(3, 400) if "\0" not in text]
     model = prepared(load_model(plain), name)
     engine = open_engine(load_model(plain), "cpu")
@@ -258,7 +261,14 @@ def test_texts_are_prepared_wherever_they_come_from(name: str, plain: Path, tmp_
         assert table.column("n_chars").to_pylist() == counts
         assert table.column("row").to_pylist() == list(range(len(texts)))
 
-    checked(classify(file, output, model=plain, preparation=name, device="cpu"))
+    code, told = broadsheet_here("classify", file, "-o", output, "--model", plain, "--preparation", name)
+    assert code == 0, told
+    (output / "_SUCCESS").unlink()
+    code, told = broadsheet_here("classify", "--resume", "-o", output)
+    assert code == 0, told
+    checked(classify(file, output, model=plain, preparation=name, device="cpu", resume=True))
+    with pytest.raises(UsageError, match="preparation"):
+        classify(file, output, model=plain, device="cpu", resume=True)
     checked(classify(file, output, model=kept, device="cpu", client=reading, chunk_size=64, overwrite=True))
     checked(classify(texts, model=model, device="cpu"))
     folder = tmp_path / "parquet"  # of which several files become one chunk, without the rows that cannot be read
