@@ -22,6 +22,7 @@ from ..errors import UsageError
 from ..model.alphabet import count_characters, count_unknown
 from ..model.charcnn import Model
 from ..model.layers import WHOLE
+from ..model.preparation import buffers_of, column_of
 from ..model.reference import top_k as best_of
 from ..model.scores import parts_of
 from ..model.several import Models
@@ -32,6 +33,7 @@ _PARTS = {"first": 1, "last": 1, "first+last": 2, "spread": 3}
 """How many windows each is, at most."""
 
 _AT_ONCE_BYTES = 64 << 20
+_IS_SPACE = np.isin(np.arange(256), list(b" \t\n\r\v\f\0"))
 
 
 class _Piece(NamedTuple):
@@ -52,7 +54,9 @@ class Windows:
     part : str
         Where they are: "" from the beginning on, "last", "first+last", or "spread": beginning, middle and end.
     size : int or None
-        Characters of a window; None for as many as the model reads.
+        Characters or tokens of a window; None for as many characters as the model reads.
+    in_tokens : bool
+        Whether sizes and places are counted in tokens, as fastText's models take them, and not in characters.
     overlap : int
         Characters that a window shares with the next.
     score : str
@@ -66,26 +70,29 @@ class Windows:
     score: str = "mean"
     part: str = ""
     size: int | None = None
+    in_tokens: bool = False
 
     @classmethod
     def of(cls, windows: int | str, overlap: int, score: str) -> Windows:
         """As the option has them: how many, or which, and after a colon their size. Raises UsageError."""
-        found = re.fullmatch(rf"([1-9]\d*|{'|'.join(map(re.escape, _PARTS))})(?::([1-9]\d*))?", str(windows))
+        found = re.fullmatch(rf"([1-9]\d*|{'|'.join(map(re.escape, _PARTS))})(?::([1-9]\d*)(t?))?", str(windows))
         if found is None:
-            some = "a number from 1 on, first, last, first+last or spread, and after it perhaps :CHARS, the size of one"
+            some = "a number from 1 on, first, last, first+last or spread, and after it perhaps :CHARS or :TOKENSt"
             raise UsageError(f"windows is {windows!r}, it must be {some}")
-        which, size = found.groups()
+        which, size, unit = found.groups()
         if overlap and which in _PARTS:
             raise UsageError(f"--overlap goes with a number of --windows, not with {which}")
         part = which if which in _PARTS and which != "first" else ""
-        return cls(_PARTS.get(which) or int(which), overlap, score, part, None if size is None else int(size))
+        return cls(
+            _PARTS.get(which) or int(which), overlap, score, part, None if size is None else int(size), bool(unit)
+        )
 
     def length(self, model: Model) -> int:
-        """Characters of a window of a text that this model labels."""
+        """Characters, or tokens, of a window of a text that this model labels."""
         return model.window if self.size is None else self.size
 
     def reads(self, length: int) -> int:
-        """Characters of a text that windows of `length` reach."""
+        """Characters, or tokens, of a text that windows of `length` reach."""
         return (self.most - 1) * (length - self.overlap) + length
 
     def reads_of(self, models: Models) -> int:
@@ -93,21 +100,23 @@ class Windows:
         whole windows, and for windows that a model does not read whole.
         """
         for model in models.every:
+            if self.in_tokens and model.window != WHOLE:
+                raise UsageError(f"windows of tokens are for models of fastText's; {model.name} reads characters")
             what = "overlap" if self.overlap >= self.length(model) else "a window"
             if self.overlap >= self.length(model) or self.length(model) > model.window:
                 given, least = (self.overlap, "below") if what == "overlap" else (self.length(model), "at most")
                 raise UsageError(
                     f"{what} is {given:,}: it must be {least} the {model.window:,} characters that {model.name} reads"
                 )
-        is_whole = self.part or any(model.preparation for model in models.every)
+        is_whole = self.part or self.in_tokens or any(model.preparation for model in models.every)
         return WHOLE if is_whole else max(self.reads(self.length(model)) for model in models.every)
 
-    def counts(self, n_chars: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """Windows of texts of so many characters, [N]; an empty text has one."""
+    def counts(self, sizes: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """Windows of texts of so many characters, or tokens, [N]; an empty text has one."""
         if self.part:
-            spread = (n_chars > length).astype(np.int64) + (n_chars > 2 * length)
+            spread = (sizes > length).astype(np.int64) + (sizes > 2 * length)
             return 1 + np.minimum(spread, self.most - 1)
-        beyond = np.minimum(n_chars, self.reads(length)) - length
+        beyond = np.minimum(sizes, self.reads(length)) - length
         counts: NDArray[np.int64] = 1 + np.maximum(-(-beyond // (length - self.overlap)), 0)
         return counts
 
@@ -139,18 +148,21 @@ class Windows:
             predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, handed_over)
             return replace(predictions, n_windows=np.ones(many, np.int64))
         n_chars = count_characters(texts.data, texts.offsets) if texts.n_chars is None else texts.n_chars
-        counts = self.counts(n_chars, length)
-        truncated = n_chars > self.reads(length)
-        as_without = n_chars.max(initial=0) <= length or not (self.part or self.size)
+        whole = column_of(texts.data, texts.offsets)
+        sizes = np.diff(_tokens(whole)[1]) if self.in_tokens else n_chars
+        counts = self.counts(sizes, length)
+        truncated = sizes > self.reads(length)
+        as_without = sizes.max(initial=0) <= length or not (self.part or self.size)
         if counts.max(initial=1) == 1 and as_without:
             predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, handed_over)
             return replace(predictions, n_chars=n_chars, truncated=truncated, n_windows=counts)
         together = _Together(many, engine.model, self.score)
-        reached = _beginnings(texts, WHOLE if self.part else self.reads(length))
+        is_reached = self.part or sizes.max(initial=0) <= self.reads(length)
+        reached = whole if is_reached else self._slice(whole, 0, self.reads(length))
         pieces_of = self._parts if self.part else self._pieces
         for pieces in _slabs(pieces_of(reached, counts, length)):
             windows = pa.concat_arrays([piece.texts for piece in pieces])
-            predictions = engine.classify(_texts_of(windows), 1, True, spans, each_kernel)
+            predictions = engine.classify(Texts(*buffers_of(windows)), 1, True, spans, each_kernel)
             together.saturated += predictions.saturated
             together.asked += predictions.asked
             first = 0
@@ -160,10 +172,10 @@ class Windows:
                 first += len(piece.rows)
         scores = together.scores(counts)
         labels, best = best_of(scores, min(top_k, scores.shape[1]))
-        every, of_reached = scores if all_scores else None, _texts_of(self._reached(reached, n_chars, length))
+        every, of_reached = scores if all_scores else None, self._reached(reached, sizes, length)
         unknown = np.zeros(many, np.int64)
         if engine.model.has_network:
-            unknown = count_unknown(of_reached.data, of_reached.offsets, engine.model.alphabet)
+            unknown = count_unknown(*buffers_of(of_reached), engine.model.alphabet)
         sums = together.saturated, counts, together.asked
         return Predictions(labels, best, every, n_chars, truncated, unknown, *sums)
 
@@ -175,27 +187,39 @@ class Windows:
             others = np.flatnonzero((counts > number + 1) | ((counts == number + 1) & (number == 0)))
             for rows, start, stop in ((others, number * step, number * step + length), (last, -length, None)):
                 if len(rows):
-                    yield _Piece(rows, pc.utf8_slice_codeunits(texts.take(pa.array(rows)), start, stop))
+                    yield _Piece(rows, self._slice(texts.take(pa.array(rows)), start, stop))
 
     def _parts(self, texts: pa.Array, counts: NDArray[np.int64], length: int) -> Iterator[_Piece]:
         """The windows at the beginning of all texts, then those in their middle and at their end."""
         if self.part != "last":
-            yield _Piece(np.arange(len(texts)), pc.utf8_slice_codeunits(texts, 0, length))
+            yield _Piece(np.arange(len(texts)), self._slice(texts, 0, length))
         if len(rows := np.flatnonzero(counts > 2)):
-            whole = texts.take(pa.array(rows)).to_pylist()
-            middles = [text[(len(text) - length) // 2 :][:length] for text in whole]
-            yield _Piece(rows, pa.array(middles, pa.large_string()))
+            yield _Piece(rows, self._middles(texts.take(pa.array(rows)), length))
         if len(rows := np.flatnonzero((counts > 1) | (self.part == "last"))):
-            yield _Piece(rows, pc.utf8_slice_codeunits(texts.take(pa.array(rows)), -length, None))
+            yield _Piece(rows, self._slice(texts.take(pa.array(rows)), -length, None))
 
-    def _reached(self, texts: pa.Array, n_chars: NDArray[np.int64], length: int) -> pa.Array:
+    def _slice(self, texts: pa.Array, start: int, stop: int | None) -> pa.Array:
+        """Of each text what is from one place to another, as `text[start:stop]` has it, in characters or tokens."""
+        if not self.in_tokens:
+            return pc.utf8_slice_codeunits(texts, start, stop)
+        counts = np.diff(_tokens(texts)[1])
+        ends = counts if stop is None else np.minimum(counts, stop)
+        return _of_tokens(texts, np.minimum(start, counts) if start >= 0 else np.maximum(counts + start, 0), ends)
+
+    def _middles(self, texts: pa.Array, length: int) -> pa.Array:
+        if self.in_tokens:
+            first = (np.diff(_tokens(texts)[1]) - length) // 2
+            return _of_tokens(texts, first, first + length)
+        return pa.array([text[(len(text) - length) // 2 :][:length] for text in texts.to_pylist()], pa.large_string())
+
+    def _reached(self, texts: pa.Array, sizes: NDArray[np.int64], length: int) -> pa.Array:
         """Of texts up to the last window what is in any: all, but where parts of a longer text do not meet."""
-        apart = np.flatnonzero(n_chars > self.reads(length)) if self.part else np.empty(0, np.int64)
+        apart = np.flatnonzero(sizes > self.reads(length)) if self.part else np.empty(0, np.int64)
         if not len(apart):
             return texts
         pieces = self._parts(texts.take(pa.array(apart)), np.full(len(apart), self.most), length)
         joined = pc.binary_join_element_wise(*(piece.texts for piece in pieces), pa.scalar("", texts.type))
-        return pc.replace_with_mask(texts, pa.array(n_chars > self.reads(length)), joined)
+        return pc.replace_with_mask(texts, pa.array(sizes > self.reads(length)), joined)
 
 
 class _Together:
@@ -240,18 +264,26 @@ def _slabs(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
         yield held
 
 
-def _beginnings(texts: Texts, reads: int) -> pa.Array:
-    """Each text up to `reads` characters: a large_string."""
-    offsets = np.ascontiguousarray(texts.offsets, np.int64)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(texts.data))]
-    whole = pa.Array.from_buffers(pa.large_string(), len(texts), buffers)
-    if int(np.diff(offsets).max(initial=0)) <= reads:
-        return whole
-    return pc.utf8_slice_codeunits(whole, 0, reads)
+def _tokens(texts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each token begins in the bytes of N texts, and how many begin before each text and all, [N + 1].
+
+    Tokens are what stands between the white space of `FastText`.
+    """
+    data, offsets = buffers_of(texts)
+    is_space = _IS_SPACE[data]
+    after_space = np.concatenate([[True], is_space[:-1]]) if len(data) else is_space
+    after_space[offsets[:-1][offsets[:-1] < len(data)]] = True
+    starts = np.flatnonzero(after_space & ~is_space)
+    return starts, np.searchsorted(starts, offsets)
 
 
-def _texts_of(texts: pa.Array) -> Texts:
-    """A large_string array as an engine takes it."""
-    _, offsets, data = texts.buffers()
-    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    return Texts(np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8), bounds)
+def _of_tokens(texts: pa.Array, first: NDArray[np.int64], end: NDArray[np.int64]) -> pa.Array:
+    """Of each of N texts the tokens from one number to another, [N], with the white space after them."""
+    data, offsets = buffers_of(texts)
+    starts, counts = _tokens(texts)
+    places = np.append(starts, len(data))
+    begins = np.where(first > 0, np.minimum(places[counts[:-1] + first], offsets[1:]), offsets[:-1])
+    ends = np.where(counts[:-1] + end < counts[1:], places[np.minimum(counts[:-1] + end, len(starts))], offsets[1:])
+    content = data.tobytes()
+    cut = [content[begin:stop] for begin, stop in zip(begins.tolist(), ends.tolist(), strict=True)]
+    return pa.array(cut, pa.large_binary()).cast(pa.large_string())

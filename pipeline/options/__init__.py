@@ -88,12 +88,12 @@ class LabelKeywords(EngineKeywords, total=False):
 
     Their ``label`` is null, other columns are as without this option. The report counts them.
     """
-    windows: Annotated[int | str | None, Option("Labels", None, "N|PART[:CHARS]", recorded=True)]
+    windows: Annotated[int | str | None, Option("Labels", None, "N|PART[:SIZE]", recorded=True)]
     """Label a long text in N windows, or its first, last, first+last or spread.
 
     N windows follow one another from the beginning on; "spread" are beginning, middle and end. Each is as long as the
-    model reads, or has CHARS characters, as with ``"first+last:10000"``. The output then has their number,
-    ``n_windows``. Default: only the beginning of a text is read.
+    model reads, or has as many characters as ``"first+last:10000"`` says, or tokens of fastText's, as ``"last:512t"``
+    does. The output then has their number, ``n_windows``. Default: only the beginning of a text is read.
     """
     overlap: Annotated[int, Option("Labels", 0, "CHARS", least=0, recorded=True, seldom=True)]
     """Characters that two neighbouring windows share."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import re
 import struct
 from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
@@ -413,6 +414,43 @@ def test_it_is_a_model_like_any_other(
         ends = texts if which == "last" else [text[-15:] for text in texts]
         expected = classify(ends, **plain).to_arrow()["score"]
         assert classify(texts, windows=which, **plain).to_arrow()["score"] == expected
+
+
+@pytest.mark.parametrize("windows", ["first:3t", "last:4t", "first+last:3t", "spread:3t", "3:4t"])
+def test_windows_of_tokens_are_cut_where_tokens_begin(
+    trained: dict[str, Path], small_model: Model, windows: str
+) -> None:
+    """A window ends where the next one's first token begins, whatever white space is between, and counts agree."""
+    which, _, size = windows.removesuffix("t").partition(":")
+    n, most = int(size), {"first": 1, "first+last": 2, "spread": 3, "3": 3, "last": 1}[which]
+    texts = [line.partition(" ")[2] for line in training_text(5, 40).splitlines()]
+    texts += ["", "  ", "one", " мир\t\ttwo\vthree\ffour \rnaïve\u00a0one\u2028token\0six  seven ", "a b c d", " a b c"]
+    options: dict[str, Any] = {"model": trained["softmax, pairs"], "device": "cpu", "scores": True}
+    tokens = [[m.start() for m in re.finditer("[^ \t\n\r\v\f\0]+", text)] for text in texts]
+    pieces = []
+    for text, begins in zip(texts, tokens, strict=True):
+        many, ends = len(begins), [*begins, len(text)]
+        reach, middle = min(many, most * n), (many - n) // 2
+        last = [(many - n, many)] if many > n else []
+        places = {
+            "first": [(0, n)],
+            "last": last or [(0, many)],
+            "first+last": [(0, n), *last],
+            "spread": [(0, n), *([(middle, middle + n)] if many > 2 * n else []), *last],
+            "3": [(0, n), *((min(i, reach - n), min(i, reach - n) + n) for i in range(n, reach, n))],
+        }[which]
+        pieces.append([text[ends[first] if first else 0 : ends[min(end, many)]] for first, end in places])
+    found = classify(texts, windows=windows, **options).to_arrow()
+    names = [name for name in found.column_names if name.startswith("score_")]
+    of_piece = classify([piece for some in pieces for piece in some], **options).to_arrow().select(names).to_pandas()
+    rows = iter(of_piece.to_numpy(np.float64))
+    expected = np.array([sum(next(rows) for _ in some) / len(some) for some in pieces]).astype(np.float32)
+    np.testing.assert_array_equal(found.select(names).to_pandas().to_numpy(np.float32), expected)
+    assert found["n_windows"].to_pylist() == [len(some) for some in pieces]
+    assert found["n_chars"].to_pylist() == [*map(len, texts)]
+    assert found["truncated"].to_pylist() == [len(begins) > most * n for begins in tokens]
+    with pytest.raises(UsageError, match="windows of tokens are for models of fastText's"):
+        classify(texts, windows=windows, model=small_model, device="cpu")
 
 
 def test_one_vs_all_gives_several_labels(trained: dict[str, Path]) -> None:
