@@ -13,6 +13,7 @@ from typing import Any
 
 import dask
 from dask.utils import parse_timedelta
+from distributed import utils
 from distributed.utils import silence_logging_cmgr
 
 from ..pipeline.processes.child import FORKS, OF_WORKERS
@@ -169,6 +170,7 @@ def forked() -> Iterator[None]:
     if wanted != FORKS.variables or dask.config.get(_METHOD) != "spawn":
         yield
         return
+    utils._forkserver_preload_set = True  # Dask would import all that it can use
     with with_settings({_METHOD: "forkserver"}):
         yield
 
