@@ -286,15 +286,16 @@ def _threads() -> tuple[str | None, int, int]:
 
 @pytest.mark.slow
 def test_memory_is_bounded_by_chunks_in_flight(small_model_file: Path) -> None:
-    """A gigabyte of input, of which no process holds more than a fifth beside what it has loaded."""
+    """Of 1.5 GiB of input, no process holds more than a fifth beside what it has loaded, on a busy machine too."""
+    megabytes = 1536
     command = [sys.executable, "-m", "benchmarks.memory", "--model", str(small_model_file)]
-    command += ["--megabytes", "1024", "--chunk-size", "4096"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
+    command += ["--megabytes", str(megabytes), "--chunk-size", "4096"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=True)
     (measured,) = json.loads(run.stdout)["runs"]
-    assert measured["rows"] > 4_000_000
+    assert measured["rows"] > 6_000_000
     loaded = 300 << 20  # by a worker, and by a client
     for role in ("client", "worker"):
-        assert measured["peak_bytes"][role] < loaded + (1 << 30) // 5
+        assert measured["peak_bytes"][role] < loaded + (megabytes << 20) // 5
 
 
 @pytest.mark.slow
