@@ -300,8 +300,8 @@ class Engine(Protocol):
         ...
 
 
-class Prepared:
-    """An engine of a model that has a preparation: it gives the texts to another, of the model without one.
+class Wrapped:
+    """An engine of a model that prepares its texts, or has scores by class: another one labels, of the model without.
 
     The counts of its predictions are those of the texts as they came, but for what the model did not read or know of
     a prepared one.
@@ -317,8 +317,10 @@ class Prepared:
 
     def through(self, texts: Texts, label: Callable[[Engine, Texts], Predictions]) -> Predictions:
         """What `label` makes of the prepared texts with the other engine."""
+        if self.model.preparation is None:
+            return label(self.engine, texts).by_class(self.model)
         if not isinstance(texts.data, np.ndarray):  # CuPy's
             texts = replace(texts, data=texts.data.get())
-        predictions = label(self.engine, texts.as_read_by(self.model))
+        predictions = label(self.engine, texts.as_read_by(self.model)).by_class(self.model)
         n_chars = count_characters(texts.data, texts.offsets) if texts.n_chars is None else texts.n_chars
         return replace(predictions, n_chars=n_chars)

@@ -111,12 +111,7 @@ class CpuEngine:
                 labels, best = reference.top_k(probabilities, top_k)
         every, saturated = probabilities if all_scores else None, sum(self._saturated)
         predictions = Predictions(labels, best, every, n_chars, truncated, unknown, saturated, asked=asked)
-        return (
-            predictions.with_numbers(self.model)
-            .by_class(self.model)
-            .by_head(self.model)
-            .of_whole_texts(texts, self.model)
-        )
+        return predictions.with_numbers(self.model).by_head(self.model).of_whole_texts(texts, self.model)
 
     def _probabilities(self, texts: Texts, ids: NDArray[np.uint8], kernels: list[Span] | None) -> tuple[Floats, int]:
         """The score of every class, [N, classes], and `Predictions.asked`."""

@@ -239,7 +239,7 @@ class CudaEngine:
         if self.network.ops.stored.is_split and predictions.overflowed.any():
             self._classify_by_reference(texts, predictions, top_k)
         predictions = replace(predictions, saturated=sums.saturated, asked=sums.asked).with_numbers(self.model)
-        return predictions.by_class(self.model).by_head(self.model).of_whole_texts(texts, self.model)
+        return predictions.by_head(self.model).of_whole_texts(texts, self.model)
 
     def _is_small(self, texts: Texts) -> bool:
         """Whether one graph labels these texts. A profile watches each launch, which a graph does not show."""

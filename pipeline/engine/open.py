@@ -14,7 +14,7 @@ import psutil
 from ..errors import NoRoom, UsageError
 from ..model.charcnn import Model
 from ..processes.threads import available_cores
-from .base import DEVICES, KERNELS, PRECISIONS, Engine, Prepared
+from .base import DEVICES, KERNELS, PRECISIONS, Engine, Wrapped
 from .cpu import CpuEngine
 
 _GPU_PACKAGES = {"CuPy": "cupy", "cuda-bindings": "cuda.bindings", "cuda-core": "cuda.core"}
@@ -64,8 +64,9 @@ def open_engine(
     ):
         if value not in known:
             raise UsageError(f"{name} {value!r}: choose one of {', '.join(known)}")
-    if model.preparation is not None:
-        return Prepared(model, open_engine(replace(model, preparation=None), device, precision, threads, kernels))
+    if model.preparation is not None or model.by_class is not None:
+        plain = replace(model, preparation=None, by_class=None)
+        return Wrapped(model, open_engine(plain, device, precision, threads, kernels))
     missing = None if device == "cpu" else why_no_gpu()
     if device != "cpu" and missing is None:
         from .cuda import CudaEngine

@@ -193,7 +193,8 @@ def _by_class(model: Model, scores: Doubles, truth: NDArray[np.int64], files: di
         own = turn == fold
         best = fitted_by_class(scores[~own], truth[~own]).scores(labels[own], scores[own].max(axis=1))
         corrected[own] = with_best(scores[own], labels[own], best)
-    figures = improvement(np.log(scores), np.log(corrected), truth)
+    before, after = (np.log(np.maximum(one, np.finfo(np.float64).tiny)) for one in (scores, corrected))
+    figures = improvement(before, after, truth)
     found = fitted_by_class(scores, truth) if figures["log loss after"] < figures["log loss before"] else None
     return replace(model, by_class=found, card={**model.card, BY_CLASS: {"rows": len(truth), **figures, **files}})
 

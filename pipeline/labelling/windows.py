@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..engine.base import Engine, Predictions, Prepared, Texts
+from ..engine.base import Engine, Predictions, Texts, Wrapped
 from ..errors import UsageError
 from ..model.alphabet import count_characters, count_unknown
 from ..model.charcnn import Model
@@ -140,7 +140,7 @@ class Windows:
             As of `Engine.classify`.
 
         """
-        if isinstance(engine, Prepared):
+        if isinstance(engine, Wrapped):
             how = (top_k, all_scores, spans, each_kernel, handed_over)
             return engine.through(texts, lambda inner, own: self.classify(inner, own, *how))
         length, many = self.length(engine.model), len(texts)

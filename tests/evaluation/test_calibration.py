@@ -20,8 +20,10 @@ from distributed import Client
 from scipy.optimize import minimize
 
 from broadsheet import pipeline
+from broadsheet.pipeline import classify
 from broadsheet.pipeline.engine.base import Predictions, Texts
 from broadsheet.pipeline.engine.cpu import CpuEngine
+from broadsheet.pipeline.engine.open import open_engine
 from broadsheet.pipeline.errors import ModelError, UsageError
 from broadsheet.pipeline.evaluation.evaluate import evaluate
 from broadsheet.pipeline.evaluation.rows import hold_out
@@ -174,6 +176,10 @@ def test_scores_by_class_say_how_often_a_label_is_right(
     label = np.concatenate([s.labels[:, 0] for s in predicted(calibrated, texts)])
     assert (label == labels).all()
     np.testing.assert_allclose(after.sum(axis=1), 1, atol=1e-5)
+    assert (after.argmax(axis=1) != labels)[:300].any()  # others are likelier, and in windows labels stay too
+    in_windows = classify([*texts[:300], "oil " * 100], model=calibrated, windows=2, device="cpu").to_arrow()
+    assert in_windows["label"].to_pylist()[:300] == [model.classes[i] for i in labels[:300]]
+    np.testing.assert_array_equal(in_windows["score"].to_numpy()[:300], after[np.arange(300), labels[:300]])
     mended = after[np.arange(len(texts)), labels]
     enough = np.isin(labels, np.flatnonzero(np.bincount(labels, minlength=4) >= 300))
     assert len({*labels[enough]}) > 1
@@ -197,7 +203,7 @@ def replace_slopes(model: Model, slopes: tuple[float, ...]) -> ByClass:
 
 
 def predicted(model: Model, texts: list[str]) -> list[Predictions]:
-    engine = CpuEngine(model, 2, "fp32")
+    engine = open_engine(model, "cpu", threads=2)
     made = [engine.classify(Texts.of([text.encode() for text in texts]), all_scores=True)]
     engine.close()
     return made
