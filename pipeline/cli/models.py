@@ -23,7 +23,7 @@ _LABEL = "Column with the true class, by name or number from 1."
 _BY_CLASS = "Also fit the scores of each class that has 100 rows or more by themselves."
 _INT8 = "Prepare the model for `--precision int8`."
 _AGREEMENT = "Share of labels that stay where the network is asked about some texts only."
-_FROM = "A model for ONNX; or a file: fastText's .bin or .ftz, a params.bin, a .safetensors."
+_FROM = "A file: fastText's .bin or .ftz, a params.bin, a .safetensors; or an encoder's folder or hf://USER/NAME."
 _PREPARATION = "What is done to texts first: a recipe's name, or a JSON file of steps."
 _CLASSES = "Class names for a params.bin.  [default: of params.bin.json, or 0, 1, …]"
 _ALPHABET = "Alphabet for a params.bin.  [default: of params.bin.json, or published]"
@@ -113,7 +113,7 @@ def convert(
         _export(given, target, overwrite)
         return
     source = Path(given)
-    from ..model import fasttext_file, model_file
+    from ..model import encoder_file, fasttext_file, model_file
     from ..model.charcnn import Model, load_model
     from ..model.recipes import prepared
     from ..model.scores import CARD
@@ -129,6 +129,8 @@ def convert(
             if classes is not None or alphabet is not None:
                 raise UsageError("--classes and --alphabet are for a params.bin; a model of fastText's has its own")
             files = {target: load_model(source).to_bytes()}
+        elif target.suffix == ".safetensors" and (given.startswith(model_file.HUB) or encoder_file.is_folder(source)):
+            files = {target: load_model(given).to_bytes()}
         elif preparation is not None and source.suffix == ".safetensors":
             files = {target: source.read_bytes()}
         elif kinds == (".bin", ".safetensors"):

@@ -57,7 +57,7 @@ class CpuEngine:
     def __init__(self, model: Model, threads: int, precision: str = "fp32") -> None:
         self.model = model
         self.device_name = "cpu"
-        self.backend = Backend("cpu", "numpy", _architecture(), precision)
+        self.backend = Backend("cpu", "numpy", architecture(), precision)
         self._saturated: list[int] = []
         self.memory_ready = time.time()
         self.threads = threads
@@ -166,7 +166,7 @@ class CpuEngine:
         self._pool.shutdown()
 
 
-def _architecture() -> str:
+def architecture() -> str:
     """NumPy, its BLAS, and their code paths on this processor: together they determine the bits of a score."""
     loaded = [library for library in threadpool_info() if library["user_api"] == "blas"]
     blas = [b for b in loaded if "numpy" in b["filepath"]] or loaded  # others may be SciPy's or PyTorch's

@@ -67,6 +67,8 @@ def open_engine(
     if model.preparation is not None or model.by_class is not None:
         plain = replace(model, preparation=None, by_class=None)
         return Wrapped(model, open_engine(plain, device, precision, threads, kernels))
+    if model.encoder is not None:
+        return _encoder(model, device, precision, threads, kernels)
     missing = None if device == "cpu" else why_no_gpu()
     if device != "cpu" and missing is None:
         from .cuda import CudaEngine
@@ -81,6 +83,20 @@ def open_engine(
                 + (f", or fix this: {missing}" if missing else "")
             )
     return CpuEngine(model, threads or available_cores(), "int8" if precision == "int8" else "fp32")
+
+
+def _encoder(model: Model, device: str, precision: str, threads: int | None, kernels: str) -> Engine:
+    """Encoders are computed on the CPU; the n-grams of a chain are where others are. Only who asks for a GPU's speed is
+    refused.
+    """
+    from .encoder import EncoderEngine
+
+    if device != "cpu" and expected_device(device) == "cuda":
+        raise UsageError(f"{model.name} is an encoder, which is computed on the CPU so far: add --device cpu")
+    if precision not in ("auto", "fp32") or kernels != "auto":
+        raise UsageError(f"{model.name} is an encoder, which is computed in fp32: leave out --precision and --kernels")
+    first = None if model.cascade is None else open_engine(model.asking("none"), device, "auto", threads)
+    return EncoderEngine(model, threads or available_cores(), first)
 
 
 @contextmanager

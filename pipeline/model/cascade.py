@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
 from ..errors import ModelError
@@ -30,6 +30,32 @@ AGREEMENT = 0.999
 _LARGEST = 1e30
 
 
+class Selection(Struct, frozen=True):
+    """For a model that texts are selected by: the network is asked about those that may be above a cut.
+
+    Attributes
+    ----------
+    least : float
+        It is asked about a text whose score by the n-grams alone is this or more. It is `cut` at most, so what it is
+        not asked about is never above that.
+    cut : float
+        The score of the whole model from which on a text is selected.
+    label : int
+        The class whose score this is; 0 of a model of numbers, where it is the number.
+    top : float
+        Share of the rows on which this was found that are above the cut.
+    recall : float
+        Of these, the share that the network is asked about: at least so many, with 95 % confidence.
+
+    """
+
+    least: float
+    cut: float
+    label: Annotated[int, Meta(ge=0)]
+    top: Annotated[float, Meta(gt=0, lt=1)]
+    recall: Annotated[float, Meta(gt=0, lt=1)]
+
+
 class Cascade(Struct, frozen=True):
     """Whom the network is asked about, and what the n-grams alone say of the others.
 
@@ -45,6 +71,8 @@ class Cascade(Struct, frozen=True):
         What stands in for the network's logits where it is not asked: their mean on those rows, for each class.
     temperature : float
         Of the scores of the n-grams alone.
+    selection : Selection, optional
+        By which the network is asked in place of the margin.
 
     """
 
@@ -53,6 +81,7 @@ class Cascade(Struct, frozen=True):
     agreement: Annotated[float, Meta(ge=0, le=1)]
     bias: tuple[float, ...]
     temperature: float = 1.0
+    selection: Selection | UnsetType = UNSET
 
     def check(self, classes: int, model: str) -> None:
         """Raise ModelError unless this fits a model of so many classes."""
@@ -62,11 +91,16 @@ class Cascade(Struct, frozen=True):
             raise ModelError(f"{model}: the margin or a bias of its n-grams is not finite, or beyond {_LARGEST:g}")
         if not TEMPERATURES[0] <= self.temperature <= TEMPERATURES[1]:
             raise ModelError(f"{model}: temperature {self.temperature:g} of its n-grams alone is out of range")
+        of = self.selection
+        if of and not (-_LARGEST <= of.least <= of.cut <= _LARGEST and of.label < classes):
+            raise ModelError(f"{model}: its selection is damaged: from {of.least:g} on for a cut of {of.cut:g}")
 
     @property
     def about(self) -> dict[str, object]:
         """What decides scores, as JSON values."""
-        return {"margin": self.margin, "bias": self.bias, "temperature": self.temperature}
+        about = {"margin": self.margin, "bias": self.bias, "temperature": self.temperature}
+        of = self.selection
+        return {**about, "selection": [of.least, of.cut, of.label]} if of else about
 
 
 def margins(logits: NDArray[np.float32], thresholds: Sequence[float] | None) -> NDArray[np.float32]:

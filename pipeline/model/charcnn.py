@@ -18,11 +18,24 @@ from numpy.typing import NDArray
 
 from ..errors import ModelError, UsageError
 from ..storage.disk import write_file
-from . import fasttext_file, model_file, scores
+from . import encoder_file, fasttext_file, model_file, scores
 from .alphabet import PUBLISHED, Alphabet
 from .cascade import ASKS, Cascade
+from .encoder import Encoder
 from .fasttext import ALPHABET, FastText
-from .layers import BIAS, CLASSES, FRAMES, HIDDEN, PUBLISHED_LENGTH, WHOLE, Frame, Layer, layer_table, parameter_count
+from .layers import (
+    BIAS,
+    CLASSES,
+    FRAMES,
+    HIDDEN,
+    PUBLISHED_LENGTH,
+    WHOLE,
+    Frame,
+    Layer,
+    check_tensors,
+    layer_table,
+    parameter_count,
+)
 from .model_file import MEANT_FOR, SHIPPED, ActivationScales
 from .ngrams import NGrams
 from .scores import (
@@ -83,6 +96,9 @@ class Model:
         What `calibrate` found with `by_class`: how likely a label is right, from its score, of each class.
     preparation : Preparation, optional
         What is done to a text before the model reads it.
+    encoder : Encoder, optional
+        What computes the scores in place of a network, with ``fc3.bias`` as its last bias. With n-grams and a cascade,
+        these have scores of their own, and the encoder is asked about some texts only.
 
     Raises
     ------
@@ -116,6 +132,7 @@ class Model:
     heads: tuple[tuple[str, int], ...] | None = field(default=None, repr=False)
     by_class: ByClass | None = field(default=None, repr=False)
     preparation: Preparation | None = field(default=None, repr=False)
+    encoder: Encoder | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_classes(self.classes, self.name, self.heads)
@@ -125,9 +142,9 @@ class Model:
             expected = {n: s for layer in self.layers for n, s in layer.shapes.items()}
         except ModelError as error:
             raise ModelError(f"{self.name}: {error.message}") from error
-        if self._is_ngrams_alone:
+        if self._has_bias_alone:
             expected = {BIAS: expected[BIAS]}
-        model_file.check_tensors(self.tensors, expected, self.name)
+        check_tensors(self.tensors, expected, self.name)
         if self.scales is not None:
             convolutions = [layer.name for layer in self.layers if layer.kind == "conv1d" and not layer.is_lookup]
             self.scales.check(convolutions, self.name)
@@ -138,12 +155,17 @@ class Model:
             self.ngrams.check(len(self.classes), self.length, self.is_multi_label, self.name)
         if self.cascade is not None:
             self.cascade.check(len(self.classes), self.name)
-            if self.ngrams is None or not self.has_network:
+            if self.ngrams is None or not (self.has_network or self.encoder):
                 raise ModelError(f"{self.name}: a margin for its n-grams, without n-grams or without a network")
+        if self.encoder is not None:
+            self.encoder.check(len(self.classes), self.name)
+            is_chain = self.ngrams is not None and self.cascade is not None
+            if not self._has_bias_alone or self.heads is not None or (self.ngrams is None) == is_chain:
+                raise ModelError(f"{self.name}: an encoder beside a network, heads, or n-grams without a margin")
         if self.thresholds is not None:
             check_thresholds(self.thresholds, self.classes, self.name)
         if self.levels is not None:
-            self.levels.check(self._is_ngrams_alone and not self.is_multi_label, self.name)
+            self.levels.check(self._has_bias_alone and not self.is_multi_label, self.name)
         if self.heads is not None and (self.link != SOFTMAX or self.cascade is not None or self.length == WHOLE):
             raise ModelError(f"{self.name}: a model with heads has no thresholds, levels, margin or fastText's table")
         if self.by_class is not None:
@@ -165,13 +187,13 @@ class Model:
         >>> broadsheet.load_model("ag-news").reads
         1014
         """
-        if self.preparation is not None:
+        if self.preparation is not None or self.encoder is not None:
             return WHOLE
         return self.length if self.ngrams is None else max(self.length, self.ngrams.kinds.reads)
 
     @property
-    def _is_ngrams_alone(self) -> bool:
-        return self.ngrams is not None and set(self.tensors) == {BIAS}
+    def _has_bias_alone(self) -> bool:
+        return (self.ngrams is not None or self.encoder is not None) and set(self.tensors) == {BIAS}
 
     @property
     def window(self) -> int:
@@ -181,7 +203,7 @@ class Model:
     @cached_property
     def has_network(self) -> bool:
         """Whether there is a network that counts: files of n-grams alone had one of zeros, before they had none."""
-        return not self._is_ngrams_alone and bool(self.tensors["fc3.weight"].any())
+        return not self._has_bias_alone and bool(self.tensors["fc3.weight"].any())
 
     def asking(self, network: str) -> Model:
         """The same model with its network asked about some texts.
@@ -204,7 +226,7 @@ class Model:
         """
         if network not in ASKS:
             raise UsageError(f"network {network!r}: choose one of {', '.join(ASKS)}")
-        if network != "none" or not self.has_network:
+        if network != "none" or not (self.has_network or self.encoder):
             return self if network == "uncertain" or self.cascade is None else replace(self, cascade=None)
         if self.heads is not None:
             raise UsageError(f"{self.name} has heads, which need its network: leave out --network none")
@@ -215,7 +237,8 @@ class Model:
                 f"them, with broadsheet {remedy}"
             )
         bias = {BIAS: np.array(self.cascade.bias, np.float32)}
-        return replace(self, tensors=bias, temperature=self.cascade.temperature, scales=None, cascade=None)
+        temperature = self.cascade.temperature
+        return replace(self, tensors=bias, temperature=temperature, scales=None, cascade=None, encoder=None)
 
     @property
     def is_calibrated(self) -> bool:
@@ -243,17 +266,19 @@ class Model:
     @property
     def parameters(self) -> int:
         """The number of weights: of the network, and in the table of n-grams."""
-        return sum(t.size for t in self.tensors.values()) + (0 if self.ngrams is None else self.ngrams.table.size)
+        of_encoder = 0 if self.encoder is None else sum(t.size for t in self.encoder.weights.values())
+        in_table = 0 if self.ngrams is None else self.ngrams.table.size
+        return sum(t.size for t in self.tensors.values()) + in_table + of_encoder
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights."""
-        return sum(tensor.nbytes for tensor in (*self.tensors.values(), *self._of_ngrams.values()))
+        return sum(tensor.nbytes for tensor in (*self.tensors.values(), *self._beside.values()))
 
     @property
     def mapped_bytes(self) -> int:
         """Those of them that are in a file which all processes of a machine map."""
-        return sum(tensor.nbytes for tensor in self._of_ngrams.values() if isinstance(tensor, np.memmap))
+        return sum(tensor.nbytes for tensor in self._beside.values() if isinstance(tensor, np.memmap))
 
     @property
     def dtype(self) -> str:
@@ -286,16 +311,19 @@ class Model:
             about.append({"by_class": [self.by_class.slopes, self.by_class.shifts]})
         if self.preparation is not None:
             about.append({"preparation": self.preparation.id})
+        if self.encoder is not None:
+            about.append({"encoder": self.encoder.about})
         digest = hashlib.sha256(json.dumps(about).encode())
-        for name in sorted(stored := {**self.tensors, **self._of_ngrams}):
+        for name in sorted(stored := {**self.tensors, **self._beside}):
             tensor = np.ascontiguousarray(stored[name])
             digest.update(f"{name} {tensor.dtype.str}".encode())
             digest.update(tensor.data)
         return digest.hexdigest()
 
     @property
-    def _of_ngrams(self) -> dict[str, NDArray[Any]]:
-        return {} if self.ngrams is None else self.ngrams.tensors()
+    def _beside(self) -> dict[str, NDArray[Any]]:
+        """The tensors of its n-grams and of its encoder."""
+        return {name: t for part in (self.ngrams, self.encoder) if part for name, t in part.tensors().items()}
 
     def to_bytes(self, dtype: str | None = None) -> bytes:
         """Encode the model as a safetensors file.
@@ -326,12 +354,14 @@ class Model:
         about = model_file.About(
             self.alphabet.symbols, list(self.classes), self.length, dict(self.card), self.frame, self.scales,
             temperature=temperature, thresholds=None if self.thresholds is None else list(self.thresholds),
-            ngrams_alone=self._is_ngrams_alone or None, cascade=self.cascade, levels=self.levels,
+            ngrams_alone=(self._has_bias_alone and self.encoder is None) or None,
+            cascade=self.cascade, levels=self.levels,
             heads=None if self.heads is None else list(self.heads), by_class=self.by_class,
+            encoder=None if self.encoder is None else self.encoder.settings,
             **({} if self.ngrams is None else {self.ngrams.feature: self.ngrams.kinds}),  # type: ignore[arg-type]
         )  # fmt: skip
-        layers = [] if self._is_ngrams_alone else [layer.description for layer in self.layers]
-        stored = tensors | self._of_ngrams
+        layers = [] if self._has_bias_alone else [layer.description for layer in self.layers]
+        stored = tensors | self._beside
         if self.preparation is not None:
             about.preparation = msgspec.to_builtins(self.preparation.steps)
             stored[model_file.TOKENIZER] = np.frombuffer(self.preparation.tokenizer, np.uint8)
@@ -383,6 +413,7 @@ class Model:
         if shipped:
             card = {MEANT_FOR: shipped.meant_for, **card}
         branch = model_file.branch_of(about, tensors, name)
+        encoder = None if about.encoder is None else Encoder.of_file(about.encoder, tensors, name)
         preparation = None
         if about.preparation is not None:
             from .preparation import of_file  # PyArrow takes time to load
@@ -394,7 +425,7 @@ class Model:
         model = cls(
             alphabet, classes, about.length, tensors, card, name, about.frame, about.scales, temperature, branch,
             thresholds, about.cascade, about.levels, None if about.heads is None else tuple(about.heads),
-            about.by_class, preparation,
+            about.by_class, preparation, encoder,
         )  # fmt: skip
         if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
             raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")
@@ -443,7 +474,8 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
         ``params.bin``; or a repository of the Hugging Face Hub, ``hf://user/name`` or ``hf://user/name@revision``,
         whose ``model.safetensors`` is downloaded and cached. A ``params.bin`` has its alphabet, classes and frame from
         the file that `broadsheet convert` writes next to it, ``params.bin.json``; without it, the published alphabet,
-        classes called "0", "1" and so on, and the dense frame. A `Model` is returned as it is.
+        classes called "0", "1" and so on, and the dense frame. Or a folder or repository of an encoder with a head, as
+        transformers saves it. A `Model` is returned as it is.
 
     Returns
     -------
@@ -473,7 +505,9 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
         return replace(model, cascade=SHIPPED[str(source)].cascade)
     path, name = Path(source), str(source)
     if name.startswith(model_file.HUB):
-        path, name = model_file.fetch_from_hub(name)
+        path, name = model_file.fetch_from_hub(name, encoder_file.FILES)
+    if encoder_file.is_folder(path):
+        return _of_encoder(path, name)
     try:
         if fasttext_file.is_fasttext(path):
             return _of_fasttext(path, name)
@@ -487,6 +521,16 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
     if sidecar is None:
         return from_params(data, name=str(path))
     return from_params(data, sidecar.classes, sidecar.alphabet, str(path), sidecar.card, sidecar.frame)
+
+
+def _of_encoder(path: Path, name: str) -> Model:
+    encoder, classes, bias, kind, levels = encoder_file.read(path, name)
+    if not classes:
+        raise ModelError(f"{name} gives vectors and no labels: broadsheet train --encoder {name} adds what does")
+    thresholds = (DEFAULT_THRESHOLD,) * len(classes) if kind == "several" else None
+    card = {"origin": f"converted from {name}"}
+    of_head = {"thresholds": thresholds, "levels": levels, "encoder": encoder}
+    return Model(ALPHABET, classes, WHOLE, {BIAS: bias}, card, name, "text", **of_head)  # type: ignore[arg-type]
 
 
 def _of_fasttext(path: Path, name: str) -> Model:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ModelError
 
@@ -163,3 +165,20 @@ def _pooled_rows(rows: int) -> int:
 def parameter_count(symbols: int, classes: int, length: int = PUBLISHED_LENGTH) -> int:
     layers = layer_table(symbols, length, classes)
     return sum(int(np.prod(shape)) for layer in layers for shape in layer.shapes.values())
+
+
+def check_tensors(tensors: Mapping[str, NDArray[Any]], expected: Mapping[str, tuple[int, ...]], model: str) -> None:
+    """Raise ModelError unless these are the tensors, fp32 or fp16, of these shapes."""
+    for tensor, shape in expected.items():
+        if tensor not in tensors:
+            raise ModelError(f"{model}: tensor {tensor} is missing")
+        array = tensors[tensor]
+        if array.shape != shape:
+            raise ModelError(f"{model}: tensor {tensor} is {list(array.shape)}, expected {list(shape)}")
+        if array.dtype not in (np.float32, np.float16):
+            raise ModelError(f"{model}: tensor {tensor} is {array.dtype}, expected float32 or float16")
+        if not np.isfinite(array).all():
+            raise ModelError(f"{model}: tensor {tensor} holds a value that is not finite")
+    extra = sorted(set(tensors) - set(expected))
+    if extra:
+        raise ModelError(f"{model}: tensor {extra[0]:.100} does not belong to this network")

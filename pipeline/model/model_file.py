@@ -15,13 +15,12 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
-import numpy as np
 import safetensors
 import safetensors.numpy
 from msgspec import Meta, Struct
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError, UsageError
 from .alphabet import MAX_SYMBOLS
 from .cascade import Cascade
+from .encoder import Settings as Encoding
 from .fasttext import MOST_BYTES, FastText, Settings
 from .layers import CLASSES, LENGTHS, Frame, parameter_count
 from .ngrams import MOST_TABLE_BYTES, Kinds, NGrams
@@ -38,7 +38,7 @@ from .scores import ByClass, Levels
 FORMAT = "broadsheet-charcnn/2"
 FEATURES = (
     "frame", "scales", "temperature", "ngrams", "thresholds", "ngrams_alone", "cascade", "fasttext", "levels",
-    "heads", "by_class", "preparation",
+    "heads", "by_class", "preparation", "encoder",
 )  # fmt: skip
 _FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
@@ -99,6 +99,7 @@ class About(Struct):
     heads: list[tuple[str, int]] | None = None
     by_class: ByClass | None = None
     preparation: list[dict[str, Any]] | None = None
+    encoder: Encoding | None = None
 
 
 _OF_EVERY_VERSION = [field for field in About.__struct_fields__ if field not in FEATURES]
@@ -145,23 +146,6 @@ def read_model_file(path: Path) -> bytes:
     largest = 4 * parameter_count(MAX_SYMBOLS, CLASSES[1], LENGTHS[1]) + MOST_HEADER_BYTES
     largest += MOST_TABLE_BYTES + MOST_BYTES + MOST_TOKENIZER_BYTES
     return read_file(path, largest)
-
-
-def check_tensors(tensors: Mapping[str, NDArray[Any]], expected: Mapping[str, tuple[int, ...]], model: str) -> None:
-    """Raise ModelError unless these are the tensors, fp32 or fp16, of these shapes."""
-    for tensor, shape in expected.items():
-        if tensor not in tensors:
-            raise ModelError(f"{model}: tensor {tensor} is missing")
-        array = tensors[tensor]
-        if array.shape != shape:
-            raise ModelError(f"{model}: tensor {tensor} is {list(array.shape)}, expected {list(shape)}")
-        if array.dtype not in (np.float32, np.float16):
-            raise ModelError(f"{model}: tensor {tensor} is {array.dtype}, expected float32 or float16")
-        if not np.isfinite(array).all():
-            raise ModelError(f"{model}: tensor {tensor} holds a value that is not finite")
-    extra = sorted(set(tensors) - set(expected))
-    if extra:
-        raise ModelError(f"{model}: tensor {extra[0]:.100} does not belong to this network")
 
 
 def branch_of(about: About, tensors: dict[str, NDArray[Any]], name: str) -> NGrams | FastText | None:
@@ -340,23 +324,34 @@ def repository_of(url: str) -> tuple[str, str | None]:
     return repository, revision or None
 
 
-def fetch_from_hub(url: str) -> Fetched:
+def fetch_from_hub(url: str, others: Sequence[str]) -> Fetched:
     """Download a model, or find it in the cache of huggingface_hub, without which UsageError is raised.
+
+    others: what is fetched too where the file is none of ours; the path is then that of the folder.
 
     Raises ModelError where the repository, the revision or the file is not there, or the Hub is out of reach and the
     cache lacks it.
     """
     repository, revision = repository_of(url)
     try:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import hf_hub_download, snapshot_download
     except ImportError as error:
         raise UsageError("huggingface_hub is not installed: pip install 'broadsheet[hub]'") from error
     try:
         path = Path(hf_hub_download(repository, HUB_FILE, revision=revision, library_name="broadsheet"))
+        folder = path.parent
+        if not _is_ours(path):
+            path = Path(snapshot_download(repository, revision=revision, allow_patterns=[*others]))
     except Exception as error:  # of HTTP, the name or the cache, each of another library
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ModelError(f"{url}: no {HUB_FILE} is to be had there: {reason[:200]}") from error
-    return Fetched(path, f"{HUB}{repository}@{path.parent.name}")
+    return Fetched(path, f"{HUB}{repository}@{folder.name}")
+
+
+def _is_ours(path: Path) -> bool:
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return FORMAT.rpartition("/")[0].encode() in file.read(min(size, MOST_HEADER_BYTES))
 
 
 class Shipped(NamedTuple):

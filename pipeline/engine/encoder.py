@@ -1,0 +1,108 @@
+"""The engine of encoders: each text by itself on a thread of the CPU; of a chain, those that its n-grams leave open.
+
+`model/encoder.py` is what is computed. The n-grams of a chain have an engine of their own, of any kind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+from ..model import reference
+from ..model.alphabet import count_characters
+from ..model.cascade import asked
+from ..model.charcnn import Model
+from ..model.layers import BIAS
+from ..model.scores import log_scores
+from ..processes.threads import SINGLE_THREADED_BLAS
+from ..telemetry.spans import Span, span
+from .base import Backend, Engine, Predictions, Texts
+from .cpu import architecture
+
+Floats = NDArray[np.float32]
+
+
+class EncoderEngine:
+    """Texts on `threads` threads, each with a single-threaded BLAS: the longest first, so that none is waited for."""
+
+    batch = None
+
+    def __init__(self, model: Model, threads: int, first: Engine | None = None) -> None:
+        assert model.encoder is not None
+        self.model, self.encoder, self.first = model, model.encoder, first
+        self.device_name = "cpu"
+        self.backend = Backend("cpu", "numpy", architecture(), "fp32")
+        self._pool = ThreadPoolExecutor(threads, "broadsheet-compute")
+        self._bias = model.tensors[BIAS].astype(np.float32)
+        self.memory_ready = time.time()
+
+    def classify(
+        self,
+        texts: Texts,
+        top_k: int = 1,
+        all_scores: bool = False,
+        spans: list[Span] | None = None,
+        each_kernel: bool = False,
+        handed_over: Callable[[], object] | None = None,
+    ) -> Predictions:
+        """Label N articles, as `Engine.classify` does. Raises UsageError for texts that are encoded already."""
+        if texts.ids is not None:
+            raise UsageError(f"the input is encoded already, and {self.model.name} reads texts: give it the texts")
+        if not isinstance(texts.data, np.ndarray):  # CuPy's
+            texts = replace(texts, data=texts.data.get())
+        if self.first is None:
+            return self._asked(texts, top_k, all_scores, spans, each_kernel)
+        first = self.first.classify(texts, top_k, True, spans, each_kernel)
+        rows = self._open(first)
+        if rows.any():
+            asked = self._asked(texts.take(rows), top_k, True, spans, each_kernel)
+            for name in ("labels", "scores", "all_scores", "truncated"):
+                getattr(first, name)[rows] = getattr(asked, name)
+        return replace(first, all_scores=first.all_scores if all_scores else None, asked=int(rows.sum()))
+
+    def _open(self, first: Predictions) -> NDArray[np.bool_]:
+        """Of which texts the n-grams leave open what they are, [N]; among them all on which they overflow."""
+        cascade = self.model.cascade
+        assert cascade is not None
+        assert first.all_scores is not None
+        if cascade.selection:
+            of = first.scores[:, 0] if self.model.levels else first.all_scores[:, cascade.selection.label]
+            below: NDArray[np.bool_] = of < np.float32(cascade.selection.least)
+            return ~below
+        logits = log_scores(first.all_scores, cascade.temperature)
+        if self.model.is_multi_label:
+            logits -= log_scores(1 - first.all_scores)
+        return asked(logits.astype(np.float32), cascade.margin, self.model.thresholds) | first.overflowed
+
+    def _asked(
+        self, texts: Texts, top_k: int, all_scores: bool, spans: list[Span] | None, each_kernel: bool
+    ) -> Predictions:
+        """What the encoder says of N texts."""
+        kernels = spans if each_kernel else None
+        logits = np.empty((len(texts), len(self.model.classes)), np.float32)
+        with span("kernels", spans, "compute", self.device_name):
+            with span("tokens", kernels, "compute", self.device_name):
+                ids, ends, is_cut = self.encoder.tokens_of(texts.data, texts.offsets)
+
+            def compute(text: int) -> None:
+                logits[text] = self.encoder.logits(ids[ends[text] : ends[text + 1]])
+
+            with span("encoder", kernels, "compute", self.device_name), SINGLE_THREADED_BLAS:
+                for _ in self._pool.map(compute, np.argsort(-np.diff(ends), kind="stable").tolist()):
+                    pass
+            scores = reference.class_scores(logits + self._bias, self.model)
+            labels, best = reference.top_k(scores, top_k)
+        n_chars = count_characters(texts.data, texts.offsets) if texts.n_chars is None else texts.n_chars
+        counts = n_chars, is_cut, np.zeros(len(texts), np.int64)
+        return Predictions(labels, best, scores if all_scores else None, *counts).with_numbers(self.model)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        if self.first is not None:
+            self.first.close()

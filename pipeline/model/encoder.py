@@ -1,0 +1,261 @@
+"""Encoders with a head (BERT and its small kin), in NumPy: the specification, and the CPU backend.
+
+Each token has a vector: that of its entry in the vocabulary, and of its place. Each layer adds to every vector what
+attention makes of all of the text's, and then what two products with an activation between make of the vector itself;
+after each of the two, vectors are normalised. The text's vector is that of its first token, or the mean of all; a head
+of products gives the logits. See Vaswani et al., "Attention Is All You Need" (2017), and Devlin et al., "BERT" (2019).
+
+A text is computed by itself, without padding, so that nothing but the text decides its bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from msgspec import Meta, Struct, to_builtins
+from numpy.typing import NDArray
+
+from ..errors import ModelError
+from .layers import check_tensors
+from .wordpiece import Rules, Tokens, WordPiece
+
+Floats = NDArray[np.float32]
+Activation = Literal["gelu", "gelu_tanh", "relu"]
+Pooling = Literal["cls", "mean"]
+
+PREFIX = "encoder."
+"""Of its tensors in a model file."""
+
+VOCABULARY = ("words", "ends", "pages", "characters", "sequences")
+MOST_LAYERS, MOST_TOKENS = 128, 8192
+NORMALISE = "normalise"
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """What decides the vector of a text beside the weights.
+
+    Attributes
+    ----------
+    layers, heads : int
+        How many.
+    epsilon : float
+        What is added to the variance that vectors are normalised by.
+    activation : str
+        Between the two products of a layer: "gelu" with the error function, "gelu_tanh", or "relu".
+    pooling : str
+        What the vector of a text is: that of its first token ("cls"), or the mean of all ("mean").
+    head : tuple of str
+        What is done to that vector before the last product, in order: "normalise" to a length of one, or a product
+        that is followed by "tanh", "relu", "gelu", or "identity".
+    most : int
+        Tokens of a text that are read, with the ones that begin and end it.
+    rules : Rules
+        What decides the tokens of a text.
+
+    """
+
+    layers: Annotated[int, Meta(ge=1, le=MOST_LAYERS)]
+    heads: Annotated[int, Meta(ge=1)]
+    epsilon: Annotated[float, Meta(gt=0, lt=1)]
+    activation: Activation
+    pooling: Pooling
+    head: tuple[Literal["normalise", "tanh", "relu", "gelu", "identity"], ...]
+    most: Annotated[int, Meta(ge=3, le=MOST_TOKENS)]
+    rules: Rules
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """An encoder in place of a network; immutable.
+
+    Attributes
+    ----------
+    settings : Settings
+        What decides its vectors beside the weights.
+    tokens : WordPiece
+        Its vocabulary.
+    weights : mapping of str to ndarray
+        float32 or float16: "embedding" [entries, width], "places" [most or more, width], and "norm.weight" and
+        "norm.bias" [width]; of each layer, "0.", "1." and so on: "queries" [width, 3 width] of queries, keys and
+        values, "mix" [width, width], "inner" [width, inner], "outer" [inner, width], each with ".bias", and two norms,
+        "norm1" and "norm2"; of the head "head.0" and so on, [inputs, outputs] with ".bias", and "last" [inputs,
+        classes], whose bias is the model's. Without "last" it gives vectors and no scores.
+
+    """
+
+    settings: Settings
+    tokens: WordPiece
+    weights: Mapping[str, NDArray[Any]] = field(repr=False)
+
+    feature: ClassVar[str] = "encoder"
+
+    @property
+    def about(self) -> Any:
+        """What decides scores beside the tensors, as JSON values."""
+        return to_builtins(self.settings)
+
+    @property
+    def width(self) -> int:
+        """Values of a token's vector."""
+        return int(self.weights["embedding"].shape[1])
+
+    @property
+    def outputs(self) -> int:
+        """Values of a text's vector."""
+        products = [i for i, step in enumerate(s for s in self.settings.head if s != NORMALISE)]
+        return int(self.weights[f"head.{products[-1]}"].shape[1]) if products else self.width
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """All, by their names in a model file."""
+        vocabulary = {name: getattr(self.tokens, name) for name in VOCABULARY}
+        return {f"{PREFIX}{name}": array for name, array in {**vocabulary, **self.weights}.items()}
+
+    @classmethod
+    def of_file(cls, settings: Settings, tensors: dict[str, NDArray[Any]], model: str) -> Encoder:
+        """Take its tensors out of those of a model file. Raises ModelError where one is missing."""
+        own = {name.removeprefix(PREFIX): tensors.pop(name) for name in [*tensors] if name.startswith(PREFIX)}
+        if missing := {*VOCABULARY} - {*own}:
+            raise ModelError(f"{model}: tensor {PREFIX}{min(missing)} is missing")
+        return cls(settings, WordPiece(settings.rules, *(own.pop(name) for name in VOCABULARY)), own)
+
+    def check(self, classes: int | None, model: str) -> None:
+        """Raise ModelError unless the tensors fit the settings, and each other. classes: None for vectors."""
+        self.tokens.check(model)
+        width = self.weights["embedding"].shape[-1] if "embedding" in self.weights else 0
+        inner = self.weights["0.inner"].shape[-1] if "0.inner" in self.weights else 0
+        if width == 0 or width % self.settings.heads:
+            raise ModelError(f"{model}: vectors of {width} values for {self.settings.heads} heads of attention")
+        expected: dict[str, tuple[int, ...]] = {
+            "embedding": (len(self.tokens.ends), width),
+            "places": (self.settings.most, width),
+            **_norm("norm", width),
+        }
+        for layer in range(self.settings.layers):
+            for name, shape in {
+                "queries": (width, 3 * width), "mix": (width, width), "inner": (width, inner), "outer": (inner, width),
+            }.items():  # fmt: skip
+                expected |= {f"{layer}.{name}": shape, f"{layer}.{name}.bias": shape[1:]}
+            expected |= _norm(f"{layer}.norm1", width) | _norm(f"{layer}.norm2", width)
+        for number, _ in enumerate(step for step in self.settings.head if step != NORMALISE):
+            outputs = self.weights[f"head.{number}"].shape[-1] if f"head.{number}" in self.weights else 0
+            expected |= {f"head.{number}": (width, outputs), f"head.{number}.bias": (outputs,)}
+            width = outputs
+        if classes is not None:
+            expected["last"] = (width, classes)
+        check_tensors(self.weights, expected, model)
+
+    @cached_property
+    def _floats(self) -> dict[str, Floats]:
+        return {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in self.weights.items()}
+
+    def tokens_of(self, data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Tokens:
+        """The tokens of N texts in valid UTF-8; texts as in `WordPiece.of_texts`."""
+        return self.tokens.of_texts(data, offsets, self.settings.most)
+
+    def logits(self, ids: NDArray[np.int64]) -> Floats:
+        """Of one text, of its tokens, [T]: the logits without the model's bias, float32 [classes]."""
+        return self.vector(ids) @ self._floats["last"]
+
+    def vector(self, ids: NDArray[np.int64]) -> Floats:
+        """Of one text, of its tokens, [T]: float32 [outputs]."""
+        weights, settings = self._floats, self.settings
+        x: Floats = weights["embedding"][ids]
+        x += weights["places"][: len(ids)]
+        x = self._normed(x, "norm")
+        for layer in range(settings.layers):
+            x = self._normed(x + self._attention(x, layer), f"{layer}.norm1")
+            inner = _ACTIVATIONS[settings.activation](self._product(x, f"{layer}.inner"))
+            x = self._normed(x + self._product(inner, f"{layer}.outer"), f"{layer}.norm2")
+        pooled: Floats = x[0] if settings.pooling == "cls" else x.mean(axis=0)
+        products = 0
+        for step in settings.head:
+            if step == NORMALISE:
+                pooled = pooled / max(np.float32(1e-12), np.sqrt(pooled @ pooled))
+            else:
+                pooled = _ACTIVATIONS[step](self._product(pooled, f"head.{products}"))
+                products += 1
+        return np.asarray(pooled, np.float32)
+
+    def _product(self, x: Floats, name: str) -> Floats:
+        out: Floats = x @ self._floats[name]
+        out += self._floats[f"{name}.bias"]
+        return out
+
+    def _normed(self, x: Floats, name: str) -> Floats:
+        """Layer norm, in place."""
+        x -= x.mean(axis=1, keepdims=True)
+        variance = np.einsum("ij,ij->i", x, x) / np.float32(x.shape[1])
+        x /= np.sqrt(variance + np.float32(self.settings.epsilon))[:, None]
+        x *= self._floats[f"{name}.weight"]
+        x += self._floats[f"{name}.bias"]
+        return x
+
+    def _attention(self, x: Floats, layer: int) -> Floats:
+        tokens, width = x.shape
+        heads = self._product(x, f"{layer}.queries").reshape(tokens, 3, self.settings.heads, -1).transpose(1, 2, 0, 3)
+        queries, keys, values = heads
+        queries = queries * np.float32(1 / math.sqrt(width // self.settings.heads))
+        mixed = np.empty((tokens, self.settings.heads, width // self.settings.heads), np.float32)
+        for head in range(self.settings.heads):
+            scores = queries[head] @ keys[head].T
+            scores -= scores.max(axis=1, keepdims=True)
+            np.exp(scores, out=scores)
+            total = scores.sum(axis=1, keepdims=True)
+            mixed[:, head] = (scores @ values[head]) / total
+        mixed = mixed.reshape(tokens, width)
+        return self._product(mixed, f"{layer}.mix")
+
+
+def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+
+
+_ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+_IN_CACHE = 1 << 14
+"""Values that are computed together."""
+
+
+def _gelu(x: Floats) -> Floats:
+    """Gaussian error linear units (Hendrycks and Gimpel, 2016): x times the share of a normal distribution below x. The
+    error function is formula 7.1.26 of Abramowitz and Stegun, right within 1.5e-7.
+    """
+    x = np.ascontiguousarray(x)
+    flat = x.reshape(-1)
+    for first in range(0, len(flat), _IN_CACHE):
+        part = flat[first : first + _IN_CACHE]
+        scaled = np.abs(part)
+        scaled *= np.float32(math.sqrt(0.5))
+        t = scaled * np.float32(0.3275911)
+        t += 1
+        np.divide(np.float32(1), t, out=t)
+        tail = t * np.float32(_ERF[-1] / 2)
+        for factor in reversed(_ERF[:-1]):
+            tail += np.float32(factor / 2)
+            tail *= t
+        scaled *= scaled
+        np.negative(scaled, out=scaled)
+        tail *= np.exp(scaled, out=scaled)  # the share beyond |x|
+        tail *= part
+        np.maximum(part, 0, out=part)
+        part -= np.abs(tail, out=tail)
+    return x
+
+
+def _gelu_tanh(x: Floats) -> Floats:
+    """The approximation of the same work: "gelu_new" and "gelu_pytorch_tanh" of transformers."""
+    out: Floats = x / 2 * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)))
+    return out
+
+
+_ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "tanh": np.tanh,
+    "identity": lambda x: x,
+}

