@@ -1,4 +1,4 @@
-"""The engine of encoders: each text by itself on a thread of the CPU; of a chain, those that its n-grams leave open.
+"""The engine of encoders: groups of texts on threads of the CPU; of a chain, those that its n-grams leave open.
 
 `model/encoder.py` is what is computed. The n-grams of a chain have an engine of their own, of any kind.
 """
@@ -20,16 +20,21 @@ from ..model.cascade import asked
 from ..model.charcnn import Model
 from ..model.layers import BIAS
 from ..model.scores import log_scores
+from ..model.wordpiece import Tokens
 from ..processes.threads import SINGLE_THREADED_BLAS
 from ..telemetry.spans import Span, span
 from .base import Backend, Engine, Predictions, Texts
 from .cpu import architecture
 
 Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+_GROUP = 1024
+"""Tokens that are computed together: a layer's weights stay in a cache meanwhile."""
 
 
 class EncoderEngine:
-    """Texts on `threads` threads, each with a single-threaded BLAS: the longest first, so that none is waited for."""
+    """Groups of texts on `threads` threads, each with a single-threaded BLAS."""
 
     batch = None
 
@@ -85,24 +90,37 @@ class EncoderEngine:
     ) -> Predictions:
         """What the encoder says of N texts."""
         kernels = spans if each_kernel else None
-        logits = np.empty((len(texts), len(self.model.classes)), np.float32)
         with span("kernels", spans, "compute", self.device_name):
             with span("tokens", kernels, "compute", self.device_name):
-                ids, ends, is_cut = self.encoder.tokens_of(texts.data, texts.offsets)
-
-            def compute(text: int) -> None:
-                logits[text] = self.encoder.logits(ids[ends[text] : ends[text + 1]])
-
-            with span("encoder", kernels, "compute", self.device_name), SINGLE_THREADED_BLAS:
-                for _ in self._pool.map(compute, np.argsort(-np.diff(ends), kind="stable").tolist()):
-                    pass
+                tokens = self.encoder.tokens_of(texts.data, texts.offsets)
+            with span("encoder", kernels, "compute", self.device_name):
+                logits = of_texts(self.encoder.logits, tokens, self._pool)
+            logits = logits.reshape(len(texts), len(self.model.classes))
             scores = reference.class_scores(logits + self._bias, self.model)
             labels, best = reference.top_k(scores, top_k)
         n_chars = count_characters(texts.data, texts.offsets) if texts.n_chars is None else texts.n_chars
-        counts = n_chars, is_cut, np.zeros(len(texts), np.int64)
+        counts = n_chars, tokens.is_cut, np.zeros(len(texts), np.int64)
         return Predictions(labels, best, scores if all_scores else None, *counts).with_numbers(self.model)
 
     def close(self) -> None:
         self._pool.shutdown()
         if self.first is not None:
             self.first.close()
+
+
+def of_texts(compute: Callable[[Integers, Integers], Floats], tokens: Tokens, pool: ThreadPoolExecutor) -> Floats:
+    """What an encoder's `logits` or `vectors` computes of N texts, [N, outputs], on threads of a single-threaded BLAS.
+
+    The longest come first, so that none is waited for in the end.
+    """
+    sizes = np.diff(tokens.ends)
+    order = np.argsort(-sizes, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(np.cumsum(sizes[order]) // _GROUP)) + 1) if len(order) else []
+
+    def of_group(group: Integers) -> Floats:
+        parts = [tokens.ids[tokens.ends[text] : tokens.ends[text + 1]] for text in group]
+        return compute(np.concatenate(parts), np.cumsum([0, *sizes[group]]))
+
+    with SINGLE_THREADED_BLAS:
+        computed = [*pool.map(of_group, groups)]
+    return np.concatenate(computed)[np.argsort(order)] if computed else np.empty(0, np.float32)

@@ -5,7 +5,7 @@ attention makes of all of the text's, and then what two products with an activat
 after each of the two, vectors are normalised. The text's vector is that of its first token, or the mean of all; a head
 of products gives the logits. See Vaswani et al., "Attention Is All You Need" (2017), and Devlin et al., "BERT" (2019).
 
-A text is computed by itself, without padding, so that nothing but the text decides its bits.
+A text has products of its own, without padding, so that nothing but the text decides its bits.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -157,32 +158,45 @@ class Encoder:
         """The tokens of N texts in valid UTF-8; texts as in `WordPiece.of_texts`."""
         return self.tokens.of_texts(data, offsets, self.settings.most)
 
-    def logits(self, ids: NDArray[np.int64]) -> Floats:
-        """Of one text, of its tokens, [T]: the logits without the model's bias, float32 [classes]."""
-        return self.vector(ids) @ self._floats["last"]
+    def logits(self, ids: NDArray[np.int64], ends: NDArray[np.int64]) -> Floats:
+        """Of N texts: the logits without the model's bias, float32 [N, classes]. ids, ends: as in `Tokens`."""
+        last = self._floats["last"]
+        return np.stack([vector @ last for vector in self.vectors(ids, ends)])
 
-    def vector(self, ids: NDArray[np.int64]) -> Floats:
-        """Of one text, of its tokens, [T]: float32 [outputs]."""
-        weights, settings = self._floats, self.settings
-        x: Floats = weights["embedding"][ids]
-        x += weights["places"][: len(ids)]
+    def vectors(self, ids: NDArray[np.int64], ends: NDArray[np.int64]) -> Floats:
+        """Of N texts, one at least: float32 [N, outputs]. ids, ends: as in `Tokens`.
+
+        The texts share what is computed of each value by itself, and the weights while these are in a cache. Each has
+        products of its own.
+        """
+        texts = [slice(first, last) for first, last in pairwise(ends.tolist())]
+        x: Floats = self._floats["embedding"][ids]
+        for text in texts:
+            x[text] += self._floats["places"][: text.stop - text.start]
         x = self._normed(x, "norm")
-        for layer in range(settings.layers):
-            x = self._normed(x + self._attention(x, layer), f"{layer}.norm1")
-            inner = _ACTIVATIONS[settings.activation](self._product(x, f"{layer}.inner"))
-            x = self._normed(x + self._product(inner, f"{layer}.outer"), f"{layer}.norm2")
-        pooled: Floats = x[0] if settings.pooling == "cls" else x.mean(axis=0)
-        products = 0
-        for step in settings.head:
-            if step == NORMALISE:
-                pooled = pooled / max(np.float32(1e-12), np.sqrt(pooled @ pooled))
-            else:
-                pooled = _ACTIVATIONS[step](self._product(pooled, f"head.{products}"))
-                products += 1
-        return np.asarray(pooled, np.float32)
+        for layer in range(self.settings.layers):
+            x = self._normed(x + self._attention(x, texts, layer), f"{layer}.norm1")
+            inner = _ACTIVATIONS[self.settings.activation](self._products(x, texts, f"{layer}.inner"))
+            x = self._normed(x + self._products(inner, texts, f"{layer}.outer"), f"{layer}.norm2")
+        is_cls = self.settings.pooling == "cls"
+        return np.stack([self._head(x[text.start] if is_cls else x[text].mean(axis=0)) for text in texts])
 
-    def _product(self, x: Floats, name: str) -> Floats:
-        out: Floats = x @ self._floats[name]
+    def _head(self, vector: Floats) -> Floats:
+        products = 0
+        for step in self.settings.head:
+            if step == NORMALISE:
+                vector = vector / max(np.float32(1e-12), np.sqrt(vector @ vector))
+            else:
+                name = f"head.{products}"
+                vector = _ACTIVATIONS[step](vector @ self._floats[name] + self._floats[f"{name}.bias"])
+                products += 1
+        return vector
+
+    def _products(self, x: Floats, texts: list[slice], name: str) -> Floats:
+        weight = self._floats[name]
+        out = np.empty((len(x), weight.shape[1]), np.float32)
+        for text in texts:
+            np.matmul(x[text], weight, out=out[text])
         out += self._floats[f"{name}.bias"]
         return out
 
@@ -190,25 +204,27 @@ class Encoder:
         """Layer norm, in place."""
         x -= x.mean(axis=1, keepdims=True)
         variance = np.einsum("ij,ij->i", x, x) / np.float32(x.shape[1])
-        x /= np.sqrt(variance + np.float32(self.settings.epsilon))[:, None]
+        x *= (1 / np.sqrt(variance + np.float32(self.settings.epsilon)))[:, None]
         x *= self._floats[f"{name}.weight"]
         x += self._floats[f"{name}.bias"]
         return x
 
-    def _attention(self, x: Floats, layer: int) -> Floats:
-        tokens, width = x.shape
-        heads = self._product(x, f"{layer}.queries").reshape(tokens, 3, self.settings.heads, -1).transpose(1, 2, 0, 3)
-        queries, keys, values = heads
-        queries = queries * np.float32(1 / math.sqrt(width // self.settings.heads))
-        mixed = np.empty((tokens, self.settings.heads, width // self.settings.heads), np.float32)
-        for head in range(self.settings.heads):
-            scores = queries[head] @ keys[head].T
-            scores -= scores.max(axis=1, keepdims=True)
-            np.exp(scores, out=scores)
-            total = scores.sum(axis=1, keepdims=True)
-            mixed[:, head] = (scores @ values[head]) / total
-        mixed = mixed.reshape(tokens, width)
-        return self._product(mixed, f"{layer}.mix")
+    def _attention(self, x: Floats, texts: list[slice], layer: int) -> Floats:
+        heads, size = self.settings.heads, x.shape[1] // self.settings.heads
+        queries = self._products(x, texts, f"{layer}.queries").reshape(len(x), 3, heads, size)
+        queries[:, 0] *= np.float32(1 / math.sqrt(size))
+        mixed = np.empty((len(x), heads, size), np.float32)
+        for text in texts:
+            of_heads = queries[text].transpose(1, 2, 0, 3)
+            step = max(1, _IN_CACHE // (text.stop - text.start) ** 2)
+            for some in (slice(first, first + step) for first in range(0, heads, step)):
+                query, key, value = of_heads[:, some]
+                scores = query @ key.transpose(0, 2, 1)
+                scores -= scores.max(axis=2, keepdims=True)
+                np.exp(scores, out=scores)
+                of_some = (scores @ value) / scores.sum(axis=2, keepdims=True)
+                mixed[text, some] = of_some.transpose(1, 0, 2)
+        return self._products(mixed.reshape(x.shape), texts, f"{layer}.mix")
 
 
 def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
@@ -216,7 +232,7 @@ def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
 
 
 _ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
-_IN_CACHE = 1 << 14
+_IN_CACHE = 1 << 16
 """Values that are computed together."""
 
 
