@@ -56,7 +56,14 @@ class EncoderEngine:
         each_kernel: bool = False,
         handed_over: Callable[[], object] | None = None,
     ) -> Predictions:
-        """Label N articles, as `Engine.classify` does. Raises UsageError for texts that are encoded already."""
+        """Label N articles. Raises UsageError for texts that are encoded already.
+
+        Parameters
+        ----------
+        texts, top_k, all_scores, spans, each_kernel, handed_over
+            As of `Engine.classify`.
+
+        """
         if texts.ids is not None:
             raise UsageError(f"the input is encoded already, and {self.model.name} reads texts: give it the texts")
         if not isinstance(texts.data, np.ndarray):  # CuPy's

@@ -14,12 +14,16 @@ from pathlib import Path
 
 from ..errors import UsageError
 from .charcnn import Model, load_model, shipped_file
+from .encoder_file import FILES
 from .model_file import HUB, SHIPPED, repository_of
 from .ngrams import NGrams
 from .recipes import prepared, warn_if_raw
 from .scores import Heads, of_head, parts_of
 
 _NGRAMS_COST, _DENSE_COST = 1 / 80, 3.0
+_ENCODER_WEIGHTS = 900_000
+"""Of an encoder that takes as long for a hundred tokens as the network for a text."""
+
 _SUFFIXES = (".safetensors", ".bin", ".ftz")
 
 
@@ -193,7 +197,8 @@ def _load(source: str | Path | Model, network: str) -> Model:
     name = os.fspath(source)
     shipped = str(shipped_file(name)) if name in SHIPPED else name
     states = []
-    for path in (shipped, f"{shipped}.json"):  # what stands beside a `params.bin`
+    within = [f"{shipped}/{file}" for file in FILES]
+    for path in (shipped, f"{shipped}.json", *within):  # what stands beside a `params.bin`, or in an encoder's folder
         with suppress(OSError):
             about = os.stat(path)
             states.append((os.path.realpath(path), about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns))
@@ -207,9 +212,12 @@ def _loaded(name: str, network: str, states: tuple[tuple[str, int, int, int, int
 
 
 def _cost(model: Model) -> float:
+    share = 1.0 if model.cascade is None else model.cascade.share
+    if model.encoder is not None:
+        weights = (t.size for name, t in model.encoder.weights.items() if name not in ("embedding", "places"))
+        return _NGRAMS_COST + share * sum(weights) / _ENCODER_WEIGHTS
     if not model.has_network:
         return _NGRAMS_COST
-    share = 1.0 if model.cascade is None else model.cascade.share
     return _NGRAMS_COST + share * (_DENSE_COST if model.frame == "dense" else 1.0)
 
 

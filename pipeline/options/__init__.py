@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from ..output.record import Settings
     from ..source.chunk import Selection
 
-_CHUNKS = "{cpu} to {:,} on a CPU, {cuda:,} or {:,} on a GPU".format(*MOST_CHUNK_ROWS.values(), **CHUNK_ROWS)
+_CHUNKS = "{cpu} to {:,} on a CPU (encoders: fewer), {cuda:,} or {:,} on a GPU".format(
+    *MOST_CHUNK_ROWS.values(), **CHUNK_ROWS
+)
 _INPUT_FORMATS = ("csv", "tsv", "jsonl", "parquet", "arrow", "text", "wet", "xlsx")
 _FORMAT, _FORMATS = "parquet; jsonl to stdout", ("parquet", "jsonl", "csv", "npy")
 

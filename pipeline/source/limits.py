@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CHUNK_ROWS = {"cpu": 512, "cuda": 131_072}
-"""Rows in a chunk by default, at least: a second or two of a CPU, 0.04 s of a GPU; scheduling takes milliseconds."""
+"""Rows in a chunk by default, of a network: a second or two of a CPU, 0.04 s of a GPU, where scheduling takes 2 ms."""
 
 MOST_CHUNK_ROWS = {"cpu": 65_536, "cuda": 262_144}
 """Where a model is faster."""
 
 _ROWS_AT_COST_1 = 2_100
 """Of which a CPU labels some 470 a second and thread."""
+
+_FEWEST = 32
+"""Rows in a chunk on a CPU, of the slowest encoders."""
 
 _QUICK = 0.5
 """Of a model that costs less a GPU labels 131,072 rows in some 13 ms: too few beside the way from chunk to chunk."""
@@ -22,7 +25,7 @@ def chunk_rows(device: str, cost: float) -> int:
     least, most = CHUNK_ROWS[device], MOST_CHUNK_ROWS[device]
     if device != "cpu":
         return most if cost < _QUICK else least
-    return max(least, min(most, 1 << int(_ROWS_AT_COST_1 / cost).bit_length() - 1))
+    return max(_FEWEST, min(most, 1 << int(_ROWS_AT_COST_1 / cost).bit_length() - 1))
 
 
 @dataclass(frozen=True)
