@@ -95,7 +95,14 @@ class EncoderEngine:
     def _asked(
         self, texts: Texts, top_k: int, all_scores: bool, spans: list[Span] | None, each_kernel: bool
     ) -> Predictions:
-        """What the encoder says of N texts."""
+        """What the encoder says of N texts.
+
+        Parameters
+        ----------
+        texts, top_k, all_scores, spans, each_kernel
+            As of `Engine.classify`.
+
+        """
         kernels = spans if each_kernel else None
         with span("kernels", spans, "compute", self.device_name):
             with span("tokens", kernels, "compute", self.device_name):
