@@ -68,7 +68,11 @@ def open_engine(
         plain = replace(model, preparation=None, by_class=None)
         return Wrapped(model, open_engine(plain, device, precision, threads, kernels))
     if model.encoder is not None:
-        return _encoder(model, device, precision, threads, kernels)
+        _check_encoder(model, device, precision, kernels)
+        from .encoder import EncoderEngine
+
+        first = None if model.cascade is None else open_engine(model.asking("none"), device, "auto", threads)
+        return EncoderEngine(model, threads or available_cores(), first)
     missing = None if device == "cpu" else why_no_gpu()
     if device != "cpu" and missing is None:
         from .cuda import CudaEngine
@@ -85,18 +89,12 @@ def open_engine(
     return CpuEngine(model, threads or available_cores(), "int8" if precision == "int8" else "fp32")
 
 
-def _encoder(model: Model, device: str, precision: str, threads: int | None, kernels: str) -> Engine:
-    """Encoders are computed on the CPU; the n-grams of a chain are where others are. Only who asks for a GPU's speed is
-    refused.
-    """
-    from .encoder import EncoderEngine
-
+def _check_encoder(model: Model, device: str, precision: str, kernels: str) -> None:
+    """Raise UsageError where an encoder cannot be computed so: it is on a CPU, which nobody with a GPU expects."""
     if device != "cpu" and expected_device(device) == "cuda":
         raise UsageError(f"{model.name} is an encoder, which is computed on the CPU so far: add --device cpu")
     if precision not in ("auto", "fp32") or kernels != "auto":
         raise UsageError(f"{model.name} is an encoder, which is computed in fp32: leave out --precision and --kernels")
-    first = None if model.cascade is None else open_engine(model.asking("none"), device, "auto", threads)
-    return EncoderEngine(model, threads or available_cores(), first)
 
 
 @contextmanager

@@ -47,7 +47,20 @@ Tensor = NDArray[Any]
 
 
 class _Body(NamedTuple):
-    """What transformers calls the settings and weights of one kind of encoder."""
+    """What transformers calls the settings and weights of one kind of encoder.
+
+    Attributes
+    ----------
+    prefix : str
+        Of the names of the encoder's weights, where a head is beside them.
+    layers, heads, activation : str
+        Keys of config.json.
+    layer, queries, products, norms : str or tuple of str
+        What a layer's weights are called: those of queries, keys and values; "mix", "inner" and "outer"; both norms.
+    before, step : str
+        The product before the last one of a classifier, and what follows it.
+
+    """
 
     prefix: str
     layers: str

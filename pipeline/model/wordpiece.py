@@ -67,8 +67,17 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tokens(NamedTuple):
-    """Of N texts. ids: int64 [T], one after another. ends: int64 [N + 1], text i has ``ids[ends[i]:ends[i + 1]]``.
-    is_cut: bool [N], whether the text has more.
+    """Of N texts.
+
+    Attributes
+    ----------
+    ids : int64 [T]
+        Of all texts, one after another.
+    ends : int64 [N + 1]
+        Text i has ``ids[ends[i]:ends[i + 1]]``.
+    is_cut : bool [N]
+        Whether the text has more than these.
+
     """
 
     ids: Integers
