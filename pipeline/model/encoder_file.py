@@ -360,17 +360,20 @@ def _characters(steps: str) -> tuple[dict[int, list[int]], str]:
     normalizer, pre_tokenizer = json.loads(steps)
     about = json.loads(Tokenizer(models.WordPiece({"": 0}, unk_token="")).to_str())
     tokenizer = Tokenizer.from_str(json.dumps({**about, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer}))
-    normal = {c: tokenizer.normalizer.normalize_str(chr(c)) for c in range(0x110000) if c not in _SURROGATES}
-    between = "a".join(["", *sorted({*"".join(normal.values())}), ""])
+    normalize = tokenizer.normalizer.normalize_str
+    normal = {c: normalize(chr(c)) for c in range(0x110000) if c not in _SURROGATES}
+    results = sorted({*"".join(normal.values())})
+    between = "a".join(["", *results, ""])
     pieces = {piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(between)} - {"a"}
     alone = {piece for piece in pieces if len(piece) == 1}
-    become, marks = {}, []
+    become: dict[int, list[int]] = {}
     for code_point, text in normal.items():
         is_padded = len(text) > 2 and text[0] == text[-1] == " "  # a Chinese character
         kept = text[1:-1] if is_padded else text
         points = [ord(c) + ALONE * (is_padded or c in alone) for c in kept]
         if points != [code_point]:
             become[code_point] = points
-        if text and unicodedata.combining(chr(code_point)):
-            marks.append(chr(code_point))
-    return become, "".join(marks)
+    marks = [c for c in results if unicodedata.combining(c)]
+    pairs = ((a, b) for a in marks for b in marks if unicodedata.combining(a) > unicodedata.combining(b))
+    ordered = {c for a, b in pairs if normalize(a + b) == b + a for c in (a, b)}  # the library's Unicode is an old one
+    return become, "".join(sorted(ordered))

@@ -53,7 +53,7 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     special : dict of str to int
         What is one token wherever it stands in a text, like "[SEP]".
     marks : str
-        The combining marks that stay; they are put in the order of Unicode's normal form NFD.
+        The combining marks that stay, and are put in the order of Unicode's normal form NFD.
 
     """
 
@@ -166,8 +166,10 @@ class WordPiece:
         return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     @cached_property
-    def _marks(self) -> re.Pattern[str] | None:
-        return re.compile(f"[{re.escape(self.rules.marks)}]") if self.rules.marks else None
+    def _marks(self) -> tuple[Integers, Integers]:
+        """Those that have an order, and the classes that it follows."""
+        marks = sorted(self.rules.marks)
+        return np.array([*map(ord, marks)], np.int64), np.array([*map(unicodedata.combining, marks)], np.int64)
 
     def of_texts(self, data: NDArray[np.uint8], offsets: Integers, most: int) -> Tokens:
         """The tokens of N texts in valid UTF-8, with the ones that begin and end each.
@@ -195,10 +197,11 @@ class WordPiece:
         return Tokens(ids, ends.astype(np.int64), is_cut)
 
     def _of_strings(self, texts: list[str], most: int) -> Tokens:
-        texts = [self._in_order(self._marked(text)) for text in texts]
+        texts = [self._marked(text) for text in texts]
         points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4").astype(np.int64)
         of_text = np.repeat(np.arange(len(texts)), np.fromiter(map(len, texts), np.int64, len(texts)))
         become, of_text = self._expanded(self._become(points), of_text)
+        become = self._in_order(become, of_text)
         begins, stops = _words(become, of_text)
         words_in = np.bincount(of_text[begins], minlength=len(texts))
         reached = _rank(words_in) < most - 2  # a word has a token at least
@@ -223,14 +226,6 @@ class WordPiece:
             return text
         return self._special.sub(lambda found: chr(MARKER + names.index(found[0])), text)
 
-    def _in_order(self, text: str) -> str:
-        """The text with its marks in order, where some of them stay."""
-        if self._marks is None or not self._marks.search(text):
-            return text
-        stay = self._become(np.array([*map(ord, text)])) != -1
-        left = (c for c, stays in zip(text, stay, strict=True) if stays or unicodedata.category(c) == "Mn")
-        return unicodedata.normalize("NFD", "".join(left))
-
     def _become(self, points: Integers) -> Integers:
         """What is in `characters` for code points."""
         places = self.pages[points // PAGE].astype(np.int64) * PAGE + points % PAGE
@@ -247,6 +242,18 @@ class WordPiece:
         from_sequence = np.repeat(several, count)
         out[from_sequence] = self.sequences[places[from_sequence]]
         return out, np.repeat(of_text, count)
+
+    def _in_order(self, become: Integers, of_text: Integers) -> Integers:
+        """The code points with marks that follow each other in the order of Unicode's normal form NFD."""
+        marks, classes = self._marks
+        is_mark = np.isin(become, marks)
+        together = is_mark[1:] & is_mark[:-1] & (of_text[1:] == of_text[:-1])
+        if not together.any():
+            return become
+        run = np.cumsum(np.concatenate([[True], ~together]))
+        class_ = np.zeros(len(become), np.int64)
+        class_[is_mark] = classes[np.searchsorted(marks, become[is_mark])]
+        return become[np.lexsort((class_, run))]
 
 
 class _Pieces(dict[str, tuple[int, ...]]):

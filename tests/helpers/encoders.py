@@ -24,11 +24,11 @@ def minilm() -> Path:
     return MINILM
 
 
-def tokenizer() -> Any:
-    """MiniLM's, that neither pads nor cuts."""
+def tokenizer(folder: Path) -> Any:
+    """That of a folder, which neither pads nor cuts."""
     from tokenizers import Tokenizer
 
-    found = Tokenizer.from_file(str(minilm() / "tokenizer.json"))
+    found = Tokenizer.from_file(str(folder / "tokenizer.json"))
     found.no_padding()
     found.no_truncation()
     return found
@@ -40,7 +40,7 @@ def saved(folder: Path, kind: str = "bert", classes: int = 3, half: bool = False
     import transformers
 
     names = {i: f"class {i}" for i in range(classes)}
-    shared = {"vocab_size": 30522, "id2label": names, "label2id": {name: i for i, name in names.items()}, **config}
+    shared = {"vocab_size": 30_522, "id2label": names, "label2id": {name: i for i, name in names.items()}, **config}
     torch.manual_seed(classes)
     if kind == "bert":
         sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
