@@ -13,7 +13,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 FLAGS = {
     **dict.fromkeys(("balanced", "input", "keep-network", "multi-label", "tls"), True),
-    **dict.fromkeys(("classes", "held-out", "label-separator", "learning-rate", "model"), False),
+    **dict.fromkeys(("classes", "encoder", "held-out", "label-separator", "learning-rate", "model"), False),
     **dict.fromkeys(("nsys", "protocol", "scheduler-file"), False),
     **dict.fromkeys(("top", "count", "score", "by", "per"), False),
 }

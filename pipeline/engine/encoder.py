@@ -18,10 +18,11 @@ from ..model import reference
 from ..model.alphabet import count_characters
 from ..model.cascade import asked
 from ..model.charcnn import Model
+from ..model.encoder import Encoder
 from ..model.layers import BIAS
 from ..model.scores import log_scores
 from ..model.wordpiece import Tokens
-from ..processes.threads import SINGLE_THREADED_BLAS
+from ..processes.threads import SINGLE_THREADED_BLAS, available_cores, threads
 from ..telemetry.spans import Span, span
 from .base import Backend, Engine, Predictions, Texts
 from .cpu import architecture
@@ -120,6 +121,13 @@ class EncoderEngine:
         self._pool.shutdown()
         if self.first is not None:
             self.first.close()
+
+
+def vectors(encoder: Encoder, data: NDArray[np.uint8], offsets: Integers) -> Floats:
+    """Those of N texts, float32 [N, outputs], on all cores. data, offsets: as in `WordPiece.of_texts`."""
+    with threads(available_cores()) as pool:
+        of_all = of_texts(encoder.vectors, encoder.tokens_of(data, offsets), pool)
+    return of_all.reshape(len(offsets) - 1, encoder.outputs)
 
 
 def of_texts(compute: Callable[[Integers, Integers], Floats], tokens: Tokens, pool: ThreadPoolExecutor) -> Floats:

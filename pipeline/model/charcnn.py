@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -521,6 +522,24 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
     if sidecar is None:
         return from_params(data, name=str(path))
     return from_params(data, sidecar.classes, sidecar.alphabet, str(path), sidecar.card, sidecar.frame)
+
+
+def load_encoder(source: str | os.PathLike[str]) -> Encoder:
+    """The encoder of a folder or repository, with or without a head, or of one of our files: without the last product,
+    and with vectors of length one.
+
+    Raises ModelError where there is none, or it cannot be computed here.
+    """
+    path, name = Path(source), str(source)
+    if name.startswith(model_file.HUB):
+        path, name = model_file.fetch_from_hub(name, encoder_file.FILES)
+    encoder = encoder_file.read(path, name).encoder if path.is_dir() else load_model(path).encoder
+    if encoder is None:
+        raise ModelError(f"{name} has no encoder: name a folder, a repository of the Hub, or a model that has one")
+    head = encoder.settings.head
+    head = head if head[-1:] == ("normalise",) else (*head, "normalise")
+    weights = {name: tensor for name, tensor in encoder.weights.items() if name != "last"}
+    return replace(encoder, settings=msgspec.structs.replace(encoder.settings, head=head), weights=weights)
 
 
 def _of_encoder(path: Path, name: str) -> Model:

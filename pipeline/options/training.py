@@ -130,6 +130,12 @@ class TrainKeywords(ReadKeywords, total=False):
     cross-validation, and may be nothing. Default: "auto", those of wordllama where that package is installed and there
     are at most 10,000 labelled rows.
     """
+    encoder: Annotated[str | os.PathLike[str] | None, Option("Network", None, "WHAT")]
+    """An encoder, to whose vectors a linear head is fitted, in place of n-grams and network.
+
+    A folder of BERT's or DistilBERT's kind, as transformers or sentence-transformers saves it, with or without a head;
+    ``hf://user/name``; or a model file that has one. The encoder itself stays as it is.
+    """
     keep_network: Annotated[bool, Option("Network", False, seldom=True)]
     """Keep the network even where it does not help on held-out rows."""
     dtype: Annotated[str, Option("Network", "float16", choices=("float16", "float32"), seldom=True)]
@@ -211,7 +217,16 @@ class TrainRequest(_Values):
                     "balanced classes, and what is for the network"
                 )
             self._set("dtype", "float32")
-        elif self.test is not None and not self.label_column:
+        if self.encoder is not None:
+            excluded = {
+                "several label columns": len(self.label_column) > 1, "word vectors": self.vectors not in ("auto", None),
+                "n-grams": self.ngrams is not None, "a GPU": self.device == "cuda",
+                "a network": self.needs_network or self.keep_network or self.alphabet or self.length or self.frame,
+            }  # fmt: skip
+            if found := [what for what, asked in excluded.items() if asked]:
+                raise UsageError(f"with an encoder there are no options for {', '.join(found)}: leave them out")
+            self._set("dtype", "float32")
+        if self.target_column is None and self.test is not None and not self.label_column:
             raise UsageError("the rows to test on need labels: name their column")
         if self.recipe is not None and self.settings:
             raise UsageError("give a recipe, or settings that differ from the default's")

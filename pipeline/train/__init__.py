@@ -19,11 +19,11 @@ from threadpoolctl import threadpool_limits
 from ..errors import UsageError
 from ..evaluation.rows import hold_out, strata
 from ..model.alphabet import Alphabet
-from ..model.charcnn import Model
+from ..model.charcnn import Model, load_encoder
 from ..options.training import TRAIN, TrainKeywords, TrainRequest
 from ..processes.threads import free_cores
 from .after import Compared, model_of
-from .branch import Answers, Branch, fit_branch
+from .branch import Answers, Branch, fit_branch, fit_head
 from .data import ArticleReader, LabelledArticles, TrainingData, copies, read_heads, read_labelled, read_numbers
 from .job import Examples, Outcome, TrainingJob, without_network
 from .objective import Objective, SeveralLabels, objective_of
@@ -69,7 +69,7 @@ class Trained:
 
 @TRAIN.takes(TrainKeywords)
 def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
-    """Train the network, and n-grams beside it, on every labelled article of `source`.
+    """Train the network, and n-grams beside it, or a head on an encoder, on every labelled article of `source`.
 
     The n-grams are fitted first, as a linear model whose settings are chosen by cross-validation. Then the network is
     trained, unless that would take hours: without a GPU only where `recipe` or ``ngrams=0`` asks for it. The sum of
@@ -111,7 +111,9 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     """
     request = TrainRequest(**options)
     begin = beginning(request.init, request.alphabet, request.length, request.frame)
-    alone = request.target_column is not None or not (request.needs_network or sees_gpu(request.device))
+    without = request.target_column is not None or request.encoder is not None
+    alone = without or not (request.needs_network or sees_gpu(request.device))
+    encoder = None if request.encoder is None else load_encoder(request.encoder)
     if not alone:
         need_pytorch()
     share = request.hold_out_share
@@ -126,11 +128,18 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     rarely = [] if request.balanced or data.levels else rare(data, prepared.fit)
     for line in (*repeated.lines(), *tested.test_lines(), *rarely):
         request.tell(Note(line))
-    branch = None if bits is None else _fit_ngrams(request, prepared, begin.length, bits)
+    if encoder is not None:
+        request.tell(Note(f"{request.encoder} makes a vector of each text, and to these a head is fitted"))
+        answers = _answers(request, prepared)
+        branch: Branch | None = fit_head(encoder, data.text, answers, prepared.fit, prepared.held, request.tell)
+    else:
+        branch = None if bits is None else _fit_ngrams(request, prepared, begin.length, bits)
     outcome = without_network(job) if alone else _train_network(request, job, prepared)
-    if alone and request.target_column is None:
+    if alone and not without:
         request.tell(Note("the model has n-grams only: without a GPU, the network is trained where epochs are given"))
     card = {**(request.about or {}), **repeated.about()}
+    if request.encoder is not None:
+        card["encoder"] = str(request.encoder)
     if request.soft_labels:
         right = {} if prepared.taught_right is None else {"teacher_accuracy": round(prepared.taught_right, 6)}
         card["soft_labels"] = {**request.soft_labels.about(), **right}
@@ -167,17 +176,23 @@ def _job_of(request: TrainRequest, begin: Beginning, prepared: TrainingData) -> 
     )
 
 
-def _fit_ngrams(request: TrainRequest, prepared: TrainingData, length: int, bits: int) -> Branch:
-    """The branch of n-grams, in 2^bits buckets, beside a network that reads `length` characters."""
+def _answers(request: TrainRequest, prepared: TrainingData) -> Answers:
+    """What linear models learn of all rows."""
     data = prepared.data
-    kinds = kinds_for(data.text, length)
-    named = chosen_vectors(request.vectors, len(prepared.fit))
-    known = None if named is None else read_vectors(named, data.text)
     answers = Answers.of(data.labels, len(data.classes), request.balanced, data.heads)
     if data.levels is not None and data.numbers is not None:
         answers = answers._replace(steps=data.levels.steps(data.numbers), absolute=request.loss == "absolute")
     if prepared.sure is not None:
         answers = answers._replace(weights=prepared.sure, soft=prepared.targets)
+    return answers
+
+
+def _fit_ngrams(request: TrainRequest, prepared: TrainingData, length: int, bits: int) -> Branch:
+    """The branch of n-grams, in 2^bits buckets, beside a network that reads `length` characters."""
+    data, answers = prepared.data, _answers(request, prepared)
+    kinds = kinds_for(data.text, length)
+    named = chosen_vectors(request.vectors, len(prepared.fit))
+    known = None if named is None else read_vectors(named, data.text)
     in_one_process = request.client is None and (request.gpus or 1) == 1  # of several, the GPUs are for them
     with threadpool_limits(free_cores(), "blas"):
         branch = fit_branch(

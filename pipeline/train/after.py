@@ -26,12 +26,12 @@ from ..measures.reliability import improvement
 from ..model import cascade as cascades
 from ..model.cascade import AGREEMENT, Cascade
 from ..model.charcnn import Model
-from ..model.layers import BIAS
-from ..model.ngrams import Kinds, scores
+from ..model.fasttext import ALPHABET
+from ..model.layers import BIAS, WHOLE
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, Levels, assigned, best_thresholds, fitted, probabilities
 from ..source.columns import NO_TRUTH
-from .branch import Answers, Branch, bags, plain_logits
+from .branch import Answers, Branch, plain_on_words
 from .data import LabelledArticles, TrainingData
 from .job import Outcome, TrainingJob, without_network
 
@@ -267,7 +267,7 @@ class _Parts:
             else:
                 weights["fc3.weight"] = (factor * weights["fc3.weight"].T).T
             weights[BIAS] = (factor * weights[BIAS] + its * branch.bias).astype(np.float32)
-            self.branch = _scaled(branch, its)
+            self.branch = _scaled(branch, its) if outcome.is_trained else branch
             self.logits = factor * self.logits + its * ours
             self._factors = factor, its
             if np.any(factor) and len(self.rows) >= LEAST_ROWS and data.heads is None:
@@ -298,7 +298,10 @@ class _Parts:
         }
         if self.branch is not None:
             network, its = (np.round(factor, 4).tolist() for factor in self._factors)
-            card["ngrams"] = self.branch.about() | {"factor": its, "network's factor": network}
+            if self.branch.encoder is None:
+                card["ngrams"] = self.branch.about() | {"factor": its, "network's factor": network}
+            else:
+                card["head"] = self.branch.about()
         return card
 
     def sharpen(self, factor: Doubles) -> None:
@@ -313,7 +316,7 @@ class _Parts:
         if self._has_network and self._network is not None:
             self._network.load_tensors(self._tensors)
             logits = _logits(self._network, data, np.arange(len(data)))
-        return logits if self.branch is None else logits + scores(*data.text, self.branch.ngrams)
+        return logits if self.branch is None else logits + self.branch.logits_of(data.text)
 
     def model(
         self,
@@ -339,17 +342,20 @@ class _Parts:
             Of a model of numbers.
 
         """
-        data = self.prepared.data
+        data, branch = self.prepared.data, self.branch
+        encoder = None if branch is None else branch.encoder
+        symbols, length = (self.prepared.symbols, self.job.length) if encoder is None else (ALPHABET, WHOLE)
         model = Model(
-            self.prepared.symbols, data.classes, self.job.length, self._tensors, card, frame=self.job.frame,
-            temperature=temperature, ngrams=None if self.branch is None else self.branch.ngrams,
-            thresholds=thresholds, cascade=cascade, levels=levels, heads=data.heads,
+            symbols, data.classes, length, self._tensors, card, frame=self.job.frame, temperature=temperature,
+            ngrams=None if branch is None else branch.ngrams, thresholds=thresholds, cascade=cascade, levels=levels,
+            heads=data.heads, encoder=encoder,
         )  # fmt: skip
         return with_scales(model, data.ids[self._sample]) if self._has_network else model
 
 
 def _scaled(branch: Branch, factor: Any) -> Branch:
     """factor: of all classes, or of each, [classes]."""
+    assert branch.ngrams is not None
     scale = branch.ngrams.scale * np.asarray(factor, np.float32)
     return branch._replace(ngrams=replace(branch.ngrams, scale=scale))
 
@@ -482,7 +488,6 @@ class _BothLogits:
 
 
 Labels = NDArray[np.int64]
-_BITS = 18
 _CLEARLY = 1.0  # standard errors
 
 
@@ -533,10 +538,9 @@ class Compared:
 def plain(data: LabelledArticles, fit: Labels, held: Labels) -> NDArray[np.float64]:
     """The logits of a plain linear model on words, fitted to the rows `fit`, for the rows `held`."""
     rows = np.concatenate([fit, held])
-    grams = bags(*data.text.rows(rows), Kinds(2, (0, 0), 1014), _BITS)
     ours = np.arange(len(fit), len(rows))
     answers = Answers.of(data.labels[rows], len(data.classes), heads=data.heads)
-    return plain_logits(grams, answers, [ours])[ours]
+    return plain_on_words(data.text.rows(rows), answers, [ours])[ours]
 
 
 def compared(right: NDArray[np.bool_], linear: NDArray[np.float64], truth: Labels, labels: Labels) -> Compared:

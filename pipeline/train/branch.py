@@ -1,4 +1,5 @@
-"""Fitting the branch of n-grams: a linear classifier on TF-IDF, whose settings are chosen by cross-validation.
+"""Fitting the branch of n-grams: a linear classifier on TF-IDF, whose settings are chosen by cross-validation; or in
+their place one on an encoder's vectors.
 
 Importance is the inverse document frequency, times the root of how much an n-gram says about the classes: the mean,
 over the rows' classes, of the absolute log ratio of its frequency within the class and outside it, as in Wang and
@@ -20,8 +21,10 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from ..engine.encoder import vectors as vectors_of
 from ..evaluation.rows import strata
-from ..model.ngrams import Grams, Kinds, NGrams, counted, find
+from ..model.encoder import Encoder
+from ..model.ngrams import Grams, Kinds, NGrams, counted, find, scores
 from ..model.scores import Heads, of_levels, parts_of
 from ..source.columns import NO_TRUTH
 from .data import TextBuffers
@@ -67,6 +70,7 @@ class BranchSettings:
     vectors: float = 0.0
 
 
+_PLAIN_BITS = 18
 _PLAIN_STRENGTH = 1.0  # of the rows, each: as C=1 of scikit-learn's LinearSVC
 
 
@@ -204,11 +208,11 @@ class Bags(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """The result of `fit_branch`.
+    """The result of `fit_branch`, or of `fit_head`.
 
     Attributes
     ----------
-    ngrams : NGrams
+    ngrams : NGrams, optional
         The n-grams; what they and `bias` give a text are its logits.
     bias : float64 [classes]
         The bias.
@@ -222,19 +226,31 @@ class Branch(NamedTuple):
         The same by a plain linear model on words, to compare with.
     vectors : dict, optional
         What is known of word vectors that were tried.
+    encoder : Encoder, optional
+        An encoder with a head in place of n-grams.
 
     """
 
-    ngrams: NGrams
+    ngrams: NGrams | None
     bias: Floats
     settings: BranchSettings
     rows: RowNumbers
     logits: Floats
     plain: Floats
     vectors: dict[str, Any] | None = None
+    encoder: Encoder | None = None
+
+    def logits_of(self, text: TextBuffers) -> Floats:
+        """The logits of other texts but for the bias, [N, classes]."""
+        if self.encoder is None:
+            assert self.ngrams is not None
+            return np.asarray(scores(*text, self.ngrams), np.float64)
+        return np.asarray(vectors_of(self.encoder, *text) @ self.encoder.weights["last"], np.float64)
 
     def about(self) -> dict[str, Any]:
         """Its settings as a model's card has them."""
+        if self.encoder is not None:
+            return {"strength": self.settings.strength}
         return asdict(self.settings) | ({"word vectors": self.vectors} if self.vectors else {})
 
     def share_right(self, labels: Labels, part: slice = slice(None)) -> float:
@@ -361,7 +377,69 @@ def fit_branch(
     return Branch(ngrams, bias, settings, fit[known], sharpness * logits[known], plain, vectors and vectors.about)
 
 
-class _Tried(NamedTuple):
+def fit_head(
+    encoder: Encoder, text: TextBuffers, answers: Answers, fit: RowNumbers, held: RowNumbers, tell: Tell
+) -> Branch:
+    """Fit a linear head on an encoder's vectors, as `fit_branch` fits n-grams.
+
+    Parameters
+    ----------
+    encoder : Encoder
+        Without a last product.
+    text, answers, fit, held, tell
+        As of `fit_branch`.
+
+    """
+    rows = np.concatenate([fit, held])
+    texts, learned = text.rows(rows), answers.rows(fit)
+    folds = folds_of(learned.labels, texts.numbered()[: len(fit)])
+    (_, weights, bias), chosen = on_vectors(vectors_of(encoder, *texts), learned, folds, tell)
+    judged = [np.arange(len(fit), len(rows))] if len(held) else folds
+    at = np.sort(np.concatenate(judged))
+    plain = plain_on_words(texts, answers.rows(rows), judged)[at]
+    if answers.steps is not None:
+        weights, bias = of_levels(weights, answers.classes, True), of_levels(bias, answers.classes, False)
+    encoder = replace(encoder, weights={**encoder.weights, "last": np.ascontiguousarray(weights, np.float32)})
+    return Branch(None, bias, chosen.settings, rows[at], chosen.logits[at], plain, encoder=encoder)
+
+
+def on_vectors(
+    vectors: Singles, answers: Answers, folds: list[RowNumbers], tell: Tell = lambda what: None
+) -> tuple[Fitted, Tried]:
+    """Fit a linear model to the first of N vectors, with a strength that is chosen by cross-validation.
+
+    Parameters
+    ----------
+    vectors : float32 [N, values]
+        The vectors, of length one.
+    answers : Answers
+        Of the first M, to which it is fitted.
+    folds : list of RowNumbers
+        Which of these are held out in turn.
+    tell : callable
+        Called after each fit.
+
+    Returns
+    -------
+    Fitted, Tried
+        The model, and the logits of all N, those of rows in `folds` by fits to others. Both are scaled so that the log
+        loss of these rows is least.
+
+    """
+    ours, known, done = np.arange(len(answers.labels)), np.concatenate(folds), count(1)
+    most = len(_BALANCED_STRENGTHS) * len(folds)
+    rows = [_VectorFold(vectors, answers, np.setdiff1d(ours, held), held) for held in folds]
+    weighing = BranchSettings(0.0)
+    best = _best_strength(rows, answers, folds, weighing, _BALANCED_STRENGTHS, lambda: tell(Fit(next(done), most)))
+    whole = _VectorFold(vectors, answers, ours, np.arange(len(vectors)))
+    logits = whole.fit(best.settings.strength)
+    logits[known] = best.logits[known]
+    sharpness = answers.rows(known).log_loss(best.logits[known])[1]
+    fitted = Fitted(*(sharpness * part for part in whole.fitted))
+    return fitted, best._replace(logits=sharpness * logits)
+
+
+class Tried(NamedTuple):
     """Settings, and how good they are.
 
     Attributes
@@ -380,7 +458,7 @@ class _Tried(NamedTuple):
     logits: Floats
 
 
-def _chosen(grams: Bags, answers: Answers, folds: list[RowNumbers], strengths: Sequence[float], tell: Tell) -> _Tried:
+def _chosen(grams: Bags, answers: Answers, folds: list[RowNumbers], strengths: Sequence[float], tell: Tell) -> Tried:
     """The settings with the least loss.
 
     Parameters
@@ -427,18 +505,18 @@ def _folds(grams: Bags, answers: Answers, folds: list[RowNumbers], salience: flo
 
 
 def _best_strength(
-    rows: list[_Fold],
+    rows: Sequence[_Fold | _VectorFold],
     answers: Answers,
     folds: list[RowNumbers],
     weighing: BranchSettings,
     strengths: Sequence[float],
     fitted: Callable[[], None] = lambda: None,
-) -> _Tried:
+) -> Tried:
     """The best of descending strengths, given up where the loss is larger twice.
 
     Parameters
     ----------
-    rows : list of _Fold
+    rows : sequence of _Fold or _VectorFold
         For each fold the rows to fit to.
     answers : Answers
         The labels of all rows.
@@ -456,13 +534,13 @@ def _best_strength(
         fold.weigh(weighing)
     known = np.concatenate(folds)
     of_known = answers.rows(known)
-    tried: list[_Tried] = []
+    tried: list[Tried] = []
     for strength in strengths:
         logits = np.zeros((len(answers.labels), answers.columns))
         for held, fold in zip(folds, rows, strict=True):
             logits[held] = fold.fit(strength)
             fitted()
-        tried.append(_Tried(of_known.log_loss(logits[known])[0], replace(weighing, strength=strength), logits))
+        tried.append(Tried(of_known.log_loss(logits[known])[0], replace(weighing, strength=strength), logits))
         best = min(tried, key=attrgetter("loss"))
         if best.loss < min(it.loss for it in tried[-2:]):
             break
@@ -478,6 +556,11 @@ def plain_logits(grams: Bags, answers: Answers, folds: list[RowNumbers]) -> Floa
     return _best_strength(rows, alike, folds, plain, [_PLAIN_STRENGTH / len(alike.labels)]).logits
 
 
+def plain_on_words(text: TextBuffers, answers: Answers, folds: list[RowNumbers]) -> Floats:
+    """The same of texts whose n-grams are yet to be found."""
+    return plain_logits(bags(*text, Kinds(2, (0, 0), 1014), _PLAIN_BITS), answers, folds)
+
+
 def folds_of(labels: Labels, texts: NDArray[np.int64]) -> list[RowNumbers]:
     """Rows that are held out in turn, a like share of the texts of each class; of many rows a fifth, once.
 
@@ -490,6 +573,29 @@ def folds_of(labels: Labels, texts: NDArray[np.int64]) -> list[RowNumbers]:
     fold = np.empty(len(first), np.int64)
     fold[order[np.argsort(of_class[order], kind="stable")]] = np.arange(len(first)) % (5 if count == 1 else count)
     return [np.flatnonzero(fold[of_row] == number) for number in range(count)]
+
+
+class _VectorFold:
+    """As `_Fold`, by vectors of the rows."""
+
+    def __init__(self, vectors: Singles, answers: Answers, rows: RowNumbers, others: RowNumbers) -> None:
+        nothing, ours, its = sp.csr_array((len(rows), 0)), vectors[rows].astype(np.float64), answers.rows(rows)
+        self._others, self._fitter = (
+            vectors[others],
+            (
+                Fitter(nothing, its.shares(), its.weights, ours)
+                if its.steps is None
+                else NumberFitter(nothing, its.steps, ours, its.absolute)
+            ),
+        )
+
+    def weigh(self, settings: BranchSettings) -> None:
+        """Vectors are as they are."""
+
+    def fit(self, strength: float) -> Floats:
+        """Fit to the rows; the logits of the others."""
+        self.fitted = self._fitter.fit(strength)
+        return np.asarray(self._others @ self.fitted.of_dense + self.fitted.bias)
 
 
 class _Fold:

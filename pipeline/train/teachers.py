@@ -14,24 +14,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy.special import softmax
 
 from ..engine import base
+from ..engine.encoder import vectors as vectors_of
 from ..engine.open import opened
-from ..errors import UsageError
+from ..errors import ModelError, UsageError
 from ..evaluation.rows import hold_out
-from ..model.charcnn import Model
+from ..model.charcnn import Model, load_encoder
+from ..model.model_file import HUB
 from ..model.several import load_one
 from ..source.chunk import Chunk
-from .branch import folds_of
-from .data import ArticleReader, LabelledArticles, indices_of, joined, labels_in, sorted_names
-from .linear import Fitter
-from .objective import sharpened
+from .branch import Answers, folds_of, on_vectors
+from .data import ArticleReader, LabelledArticles, TextBuffers, indices_of, joined, labels_in, sorted_names
+from .recipe import sees_gpu
 
 _PREFIX = "score_"  # of the columns that `classify --scores` writes
-_STRENGTHS = 10.0 ** np.arange(-1, -5.1, -0.5)  # of the linear model on an encoder's vectors
 _BATCH = 1024  # texts that a function is given at once
 
 Doubles = NDArray[np.float64]
@@ -49,6 +48,7 @@ class SoftLabels:
     models : tuple of str, Path or Model
         Teachers: ours (a `Model`, a file, a shipped name), "module:function" from a list of texts to an array [N,
         classes] of probabilities, or a model of sentence-transformers: a folder, or the name of one on the Hub.
+        With "hf://" before the name, or a folder, it needs no PyTorch where it is of a kind that is computed here.
     unlabelled : as `classify` takes it, optional
         More text for the teachers.
     share : float
@@ -129,9 +129,9 @@ class SoftLabels:
             return _of_model(load_one(what), data, self.device)
         texts = [text.tobytes().decode(errors="replace") for text in np.split(data.text.data, data.text.offsets[1:-1])]
         name = str(what)
-        if ":" in name and not Path(name).exists():
+        if ":" in name and not (name.startswith(HUB) or Path(name).exists()):
             return _of_function(name, texts, data.classes)
-        return _learned(_encoded(name, texts, self.device), data, known)
+        return _learned(_encoded(name, data.text, texts, self.device), data, known)
 
 
 def _is_ours(what: str | Path | Model) -> bool:
@@ -172,21 +172,36 @@ def _of_function(name: str, texts: list[str], classes: tuple[str, ...]) -> Doubl
     return shares(np.concatenate(parts), f"the teacher {name}")
 
 
-def _encoded(name: str, texts: list[str], device: str) -> NDArray[np.float32]:
-    """The vectors of a sentence encoder, of length one."""
+def _encoded(name: str, text: TextBuffers, texts: list[str], device: str) -> NDArray[np.float32]:
+    """The vectors of a sentence encoder, of length one: by our engine where that can, and no GPU is faster."""
+    vectors, refused = None, ""
+    if name.startswith(HUB) or (Path(name).is_dir() and not sees_gpu(device)):
+        try:
+            vectors = vectors_of(load_encoder(name), *text)
+        except ModelError as error:
+            refused = f"{error.message}; "
+    if vectors is None:
+        vectors = _by_sentence_transformers(name, texts, device, refused)
+    if not np.isfinite(vectors).all():
+        raise UsageError(f"the vectors of {name} are not all finite: name another teacher")
+    return vectors
+
+
+def _by_sentence_transformers(name: str, texts: list[str], device: str, refused: str) -> NDArray[np.float32]:
+    """refused: why our engine cannot, for messages."""
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise UsageError(
-            f"the teacher {name} needs sentence-transformers: pip install 'broadsheet[teacher]' ({error})"
+            f"{refused}the teacher {name} needs sentence-transformers: pip install 'broadsheet[teacher]' ({error})"
         ) from error
     try:
         encoder = SentenceTransformer(name, device=None if device == "auto" else device)
     except Exception as error:  # of many libraries, which have many
-        raise UsageError(f"{name} is no model of sentence-transformers that can be loaded ({error})") from error
+        raise UsageError(
+            f"{refused}{name} is no model of sentence-transformers that can be loaded ({error})"
+        ) from error
     vectors: NDArray[np.float32] = encoder.encode(texts, normalize_embeddings=True, show_progress_bar=False)
-    if not np.isfinite(vectors).all():
-        raise UsageError(f"the vectors of {name} are not all finite: name another teacher")
     return vectors
 
 
@@ -194,30 +209,13 @@ def _learned(vectors: NDArray[np.float32], data: LabelledArticles, known: Rows) 
     """The probabilities of a linear model on vectors, fitted to the rows `known`; those of `known` by fits to others of
     them.
     """
-    classes = len(data.classes)
-    labels, ours = data.labels[known], vectors[known].astype(np.float64)
+    labels = data.labels[known]
     if len(np.unique(labels)) < 2:
         raise UsageError("a sentence encoder as teacher needs labelled rows of two classes or more")
     folds = folds_of(labels, data.text.numbered()[known])
-    held = np.concatenate(folds)
-
-    def fitted(rows: Rows, strength: float) -> tuple[Doubles, Doubles]:
-        truth = (labels[rows, None] == np.arange(classes)).astype(np.float64)
-        solved = Fitter(sp.csr_array((len(rows), 0)), truth, np.ones(len(rows)), ours[rows]).fit(strength)
-        return solved.of_dense, solved.bias
-
-    tried = []
-    for strength in _STRENGTHS:
-        logits = np.zeros((len(known), classes))
-        for fold in folds:
-            weights, bias = fitted(np.setdiff1d(np.arange(len(known)), fold), strength)
-            logits[fold] = ours[fold] @ weights + bias
-        tried.append((*sharpened(logits[held], labels[held]), strength, logits))
-    _, sharpness, strength, logits = min(tried, key=lambda one: one[0])
-    weights, bias = fitted(np.arange(len(known)), strength)
-    logits_of_all = vectors @ weights + bias
-    logits_of_all[known[held]] = logits[held]
-    return np.asarray(softmax(sharpness * logits_of_all, axis=1))
+    order = np.concatenate([known, np.setdiff1d(np.arange(len(vectors)), known)])
+    _, tried = on_vectors(vectors[order], Answers.of(labels, len(data.classes)), folds)
+    return np.asarray(softmax(tried.logits[np.argsort(order)], axis=1))
 
 
 class Taught(NamedTuple):

@@ -103,6 +103,7 @@ def test_known_flags_are_keywords_of_public_functions() -> None:
     found["learning_rate"] = 0.001  # of `train.Recipe`
     found |= dict.fromkeys(("balanced", "keep_network", "multi_label"), False)  # of `train.train`
     found["classes"] = None  # of `model.charcnn.from_params`
+    found["encoder"] = None  # of `train.train`
     for flag, is_switch in FLAGS.items():
         default = found[flag.replace("-", "_")]
         assert (default is False or flag == "tls") == is_switch, flag
