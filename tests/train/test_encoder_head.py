@@ -26,6 +26,7 @@ from broadsheet.pipeline.engine.open import open_engine
 from broadsheet.pipeline.errors import ModelError, UsageError
 from broadsheet.pipeline.model.charcnn import Model, load_model
 from broadsheet.pipeline.train import train
+from broadsheet.pipeline.train.branch import Answers, folds_of, on_vectors
 
 pytestmark = needs_minilm
 
@@ -136,6 +137,16 @@ def test_a_number_is_by_ridge_regression(folder: Path) -> None:
     np.testing.assert_allclose(given(model, tested["text"].to_pylist())[1], wanted, atol=0.05)
     error = np.abs(wanted - tested["worth"].to_numpy()).mean()
     assert model.card["test"]["mean_absolute_error"] == pytest.approx(error, abs=0.05)
+
+
+def test_a_row_is_judged_by_fits_to_others() -> None:
+    """Labels of noise, which a head knows by heart."""
+    rng = np.random.default_rng(0)
+    noise, labels = rng.normal(size=(100, 500)).astype(np.float32), np.arange(100) % 2
+    noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+    fitted, tried = on_vectors(noise, Answers.of(labels, 2), folds_of(labels, np.arange(100)))
+    assert ((noise @ fitted.of_dense + fitted.bias).argmax(axis=1) == labels).mean() > 0.9
+    assert (tried.logits.argmax(axis=1) == labels).mean() < 0.7
 
 
 def test_a_file_with_an_encoder_is_as_good_as_its_folder(folder: Path, tmp_path: Path) -> None:
