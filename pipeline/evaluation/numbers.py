@@ -180,7 +180,7 @@ def evaluate_numbers(
     ours, theirs = np.concatenate(given), np.concatenate(true)
     known = np.isfinite(theirs)
     ours, theirs = ours[known], theirs[known]
-    nearest = [np.rint(np.clip(levels.steps(scored), 1, len(loaded.classes))) for scored in (ours, theirs)]
+    nearest = [levels.nearest(scored, len(loaded.classes)) for scored in (ours, theirs)]
     share = float((nearest[0] == nearest[1]).mean()) if len(ours) else np.nan
     figures = NumberFigures.of(ours, theirs)
     return NumberEvaluation(loaded.name, str(backend), figures, share, int((~known).sum()), quarantined)

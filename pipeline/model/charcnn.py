@@ -228,7 +228,9 @@ class Model:
         if network not in ASKS:
             raise UsageError(f"network {network!r}: choose one of {', '.join(ASKS)}")
         if network != "none" or not (self.has_network or self.encoder):
-            return self if network == "uncertain" or self.cascade is None else replace(self, cascade=None)
+            if network == "uncertain" or self.cascade is None:
+                return self
+            return replace(self, cascade=None, ngrams=self.ngrams if self.encoder is None else None)
         if self.heads is not None:
             raise UsageError(f"{self.name} has heads, which need its network: leave out --network none")
         if self.cascade is None:

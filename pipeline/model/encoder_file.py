@@ -122,6 +122,18 @@ def is_folder(path: Path) -> bool:
     return (path / CONFIG).is_file()
 
 
+def has_head(folder: Path) -> bool:
+    """Whether it gives texts labels or a number, rather than vectors. Raises ModelError where it is damaged."""
+    try:
+        return _is_classifier(_json(folder / CONFIG) or {})
+    except (ValueError, AttributeError) as error:
+        raise ModelError(f"{folder} is no whole folder of an encoder ({error}): download it again") from error
+
+
+def _is_classifier(config: Json) -> bool:
+    return str((config.get("architectures") or [""])[0]).endswith("ForSequenceClassification")
+
+
 def read(folder: Path, name: str) -> Read:
     """Read a folder.
 
@@ -178,7 +190,7 @@ def _read(folder: Path, name: str, config: Json, modules: list[tuple[str, Path]]
     classes: tuple[str, ...] = ()
     bias, kind, levels = np.zeros(0, np.float32), "", None
     pooling: Pooling = "cls"
-    if (config.get("architectures") or [""])[0].endswith("ForSequenceClassification"):
+    if _is_classifier(config):
         classes, kind = _classes(config)
         add(body.step, *(stored[f"{body.before}.{part}"] for part in ("weight", "bias")))
         weights["last"], bias = _turned(stored["classifier.weight"]), stored["classifier.bias"].astype(np.float32)

@@ -196,6 +196,10 @@ class Levels(Struct, frozen=True):
         """The numbers for steps, which are first limited to the levels. levels: how many there are."""
         return self.low + self.step * (np.clip(steps, 1, levels) - 1)
 
+    def nearest(self, numbers: NDArray[np.floating], levels: int) -> NDArray[np.int64]:
+        """The index of the level nearest to each number. levels: how many there are."""
+        return np.rint(np.clip(self.steps(numbers.astype(np.float64)), 1, levels)).astype(np.int64) - 1
+
     def numbers_of(self, labels: NDArray[np.int32], logits: NDArray[np.float32], levels: int) -> NDArray[np.float32]:
         """The numbers of texts, of their classes and these classes' logits; NaN where these are."""
         class_ = np.maximum(labels, 0) + 1.0

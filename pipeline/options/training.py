@@ -20,6 +20,15 @@ SOURCE, MODEL = Any, str | Any | None
 PANELS = ("", "Options", "Input", "Network", "Recipe", "Computing", "Scores of other models", "Cluster", "Report")
 
 
+def share_of(top: str | None) -> Any:
+    """The share that the option `top` names, a `Fraction`; None where it is not given. Raises UsageError."""
+    if top is None:
+        return None
+    from ..output.cut import share_of as share_in  # PyArrow takes time to load
+
+    return share_in(top)
+
+
 def _nothing(*_: object) -> None:
     """What is called where nobody wants to hear of a run."""
 
@@ -138,6 +147,18 @@ class TrainKeywords(ReadKeywords, total=False):
     """
     keep_network: Annotated[bool, Option("Network", False, seldom=True)]
     """Keep the network even where it does not help on held-out rows."""
+    keep_teacher: Annotated[bool, Option("Scores of other models", False)]
+    """Make a chain: n-grams, and the --teacher, an encoder, which is asked where they are not sure.
+
+    The labels are then those of the encoder for 99.9 % of new texts, with 95 % confidence, by the held-out rows; a
+    model of numbers needs `top`.
+    """
+    top: Annotated[str | None, Option("Scores of other models", None, "SHARE")]
+    """With --keep-teacher: the texts wanted, such as 10%; the encoder is asked about what may be among them."""
+    top_of: Annotated[str | None, Option("Scores of other models", None, "CLASS")]
+    """The class by whose score."""
+    recall: Annotated[float, Option("Scores of other models", 0.95, "SHARE", seldom=True)]
+    """How many of the --top texts the encoder is to be asked about at least."""
     dtype: Annotated[str, Option("Network", "float16", choices=("float16", "float32"), seldom=True)]
     """Number format of the stored weights."""
     loss: Annotated[str, Option("Recipe", "squared", choices=("squared", "absolute"), seldom=True)]
@@ -209,24 +230,33 @@ class TrainRequest(_Values):
             raise UsageError(
                 "with several labels a text there are no balanced classes, teachers or soft labels: leave them out"
             )
-        if self.target_column is not None:
-            for_network = self.keep_network or self.device == "cuda" or self.needs_network
-            if for_network or self.label_column or self.multi_label or self.soft_labels or self.balanced:
+        for_network = self.keep_network or self.device == "cuda" or self.needs_network
+        if self.learns_numbers:
+            both = self.target_column is not None and self.soft_labels is not None
+            if for_network or self.label_column or self.multi_label or both or self.balanced:
                 raise UsageError(
-                    "a target column is learned by n-grams alone, on a CPU: leave out label column, soft labels, "
-                    "balanced classes, and what is for the network"
+                    "numbers, of a target column or a teacher, are learned by n-grams alone, on a CPU: leave out label "
+                    "column, other soft labels, balanced classes, and what is for the network"
                 )
             self._set("dtype", "float32")
         if self.encoder is not None:
             excluded = {
                 "several label columns": len(self.label_column) > 1, "word vectors": self.vectors not in ("auto", None),
                 "n-grams": self.ngrams is not None, "a GPU": self.device == "cuda",
+                "a teacher to keep": self.keep_teacher,
                 "a network": self.needs_network or self.keep_network or self.alphabet or self.length or self.frame,
             }  # fmt: skip
             if found := [what for what, asked in excluded.items() if asked]:
                 raise UsageError(f"with an encoder there are no options for {', '.join(found)}: leave them out")
             self._set("dtype", "float32")
-        if self.target_column is None and self.test is not None and not self.label_column:
+        if self.keep_teacher and (for_network or self.classes or self.soft_labels is None):
+            raise UsageError(
+                "--keep-teacher makes a chain of n-grams and a --teacher, with its classes: leave out --classes, and "
+                "what is for the network"
+            )
+        if not self.keep_teacher and (self.top is not None or self.top_of is not None):
+            raise UsageError("--top is what a chain is to find: add --keep-teacher")
+        if self.test is not None and not (self.label_column or self.target_column):
             raise UsageError("the rows to test on need labels: name their column")
         if self.recipe is not None and self.settings:
             raise UsageError("give a recipe, or settings that differ from the default's")
@@ -234,6 +264,11 @@ class TrainRequest(_Values):
             raise UsageError("resume needs the checkpoint to continue from")
         if self.hold_out_share is not None and not 0 <= self.hold_out_share <= 0.5:
             raise UsageError(f"{self.hold_out_share} of the rows cannot be held out: at most half of them")
+
+    @property
+    def learns_numbers(self) -> bool:
+        """Whether a column or a teacher gives numbers to learn."""
+        return self.target_column is not None or (self.soft_labels is not None and self.soft_labels.levels is not None)
 
     @property
     def reading(self) -> ReadKeywords:

@@ -47,6 +47,15 @@ class Chosen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     with_input: bool = False
 
 
+def share_of(top: str | float, more: str = "") -> Fraction:
+    """The share that the user gives as "10%" or 0.1. Raises UsageError, which also says `more`."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(%?)", str(top).strip())
+    share = Fraction(match[1]) / (100 if match[2] else 1) if match else Fraction(-1)
+    if not 0 <= share <= 1:
+        raise UsageError(f"--top is {top!r}, it must be a share such as 10% or 0.1{more}")
+    return share
+
+
 @dataclass(frozen=True)
 class Amount:
     """How many rows are wanted of each group: a share of its rows, rounded up, or a number. None: all of them."""
@@ -63,11 +72,7 @@ class Amount:
             raise UsageError(f"--count is {count}, it must not be negative")
         if top is None:
             return cls(None, count)
-        match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(%?)", str(top).strip())
-        share = Fraction(match[1]) / (100 if match[2] else 1) if match else Fraction(-1)
-        if not 0 <= share <= 1:
-            raise UsageError(f"--top is {top!r}, it must be a share such as 10% or 0.1; --count takes a number of rows")
-        return cls(share)
+        return cls(share_of(top, "; --count takes a number of rows"))
 
     @property
     def is_all(self) -> bool:

@@ -16,9 +16,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from ..engine.base import Texts
+from ..engine.open import opened
 from ..errors import UsageError
+from ..evaluation.fitting import Top, fitted_chain, refuse_few
 from ..evaluation.rows import hold_out, strata
 from ..model.alphabet import Alphabet
+from ..model.cascade import AGREEMENT
 from ..model.charcnn import Model, load_encoder
 from ..options.training import TRAIN, TrainKeywords, TrainRequest
 from ..processes.threads import free_cores
@@ -111,7 +115,7 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     """
     request = TrainRequest(**options)
     begin = beginning(request.init, request.alphabet, request.length, request.frame)
-    without = request.target_column is not None or request.encoder is not None
+    without = request.learns_numbers or request.keep_teacher or request.encoder is not None
     alone = without or not (request.needs_network or sees_gpu(request.device))
     encoder = None if request.encoder is None else load_encoder(request.encoder)
     if not alone:
@@ -144,10 +148,24 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
         right = {} if prepared.taught_right is None else {"teacher_accuracy": round(prepared.taught_right, 6)}
         card["soft_labels"] = {**request.soft_labels.about(), **right}
     model, compared, suspects = model_of(outcome, job, prepared, request.dtype, card, branch, request.keep_network)
+    if request.keep_teacher:
+        model = _chain(model, request, prepared)
     if outcome.is_trained and not model.has_network:
         reason = "the held-out rows are not clearly likelier with the network, which --keep-network would keep"
         request.tell(Note(f"the model has n-grams only: {reason}"))
     return Trained(model, outcome.history, compared.get(""), compared if data.heads else {}, suspects)
+
+
+def _chain(first: Model, request: TrainRequest, prepared: TrainingData) -> Model:
+    """The n-grams, and the teacher that is asked where they are not sure, by the held-out rows."""
+    assert prepared.answers is not None
+    encoder, held = request.soft_labels.encoder, prepared.held
+    with opened([first], request.device) as (engine,):
+        given = engine.classify(Texts(*prepared.data.text.rows(held)), all_scores=True)
+    alone = given.all_scores if encoder.levels is None else given.scores[:, :1]
+    assert alone is not None
+    top = Top.of(request.top, request.recall, request.top_of, encoder)
+    return fitted_chain(first, encoder, alone, prepared.answers[held], AGREEMENT, top)
 
 
 def _job_of(request: TrainRequest, begin: Beginning, prepared: TrainingData) -> TrainingJob:
@@ -261,7 +279,7 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
         classes = names if like is None else like.classes
         return read_labelled(rows, reading, label_column or "", classes, request.multi_label, request.label_separator)
 
-    learned: tuple[Any, ...] = ()
+    learned: dict[str, Any] = {}
     if soft is None:
         data = labelled(source)
         fit, held = hold_out(strata(data.labels), hold_out_share, data.text.numbered())
@@ -269,15 +287,20 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
         taught = soft.read(source, reading, label_column, names)
         texts = taught.data.text.numbered()
         fit, held = hold_out_labelled(taught.data.labels, taught.labelled, hold_out_share, texts)
+        if request.keep_teacher:
+            refuse_few(len(held), AGREEMENT, Top.of(request.top, request.recall, request.top_of, soft.encoder))
         taught = soft.taught(taught, held)
         data, (fit, held) = taught.data, (rows[taught.answered[rows]] for rows in (fit, held))
         if unknown := np.count_nonzero(~taught.answered):
             request.tell(Note(f"{unknown:,} rows have no label, and no probabilities of a teacher: they are left out"))
-        learned = taught.targets(soft.share, held), taught.sure(), taught.right(held)
+        learned["answers"] = taught.probabilities
+        if data.levels is None:
+            right = taught.right(held)
+            learned |= {"targets": taught.targets(soft.share, held), "sure": taught.sure(), "taught_right": right}
     if len(np.unique(data.text.numbered()[fit])) < 2:
         raise UsageError("all rows that are trained on have the same text: give two texts or more")
     tested = None if request.test is None else labelled(request.test, data)
-    return TrainingData(data, tested, fit, held, symbols, *learned)
+    return TrainingData(data, tested, fit, held, symbols, **learned)
 
 
 def rare(data: LabelledArticles, rows: NDArray[np.int64]) -> Iterator[str]:

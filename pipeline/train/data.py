@@ -376,7 +376,7 @@ def read_numbers(
     else:
         assert like.levels is not None
         levels, classes = like.levels, like.classes
-    labels = np.rint(np.clip(levels.steps(numbers), 1, len(classes))).astype(np.int64) - 1
+    labels = levels.nearest(numbers, len(classes))
     return replace(articles.labelled(labels, classes), numbers=numbers, levels=levels)
 
 
@@ -456,6 +456,8 @@ class TrainingData:
         How much each article counts then.
     taught_right : float, optional
         The share of held-out rows that teachers get right.
+    answers : float64 [N, classes], or [N, 1], optional
+        What teachers say of each article: probabilities, or a number.
 
     """
 
@@ -467,6 +469,7 @@ class TrainingData:
     targets: NDArray[np.float32] | None = None
     sure: NDArray[np.float64] | None = None
     taught_right: float | None = None
+    answers: NDArray[np.float64] | None = None
 
 
 class Copies(NamedTuple):

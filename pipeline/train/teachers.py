@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,9 @@ from ..engine.open import opened
 from ..errors import ModelError, UsageError
 from ..evaluation.rows import hold_out
 from ..model.charcnn import Model, load_encoder
-from ..model.model_file import HUB
+from ..model.encoder_file import FILES, has_head
+from ..model.model_file import HUB, fetch_from_hub
+from ..model.scores import Levels
 from ..model.several import load_one
 from ..source.chunk import Chunk
 from .branch import Answers, folds_of, on_vectors
@@ -46,9 +49,10 @@ class SoftLabels:
     columns : tuple of str
         One of lists, or one for each class.
     models : tuple of str, Path or Model
-        Teachers: ours (a `Model`, a file, a shipped name), "module:function" from a list of texts to an array [N,
-        classes] of probabilities, or a model of sentence-transformers: a folder, or the name of one on the Hub.
-        With "hf://" before the name, or a folder, it needs no PyTorch where it is of a kind that is computed here.
+        Teachers: ours (whatever `load_model` takes, so also an encoder with a head), "module:function" from a list of
+        texts to an array [N, classes] of probabilities, or a model of sentence-transformers: a folder, or the name of
+        one on the Hub. With "hf://" before the name, or a folder, it needs no PyTorch where it is of a kind that is
+        computed here. Of a model of numbers its numbers are learned.
     unlabelled : as `classify` takes it, optional
         More text for the teachers.
     share : float
@@ -77,6 +81,31 @@ class SoftLabels:
         if self.unlabelled is not None and not self.models:
             raise UsageError("unlabelled text needs a teacher")
 
+    @cached_property
+    def _loaded(self) -> tuple[str | Path | Model, ...]:
+        """The teachers, those of them loaded that are ours."""
+        return tuple(load_one(one) if _is_ours(one) else one for one in self.models)
+
+    @property
+    def _ours(self) -> list[Model]:
+        return [one for one in self._loaded if isinstance(one, Model)]
+
+    @property
+    def levels(self) -> Levels | None:
+        """Of the numbers that teachers give, where the first of ours does."""
+        return self._ours[0].levels if self._ours else None
+
+    @property
+    def encoder(self) -> Model:
+        """The one teacher, to be kept beside n-grams. Raises UsageError where there is another, or it is no encoder."""
+        model = self._ours[0] if len(self.models) == len(self._ours) == 1 else None
+        if model is None or model.encoder is None or model.ngrams or model.is_multi_label or model.preparation:
+            raise UsageError(
+                "--keep-teacher needs one --teacher that is an encoder with a head, and gives a text one label or a "
+                "number; others are too quick for n-grams to spare them, or are no part of a model file"
+            )
+        return model
+
     def about(self) -> dict[str, Any]:
         """The source as a model's card has it."""
         models = [m.name if isinstance(m, Model) else str(m) for m in self.models]
@@ -91,10 +120,12 @@ class SoftLabels:
         that does.
         """
         names = classes
-        for model in (load_one(one) for one in self.models if _is_ours(one)):
+        for model in self._ours:
             names = names or model.classes
-            if set(model.classes) != set(names):
+            if model.classes != names if self.levels else set(model.classes) != set(names):
                 raise UsageError(f"a teacher's classes are {', '.join(model.classes)}, not {', '.join(names)}")
+        if self.levels and any(not isinstance(one, Model) or one.levels != self.levels for one in self._loaded):
+            raise UsageError("one teacher gives numbers, and another none, or others: give teachers of one kind")
         taught = read_taught(source, reading, label_column, self.columns, names, bool(self.models))
         if self.unlabelled is not None:
             taught = taught.and_(read_taught(self.unlabelled, reading, None, (), taught.data.classes, True))
@@ -111,7 +142,7 @@ class SoftLabels:
         data = taught.data
         known = taught.labelled.copy()
         known[held] = False
-        parts = np.stack([self._answers(one, data, np.flatnonzero(known)) for one in self.models])
+        parts = np.stack([self._answers(one, data, np.flatnonzero(known)) for one in self._loaded])
         answers = np.logical_not(np.isnan(parts).any(2, keepdims=True))
         for one, of_one in zip(self.models, answers, strict=True):
             if not of_one.any():
@@ -120,13 +151,17 @@ class SoftLabels:
                     f"the teacher {name} has no probabilities for any of the texts, only NaN: name another"
                 )
         average = np.where(answers, parts, 0).sum(0) / np.where(answers.any(0), answers.sum(0), np.nan)
-        best = np.where(np.isnan(average), 0, average).argmax(1)
-        labels = np.where(taught.labelled, data.labels, best)
+        given = np.nan_to_num(average)
+        if self.levels is not None:
+            numbers = np.where(np.isnan(average), self.levels.low, average)[:, 0]
+            nearest = self.levels.nearest(numbers, len(data.classes))
+            return Taught(replace(data, labels=nearest, numbers=numbers, levels=self.levels), average, taught.labelled)
+        labels = np.where(taught.labelled, data.labels, given.argmax(1))
         return Taught(replace(data, labels=labels), average, taught.labelled)
 
     def _answers(self, what: str | Path | Model, data: LabelledArticles, known: Rows) -> Doubles:
-        if _is_ours(what):
-            return _of_model(load_one(what), data, self.device)
+        if isinstance(what, Model):
+            return _of_model(what, data, self.device)
         texts = [text.tobytes().decode(errors="replace") for text in np.split(data.text.data, data.text.offsets[1:-1])]
         name = str(what)
         if ":" in name and not (name.startswith(HUB) or Path(name).exists()):
@@ -135,17 +170,23 @@ class SoftLabels:
 
 
 def _is_ours(what: str | Path | Model) -> bool:
-    """Whether a teacher is one of our models: not a function, a folder, or a name on the Hub."""
-    if isinstance(what, Model) or Path(what).is_file():
+    """Whether a teacher is one of our models: not a function, or a sentence encoder without a head."""
+    if isinstance(what, Model):
         return True
-    return not (Path(what).is_dir() or ":" in str(what) or "/" in str(what))
+    path = fetch_from_hub(str(what), FILES)[0] if str(what).startswith(HUB) else Path(what)
+    if path.is_dir():
+        return has_head(path)
+    return path.is_file() or not (":" in str(what) or "/" in str(what))
 
 
 def _of_model(model: Model, data: LabelledArticles, device: str) -> Doubles:
-    """NaN where it overflows."""
+    """Probabilities [N, classes], or numbers [N, 1]; NaN where it overflows."""
     order = [model.classes.index(name) for name in data.classes]
     with opened([model.asking("all")], device) as (engine,):
-        scores = engine.classify(base.Texts(*data.text), all_scores=True).all_scores
+        given = engine.classify(base.Texts(*data.text), all_scores=True)
+    if model.levels is not None:
+        return given.scores[:, :1].astype(np.float64)
+    scores = given.all_scores
     assert scores is not None
     return scores[:, order].astype(np.float64)
 
@@ -226,7 +267,7 @@ class Taught(NamedTuple):
     data : LabelledArticles
         Where there is no label, the most probable class is.
     probabilities : ndarray
-        float64 [N, classes], NaN where there are none.
+        float64 [N, classes], NaN where there are none; numbers [N, 1] of teachers that give these.
     labelled : ndarray
         bool [N].
 
