@@ -12,10 +12,10 @@ from typing import Any, TypeVar, cast
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 FLAGS = {
-    **dict.fromkeys(("balanced", "input", "keep-network", "multi-label", "tls"), True),
+    **dict.fromkeys(("balanced", "input", "keep-network", "keep-teacher", "multi-label", "tls"), True),
     **dict.fromkeys(("classes", "encoder", "held-out", "label-separator", "learning-rate", "model"), False),
     **dict.fromkeys(("nsys", "protocol", "scheduler-file"), False),
-    **dict.fromkeys(("top", "count", "score", "by", "per"), False),
+    **dict.fromkeys(("top", "top-of", "recall", "count", "score", "by", "per"), False),
 }
 """The flags that are keywords in Python, and whether each is a switch, without a value in the command and True in
 Python. Those of a job are added by the table of its options, which is loaded with the package.

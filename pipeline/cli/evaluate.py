@@ -72,7 +72,7 @@ def command(
     if loaded.levels is not None:
         if plot or reliability or label_separator or abstain is not None or precision_target is not None:
             raise UsageError(f"{model} gives a text a number: of the options of labels, evaluate takes none")
-        _evaluate_numbers(loaded, data, as_json, options)
+        _evaluate_numbers(loaded.asking(network), data, as_json, options)
         return
     if label_separator is not None:
         raise UsageError(f"{model} gives each text one label: --label-separator is for models that give several")
@@ -81,7 +81,7 @@ def command(
     if not result.confusion.rows and not result.abstained:
         raise UsageError(f"no row has a class of the model in column {label_column!r}")
     if (console := _begun(result, as_json)) is not None:
-        _print(result, abstain, reliability is None, console, loaded.is_calibrated)
+        _print(result, abstain, reliability is None, console, loaded)
     if plot or reliability:
         from ..report.plots import confusion_matrix, reliability_diagram, save_png
     if plot:
@@ -106,6 +106,7 @@ def _evaluate_labels(model: Model, data: list[str], as_json: bool, options: dict
 
 def _evaluate_numbers(model: Model, data: list[str], as_json: bool, options: dict[str, Any]) -> None:
     from ..evaluation.numbers import evaluate_numbers
+    from ..report.tables import print_asking
     from ..source.inputs import Paths
 
     result = evaluate_numbers(model, Paths(data), **options)
@@ -116,6 +117,8 @@ def _evaluate_numbers(model: Model, data: list[str], as_json: bool, options: dic
     left = f"; {counted(result.quarantined, 'row')} skipped: unreadable" if result.quarantined else ""
     console.print(f"{counted(result.figures.rows, 'row')}{left}; {result.without:,} without a true number")
     console.print(f"{result.figures}; nearest level right for {result.nearest:.1%}", soft_wrap=True)
+    if result.found:
+        print_asking({name: figures._asdict() for name, figures in result.found.items()}, console, model.second)
 
 
 def _begun(result: Evaluation | LabelEvaluation | NumberEvaluation, as_json: bool) -> PlainConsole | None:
@@ -136,9 +139,7 @@ def _print_left_out(result: Evaluation | LabelEvaluation, console: PlainConsole)
         console.print(f"{counted(result.overflowed, 'row')} skipped: the model overflows on them", style="yellow")
 
 
-def _print(
-    result: Evaluation, abstain: float | None, diagram: bool, console: PlainConsole, is_calibrated: bool
-) -> None:
+def _print(result: Evaluation, abstain: float | None, diagram: bool, console: PlainConsole, model: Model) -> None:
     """Print an evaluation; with `diagram`, also the reliability diagram."""
     from rich.padding import Padding
 
@@ -150,9 +151,11 @@ def _print(
         share = f"{result.abstained:,} of {rows:,} rows ({result.abstained / rows:.1%})"
         console.print(f"{share} have a score below {abstain:g}, and no label; the figures are those of the others")
     print_confusion(result.confusion, console)
-    print_reliability(result.reliability, result.uncalibrated, diagram, console, is_calibrated)
+    print_reliability(result.reliability, result.uncalibrated, diagram, console, model.is_calibrated)
     if result.networks:
-        print_asking({name: figures._asdict() for name, figures in result.networks.items()}, console)
+        found = {name: figures._asdict() for name, figures in result.found.items()}
+        figures = {name: figures._asdict() | found.get(name, {}) for name, figures in result.networks.items()}
+        print_asking(figures, console, model.second)
     if result.thresholds:
         print_thresholds(result.thresholds, console)
     if result.mistakes:

@@ -23,6 +23,9 @@ _LABEL = "Column with the true class, by name or number from 1."
 _BY_CLASS = "Also fit the scores of each class that has 100 rows or more by themselves."
 _INT8 = "Prepare the model for `--precision int8`."
 _AGREEMENT = "Share of labels that stay where the network is asked about some texts only."
+_TOP = "Of a chain: find the texts with the highest scores, such as 10%, in place of keeping labels."
+_TOP_OF = "The class by whose score."
+_RECALL = "How many of the --top texts the encoder is to be asked about at least."
 _FROM = "A file: fastText's .bin or .ftz, a params.bin, a .safetensors; or an encoder's folder or hf://USER/NAME."
 _PREPARATION = "What is done to texts first: a recipe's name, or a JSON file of steps."
 _CLASSES = "Class names for a params.bin.  [default: of params.bin.json, or 0, 1, …]"
@@ -39,6 +42,9 @@ def calibrate(
     held_out: Annotated[float | None, in_panel("Input", "SHARE", _HELD_OUT)] = None,
     agreement: Annotated[float, in_panel("Labels", "SHARE", _AGREEMENT, hidden=True)] = 0.999,
     by_class: Annotated[bool, in_panel("Labels", "", _BY_CLASS, "--by-class")] = False,
+    top: Annotated[str | None, in_panel("Labels", "SHARE", _TOP)] = None,
+    top_of: Annotated[str | None, in_panel("Labels", "CLASS", _TOP_OF)] = None,
+    recall: Annotated[float, in_panel("Labels", "SHARE", _RECALL, hidden=True)] = 0.95,
     int8: Annotated[bool, in_panel("Computing", "", _INT8, "--int8")] = False,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -53,6 +59,7 @@ def calibrate(
     for them.
     """
     from ..evaluation import fitting
+    from ..evaluation.fitting import promised
     from ..model import cascade
     from ..model.scores import BY_CLASS, CARD
     from ..source.inputs import Paths, local_paths
@@ -64,14 +71,15 @@ def calibrate(
         begun = fitting.quantise(model, Paths(data), **read)
         begun.save(output)
         say(f"{output}: activation scales found on {begun.card['scales found on']['rows']:,} rows, for int8")
-    if label_column is None:
-        if int8:
-            return
-        raise UsageError("--label-column names the column with the true class; only --int8 needs none")
+    if label_column is None and int8:
+        return
     read |= {"held_out": held_out, "agreement": agreement, "device": device, "precision": precision}
-    read["by_class"] = by_class
+    read |= {"by_class": by_class, "top": top, "top_of": top_of, "recall": recall}
     calibrated = fitting.calibrate(begun, Paths(data), label_column=label_column, **read)
     calibrated.save(output)
+    if "promise" in calibrated.card.get(cascade.CARD, {}):
+        say(f"{output}: {promised(calibrated.card[cascade.CARD])}")
+        return
     about = calibrated.card[CARD]
     found = f"temperature {about.get('left out', calibrated.temperature):.3f}, fitted on {about['rows']:,} rows"
     say(f"{output}: scores stay as they were: {found}, does not help" if "left out" in about else f"{output}: {found}")

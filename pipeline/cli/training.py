@@ -12,7 +12,9 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ..errors import counted
+from ..evaluation.fitting import promised
 from ..evaluation.numbers import NumberFigures
+from ..model.cascade import CARD
 from ..report.console import PlainConsole
 from ..train import Cost, Epoch, Fit, Note, Step, Trained
 from ..train.after import SURE_CARD
@@ -86,6 +88,8 @@ class TrainingProgress:
         for name, figures in card.get("heads", {}).items():
             if test := figures.get("test"):
                 self._console.print(f"test: {name} {test['accuracy']:.2%} of {test['rows']:,} rows", soft_wrap=True)
+        if "promise" in (asked := card.get(CARD, {})):
+            self._console.print(promised(asked), soft_wrap=True)
         if "test" in card and "heads" not in card:
             test = card["test"]
             figure = f"{test['accuracy']:.2%} of" if "accuracy" in test else None

@@ -22,7 +22,7 @@ from ..model.several import head_of, load_one
 from ..options import READ, ReadKeywords
 from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH, label_lists, label_sets
-from .fitting import Figures, figures_of
+from .fitting import Figures, Finding, Found, figures_of
 from .rows import chosen_input, scored_rows
 
 
@@ -86,6 +86,9 @@ class Evaluation:
         Of a model whose network can be asked about some texts only: accuracy, agreement with the labels of the whole
         model, share of rows asked about, and calibration error with the network asked about "uncertain" rows, "all" and
         "none". Over the rows with a true class, whatever `abstain`.
+    found : dict of str to Found
+        Of a chain that is to find the texts with the highest scores, by the same three: share of rows asked about, and
+        recall and precision of what the encoder alone finds. Over all rows.
 
     """
 
@@ -100,6 +103,7 @@ class Evaluation:
     thresholds: tuple[Threshold, ...] = ()
     abstained: int = 0
     networks: dict[str, Figures] = field(default_factory=dict)
+    found: dict[str, Found] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the evaluation as JSON values.
@@ -131,6 +135,7 @@ class Evaluation:
             "reliability": [_values(figures) for figures in self.reliability.bins],
             "thresholds": [_values(figures) for figures in self.thresholds],
             "networks": {name: _values(figures) for name, figures in self.networks.items()},
+            "found": {name: _values(figures) for name, figures in self.found.items()},
         }
 
 
@@ -281,7 +286,7 @@ def evaluate(
     ways = {network: loaded} | ({name: given_model.asking(name) for name in ASKS} if given_model.cascade else {})
     by_way: dict[str, list[tuple[NDArray[Any], NDArray[Any], int]]] = {name: [] for name in ways}
     has_before = loaded.temperature != 1 and loaded.cascade is None and loaded.by_class is None
-    rows_read = 0
+    rows_read, finding = 0, Finding(given_model)
     worst: list[Mistake] = []
     without_truth = quarantined = overflowed = 0
     with scored_rows([*ways.values()], given, selection, device, precision, kernels) as (backend, chunks):
@@ -296,6 +301,7 @@ def evaluate(
                 before = probabilities(log_scores(predicted.all_scores, loaded.temperature), 1.0).max(axis=1)
             known = truth != NO_TRUTH
             rows_read += len(chunk)
+            finding.add(dict(zip(ways, scored.predictions, strict=True)))
             for name, one in zip(ways, scored.predictions, strict=True):
                 by_way[name].append((one.labels[known, 0], one.scores[known, 0], one.asked))
             without_truth += int((~known).sum())
@@ -323,6 +329,7 @@ def evaluate(
         thresholds=tuple(thresholds),
         abstained=int((~kept).sum()),
         networks=_compared(by_way, truth, rows_read) if given_model.cascade else {},
+        found=finding.figures(),
     )
 
 

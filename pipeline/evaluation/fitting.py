@@ -4,7 +4,7 @@ its activation scales for int8.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -17,6 +17,7 @@ import pyarrow as pa
 from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
+from ..engine.base import Predictions
 from ..errors import UsageError
 from ..labelling.scored import rows_of, texts_of
 from ..measures.reliability import improvement, reliability
@@ -57,10 +58,13 @@ def calibrate(
     source: Any,
     *,
     text_column: str | Iterable[str] = (),
-    label_column: str,
+    label_column: str | None = None,
     held_out: float | None = None,
     agreement: float = AGREEMENT,
     by_class: bool = False,
+    top: str | None = None,
+    top_of: str | None = None,
+    recall: float = 0.95,
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
@@ -74,16 +78,18 @@ def calibrate(
     of the n-grams' label below which the network is asked, and a temperature for n-grams alone. `train` does all this
     itself, on the rows that it holds out.
 
+    Of a chain, n-grams before an encoder, only what it promises is fitted anew, to the answers of its encoder.
+
     Parameters
     ----------
     model : str, Path or Model
         A shipped model's name, a model file, or a loaded `Model`.
     source : str, path, Paths, or other object
-        Anything that `classify` takes: labelled articles that the model was not trained on.
+        Anything that `classify` takes: labelled articles that the model was not trained on; for a chain any texts.
     text_column : str or iterable of str
         Column with the text, "text" by default. Several are joined by a space.
-    label_column : str
-        Column with the true class, by name or by number from 1.
+    label_column : str, optional
+        Column with the true class, by name or by number from 1; of a chain none.
     held_out : float, optional
         `source` is what the model was trained on, with this share held out: only those rows are used.
     agreement : float
@@ -91,6 +97,8 @@ def calibrate(
     by_class : bool
         Also fit how likely a label of each class with 100 rows or more is right, from its score (Platt scaling). It can
         raise low scores and lower high ones, which a temperature cannot. It changes no label.
+    top, top_of, recall
+        Of a chain, as `train` takes them with `keep_teacher`.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
@@ -132,7 +140,22 @@ def calibrate(
         raise UsageError(f"{held_out:g} of the rows cannot have been held out: above 0, up to 0.5")
     if not 0.5 <= agreement < 1:
         raise UsageError(f"an agreement of {agreement:g}: give a share of labels from 0.5 on, below 1")
-    loaded = load_one(model).asking("all")
+    given_model = load_one(model)
+    if given_model.encoder is not None and given_model.cascade is not None:
+        if label_column is not None or held_out is not None or by_class:
+            raise UsageError(
+                f"{given_model.name} is a chain, whose promise is about what its encoder says: leave out the label "
+                "column, and what needs one"
+            )
+        wanted_top = Top.of(top, recall, top_of, given_model)
+        return _with_promise(
+            given_model, source, text_column, agreement, wanted_top, (device, precision, kernels), options
+        )
+    if top is not None or top_of is not None:
+        raise UsageError(f"--top is what a chain is to find, and {given_model.name} is none: train --keep-teacher")
+    if label_column is None:
+        raise UsageError("--label-column names the column with the true class; only --int8 and a chain need none")
+    loaded = given_model.asking("all")
     if loaded.is_multi_label:
         raise UsageError(f"{loaded.name} gives a text several labels: it has thresholds, and no temperature")
     if loaded.link != SOFTMAX:
@@ -178,6 +201,49 @@ def calibrate(
         calibrated = replace(calibrated, cascade=cascade, card=card)
         final, _ = _ways(logits, branch, cascade, temperature)["uncertain"]
     return _by_class(calibrated, final, truth, files_of(given)) if by_class else calibrated
+
+
+def _with_promise(
+    chain: Model,
+    source: Any,
+    text_column: str | Iterable[str],
+    agreement: float,
+    top: Top | None,
+    computing: tuple[str, str, str],
+    options: ReadKeywords,
+) -> Model:
+    """A chain that promises what is asked for, by other rows.
+
+    Parameters
+    ----------
+    chain : Model
+        The chain.
+    source, text_column, agreement, options
+        As of `calibrate`.
+    top : Top, optional
+        As of `fitted_chain`.
+    computing : tuple of str
+        Device, precision and kernels.
+
+    """
+    both = chain.asking("none"), chain.asking("all")
+    given, selection = chosen_input(source, text_column, options, chain.alphabet, chain.length, reads=chain.reads)
+    answers: tuple[list[NDArray[np.float32]], ...] = ([], [])
+    with scored_rows(both, given, selection, *computing) as (_, chunks):
+        for scored in chunks:
+            for parts, one in zip(answers, scored.predictions, strict=True):
+                parts.append(answers_of(chain, one))
+    alone, whole = (np.concatenate(parts) for parts in answers)
+    made = fitted_chain(*both, alone, whole, agreement, top)
+    return replace(made, card={**made.card, cascades.CARD: {**made.card[cascades.CARD], **files_of(given)}})
+
+
+def answers_of(model: Model, predictions: Predictions) -> NDArray[np.float32]:
+    """What N texts are chosen by, [N, classes]: the score of each class; or [N, 1], their numbers."""
+    if model.levels is not None:
+        return predictions.scores[:, :1]
+    assert predictions.all_scores is not None
+    return predictions.all_scores
 
 
 def _in_turn(logits: Doubles, truth: NDArray[np.int64]) -> Doubles:
@@ -511,6 +577,63 @@ def fitted_chain(
         first, tensors=encoder.tensors, levels=encoder.levels, temperature=encoder.temperature, encoder=encoder.encoder,
         cascade=cascade, card={**first.card, cascades.CARD: about}, name=encoder.name,
     )  # fmt: skip
+
+
+def promised(about: Mapping[str, Any]) -> str:
+    """A line for the user: what a chain promises, of its card."""
+    promise, sure = about["promise"], f"with {_CONFIDENCE:.0%} confidence, "
+    line = f"the encoder is asked about {about['share']:.1%} of {about['rows']:,} held-out rows: {sure}"
+    if "labels" in promise:
+        return f"{line}{promise['labels']:.5g} of all labels are the encoder's own"
+    of = f" for {promise['of']}" if "of" in promise else ""
+    return f"{line}{promise['recall']:.3g} of the {promise['top']:.3g} with its highest scores{of} are among them"
+
+
+class Found(NamedTuple):
+    """How good a chain is at finding the rows to which its encoder alone gives a score from the cut on.
+
+    Attributes
+    ----------
+    share : float
+        The share of rows about which the encoder was asked.
+    recall : float
+        The share of these rows that get such a score; nan where there are none.
+    precision : float
+        The share of the rows with such a score that are among them; nan as above.
+
+    """
+
+    share: float
+    recall: float
+    precision: float
+
+
+class Finding:
+    """Counts what is found with the encoder of a chain asked about some rows, all and none; nothing of other models."""
+
+    def __init__(self, chain: Model) -> None:
+        self._chain, self._rows = chain, 0
+        self._selection = chain.cascade.selection if chain.cascade else UNSET
+        self._counts = {name: np.zeros(3, np.int64) for name in ASKS}
+
+    def add(self, by_way: Mapping[str, Predictions]) -> None:
+        """The predictions for some rows."""
+        of = self._selection
+        if of:
+            above = {name: answers_of(self._chain, by_way[name])[:, of.label] >= np.float32(of.cut) for name in ASKS}
+            self._rows += len(above["all"])
+            for name, chosen in above.items():
+                asked = len(chosen) if name == "all" else by_way[name].asked
+                self._counts[name] += (asked, chosen.sum(), (chosen & above["all"]).sum())
+
+    def figures(self) -> dict[str, Found]:
+        """For each of ASKS how good that is."""
+        if not self._rows:
+            return {}
+        wanted, figures = self._counts["all"][1] or np.nan, {}
+        for name, (rows, chosen, hits) in self._counts.items():
+            figures[name] = Found(float(rows / self._rows), float(hits / wanted), float(hits / (chosen or np.nan)))
+        return figures
 
 
 def labels_of(logits: NDArray[Any], thresholds: tuple[float, ...] | None) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
+from ..model.cascade import ASKS
 from ..model.charcnn import Model
 from ..model.several import load_one
 from ..options import READ, ReadKeywords
 from ..source.columns import numbers_in
+from .fitting import Finding, Found
 from .rows import chosen_input, scored_rows
 
 Numbers = NDArray[np.floating]
@@ -86,6 +88,8 @@ class NumberEvaluation:
         Rows without a true number.
     quarantined : int
         Rows that could not be read.
+    found : dict of str to Found
+        As of `Evaluation`.
 
     """
 
@@ -95,6 +99,7 @@ class NumberEvaluation:
     nearest: float
     without: int
     quarantined: int
+    found: dict[str, Found] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the evaluation as JSON values.
@@ -106,7 +111,8 @@ class NumberEvaluation:
 
         """
         nearest = None if self.nearest != self.nearest else self.nearest
-        return {**asdict(self), "figures": self.figures.about(), "nearest": nearest}
+        found = {name: {k: None if v != v else v for k, v in of._asdict().items()} for name, of in self.found.items()}
+        return {**asdict(self), "figures": self.figures.about(), "nearest": nearest, "found": found}
 
 
 @READ.takes(ReadKeywords)
@@ -172,9 +178,13 @@ def evaluate_numbers(
     wanted: dict[str, Any] = {"kept": (label_column,), "reads": loaded.reads}
     rows, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
     given, true, quarantined = [np.empty(0)], [np.empty(0)], 0
-    with scored_rows([loaded], rows, selection, device, precision, kernels) as (backend, chunks):
+    ways, finding = {"uncertain": loaded}, Finding(loaded)
+    if loaded.cascade is not None:
+        ways |= {name: loaded.asking(name) for name in ASKS}
+    with scored_rows([*ways.values()], rows, selection, device, precision, kernels) as (backend, chunks):
         for scored in chunks:
             quarantined += len(scored.chunk.quarantine)
+            finding.add(dict(zip(ways, scored.predictions, strict=True)))
             given.append(scored.predictions[0].scores[:, 0].astype(np.float64))
             true.append(numbers_in(scored.chunk.rows, label_column, names))
     ours, theirs = np.concatenate(given), np.concatenate(true)
@@ -183,7 +193,8 @@ def evaluate_numbers(
     nearest = [levels.nearest(scored, len(loaded.classes)) for scored in (ours, theirs)]
     share = float((nearest[0] == nearest[1]).mean()) if len(ours) else np.nan
     figures = NumberFigures.of(ours, theirs)
-    return NumberEvaluation(loaded.name, str(backend), figures, share, int((~known).sum()), quarantined)
+    without = int((~known).sum())
+    return NumberEvaluation(loaded.name, str(backend), figures, share, without, quarantined, finding.figures())
 
 
 def _are_numbers(classes: Iterable[str]) -> bool:

@@ -91,6 +91,7 @@ def facts_of(prepared: Prepared, backend: Backend, chunk_rows: int, no_gpu: str 
         growth=beginning.growth if beginning else None,
         models=tuple((model.name, model.classes) for model in models.every),
         max_quarantined=request.options.max_quarantined,
+        second=next((model.second for model in models.loaded if model.cascade), "network"),
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from ..engine.base import Engine, Texts
 from ..engine.open import opened, why_no_gpu
 from ..errors import UsageError
-from ..labelling.scored import ScoredChunk, Scoring, score, score_chunk, texts_of
+from ..labelling.scored import ScoredChunk, Scoring, rows_of, score, score_chunk, texts_of
 from ..model.charcnn import Model
 from ..model.several import Models, load_models
 from ..options import OptionKeywords, Options, takes
@@ -42,6 +42,7 @@ SAMPLE_ROWS = 1000
 _ENTRY_BYTES, _LABEL_BYTES = 1500, 200
 _CHUNK, _JOB = part_name(0, 0), "0" * 16
 _BATCHES = 4
+_FEW = 100  # of the sample's rows, for an encoder alone
 _COPIES = 3  # of a model in a worker: as it came, as tensors, and as its engine has them
 _WARM_UP = Texts.of([b"x"] * 32)
 _MUCH_UNKNOWN, _MANY_CUT, _MANY_BAD = 0.2, 0.05, 0.01
@@ -79,6 +80,8 @@ class Estimate:
         GPUs, or machines like this one, that the job is to have.
     seconds, seconds_of_one : float or None
         The time to label all rows with them, and with one.
+    seconds_of_encoder : float or None
+        Of a chain, the time to label all rows with one and its encoder alone.
     device_hours : float or None
         GPU-hours, or hours of a CPU core.
     output_bytes : int or None
@@ -117,6 +120,7 @@ class Estimate:
     workers: int
     seconds: float | None
     seconds_of_one: float | None
+    seconds_of_encoder: float | None
     device_hours: float | None
     output_bytes: int | None
     free_bytes: int | None
@@ -217,6 +221,7 @@ def dry_run(
         workers=units,
         seconds=None if computing is None else max(computing / units, sample.reading_seconds),
         seconds_of_one=None if computing is None else max(computing, sample.reading_seconds),
+        seconds_of_encoder=_of_encoders(sampled_rows, models, settings, columns.scoring, rows),
         device_hours=None if computing is None else computing * (1 if on_gpu else available_cores()) / 3600,
         output_bytes=None if rows is None else round(rows * row_bytes),
         free_bytes=_free_bytes(path),
@@ -276,6 +281,29 @@ def _label(chunk: Chunk, engines: list[Engine], scoring: Sequence[Scoring]) -> t
     return judged, len(chunk) / (time.perf_counter() - began)
 
 
+def _of_encoders(
+    chunk: Chunk, models: Models, settings: Options, scoring: Sequence[Scoring], rows: int | None
+) -> float | None:
+    """The seconds in which the encoders of chains alone label so many rows, by some of a sample; None without chains.
+
+    Parameters
+    ----------
+    chunk : Chunk
+        The sample.
+    models, settings, scoring
+        Of the job.
+    rows : int, optional
+        Of the input.
+
+    """
+    if not rows or not len(chunk) or not any(model.encoder and model.cascade for model in models.loaded):
+        return None
+    some = rows_of(chunk, np.arange(len(chunk)) % -(-len(chunk) // _FEW) == 0)
+    alone = [model.asking("all") if model.encoder else model for model in models.loaded]
+    with opened(alone, settings.device, settings.precision, settings.kernels) as engines:
+        return rows / _label(some, engines, scoring)[1]
+
+
 def _output_bytes(judged: ScoredChunk, columns: Columns, names: PartNames, chunk_rows: int) -> float:
     """Bytes of the output for each row that is read, by one part. chunk_rows: of it."""
     table = columns.table(judged.chunk, judged.predictions)
@@ -317,7 +345,7 @@ def _warnings(
     if cut > _MANY_CUT:
         yield f"{cut:.0%} of the texts are longer than the {scoring.reads(model):,} characters that the model reads"
     if texts.asked > MUCH_ASKED * rows:
-        yield f"faster with {asks(texts.asked / rows)}"
+        yield f"faster with {asks(texts.asked / rows, model.second)}"
     if bad > _MANY_BAD * estimate.sample_rows:
         reason, count = next(iter(estimate.reasons.items()))
         yield f"{bad / estimate.sample_rows:.0%} of the rows cannot be labelled, {count:,} of {bad:,} for: {reason}"

@@ -206,6 +206,11 @@ class Model:
         """Whether there is a network that counts: files of n-grams alone had one of zeros, before they had none."""
         return not self._has_bias_alone and bool(self.tensors["fc3.weight"].any())
 
+    @property
+    def second(self) -> str:
+        """What is asked after its n-grams."""
+        return "network" if self.encoder is None else "encoder"
+
     def asking(self, network: str) -> Model:
         """The same model with its network asked about some texts.
 

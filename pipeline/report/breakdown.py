@@ -61,9 +61,9 @@ MUCH_ASKED = 0.25
 """Of texts like those that a model was trained on, its network is asked about fewer."""
 
 
-def asks(share: float) -> str:
-    """What is faster where the network is asked about this share of the texts."""
-    return f"--network none (n-grams alone, less exact): the network is asked about {share:.0%} of the texts"
+def asks(share: float, second: str) -> str:
+    """What is faster where the second model, "network" or "encoder", is asked about this share of the texts."""
+    return f"--network none (n-grams alone, less exact): the {second} is asked about {share:.0%} of the texts"
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,24 @@ class Breakdown:
         }
 
 
-def break_down(timeline: Timeline, precision: str, chunk_rows: int = 0, asked: float = 0.0) -> Breakdown:
-    """The breakdown of a job's spans. For the advice, precision: of its engines; chunk_rows: of a
-    chunk at most; asked: the share of texts about which the network was, where that is for n-grams to say.
+def break_down(
+    timeline: Timeline, precision: str, chunk_rows: int = 0, asked: float = 0.0, second: str = "network"
+) -> Breakdown:
+    """The breakdown of a job's spans.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        The spans.
+    precision : str
+        Of its engines, for the advice, as the others.
+    chunk_rows : int
+        Rows of a chunk at most.
+    asked : float
+        The share of texts about which the network or encoder was asked, where that is for n-grams to say.
+    second : str
+        Which of the two it is.
+
     """
     seconds = timeline.ended - timeline.began
     of_place: dict[str, list[Span]] = defaultdict(list)
@@ -196,7 +211,8 @@ def break_down(timeline: Timeline, precision: str, chunk_rows: int = 0, asked: f
             DeviceTimes(place.host, place.device, place.where, rows, len(chunks), moments[place.where], shares)
         )
     whole = sum(timeline.rows.values()) < _WHOLE * chunk_rows * sum(device.chunks for device in devices)
-    bound_by, verdict = _verdict(devices, precision, streamed=bool(elsewhere), whole=whole, asked=asked)
+    advice = asks(asked, second) if asked > MUCH_ASKED else None
+    bound_by, verdict = _verdict(devices, precision, streamed=bool(elsewhere), whole=whole, advice=advice)
     window, rest = end - begin, seconds - (end - begin)
     if rest > window:
         start = f"start and end took {rest:.1f} of {seconds:.1f} s"
@@ -260,7 +276,9 @@ def _within(times: np.ndarray[Any, Any], intervals: Intervals) -> np.ndarray[Any
     return np.asarray(times < ends[which])
 
 
-def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool, whole: bool, asked: float) -> tuple[str, str]:
+def _verdict(
+    devices: list[DeviceTimes], precision: str, streamed: bool, whole: bool, advice: str | None
+) -> tuple[str, str]:
     """What a job was bound by, and a sentence about it.
 
     Parameters
@@ -273,8 +291,8 @@ def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool, whole: 
         Whether the client read its input.
     whole : bool
         Whether chunks end where a row group or the memory for one does, and not after so many rows.
-    asked : float
-        The share of texts about which the network was asked, where n-grams stand beside it.
+    advice : str, optional
+        What would be faster on a busy device.
 
     """
     shares = {name: float(np.mean([d.shares[name] for d in devices])) for name in devices[0].shares}
@@ -285,8 +303,8 @@ def _verdict(devices: list[DeviceTimes], precision: str, streamed: bool, whole: 
         faster = "more cores"
         if gpu:
             faster = "more GPUs, or the precision fp16" if precision == "fp32" else "more GPUs"
-        if asked > MUCH_ASKED:
-            faster += f", or with {asks(asked)}"
+        if advice:
+            faster += f", or with {advice}"
         return kind, f"bound by the {kind}, busy {busy:.0%}: go faster with {faster}"
     cause = max(shares, key=lambda name: shares[name])
     few = max(d.chunks for d in devices) < _FEW_CHUNKS

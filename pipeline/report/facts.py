@@ -110,6 +110,8 @@ class JobFacts:
         Name and labels of each model, in order; `model` has all names, `classes` and `meant_for` are the first one's.
     max_quarantined : str or int
         The option: how many rows may be in quarantine.
+    second : str
+        What is asked about some texts only: the "network" of the models, or the "encoder".
 
     """
 
@@ -126,6 +128,7 @@ class JobFacts:
     growth: Growth | None = None
     models: tuple[tuple[str, tuple[str, ...]], ...] = ()
     max_quarantined: str | int = "100%"
+    second: str = "network"
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,8 @@ class JobReport:
     @cached_property
     def breakdown(self) -> Breakdown:
         """Where the time of this run went. Computed once, so call it only when the run is over."""
-        return break_down(self.run.timeline, self.job.precision, self.job.chunk_rows, self.tally.asked_share)
+        job, asked = self.job, self.tally.asked_share
+        return break_down(self.run.timeline, job.precision, job.chunk_rows, asked, job.second)
 
     def to_arrow(self) -> pa.Table:
         """Return the rows in input order: every row of the input, or with an output folder those that are labelled.

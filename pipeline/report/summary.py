@@ -59,7 +59,7 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> list[tuple[str, str]]:
             items.append(("int8", f"{tally.saturated:,} saturated activations, {a_row:,.2f} a row"))
     if tally.asked:
         labelled = counted(tally.rows_written + tally.rows_filtered, "row")
-        items.append(("network", f"asked {counted(tally.asked, 'time')} for {labelled} ({tally.asked_share:.1%})"))
+        items.append((job.second, f"asked {counted(tally.asked, 'time')} for {labelled} ({tally.asked_share:.1%})"))
     return items
 
 

@@ -206,12 +206,18 @@ def figure(value: float, unit: str = "") -> str:
 _BAR = 30
 
 
-def print_asking(figures: Mapping[str, Mapping[str, float]], console: PlainConsole) -> None:
-    """How good a model is with its network asked about some texts, about all and about none."""
-    table = new_table("network", "asked", "right", "same label as all", "calibration error")
+_OF_ASKING = {
+    "share": ("asked", ".2%"), "accuracy": ("right", ".2%"), "agreement": ("same label as all", ".2%"),
+    "recall": ("recall", ".2%"), "precision": ("precision", ".2%"), "calibration_error": ("calibration error", ".4f"),
+}  # fmt: skip
+
+
+def print_asking(figures: Mapping[str, Mapping[str, float]], console: PlainConsole, second: str = "network") -> None:
+    """How good a model is with its network or encoder asked about some texts, about all and about none."""
+    shown = {key: about for key, about in _OF_ASKING.items() if key in figures["all"]}
+    table = new_table(second, *(title for title, _ in shown.values()))
     for name, values in figures.items():
-        shares = (f"{values[key]:.2%}" for key in ("share", "accuracy", "agreement"))
-        table.add_row(name, *shares, f"{values['calibration_error']:.4f}")
+        table.add_row(name, *(f"{values[key]:{shape}}" for key, (_, shape) in shown.items()))
     console.print(table)
 
 

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 from ..engine.base import Texts
 from ..engine.open import opened
 from ..errors import UsageError
-from ..evaluation.fitting import Top, fitted_chain, refuse_few
+from ..evaluation.fitting import Top, answers_of, fitted_chain, refuse_few
 from ..evaluation.rows import hold_out, strata
 from ..model.alphabet import Alphabet
 from ..model.cascade import AGREEMENT
@@ -162,10 +162,8 @@ def _chain(first: Model, request: TrainRequest, prepared: TrainingData) -> Model
     encoder, held = request.soft_labels.encoder, prepared.held
     with opened([first], request.device) as (engine,):
         given = engine.classify(Texts(*prepared.data.text.rows(held)), all_scores=True)
-    alone = given.all_scores if encoder.levels is None else given.scores[:, :1]
-    assert alone is not None
     top = Top.of(request.top, request.recall, request.top_of, encoder)
-    return fitted_chain(first, encoder, alone, prepared.answers[held], AGREEMENT, top)
+    return fitted_chain(first, encoder, answers_of(first, given), prepared.answers[held], AGREEMENT, top)
 
 
 def _job_of(request: TrainRequest, begin: Beginning, prepared: TrainingData) -> TrainingJob:

@@ -22,6 +22,7 @@ from ..engine import base
 from ..engine.encoder import vectors as vectors_of
 from ..engine.open import opened
 from ..errors import ModelError, UsageError
+from ..evaluation.fitting import answers_of
 from ..evaluation.rows import hold_out
 from ..model.charcnn import Model, load_encoder
 from ..model.encoder_file import FILES, has_head
@@ -184,11 +185,8 @@ def _of_model(model: Model, data: LabelledArticles, device: str) -> Doubles:
     order = [model.classes.index(name) for name in data.classes]
     with opened([model.asking("all")], device) as (engine,):
         given = engine.classify(base.Texts(*data.text), all_scores=True)
-    if model.levels is not None:
-        return given.scores[:, :1].astype(np.float64)
-    scores = given.all_scores
-    assert scores is not None
-    return scores[:, order].astype(np.float64)
+    scores = answers_of(model, given).astype(np.float64)
+    return scores if model.levels is not None else scores[:, order]
 
 
 def _of_function(name: str, texts: list[str], classes: tuple[str, ...]) -> Doubles:

@@ -1,0 +1,289 @@
+"""Chains of n-grams and an encoder: who is asked, what they promise on rows that nobody fitted, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+from conftest import CommandHere, examples
+from encoders import logits, minilm, needs_minilm, saved
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+from scipy.stats import binom
+
+from broadsheet.pipeline.engine.base import Predictions, Texts
+from broadsheet.pipeline.engine.open import open_engine
+from broadsheet.pipeline.errors import UsageError
+from broadsheet.pipeline.evaluation.evaluate import evaluate
+from broadsheet.pipeline.evaluation.fitting import Top, calibrate, fitted_chain, most_lost
+from broadsheet.pipeline.evaluation.numbers import evaluate_numbers
+from broadsheet.pipeline.job.estimate import dry_run
+from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.train import SoftLabels, train
+
+pytestmark = needs_minilm
+
+WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "nu", "pe") for b in ("ra", "so", "ti", "va", "xu", "zen")]
+QUICK: dict[str, Any] = {"text_column": "text", "vectors": None, "ngrams": 1 << 14, "device": "cpu"}
+
+
+def texts(count: int, seed: int = 0) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, 6)) for _ in range(count)]
+
+
+def judge(folder: Path, classes: int) -> Path:
+    """A random encoder; of one output, with numbers about 2.5, and a standard deviation of 1."""
+    saved(folder, classes=classes, num_hidden_layers=1)
+    if classes == 1:
+        raw = logits(folder, texts(50, seed=9))
+        tensors = dict(load_file(folder / "model.safetensors"))
+        tensors["classifier.weight"] /= raw.std()
+        tensors["classifier.bias"] = np.array([2.5 - raw.mean() / raw.std()], np.float32)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def number_judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return judge(tmp_path_factory.mktemp("number") / "judge", 1)
+
+
+@pytest.fixture(scope="module")
+def class_judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return judge(tmp_path_factory.mktemp("classes") / "judge", 3)
+
+
+@pytest.fixture(scope="module")
+def student(number_judge: Path) -> Model:
+    """n-grams that learn numbers."""
+    return train(
+        pa.table({"text": texts(600)}), soft_labels=SoftLabels(models=(number_judge,), device="cpu"), **QUICK
+    ).model
+
+
+@pytest.fixture(scope="module")
+def chain(class_judge: Path) -> Model:
+    soft = SoftLabels(models=(class_judge,), unlabelled=pa.table({"text": texts(598)}), device="cpu")
+    of = {"keep_teacher": True, "top": "30%", "top_of": "class 1", "recall": 0.9, "hold_out_share": 0.5}
+    return train(pa.table({"text": texts(2, seed=1)}), soft_labels=soft, **of, **QUICK).model
+
+
+def answers(model: Model, given_texts: list[str], **how: Any) -> Predictions:
+    engine = open_engine(model, "cpu", threads=2)
+    try:
+        return engine.classify(Texts.of([text.encode() for text in given_texts]), all_scores=True, **how)
+    finally:
+        engine.close()
+
+
+def assert_asked_where_it_matters(model: Model, encoder: Model, by: Any) -> None:
+    """Each text has the bits of the encoder or of n-grams alone, by their score. by: that score, of predictions."""
+    assert model.cascade is not None
+    of, new = model.cascade.selection, texts(300, seed=4)
+    assert of
+    chained, whole, alone = (answers(one, new) for one in (model, encoder, model.asking("none")))
+    rows = by(alone) >= np.float32(of.least)
+    assert 0 < chained.asked == rows.sum() < 300
+    for name in ("labels", "scores", "all_scores"):
+        mine, theirs, ngrams = (getattr(each, name) for each in (chained, whole, alone))
+        np.testing.assert_array_equal(mine[rows], theirs[rows])
+        np.testing.assert_array_equal(mine[~rows], ngrams[~rows])
+    assert (by(chained)[~rows] < of.cut).all()
+    wanted = by(whole) >= of.cut
+    assert 0.1 < wanted.mean() < 0.5
+    assert rows[wanted].mean() > 0.85
+    for network, expected in (("all", whole), ("none", alone)):
+        np.testing.assert_array_equal(answers(model.asking(network), new).all_scores, expected.all_scores)
+    again = Model.from_bytes(model.to_bytes())
+    assert (again.digest, again.cascade) == (model.digest, model.cascade)
+    np.testing.assert_array_equal(answers(again, new).all_scores, chained.all_scores)
+
+
+def test_a_chain_of_classes_asks_about_what_may_be_above_its_cut(chain: Model, class_judge: Path) -> None:
+    assert_asked_where_it_matters(chain, load_model(class_judge), lambda found: found.all_scores[:, 1])
+    assert chain.card["network asked"]["promise"].items() >= {"top": 0.3, "of": "class 1", "recall": 0.9}.items()
+    table = pa.table({"text": texts(200, seed=5), "kind": ["class 1"] * 200})
+    result = evaluate(chain, table, label_column="kind", device="cpu")
+    assert result.networks.keys() == result.found.keys() == {"uncertain", "all", "none"}
+    alone, some, whole = (result.found[name] for name in ("none", "uncertain", "all"))
+    assert (some.precision, whole) == (1, (1, 1, 1))
+    assert some.recall > max(0.85, alone.recall)
+    assert 0 == alone.share < some.share < 1
+
+
+def test_a_chain_of_numbers_from_the_command_to_a_job(
+    number_judge: Path, tmp_path: Path, broadsheet_here: CommandHere
+) -> None:
+    source, file = tmp_path / "in.csv", tmp_path / "chain.safetensors"
+    pa_csv.write_csv(pa.table({"text": texts(600)}), source)
+    how = ("--keep-teacher", "--hold-out", 0.5, "--vectors", "none", "--ngrams", 1 << 14, "--device", "cpu")
+    of = ("--top", "20%", "--recall", 0.9)
+    code, told = broadsheet_here("train", source, "--teacher", number_judge, "-o", file, *how, *of)
+    assert code == 0, told
+    assert "0.9 of the 0.2 with its highest scores are among them" in told
+    model = load_model(file)
+    assert_asked_where_it_matters(model, load_model(number_judge), lambda found: found.scores[:, 0])
+    pa_csv.write_csv(pa.table({"text": texts(90, seed=6), "number": np.zeros(90)}), tmp_path / "new.csv")
+    code, told = broadsheet_here("classify", tmp_path / "new.csv", "-o", tmp_path / "out", "--model", file)
+    assert code == 0, told
+    chained = answers(model, texts(90, seed=6))
+    assert f"encoder asked {chained.asked} times for 90 rows" in " ".join(told.split())
+    found = pq.read_table(tmp_path / "out" / "parts")
+    np.testing.assert_array_equal(found["score"].to_numpy(), chained.scores[:, 0])
+    estimate = dry_run(tmp_path / "new.csv", model=model, device="cpu")
+    assert estimate.seconds_of_encoder is not None
+    assert dry_run(tmp_path / "new.csv", model=model, device="cpu", network="none").seconds_of_encoder is None
+    code, told = broadsheet_here("classify", tmp_path / "new.csv", "--model", file, "--dry-run")
+    assert "encoder alone" in told
+    result = evaluate_numbers(model, tmp_path / "new.csv", label_column="number", device="cpu")
+    assert (result.found["uncertain"].precision, result.found["none"].share) == (1, 0)
+    assert result.found["uncertain"].share == pytest.approx(chained.asked / 90)
+    code, told = broadsheet_here("evaluate", file, tmp_path / "new.csv", "--label-column", "number", "--json")
+    assert json.loads(told)["found"]["all"] == {"share": 1, "recall": 1, "precision": 1}
+    code, told = broadsheet_here("evaluate", file, tmp_path / "new.csv", "--label-column", "number")
+    assert "recall" in told
+
+
+def test_calibrate_promises_something_else_by_other_rows(
+    chain: Model, tmp_path: Path, broadsheet_here: CommandHere
+) -> None:
+    rows = pa.table({"text": texts(400, seed=7)})
+    labels = calibrate(chain, rows, agreement=0.97, device="cpu")
+    assert labels.cascade is not None
+    assert not labels.cascade.selection
+    assert labels.cascade.margin > 0
+    new = texts(400, seed=8)
+    whole, found = answers(labels.asking("all"), new), answers(labels, new)
+    assert 0 < found.asked < 400
+    assert (found.labels == whole.labels).mean() > 0.95
+    chain.save(tmp_path / "chain.safetensors")
+    pa_csv.write_csv(rows, tmp_path / "in.csv")
+    command = ("calibrate", tmp_path / "chain.safetensors", tmp_path / "in.csv", "-o", tmp_path / "m.safetensors")
+    code, told = broadsheet_here(*command, "--top", "0.25", "--top-of", "class 2", "--recall", "0.8")
+    assert code == 0, told
+    assert "0.8 of the 0.25 with its highest scores for class 2" in told
+    of = load_model(tmp_path / "m.safetensors").cascade
+    assert of is not None
+    assert of.selection
+    assert (of.selection.label, of.selection.recall) == (2, 0.8)
+    for options, message in ((("--label-column", "kind"), "leave out the label column"), ((), "too few")):
+        code, told = broadsheet_here(*command, "--overwrite", *options)
+        assert code != 0
+        assert message in " ".join(told.split())
+
+
+def test_a_student_of_numbers_learns_the_teachers(student: Model, number_judge: Path) -> None:
+    encoder = load_model(number_judge)
+    assert student.levels is not None
+    assert encoder.levels is not None
+    assert (student.classes, student.levels.low, student.encoder) == (encoder.classes, encoder.levels.low, None)
+    new = texts(200, seed=3)
+    own, theirs = (answers(model, new).scores[:, 0] for model in (student, encoder))
+    assert np.corrcoef(own, theirs)[0, 1] > 0.6
+    assert student.card["soft_labels"]["teachers"] == [str(number_judge)]
+
+
+@settings(max_examples=examples(60))
+@given(rows=st.integers(1, 20_000), share=st.floats(0.5, 0.9995))
+def test_the_bound_is_that_of_the_binomial(rows: int, share: float) -> None:
+    lost = most_lost(rows, share)
+    assert -1 <= lost < rows
+    assert binom.cdf(lost, rows, 1 - share) <= 0.05 * (1 + 1e-9)
+    assert binom.cdf(lost + 1, rows, 1 - share) > 0.05 * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("kind", ["number", "class", "labels"])
+def test_a_promise_holds_on_rows_that_nobody_fitted(
+    student: Model, number_judge: Path, chain: Model, class_judge: Path, kind: str
+) -> None:
+    """In 19 of 20 draws, whatever scores are like; and it asks about no more than it has to."""
+    rng = np.random.default_rng(0)
+    first, encoder, top, agreement = chain.asking("none"), load_model(class_judge), None, 0.97
+    count, draws = 60_000, 200
+    if kind == "number":
+        first, encoder = student, load_model(number_judge)
+        whole = np.clip(rng.gamma(2, 0.8, (count, 1)), 0, 5)
+        alone = np.clip(1 + 0.4 * whole + rng.normal(0, 0.3, (count, 1)), 0, 5)
+    else:
+        both = rng.normal(0, 2, (count, 3))
+        whole, alone = (
+            np.exp(of) / np.exp(of).sum(1, keepdims=True) for of in (both, both + rng.normal(0, 0.7, both.shape))
+        )
+    if kind != "labels":
+        top = Top(Fraction(1, 10), 0.95, 0 if kind == "number" else 2)
+    kept = []
+    for _ in range(draws):
+        rows = rng.choice(count, 1500, replace=False)
+        cascade = fitted_chain(first, encoder, alone[rows], whole[rows], agreement, top).cascade
+        assert cascade is not None
+        new = np.setdiff1d(np.arange(count), rows)
+        if top is None:
+            sure = np.diff(np.sort(np.log(alone[new]) * first.temperature, axis=1)[:, 1:])[:, 0]
+            differ = alone[new].argmax(1) != whole[new].argmax(1)
+            kept.append(1 - (differ & (sure >= cascade.margin)).mean())
+        else:
+            of = cascade.selection
+            assert of
+            assert of.least <= of.cut
+            wanted = whole[new, top.label] >= of.cut
+            kept.append((alone[new, top.label] >= of.least)[wanted].mean())
+    promised = agreement if top is None else top.recall
+    assert np.mean(np.array(kept) >= promised) > 0.91  # 0.95, and three standard deviations of 200 draws less
+    assert np.mean(kept) < promised + 0.035
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"top": "10%"}, "50 held-out rows are too few .* that takes 581. Give more text"),
+    ({}, "say which texts are wanted"),
+    ({"top": "10%", "top_of": "3"}, "a number, and no class"),
+    ({"top": "100%"}, "above 0 and below 1"),
+    ({"top": "10 rows"}, "a share such as 10%"),
+    ({"top": "10%", "keep_teacher": False}, "what a chain is to find"),
+    ({"top": "10%", "classes": ["a", "b"]}, "leave out classes="),
+    ({"top": "10%", "label_column": "kind"}, "learned by n-grams alone"),
+    ({"top": "10%", "soft_labels": None}, "makes a chain of n-grams and a --teacher"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG)
+def test_what_makes_no_chain_is_told_before_the_encoder_is_asked(
+    number_judge: Path, options: dict[str, Any], message: str
+) -> None:
+    rows = pa.table({"text": texts(100), "kind": ["a", "b"] * 50})
+    how: dict[str, Any] = {"soft_labels": SoftLabels(models=(number_judge,), device="cpu"), "keep_teacher": True}
+    with pytest.raises(UsageError, match=message):
+        train(rows, **QUICK, hold_out_share=0.5, **how | options)
+
+
+def test_what_is_no_encoder_of_one_label_makes_no_chain(class_judge: Path, student: Model, tmp_path: Path) -> None:
+    rows = pa.table({"text": texts(100)})
+    several = replace(load_model(class_judge), thresholds=(0.5,) * 3)
+    for teachers in ((student,), (several,), (class_judge, class_judge)):
+        soft = SoftLabels(models=teachers, device="cpu")
+        with pytest.raises(UsageError, match="needs one --teacher that is an encoder with a head"):
+            train(rows, soft_labels=soft, keep_teacher=True, top="10%", **QUICK)
+    soft = SoftLabels(models=(class_judge,), device="cpu")
+    for options, message in (
+        ({"top": "10%"}, "one of class 0, class 1, class 2"),
+        ({"top": "10%", "top_of": "class 9"}, "needs a class of"),
+        ({"top_of": "class 1"}, "give that too"),
+        ({}, "promise that 0.999 of the labels stay, .* that takes 2,995"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            train(rows, soft_labels=soft, keep_teacher=True, **options, **QUICK)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="gives numbers, and another none"):
+        train(rows, soft_labels=SoftLabels(models=(student, class_judge), device="cpu"), **QUICK)
+    with pytest.raises(UsageError, match="the classes are not known"):  # without a head it is none of ours
+        train(rows, soft_labels=SoftLabels(models=(minilm(),), device="cpu"), **QUICK)
+    with pytest.raises(UsageError, match="is what a chain is to find"):
+        calibrate("ag-news", rows, top="10%")
