@@ -147,10 +147,8 @@ def calibrate(
                 f"{given_model.name} is a chain, whose promise is about what its encoder says: leave out the label "
                 "column, and what needs one"
             )
-        wanted_top = Top.of(top, recall, top_of, given_model)
-        return _with_promise(
-            given_model, source, text_column, agreement, wanted_top, (device, precision, kernels), options
-        )
+        how = agreement, Top.of(top, recall, top_of, given_model), (device, precision, kernels)
+        return _with_promise(given_model, source, text_column, *how, options)
     if top is not None or top_of is not None:
         raise UsageError(f"--top is what a chain is to find, and {given_model.name} is none: train --keep-teacher")
     if label_column is None:
@@ -228,7 +226,7 @@ def _with_promise(
     """
     both = chain.asking("none"), chain.asking("all")
     given, selection = chosen_input(source, text_column, options, chain.alphabet, chain.length, reads=chain.reads)
-    answers: tuple[list[NDArray[np.float32]], ...] = ([], [])
+    answers: tuple[list[Doubles], ...] = ([], [])
     with scored_rows(both, given, selection, *computing) as (_, chunks):
         for scored in chunks:
             for parts, one in zip(answers, scored.predictions, strict=True):
@@ -238,12 +236,11 @@ def _with_promise(
     return replace(made, card={**made.card, cascades.CARD: {**made.card[cascades.CARD], **files_of(given)}})
 
 
-def answers_of(model: Model, predictions: Predictions) -> NDArray[np.float32]:
+def answers_of(model: Model, predictions: Predictions) -> Doubles:
     """What N texts are chosen by, [N, classes]: the score of each class; or [N, 1], their numbers."""
-    if model.levels is not None:
-        return predictions.scores[:, :1]
-    assert predictions.all_scores is not None
-    return predictions.all_scores
+    scores = predictions.all_scores if model.levels is None else predictions.scores[:, :1]
+    assert scores is not None
+    return scores.astype(np.float64)
 
 
 def _in_turn(logits: Doubles, truth: NDArray[np.int64]) -> Doubles:
@@ -507,12 +504,7 @@ def refuse_few(rows: int, agreement: float, top: Top | None) -> None:
 
 
 def fitted_chain(
-    first: Model,
-    encoder: Model,
-    alone: NDArray[np.floating],
-    whole: NDArray[np.floating],
-    agreement: float,
-    top: Top | None,
+    first: Model, encoder: Model, alone: Doubles, whole: Doubles, agreement: float, top: Top | None
 ) -> Model:
     """A chain: `first`, a model of n-grams, and an encoder that is asked where held-out rows say that it matters.
 
@@ -524,7 +516,7 @@ def fitted_chain(
     ----------
     first, encoder : Model
         Both with the same classes.
-    alone, whole : float [N, classes], or [N, 1]
+    alone, whole : float64 [N, classes], or [N, 1]
         Scores of either model, or numbers; NaN where it overflows.
     agreement : float
         The chance with which a label is to be that of the encoder.
@@ -538,7 +530,7 @@ def fitted_chain(
 
     """
     known = np.isfinite(alone).all(axis=1) & np.isfinite(whole).all(axis=1)
-    alone, whole = alone[known].astype(np.float64), whole[known].astype(np.float64)
+    alone, whole = alone[known], whole[known]
     refuse_few(len(whole), agreement, top)
     bias, margin = tuple(first.tensors[BIAS].astype(np.float64).tolist()), 0.0
     selection: Selection | UnsetType = UNSET
@@ -556,20 +548,12 @@ def fitted_chain(
         cut = np.sort(of_encoder)[-ceil(top.share * len(whole))]
         wanted = of_encoder >= cut
         if wanted.all():
-            raise UsageError(
-                f"{encoder.name} gives no held-out row a lower score than {cut:g}: there is no top to find"
-            )
+            raise UsageError(f"{encoder.name} gives no held-out row a score below {cut:g}: there is no top to find")
         least = min(np.sort(of_first[wanted])[most_lost(int(wanted.sum()), top.recall)], cut)
         rows = of_first >= least
         selection = Selection(float(least), float(cut), top.label, float(wanted.mean()), top.recall)
-        promise = {
-            "top": float(top.share),
-            "of": encoder.classes[top.label],
-            "recall": top.recall,
-            "found": float(rows[wanted].mean()),
-        }
-        if encoder.levels is not None:
-            del promise["of"]
+        of = {} if levels else {"of": encoder.classes[top.label]}
+        promise = {"top": float(top.share), "recall": top.recall, **of}
     share, agrees = float(rows.mean()), float((rows | ~differ).mean())
     cascade = Cascade(margin, share, agrees, bias, first.temperature, selection)
     about = {"rows": len(whole), "share": round(share, 6), "agreement": round(agrees, 6), "promise": promise}

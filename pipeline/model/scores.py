@@ -33,7 +33,7 @@ BY_CLASS = "calibrated by class on"
 _STEPS = 60
 
 
-def log_scores(scores: NDArray[np.float32], temperature: float = 1.0) -> NDArray[np.float64]:
+def log_scores(scores: NDArray[np.floating], temperature: float = 1.0) -> NDArray[np.float64]:
     """Logits up to a constant of each row, of scores [N, classes] that were computed at `temperature`."""
     logits: NDArray[np.float64] = np.log(np.maximum(scores, np.finfo(np.float32).tiny, dtype=np.float64)) * temperature
     return logits

@@ -251,8 +251,8 @@ class TrainRequest(_Values):
             self._set("dtype", "float32")
         if self.keep_teacher and (for_network or self.classes or self.soft_labels is None):
             raise UsageError(
-                "--keep-teacher makes a chain of n-grams and a --teacher, with its classes: leave out --classes, and "
-                "what is for the network"
+                "--keep-teacher makes a chain of n-grams and a teacher, with its classes: name one, and leave out "
+                "--classes, and what is for the network"
             )
         if not self.keep_teacher and (self.top is not None or self.top_of is not None):
             raise UsageError("--top is what a chain is to find: add --keep-teacher")

@@ -102,8 +102,8 @@ class SoftLabels:
         model = self._ours[0] if len(self.models) == len(self._ours) == 1 else None
         if model is None or model.encoder is None or model.ngrams or model.is_multi_label or model.preparation:
             raise UsageError(
-                "--keep-teacher needs one --teacher that is an encoder with a head, and gives a text one label or a "
-                "number; others are too quick for n-grams to spare them, or are no part of a model file"
+                "--keep-teacher needs one teacher that is an encoder with a head, and gives a text one label or a "
+                "number: what a model file can hold beside n-grams, and what is worth sparing"
             )
         return model
 
@@ -121,12 +121,14 @@ class SoftLabels:
         that does.
         """
         names = classes
+        if self.levels and any(not isinstance(one, Model) or one.levels != self.levels for one in self._loaded):
+            raise UsageError("one teacher gives numbers, and another none, or others: give teachers of one kind")
         for model in self._ours:
+            if model.is_multi_label:
+                raise UsageError(f"the teacher {model.name} gives a text several labels: only one label can be taught")
             names = names or model.classes
             if model.classes != names if self.levels else set(model.classes) != set(names):
                 raise UsageError(f"a teacher's classes are {', '.join(model.classes)}, not {', '.join(names)}")
-        if self.levels and any(not isinstance(one, Model) or one.levels != self.levels for one in self._loaded):
-            raise UsageError("one teacher gives numbers, and another none, or others: give teachers of one kind")
         taught = read_taught(source, reading, label_column, self.columns, names, bool(self.models))
         if self.unlabelled is not None:
             taught = taught.and_(read_taught(self.unlabelled, reading, None, (), taught.data.classes, True))
@@ -185,7 +187,7 @@ def _of_model(model: Model, data: LabelledArticles, device: str) -> Doubles:
     order = [model.classes.index(name) for name in data.classes]
     with opened([model.asking("all")], device) as (engine,):
         given = engine.classify(base.Texts(*data.text), all_scores=True)
-    scores = answers_of(model, given).astype(np.float64)
+    scores = answers_of(model, given)
     return scores if model.levels is not None else scores[:, order]
 
 
