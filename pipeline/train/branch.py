@@ -28,7 +28,7 @@ from ..model.ngrams import Grams, Kinds, NGrams, counted, find, scores
 from ..model.scores import Heads, of_levels, parts_of
 from ..source.columns import NO_TRUTH
 from .data import TextBuffers
-from .linear import MOST_ROWS, Fitted, Fitter, GpuFitter, NumberFitter, ProductFitter, Singles, products
+from .linear import MOST_ROWS, Fitted, Fitter, GpuFitter, NewtonFitter, NumberFitter, ProductFitter, Singles, products
 from .objective import class_weights, sharpened
 from .progress import Fit, Tell
 from .vectors import WordVectors
@@ -579,22 +579,22 @@ class _VectorFold:
     """As `_Fold`, by vectors of the rows."""
 
     def __init__(self, vectors: Singles, answers: Answers, rows: RowNumbers, others: RowNumbers) -> None:
-        nothing, ours, its = sp.csr_array((len(rows), 0)), vectors[rows].astype(np.float64), answers.rows(rows)
-        self._others, self._fitter = (
-            vectors[others],
-            (
-                Fitter(nothing, its.shares(), its.weights, ours)
-                if its.steps is None
-                else NumberFitter(nothing, its.steps, ours, its.absolute)
-            ),
-        )
+        ours, its, self._others = vectors[rows], answers.rows(rows), vectors[others]
+        self._fitter: NewtonFitter | NumberFitter
+        if its.steps is not None:
+            nothing = sp.csr_array((len(rows), 0))
+            self._fitter = NumberFitter(nothing, its.steps, ours.astype(np.float64), its.absolute)
+        else:
+            design, truth = np.column_stack([ours, np.ones(len(ours), np.float32)]), its.shares().astype(np.float32)
+            self._fitter = NewtonFitter(design, design.T, truth, its.weights[:, None].astype(np.float32))
 
     def weigh(self, settings: BranchSettings) -> None:
         """Vectors are as they are."""
 
     def fit(self, strength: float) -> Floats:
         """Fit to the rows; the logits of the others."""
-        self.fitted = self._fitter.fit(strength)
+        solved = self._fitter.fit(strength)
+        self.fitted = solved if isinstance(solved, Fitted) else Fitted(solved[:0], solved[:-1], solved[-1])
         return np.asarray(self._others @ self.fitted.of_dense + self.fitted.bias)
 
 

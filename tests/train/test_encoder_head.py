@@ -42,7 +42,7 @@ main()
 """
 CLASSES = sorted(TOPICS)
 LIKE = 1e-2
-"""Between weights, relative to the largest: what LIBLINEAR leaves of the least loss."""
+"""Between weights, relative to the largest: what the fits leave of the least loss."""
 
 
 @pytest.fixture(scope="module")
