@@ -552,7 +552,7 @@ def load_encoder(source: str | os.PathLike[str]) -> Encoder:
 def _of_encoder(path: Path, name: str) -> Model:
     encoder, classes, bias, kind, levels = encoder_file.read(path, name)
     if not classes:
-        raise ModelError(f"{name} gives vectors and no labels: broadsheet train --encoder {name} adds what does")
+        raise ModelError(f"{name} gives vectors and no labels: train a head on them, with --encoder")
     thresholds = (DEFAULT_THRESHOLD,) * len(classes) if kind == "several" else None
     card = {"origin": f"converted from {name}"}
     of_head = {"thresholds": thresholds, "levels": levels, "encoder": encoder}

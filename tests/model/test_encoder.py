@@ -102,7 +102,7 @@ def changed(folder: Path, file: str, **values: Any) -> None:
         ("weight", "'classifier.bias' is missing"),
         ("short", "damaged|no whole folder"),
         ("config", "no whole folder"),
-        ("headless", "broadsheet train --encoder"),
+        ("headless", "train a head on them"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(
