@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ..kernels.memory_plan import Buffer
     from ..model.charcnn import Model
+    from ..model.encoder import Encoder
     from ..model.fasttext import FastText
     from ..model.ngrams import NGrams
     from ..output.look import Facts
@@ -61,6 +62,7 @@ def inspect(
 
     Of the output folder of a job, also of one that runs: the labels, and how many rows have at least which score.
     """
+    from ..model.encoder_file import is_folder
     from ..storage.buckets import is_bucket
 
     if other is not None or per:
@@ -68,7 +70,7 @@ def inspect(
         return
     if by or at or report:
         raise UsageError("--by, --at and --report go with --per, or with another job")
-    if Path(model).is_dir() or is_bucket(model):
+    if (Path(model).is_dir() and not is_folder(Path(model))) or is_bucket(model):
         _show_output(model, as_json)
         return
     from ..kernels.memory_plan import Parts, page_locked, plan
@@ -78,6 +80,8 @@ def inspect(
     loaded = load_model(model)
     if precision not in STORAGE["sm80"]:
         raise UsageError(f"precision {precision!r}: choose fp32, fp16, bf16 or int8")
+    if memory and loaded.encoder is not None:
+        raise UsageError(f"{loaded.name} is an encoder, which is computed on the CPU so far: leave out --memory")
     stored, parts = STORAGE["sm80"][precision], Parts.of(loaded)
     buffers = plan(loaded.layers, batch, stored, loaded.frame, loaded.ngrams, parts) if memory else []
     on_host = page_locked(loaded.layers, batch, loaded.frame) if memory else []
@@ -133,6 +137,7 @@ def about_model(model: Model) -> dict[str, object]:
         if isinstance(model.ngrams, NGrams)
         else None,
         "fasttext": None if whole is None else {**whole.about, "words": whole.known, "rows": list(whole.table.shape)},
+        "encoder": None if model.encoder is None else _about_encoder(model.encoder),
         "alphabet": model.alphabet.symbols if model.has_network else None,
         "classes": list(model.classes),
         "heads": None if model.heads is None else {head.name: list(head.classes) for head in heads_of(model)},
@@ -142,6 +147,24 @@ def about_model(model: Model) -> dict[str, object]:
         ],
         "preparation": None if model.preparation is None else msgspec.to_builtins(model.preparation.steps),
         "card": dict(model.card),
+    }
+
+
+def _about_encoder(encoder: Encoder) -> dict[str, Any]:
+    settings = encoder.about
+    del settings["rules"]
+    return {**settings, "width": encoder.width, "entries": len(encoder.tokens.ends)}
+
+
+def _of_encoder(encoder: Encoder) -> dict[str, str]:
+    from ..model.encoder import NORMALISE
+
+    settings, width = encoder.settings, encoder.width
+    head = ", ".join([*(f"product, {step}" if step != NORMALISE else step for step in settings.head), "product"])
+    return {
+        "encoder": f"{settings.layers} layers of {width} values and {settings.heads} heads, {settings.activation}",
+        "reads": f"{settings.most:,} tokens, with the two that frame a text, of {len(encoder.tokens.ends):,}",
+        "head": f"of {'the first token' if settings.pooling == 'cls' else 'the mean of all tokens'}: {head}",
     }
 
 
@@ -222,6 +245,9 @@ def print_model(model: Model, console: PlainConsole) -> None:
         facts = {name: facts[name] for name in ("digest", "classes", "scores")} | _of_fasttext(model.ngrams)
     elif model.ngrams is not None:
         facts["n-grams"] = _worded(model.ngrams)
+    if model.encoder is not None:
+        facts |= _of_encoder(model.encoder)
+        del facts["int8"]
     if model.preparation is not None:
         facts["prepares"] = f"each text before it reads it: {model.preparation}"
     console.print(facts_table(facts.items()))

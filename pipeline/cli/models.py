@@ -133,11 +133,10 @@ def convert(
     beside = model_file.sidecar_path(target) if target.suffix == ".bin" else None
     refuse_outputs({"TO": target, "its sidecar": beside}, overwrite, lambda: [str(source), f"{source}.json"])
     try:
-        if target.suffix == ".safetensors" and fasttext_file.is_fasttext(source):
+        is_whole = given.startswith(model_file.HUB) or encoder_file.is_folder(source)
+        if target.suffix == ".safetensors" and (is_whole or fasttext_file.is_fasttext(source)):
             if classes is not None or alphabet is not None:
-                raise UsageError("--classes and --alphabet are for a params.bin; a model of fastText's has its own")
-            files = {target: load_model(source).to_bytes()}
-        elif target.suffix == ".safetensors" and (given.startswith(model_file.HUB) or encoder_file.is_folder(source)):
+                raise UsageError(f"--classes and --alphabet are for a params.bin; {given} has its own")
             files = {target: load_model(given).to_bytes()}
         elif preparation is not None and source.suffix == ".safetensors":
             files = {target: source.read_bytes()}
@@ -234,7 +233,7 @@ def to_params(model: Model) -> bytes:
     from ..model.layers import PUBLISHED_LENGTH
 
     if not model.has_network:
-        raise ModelError(f"params.bin holds a network, and {model.name} has n-grams alone")
+        raise ModelError(f"params.bin holds a character-level network, and {model.name} has none")
     if model.length != PUBLISHED_LENGTH:
         raise ModelError(f"params.bin holds length {PUBLISHED_LENGTH} only, this model has {model.length}")
     order = [name for layer in model.layers for name in layer.shapes]

@@ -173,6 +173,9 @@ class _Graph:
     """The nodes of a model's graph, added one after the other; each is called by its output."""
 
     def __init__(self, onnx: Any, model: Model) -> None:
+        if model.encoder is not None:
+            remedy = "export the folder that it is from with optimum-cli export onnx"
+            raise ModelError(f"{model.name} is an encoder, for which there is no graph here: {remedy}")
         if model.levels is not None:
             raise ModelError(f"{model.name} gives a text a number, for which there is no graph")
         if model.by_class is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..errors import OutputError, UsageError
 from ..model.charcnn import Model
+from ..model.layers import WHOLE
 from ..model.model_file import HUB, HUB_FILE, repository_of
 from ..model.several import load_one
 
@@ -77,10 +78,11 @@ def push(model: str | Path | Model, repository: str, *, private: bool = False, m
 def model_card(model: Model, repository: str) -> str:
     """The page of a repository, in Markdown: what the model reads and says, how to use it, and its card."""
     names = ", ".join(model.classes[:_MOST_CLASSES]) + (", …" if len(model.classes) > _MOST_CLASSES else "")
-    facts = {"classes": f"{len(model.classes)}: {names}", "reads": f"the first {model.reads:,} characters of a text"}
+    facts = {"classes": f"{len(model.classes)}: {names}", "reads": _reads(model)}
     if model.meant_for:
         facts["meant for"] = model.meant_for
     facts |= {"weights": f"{model.parameters:,}, {model.dtype}", "digest": model.digest}
+    kind = "An encoder" if model.encoder else "A character-level CNN" if model.has_network else "A model of n-grams"
     about = json.dumps(dict(model.card), indent=2, ensure_ascii=False)
     lines = [
         "---",
@@ -88,12 +90,12 @@ def model_card(model: Model, repository: str) -> str:
         "pipeline_tag: text-classification",
         "tags:",
         "- text-classification",
-        "- character-level-cnn",
+        *(["- character-level-cnn"] if model.has_network else []),
         "---",
         "",
         f"# {repository.partition('/')[2]}",
         "",
-        "A character-level CNN for [Broadsheet](https://github.com/broadsheet/broadsheet).",
+        f"{kind} for [Broadsheet](https://github.com/broadsheet/broadsheet).",
         "",
         *(_indented(f"{name:<10} {value}") for name, value in facts.items()),
         "",
@@ -111,6 +113,12 @@ def model_card(model: Model, repository: str) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _reads(model: Model) -> str:
+    if model.encoder is not None:
+        return f"the first {model.encoder.settings.most:,} tokens of a text, with the two that frame it"
+    return "whole texts" if model.reads == WHOLE else f"the first {model.reads:,} characters of a text"
 
 
 def _indented(line: str) -> str:

@@ -138,8 +138,10 @@ def sweep_precision(model: str | Model, batch: int | None = None, device: str = 
 
 
 def _profiled(model: str | Model) -> Model:
-    """Raises UsageError for a model of fastText's."""
+    """Raises UsageError for a model of fastText's, and for an encoder."""
     loaded = load_model(model).asking("all")
+    if loaded.encoder is not None:
+        raise UsageError(f"{loaded.name} is an encoder, and {PROFILED}: classify --report shows where its time goes")
     of_network(loaded.ngrams, loaded.name, PROFILED)
     return loaded
 

@@ -357,7 +357,8 @@ def quantise(
     """
     loaded = load_model(model)
     if not loaded.has_network:
-        raise UsageError(f"{loaded.name} has n-grams alone, which compute the same in every precision")
+        why = "n-grams alone, which compute the same in every precision" if loaded.encoder is None else "no int8 so far"
+        raise UsageError(f"{loaded.name} has {why}")
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length)
     sample = sample_input(given, selection, SCALE_ROWS, None)
     ids = texts_of(sample.chunk).as_read_by(loaded).encoded(loaded.alphabet, loaded.length).ids

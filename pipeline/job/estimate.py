@@ -18,6 +18,7 @@ from ..engine.open import opened, why_no_gpu
 from ..errors import UsageError
 from ..labelling.scored import ScoredChunk, Scoring, rows_of, score, score_chunk, texts_of
 from ..model.charcnn import Model
+from ..model.layers import WHOLE
 from ..model.several import Models, load_models
 from ..options import OptionKeywords, Options, takes
 from ..output.columns import Columns, columns_of
@@ -343,7 +344,8 @@ def _warnings(
     if empty > _MANY_BAD:
         yield f"{empty:.0%} of the texts are empty: their labels mean nothing"
     if cut > _MANY_CUT:
-        yield f"{cut:.0%} of the texts are longer than the {scoring.reads(model):,} characters that the model reads"
+        some = "" if model.window == WHOLE else f"the {scoring.reads(model):,} characters that "
+        yield f"{cut:.0%} of the texts are longer than {some}the model reads"
     if texts.asked > MUCH_ASKED * rows:
         yield f"faster with {asks(texts.asked / rows, model.second)}"
     if bad > _MANY_BAD * estimate.sample_rows:

@@ -2,7 +2,8 @@
 
 A window is as long as the model reads, or as is asked for. Windows begin every `length - overlap` characters, and the
 last one ends where the text does, or where the most windows allowed end; or they are at its beginning, middle and end.
-A text that the model reads whole is one window, with the bits that it has without windows.
+Those of an encoder are whole words, of as many tokens as it reads at most. A text that the model reads whole is one
+window, with the bits that it has without windows.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ..model.preparation import buffers_of, column_of
 from ..model.reference import top_k as best_of
 from ..model.scores import parts_of
 from ..model.several import Models
+from ..model.wordpiece import FRAMING, WordPiece
 from ..telemetry.spans import Span
 
 SCORES = ("mean", "best", "worst")
@@ -54,14 +56,16 @@ class Windows:
     part : str
         Where they are: "" from the beginning on, "last", "first+last", or "spread": beginning, middle and end.
     size : int or None
-        Characters or tokens of a window; None for as many characters as the model reads.
+        Characters or tokens of a window; None for as many as the model reads.
     in_tokens : bool
-        Whether sizes and places are counted in tokens, as fastText's models take them, and not in characters.
+        Whether sizes and places are counted in tokens, as fastText's models take them, and not in characters. Of an
+        encoder they are its own, with the two that frame a window, and its windows are of tokens without a size too.
     overlap : int
         Characters that a window shares with the next.
     score : str
         "mean", the mean of each class's scores over the windows, or "best" or "worst", the scores of the window whose
-        best score is highest or lowest, the first of such.
+        best score is highest or lowest, the first of such. Of a model of numbers, the mean number, or the
+        highest or lowest.
 
     """
 
@@ -89,7 +93,14 @@ class Windows:
 
     def length(self, model: Model) -> int:
         """Characters, or tokens, of a window of a text that this model labels."""
+        if self._tokens_of(model):
+            assert model.encoder is not None
+            return (self.size or model.encoder.settings.most) - FRAMING
         return model.window if self.size is None else self.size
+
+    def _tokens_of(self, model: Model) -> WordPiece | None:
+        """Those in which its windows are counted, of an encoder."""
+        return model.encoder.tokens if model.encoder is not None and (self.in_tokens or self.size is None) else None
 
     def reads(self, length: int) -> int:
         """Characters, or tokens, of a text that windows of `length` reach."""
@@ -101,14 +112,18 @@ class Windows:
         """
         for model in models.every:
             if self.in_tokens and model.window != WHOLE:
-                raise UsageError(f"windows of tokens are for models of fastText's; {model.name} reads characters")
-            what = "overlap" if self.overlap >= self.length(model) else "a window"
-            if self.overlap >= self.length(model) or self.length(model) > model.window:
-                given, least = (self.overlap, "below") if what == "overlap" else (self.length(model), "at most")
-                raise UsageError(
-                    f"{what} is {given:,}: it must be {least} the {model.window:,} characters that {model.name} reads"
-                )
-        is_whole = self.part or self.in_tokens or any(model.preparation for model in models.every)
+                raise UsageError(f"windows of tokens are for models of fastText's, and encoders, not {model.name}")
+            length, most, framing, unit = self.length(model), model.window, 0, "characters"
+            if self._tokens_of(model) and model.encoder is not None:
+                most, framing, unit = model.encoder.settings.most, FRAMING, "tokens"
+            if length < 1:
+                raise UsageError(f"a window of {self.size} tokens has none of a text: two frame it")
+            what = "overlap" if self.overlap >= length else "a window"
+            if self.overlap >= length or length + framing > most:
+                given, least = (self.overlap, "below") if what == "overlap" else (length + framing, "at most")
+                most -= framing if what == "overlap" else 0
+                raise UsageError(f"{what} is {given:,}: it must be {least} the {most:,} {unit} that {model.name} reads")
+        is_whole = self.part or self.in_tokens or any(model.preparation or model.encoder for model in models.every)
         return WHOLE if is_whole else max(self.reads(self.length(model)) for model in models.every)
 
     def counts(self, sizes: NDArray[np.int64], length: int) -> NDArray[np.int64]:
@@ -149,18 +164,22 @@ class Windows:
             return replace(predictions, n_windows=np.ones(many, np.int64))
         n_chars = count_characters(texts.data, texts.offsets) if texts.n_chars is None else texts.n_chars
         whole = column_of(texts.data, texts.offsets)
-        sizes = np.diff(_tokens(whole)[1]) if self.in_tokens else n_chars
-        counts = self.counts(sizes, length)
-        truncated = sizes > self.reads(length)
-        as_without = sizes.max(initial=0) <= length or not (self.part or self.size)
+        tokens, sizes = self._tokens_of(engine.model), n_chars
+        if tokens is None:
+            sizes = np.diff(_tokens(whole)[1]) if self.in_tokens else n_chars
+            counts, truncated, cut = self.counts(sizes, length), sizes > self.reads(length), []
+        else:
+            cut = [self._words(text, tokens, length) for text in whole.to_pylist()]
+            counts, truncated = np.array([len(one) for one, _ in cut]), np.array([is_cut for _, is_cut in cut])
+        as_without = not (self.part or self.size) or not (sizes > length if tokens is None else truncated).any()
         if counts.max(initial=1) == 1 and as_without:
             predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, handed_over)
             return replace(predictions, n_chars=n_chars, truncated=truncated, n_windows=counts)
         together = _Together(many, engine.model, self.score)
-        is_reached = self.part or sizes.max(initial=0) <= self.reads(length)
+        is_reached = cut or self.part or sizes.max(initial=0) <= self.reads(length)
         reached = whole if is_reached else self._slice(whole, 0, self.reads(length))
         pieces_of = self._parts if self.part else self._pieces
-        for pieces in _slabs(pieces_of(reached, counts, length)):
+        for pieces in _slabs(_in_turn([own for own, _ in cut]) if cut else pieces_of(reached, counts, length)):
             windows = pa.concat_arrays([piece.texts for piece in pieces])
             predictions = engine.classify(Texts(*buffers_of(windows)), 1, True, spans, each_kernel)
             together.saturated += predictions.saturated
@@ -168,14 +187,20 @@ class Windows:
             first = 0
             for piece in pieces:
                 if predictions.all_scores is not None:
-                    together.add(piece.rows, predictions.all_scores[first : first + len(piece.rows)])
+                    own = predictions.all_scores
+                    if engine.model.levels is not None:
+                        own = np.concatenate([own, predictions.scores], axis=1)
+                    together.add(piece.rows, own[first : first + len(piece.rows)])
                 first += len(piece.rows)
         scores = together.scores(counts)
-        labels, best = best_of(scores, min(top_k, scores.shape[1]))
-        every, of_reached = scores if all_scores else None, self._reached(reached, sizes, length)
-        unknown = np.zeros(many, np.int64)
+        if engine.model.levels is None:
+            labels, best = best_of(scores, min(top_k, scores.shape[1]))
+        else:
+            scores, best = scores[:, :-1], scores[:, -1:]
+            labels = engine.model.levels.nearest(best, scores.shape[1])
+        every, unknown = scores if all_scores else None, np.zeros(many, np.int64)
         if engine.model.has_network:
-            unknown = count_unknown(*buffers_of(of_reached), engine.model.alphabet)
+            unknown = count_unknown(*buffers_of(self._reached(reached, sizes, length)), engine.model.alphabet)
         sums = together.saturated, counts, together.asked
         return Predictions(labels, best, every, n_chars, truncated, unknown, *sums)
 
@@ -197,6 +222,35 @@ class Windows:
             yield _Piece(rows, self._middles(texts.take(pa.array(rows)), length))
         if len(rows := np.flatnonzero((counts > 1) | (self.part == "last"))):
             yield _Piece(rows, self._slice(texts.take(pa.array(rows)), -length, None))
+
+    def _words(self, text: str, tokens: WordPiece, length: int) -> tuple[list[str], bool]:
+        """The windows of a text, each of as many whole words as have `length` tokens, and whether they leave words out.
+        A word that has more is a window of its own.
+        """
+        begins, counts = tokens.words_of(text)
+        words, before = len(counts), np.append(0, np.cumsum(counts))  # tokens before each word
+        places = [0, *begins[1:].tolist(), len(text)]
+
+        def end_of(first: int) -> int:
+            return max(first + 1, int(np.searchsorted(before, before[first] + length, side="right")) - 1)
+
+        def from_token(token: int) -> int:
+            return min(int(np.searchsorted(before, token)), words - 1)
+
+        total = int(before[-1])
+        last, first = (from_token(total - length), words), from_token((total - length) // 2)
+        middle = [(first, end_of(first))] if self.most > 2 and total > 2 * length else []
+        if total <= length or words <= 1:
+            return [text], False
+        if self.part:
+            spans = [*([(0, end_of(0))] if self.part != "last" else []), *middle, last]
+        else:
+            spans, first = [], 0
+            while len(spans) < self.most and (not spans or spans[-1][1] < words):
+                spans.append((first, end_of(first)) if end_of(first) < words else last)
+                first = max(first + 1, from_token(before[spans[-1][1]] - self.overlap))
+        gaps = zip((0, *(end for _, end in spans)), (*(start for start, _ in spans), words), strict=True)
+        return [text[places[a] : places[b]] for a, b in spans], any(end < start for end, start in gaps)
 
     def _slice(self, texts: pa.Array, start: int, stop: int | None) -> pa.Array:
         """Of each text what is from one place to another, as `text[start:stop]` has it, in characters or tokens."""
@@ -227,18 +281,21 @@ class _Together:
 
     def __init__(self, texts: int, model: Model, score: str) -> None:
         self._is_mean, self._sign = score == "mean", -1 if score == "worst" else 1
-        self._scores = np.zeros((texts, len(model.classes)), np.float64)
+        self._is_number = model.levels is not None
+        self._scores = np.zeros((texts, len(model.classes) + self._is_number), np.float64)
         self._parts = [slice(None)] if model.heads is None else [*parts_of(model.heads)]
         self._best = np.full((len(self._parts), texts), -np.inf)
         self.saturated = self.asked = 0
 
     def add(self, rows: NDArray[np.int64], scores: NDArray[np.float32]) -> None:
-        """One window each of some texts. rows: their numbers, [M]. scores: of every class, [M, classes]."""
+        """One window each of some texts. rows: which they are, [M]. scores: of every class, [M, classes],
+        and in one more column the number, where the model gives one.
+        """
         if self._is_mean:
             self._scores[rows] += scores
             return
         for part, so_far in zip(self._parts, self._best, strict=True):  # of each head the window that it takes
-            best = self._sign * scores[:, part].max(axis=1)
+            best = self._sign * (scores[:, -1] if self._is_number else scores[:, part].max(axis=1))
             best[np.isnan(best)] = np.inf  # the model overflows on a part of the text: so it does on the text
             better = best > so_far[rows]
             self._scores[rows[better], part], so_far[rows[better]] = scores[better, part], best[better]
@@ -262,6 +319,13 @@ def _slabs(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
             held, size = [], 0
     if held:
         yield held
+
+
+def _in_turn(windows: list[list[str]]) -> Iterator[_Piece]:
+    """First the first windows of all texts, then the second ones, and so on."""
+    for number in range(max(map(len, windows))):
+        rows = [row for row, own in enumerate(windows) if len(own) > number]
+        yield _Piece(np.array(rows), pa.array([windows[row][number] for row in rows], pa.large_string()))
 
 
 def _tokens(texts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -205,6 +205,11 @@ class Levels(Struct, frozen=True):
         class_ = np.maximum(labels, 0) + 1.0
         return self.numbers(logits / class_ + class_ / 2, levels).astype(np.float32)
 
+    def nearest(self, numbers: NDArray[np.float32], levels: int) -> NDArray[np.int32]:
+        """The class of the level nearest to each of these numbers; the first where one is NaN."""
+        steps = np.nan_to_num(self.steps(numbers.astype(np.float64)))
+        return np.rint(np.clip(steps, 1, levels)).astype(np.int32) - 1
+
     def probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """The probability of each level, [N, levels], if true numbers are normally distributed around the model's."""
         return probabilities(logits.astype(np.float64), self.spread**2).astype(np.float32)

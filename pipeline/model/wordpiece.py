@@ -32,6 +32,9 @@ MARKER = 0xD800
 """The first of the code points that stand for special tokens in a text; no valid text has them."""
 
 MOST_SPECIAL = 256
+FRAMING = 2
+"""Tokens that begin and end a text."""
+
 _LENGTH_BITS = 8
 _MOST_WORDS = 1 << 20
 _BATCH_BYTES = 1 << 22
@@ -218,6 +221,25 @@ class WordPiece:
         framed[ends[1:] - 1] = self.rules.last
         framed[np.arange(len(ids)) + 1 + 2 * np.repeat(np.arange(len(texts)), counts)] = ids
         return Tokens(framed, ends, (tokens_in > most - 2) | (words_in > most - 2))
+
+    def words_of(self, text: str) -> tuple[Integers, Integers]:
+        """Of one text: where each word begins, in code points, and how many tokens it has, [words]."""
+        is_left = np.ones(len(text), np.bool_)
+        for found in self._special.finditer(text) if self._special else ():
+            is_left[found.start() + 1 : found.end()] = False
+        marked = self._marked(text)
+        in_order = self._in_order(marked)  # which moves marks within their word
+        (become, places), (ordered, _) = map(self._normal, (marked, in_order))
+        begins, _ = _words(become, np.zeros_like(places))
+        firsts, stops = _words(ordered, np.zeros_like(ordered))
+        string = (ordered % ALONE).astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+        counts = [len(self._pieces[string[a:b]]) for a, b in zip(firsts.tolist(), stops.tolist(), strict=True)]
+        return np.flatnonzero(is_left)[places[begins]], np.array(counts, np.int64)
+
+    def _normal(self, text: str) -> tuple[Integers, Integers]:
+        """What becomes of a text's code points, and the place of each."""
+        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.int64)
+        return self._expanded(self._become(points), np.arange(len(points)))
 
     def _marked(self, text: str) -> str:
         """The text with a code point of its own for each special token."""

@@ -257,7 +257,7 @@ def columns_of_models(
 ) -> tuple[ModelColumns, ...]:
     """The columns that each model fills.
 
-    Raises UsageError for the best of several labels, `abstain`, or windows, of a model that gives numbers.
+    Raises UsageError for the best of several labels, or `abstain`, of a model that gives numbers.
 
     Parameters
     ----------
@@ -268,8 +268,8 @@ def columns_of_models(
 
     """
     number = next((model for model in models.every if model.levels is not None), None)
-    if number is not None and (top_k > 1 or abstain is not None or windows is not None):
-        raise UsageError(f"{number.name} gives a text a number: leave out --top-k, --abstain and windows of long texts")
+    if number is not None and (top_k > 1 or abstain is not None):
+        raise UsageError(f"{number.name} gives a text a number: leave out --top-k and --abstain")
     return tuple(
         ModelColumns(
             classes=model.classes,

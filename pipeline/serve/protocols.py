@@ -25,6 +25,7 @@ from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from ..engine.base import Predictions
+from ..model.layers import WHOLE
 from .bodies import JSON, Asked, BadRequest, Received, Reply, check_count, decoded, from_json_or_arrow, numbers
 from .http_link import Served
 from .settings import Settings
@@ -148,7 +149,8 @@ def _write_predict(asked: PredictRequest, is_one: bool, served: Served, predicti
         raise BadRequest(422, f"function_to_apply: the scores of this model are {told}")
     if asked.truncate is False and predictions.truncated.any():
         number = int(np.argmax(predictions.truncated))
-        raise BadRequest(413, f"text {number} is longer than the {served.reads:,} characters that the model reads")
+        some = "" if served.reads == WHOLE else f"the {served.reads:,} characters that "
+        raise BadRequest(413, f"text {number} is longer than {some}the model reads")
     is_raw = asked.raw_scores or chosen.function_to_apply == "none"
     answers = _ranked(served, predictions, is_raw, chosen.top_k)
     return Reply(_JSON, _encode(answers[0] if is_one else answers))
