@@ -197,7 +197,7 @@ class Windows:
             labels, best = best_of(scores, min(top_k, scores.shape[1]))
         else:
             scores, best = scores[:, :-1], scores[:, -1:]
-            labels = engine.model.levels.nearest(best, scores.shape[1])
+            labels = engine.model.levels.nearest(best, scores.shape[1]).astype(np.int32)
         every, unknown = scores if all_scores else None, np.zeros(many, np.int64)
         if engine.model.has_network:
             unknown = count_unknown(*buffers_of(self._reached(reached, sizes, length)), engine.model.alphabet)

@@ -444,9 +444,13 @@ _MAPPED = b"mapped "
 
 
 def carried(model: Model) -> bytes:
-    """The model for other processes of this machine: as bytes, or where its table is mapped, the name of its file."""
-    table = None if model.ngrams is None else model.ngrams.table
+    """The model for other processes of this machine: as bytes, or where its table is mapped, or an encoder has a file,
+    the name of the file.
+    """
+    table, file = None if model.ngrams is None else model.ngrams.table, Path(model.name)
     path = str(table.filename) if isinstance(table, np.memmap) else None
+    if model.encoder is not None and file.suffix == ".safetensors" and file.is_file():
+        path = str(file.absolute())
     if path and replace(load_model(path), preparation=model.preparation).digest == model.digest:
         return _MAPPED + msgspec.json.encode((path, model.digest, model.preparation))
     return model.to_bytes()

@@ -197,18 +197,14 @@ class Levels(Struct, frozen=True):
         return self.low + self.step * (np.clip(steps, 1, levels) - 1)
 
     def nearest(self, numbers: NDArray[np.floating], levels: int) -> NDArray[np.int64]:
-        """The index of the level nearest to each number. levels: how many there are."""
-        return np.rint(np.clip(self.steps(numbers.astype(np.float64)), 1, levels)).astype(np.int64) - 1
+        """The index of the level nearest to each number; the first where that is NaN. levels: how many there are."""
+        steps = np.nan_to_num(self.steps(numbers.astype(np.float64)))
+        return np.rint(np.clip(steps, 1, levels)).astype(np.int64) - 1
 
     def numbers_of(self, labels: NDArray[np.int32], logits: NDArray[np.float32], levels: int) -> NDArray[np.float32]:
         """The numbers of texts, of their classes and these classes' logits; NaN where these are."""
         class_ = np.maximum(labels, 0) + 1.0
         return self.numbers(logits / class_ + class_ / 2, levels).astype(np.float32)
-
-    def nearest(self, numbers: NDArray[np.float32], levels: int) -> NDArray[np.int32]:
-        """The class of the level nearest to each of these numbers; the first where one is NaN."""
-        steps = np.nan_to_num(self.steps(numbers.astype(np.float64)))
-        return np.rint(np.clip(steps, 1, levels)).astype(np.int32) - 1
 
     def probabilities(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """The probability of each level, [N, levels], if true numbers are normally distributed around the model's."""

@@ -201,7 +201,7 @@ class WordPiece:
 
     def _of_strings(self, texts: list[str], most: int) -> Tokens:
         texts = [self._marked(text) for text in texts]
-        points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4").astype(np.int64)
+        points = _points("".join(texts))
         of_text = np.repeat(np.arange(len(texts)), np.fromiter(map(len, texts), np.int64, len(texts)))
         become, of_text = self._expanded(self._become(points), of_text)
         become = self._in_order(become, of_text)
@@ -209,8 +209,7 @@ class WordPiece:
         words_in = np.bincount(of_text[begins], minlength=len(texts))
         reached = _rank(words_in) < most - 2  # a word has a token at least
         begins, stops, of_word = begins[reached], stops[reached], of_text[begins][reached]
-        string = (become % ALONE).astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
-        words = [self._pieces[string[a:b]] for a, b in zip(begins.tolist(), stops.tolist(), strict=True)]
+        words = self._cut_all(become, begins, stops)
         sizes = np.fromiter(map(len, words), np.int64, len(words))
         ids = np.fromiter(chain.from_iterable(words), np.int64, int(sizes.sum()))
         tokens_in = np.bincount(of_word, sizes, len(texts)).astype(np.int64)
@@ -227,19 +226,17 @@ class WordPiece:
         is_left = np.ones(len(text), np.bool_)
         for found in self._special.finditer(text) if self._special else ():
             is_left[found.start() + 1 : found.end()] = False
-        marked = self._marked(text)
-        in_order = self._in_order(marked)  # which moves marks within their word
-        (become, places), (ordered, _) = map(self._normal, (marked, in_order))
-        begins, _ = _words(become, np.zeros_like(places))
-        firsts, stops = _words(ordered, np.zeros_like(ordered))
-        string = (ordered % ALONE).astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
-        counts = [len(self._pieces[string[a:b]]) for a, b in zip(firsts.tolist(), stops.tolist(), strict=True)]
+        points = _points(self._marked(text))
+        become, places = self._expanded(self._become(points), np.arange(len(points)))
+        become = self._in_order(become, np.zeros_like(become))  # which moves marks within their word
+        begins, stops = _words(become, np.zeros_like(become))
+        counts = [len(word) for word in self._cut_all(become, begins, stops)]
         return np.flatnonzero(is_left)[places[begins]], np.array(counts, np.int64)
 
-    def _normal(self, text: str) -> tuple[Integers, Integers]:
-        """What becomes of a text's code points, and the place of each."""
-        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.int64)
-        return self._expanded(self._become(points), np.arange(len(points)))
+    def _cut_all(self, become: Integers, begins: Integers, stops: Integers) -> list[tuple[int, ...]]:
+        """The tokens of each word."""
+        string = (become % ALONE).astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
+        return [self._pieces[string[a:b]] for a, b in zip(begins.tolist(), stops.tolist(), strict=True)]
 
     def _marked(self, text: str) -> str:
         """The text with a code point of its own for each special token."""
@@ -320,6 +317,10 @@ def _words(become: Integers, of_text: Integers) -> tuple[Integers, Integers]:
     begins = inside & (parted[:-1] | ~np.concatenate([[False], inside[:-1]]))
     stops = inside & (parted[1:] | ~np.concatenate([inside[1:], [False]]))
     return np.flatnonzero(begins), np.flatnonzero(stops) + 1
+
+
+def _points(text: str) -> Integers:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.int64)
 
 
 def _rank(counts: Integers) -> Integers:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
+from encoders import needs_minilm, saved
 
 from broadsheet import pipeline
 from broadsheet.pipeline.errors import UsageError
@@ -94,6 +95,12 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.asked.append(f"{self.command} {self.path}")
+        if self.path.startswith("/api/models/"):
+            name, _, revision = self.path.removeprefix("/api/models/").partition("/revision/")
+            commit = len(self.repositories[name]) - 1
+            files = [{"rfilename": file} for file in self.repositories[name][commit]]
+            self._json({"id": name, "sha": _commit(commit), "siblings": files})
+            return
         name, _, rest = self.path[1:].partition("/resolve/")
         revision, _, file = rest.partition("/")
         commits = self.repositories.get(name, [])
@@ -182,6 +189,24 @@ def test_a_model_goes_to_the_hub_and_comes_back(
     assert again == [first, digest]
     assert "ModelError" in broken
     assert steps(first, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="1") == [[first, digest]]
+
+
+@pytest.mark.slow
+@needs_minilm
+def test_an_encoder_is_fetched_with_all_that_it_is_read_from(hub: tuple[type[Hub], str], tmp_path: Path) -> None:
+    server, url = hub
+    folder = saved(tmp_path / "folder")
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    server.repositories["user/encoder"] = [{**files, "README.md": b"of its authors", "pytorch_model.bin": b"a pickle"}]
+    env = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-m", "broadsheet", "convert", "hf://user/encoder", tmp_path / "it.safetensors"]
+    done = subprocess.run(command, env={**os.environ, **env}, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    model = load_model(tmp_path / "it.safetensors")
+    assert model.digest == load_model(folder).digest
+    assert model.card["origin"] == f"converted from hf://user/encoder@{_commit(0)}"
+    got = {asked.rpartition("/")[2] for asked in server.asked if asked.startswith("GET") and "/resolve/" in asked}
+    assert got == {*files}
 
 
 def test_what_a_repository_is_called(small_model: Model) -> None:

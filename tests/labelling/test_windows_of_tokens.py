@@ -37,7 +37,7 @@ def tokens() -> WordPiece:
 
 @cache
 def library() -> Any:
-    return tokenizer()
+    return tokenizer(minilm())
 
 
 def words_of(text: str) -> Words:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ import numpy as np
 import pytest
 from conftest import CommandHere
 from encoders import logits, minilm, needs_minilm, saved
+from pyarrow.parquet import read_table
 from scipy.special import expit, softmax
 from texts import TEXTS
 
+from broadsheet.pipeline.ecosystem.push import model_card
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import open_engine
 from broadsheet.pipeline.errors import ModelError
 from broadsheet.pipeline.model import encoder_file
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import Model, carried, load_model, taken
 
 pytestmark = needs_minilm
 
@@ -158,6 +161,64 @@ def test_a_folder_with_an_old_vocabulary_is_the_same_model(tmp_path: Path) -> No
     (folder / "tokenizer.json").unlink()
     shutil.copy(minilm() / "vocab.txt", folder)
     assert load_model(folder).digest == model.digest
+
+
+def test_in_everything_else_it_is_a_model_like_any_other(
+    tmp_path: Path, broadsheet_here: CommandHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder, file = saved(Path("folder")), Path("it.safetensors")
+    number = saved(Path("number"), "distilbert", 1, problem_type="regression")
+
+    def said(code: int, *command: object) -> str:
+        found, output = broadsheet_here(*command)
+        assert found == code, output
+        return " ".join(output.split())
+
+    said(0, "convert", folder, file)
+    digest = load_model(folder).digest
+    assert load_model(file).digest == digest
+    for one in (folder, file):
+        shown = said(0, "inspect", one)
+        assert "2 layers of 64 values and 2 heads, gelu" in shown
+        assert digest in shown
+        assert "n-grams" not in shown
+    assert json.loads(said(0, "inspect", file, "--json"))["encoder"]["most"] == 512
+    Path("in.csv").write_text("text\n" + "".join(f"{text}\n" for text in ("word " * 600, "oil fell", "a b")))
+    job = "classify", "in.csv", "--text-column", "text", "-o"
+    said(0, *job, "out", "--model", folder, "--device", "cpu")
+    assert "1 of 1 chunk done before" in said(0, *job, "out", "--model", file, "--device", "cpu", "--resume")
+    assert "cannot resume" in said(2, *job, "out", "--model", number, "--device", "cpu", "--resume")
+    assert "are longer than the model reads" in said(0, *job, "out2", "--model", file, "--device", "cpu", "--dry-run")
+    said(0, *job, "out3", "--model", file, "--model", number, "--device", "cpu", "--where", "number_score < 9")
+    rows = read_table("out3/parts").to_pylist()
+    alone = read_table("out/parts").to_pylist()
+    assert [(row["it_label"], row["it_score"]) for row in rows] == [(row["label"], row["score"]) for row in alone]
+    assert "the first 512 tokens of a text" in model_card(load_model(file), "user/it")
+    for words, command in (
+        ("export the folder that it is from with optimum-cli", ("convert", file, "it.onnx")),
+        ("profiles are of networks", ("profile", "--model", file, "--device", "cpu")),
+        (
+            "has no int8 so far",
+            ("calibrate", file, "in.csv", "--int8", "-o", "no.safetensors"),
+        ),
+        ("params.bin holds a character-level network", ("convert", file, "it.bin")),
+        ("leave out --memory", ("inspect", file, "--memory")),
+        ("add --device cpu", (*job, "no", "--model", file, "--device", "cuda")),
+        ("leave out --precision", (*job, "no", "--model", file, "--device", "cpu", "--precision", "fp16")),
+    ):
+        code, output = broadsheet_here(*command)
+        assert (code != 0, words in " ".join(output.split())) == (True, True), output
+
+
+def test_processes_of_this_machine_get_the_name_of_a_file(tmp_path: Path) -> None:
+    folder, file = saved(tmp_path / "folder"), tmp_path / "it.safetensors"
+    load_model(folder).save(file)
+    model = load_model(file)
+    assert len(carried(model)) < 1000
+    renamed = replace(model, classes=model.classes[::-1])  # it is not what is in the file
+    for one in (model, renamed, load_model(folder)):
+        assert taken(carried(one)).digest == one.digest
 
 
 def test_a_damaged_file_is_noticed(tmp_path: Path) -> None:
