@@ -96,10 +96,14 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.asked.append(f"{self.command} {self.path}")
         if self.path.startswith("/api/models/"):
-            name, _, revision = self.path.removeprefix("/api/models/").partition("/revision/")
+            name = "/".join(self.path.removeprefix("/api/models/").split("/")[:2])
             commit = len(self.repositories[name]) - 1
-            files = [{"rfilename": file} for file in self.repositories[name][commit]]
-            self._json({"id": name, "sha": _commit(commit), "siblings": files})
+            files = self.repositories[name][commit]
+            if "/tree/" in self.path:  # as newer versions of the library ask
+                shown = {file: hashlib.sha1(data).hexdigest() for file, data in files.items()}
+                self._json([{"type": "file", "path": f, "oid": oid, "size": len(files[f])} for f, oid in shown.items()])
+            else:
+                self._json({"id": name, "sha": _commit(commit), "siblings": [{"rfilename": file} for file in files]})
             return
         name, _, rest = self.path[1:].partition("/resolve/")
         revision, _, file = rest.partition("/")
