@@ -345,7 +345,7 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
             times += f", {_duration(estimate.seconds)} on {estimate.workers:,} {others}"
         yield "time", f"about {times}; {estimate.device_hours or 0:,.2f} {unit}-hours"
         if estimate.seconds_of_encoder is not None:
-            yield "encoder alone", f"about {_duration(estimate.seconds_of_encoder)} on {one}"
+            yield "encoder", f"alone about {_duration(estimate.seconds_of_encoder)} on {one}"
     if estimate.output_bytes is not None:
         yield "output", f"about {decimal(estimate.output_bytes)}"
 

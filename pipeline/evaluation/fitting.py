@@ -569,9 +569,9 @@ def promised(about: Mapping[str, Any]) -> str:
     promise, sure = about["promise"], f"with {_CONFIDENCE:.0%} confidence, "
     line = f"the encoder is asked about {about['share']:.1%} of {about['rows']:,} held-out rows: {sure}"
     if "labels" in promise:
-        return f"{line}{promise['labels']:.5g} of all labels are the encoder's own"
+        return f"{line}{100 * promise['labels']:.5g}% of all labels are the encoder's own"
     of = f" for {promise['of']}" if "of" in promise else ""
-    return f"{line}{promise['recall']:.3g} of the {promise['top']:.3g} with its highest scores{of} are among them"
+    return f"{line}{100 * promise['recall']:.3g}% of the top {100 * promise['top']:.3g}% by its score{of} are in them"
 
 
 class Found(NamedTuple):

@@ -130,7 +130,7 @@ def test_a_chain_of_numbers_from_the_command_to_a_job(
     of = ("--top", "20%", "--recall", 0.9)
     code, told = broadsheet_here("train", source, "--teacher", number_judge, "-o", file, *how, *of)
     assert code == 0, told
-    assert "0.9 of the 0.2 with its highest scores are among them" in told
+    assert "90% of the top 20% by its score are in them" in told
     model = load_model(file)
     assert_asked_where_it_matters(model, load_model(number_judge), lambda found: found.scores[:, 0])
     pa_csv.write_csv(pa.table({"text": texts(90, seed=6), "number": np.zeros(90)}), tmp_path / "new.csv")
@@ -144,7 +144,7 @@ def test_a_chain_of_numbers_from_the_command_to_a_job(
     assert estimate.seconds_of_encoder is not None
     assert dry_run(tmp_path / "new.csv", model=model, device="cpu", network="none").seconds_of_encoder is None
     code, told = broadsheet_here("classify", tmp_path / "new.csv", "--model", file, "--dry-run")
-    assert "encoder alone" in told
+    assert "alone about" in told
     result = evaluate_numbers(model, tmp_path / "new.csv", label_column="number", device="cpu")
     assert (result.found["uncertain"].precision, result.found["none"].share) == (1, 0)
     assert result.found["uncertain"].share == pytest.approx(chained.asked / 90)
@@ -171,7 +171,7 @@ def test_calibrate_promises_something_else_by_other_rows(
     command = ("calibrate", tmp_path / "chain.safetensors", tmp_path / "in.csv", "-o", tmp_path / "m.safetensors")
     code, told = broadsheet_here(*command, "--top", "0.25", "--top-of", "class 2", "--recall", "0.8")
     assert code == 0, told
-    assert "0.8 of the 0.25 with its highest scores for class 2" in told
+    assert "80% of the top 25% by its score for class 2" in told
     of = load_model(tmp_path / "m.safetensors").cascade
     assert of is not None
     assert of.selection
