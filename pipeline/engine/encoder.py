@@ -89,9 +89,7 @@ class EncoderEngine:
             below: NDArray[np.bool_] = of < np.float32(cascade.selection.least)
             return ~below
         logits = log_scores(first.all_scores, cascade.temperature)
-        if self.model.is_multi_label:
-            logits -= log_scores(1 - first.all_scores)
-        return asked(logits.astype(np.float32), cascade.margin, self.model.thresholds) | first.overflowed
+        return asked(logits.astype(np.float32), cascade.margin, None) | first.overflowed
 
     def _asked(
         self, texts: Texts, top_k: int, all_scores: bool, spans: list[Span] | None, each_kernel: bool

@@ -161,8 +161,11 @@ class Model:
         if self.encoder is not None:
             self.encoder.check(len(self.classes), self.name)
             is_chain = self.ngrams is not None and self.cascade is not None
-            if not self._has_bias_alone or self.heads is not None or (self.ngrams is None) == is_chain:
-                raise ModelError(f"{self.name}: an encoder beside a network, heads, or n-grams without a margin")
+            alone = self._has_bias_alone and self.heads is None and (self.ngrams is not None) == is_chain
+            if not alone or (is_chain and self.is_multi_label):
+                raise ModelError(
+                    f"{self.name}: an encoder with a network, heads, or n-grams that cannot be asked first"
+                )
         if self.thresholds is not None:
             check_thresholds(self.thresholds, self.classes, self.name)
         if self.levels is not None:

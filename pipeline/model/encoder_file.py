@@ -191,6 +191,8 @@ def _read(folder: Path, name: str, config: Json, modules: list[tuple[str, Path]]
     bias, kind, levels = np.zeros(0, np.float32), "", None
     pooling: Pooling = "cls"
     if _is_classifier(config):
+        if len(modules) > 1:
+            raise _refused(name, "it has a classifier and modules of sentence-transformers", "one of the two")
         classes, kind = _classes(config)
         add(body.step, *(stored[f"{body.before}.{part}"] for part in ("weight", "bias")))
         weights["last"], bias = _turned(stored["classifier.weight"]), stored["classifier.bias"].astype(np.float32)

@@ -105,6 +105,7 @@ def changed(folder: Path, file: str, **values: Any) -> None:
         ("weight", "'classifier.bias' is missing"),
         ("short", "damaged|no whole folder"),
         ("config", "no whole folder"),
+        ("both", "a classifier and modules"),
         ("headless", "train a head on them"),
     ],
 )
@@ -135,6 +136,8 @@ def test_what_is_not_computed_is_refused_by_name(
         case "prompt":
             values = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
             changed(folder, "config_sentence_transformers.json", **values)
+        case "both":
+            shutil.copy(minilm() / "modules.json", folder)
         case "pickle":
             (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
         case "weight":
