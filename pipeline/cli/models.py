@@ -59,7 +59,7 @@ def calibrate(
     for them.
     """
     from ..evaluation import fitting
-    from ..evaluation.fitting import promised
+    from ..evaluation.chain import promised
     from ..model import cascade
     from ..model.scores import BY_CLASS, CARD
     from ..source.inputs import Paths, local_paths

@@ -12,7 +12,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ..errors import counted
-from ..evaluation.fitting import promised
+from ..evaluation.chain import promised
 from ..evaluation.numbers import NumberFigures
 from ..model.cascade import CARD
 from ..report.console import PlainConsole

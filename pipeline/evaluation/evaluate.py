@@ -22,7 +22,8 @@ from ..model.several import head_of, load_one
 from ..options import READ, ReadKeywords
 from ..source.chunk import Chunk
 from ..source.columns import NO_TRUTH, label_lists, label_sets
-from .fitting import Figures, Finding, Found, figures_of
+from .chain import Finding, Found
+from .fitting import Figures, figures_of
 from .rows import chosen_input, scored_rows
 
 

@@ -16,7 +16,7 @@ from ..model.charcnn import Model
 from ..model.several import load_one
 from ..options import READ, ReadKeywords
 from ..source.columns import numbers_in
-from .fitting import Finding, Found
+from .chain import Finding, Found
 from .rows import chosen_input, scored_rows
 
 Numbers = NDArray[np.floating]

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 from ..engine.base import Texts
 from ..engine.open import opened
 from ..errors import UsageError
-from ..evaluation.fitting import Top, answers_of, fitted_chain, refuse_few
+from ..evaluation.chain import Top, answers_of, fitted_chain, refuse_few
 from ..evaluation.rows import hold_out, strata
 from ..model.alphabet import Alphabet
 from ..model.cascade import AGREEMENT

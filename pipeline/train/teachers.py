@@ -22,7 +22,7 @@ from ..engine import base
 from ..engine.encoder import vectors as vectors_of
 from ..engine.open import opened
 from ..errors import ModelError, UsageError
-from ..evaluation.fitting import answers_of
+from ..evaluation.chain import answers_of
 from ..evaluation.rows import hold_out
 from ..model.charcnn import Model, load_encoder
 from ..model.encoder_file import FILES, has_head

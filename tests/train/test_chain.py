@@ -23,8 +23,9 @@ from scipy.stats import binom
 from broadsheet.pipeline.engine.base import Predictions, Texts
 from broadsheet.pipeline.engine.open import open_engine
 from broadsheet.pipeline.errors import UsageError
+from broadsheet.pipeline.evaluation.chain import Top, fitted_chain, most_lost
 from broadsheet.pipeline.evaluation.evaluate import evaluate
-from broadsheet.pipeline.evaluation.fitting import Top, calibrate, fitted_chain, most_lost
+from broadsheet.pipeline.evaluation.fitting import calibrate
 from broadsheet.pipeline.evaluation.numbers import evaluate_numbers
 from broadsheet.pipeline.job.estimate import dry_run
 from broadsheet.pipeline.model.charcnn import Model, load_model

@@ -1,0 +1,251 @@
+"""Chains: n-grams that an encoder is asked after, what they promise of its answers, and how well they keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil, log
+from typing import Any, NamedTuple
+
+import numpy as np
+from msgspec import UNSET, UnsetType
+from numpy.typing import NDArray
+
+from ..engine.base import Predictions
+from ..errors import UsageError
+from ..model import cascade as cascades
+from ..model.cascade import ASKS, Cascade, Selection, margins
+from ..model.charcnn import Model
+from ..model.layers import BIAS
+from ..model.scores import log_scores
+from ..options import ReadKeywords
+from ..options.training import share_of
+from .rows import chosen_input, files_of, scored_rows
+
+Doubles = NDArray[np.float64]
+
+
+def answers_of(model: Model, predictions: Predictions) -> Doubles:
+    """What N texts are chosen by, [N, classes]: the score of each class; or [N, 1], their numbers."""
+    scores = predictions.all_scores if model.levels is None else predictions.scores[:, :1]
+    assert scores is not None
+    return scores.astype(np.float64)
+
+
+class Top(NamedTuple):
+    """The texts that a chain is to find: those with the highest scores by its encoder alone.
+
+    Attributes
+    ----------
+    share : Fraction
+        Of all texts.
+    recall : float
+        The share of these about which the encoder is to be asked.
+    label : int
+        The class whose score it is; 0 of a model of numbers.
+
+    """
+
+    share: Fraction
+    recall: float
+    label: int
+
+    @classmethod
+    def of(cls, top: str | None, recall: float, name: str | None, model: Model) -> Top | None:
+        """As the user gives it; None without `top`. Raises UsageError. name: of the class. model: the encoder's."""
+        share, classes = share_of(top), ", ".join(model.classes)
+        if model.levels is not None:
+            if share is None:
+                raise UsageError(f"{model.name} gives a text a number: say which texts are wanted, such as --top 10%")
+            if name is not None:
+                raise UsageError(f"{model.name} gives a text a number, and no class: leave out --top-of")
+        elif share is not None and name not in model.classes:
+            raise UsageError(f"--top needs a class of {model.name}, by whose score: --top-of, one of {classes}")
+        if share is None:
+            if name is not None:
+                raise UsageError("--top-of names a class for --top: give that too, such as --top 10%")
+            return None
+        if not (0 < share < 1 and 0 < recall < 1):
+            raise UsageError(f"--top {top} and --recall {recall:g}: both are shares above 0 and below 1")
+        return cls(share, recall, 0 if name is None else model.classes.index(name))
+
+
+_CONFIDENCE = 0.95
+"""Of what a chain promises, one-sided."""
+
+
+def most_lost(rows: int, share: float) -> int:
+    """How many of N rows may be lost at most where a new one is kept with a chance of `share` or more, with 95 %
+    confidence (Clopper and Pearson, 1934); -1 where the rows are too few to say so.
+    """
+    kept = np.arange(rows + 1)
+    sums = np.concatenate([[0.0], np.cumsum(np.log(kept[1:]))])  # of log i! for i from 0 to N
+    chances = np.exp(sums[-1] - sums - sums[::-1] + kept * log(1 - share) + kept[::-1] * log(share))
+    return int(np.searchsorted(np.cumsum(chances), 1 - _CONFIDENCE, "right")) - 1
+
+
+def refuse_few(rows: int, agreement: float, top: Top | None) -> None:
+    """Raise UsageError for fewer held-out rows than a promise of a chain needs; it says how many."""
+    least = ceil(log(1 - _CONFIDENCE) / log(agreement if top is None else top.recall))
+    needed = least if top is None else int((least - 1) / top.share) + 1  # of whose share, rounded up, there are `least`
+    if rows < needed:
+        what = f"{agreement:.5g} of the labels stay"
+        if top is not None:
+            what = f"{top.recall:.0%} of the top {float(top.share):.3g} are found"
+        raise UsageError(
+            f"{rows:,} held-out rows are too few to promise that {what}, with {_CONFIDENCE:.0%} confidence: that takes "
+            f"{needed:,}. Give more text, or hold more of it out"
+        )
+
+
+def fitted_chain(
+    first: Model, encoder: Model, alone: Doubles, whole: Doubles, agreement: float, top: Top | None
+) -> Model:
+    """A chain: `first`, a model of n-grams, and an encoder that is asked where held-out rows say that it matters.
+
+    Of N rows, the encoder is asked about as few as the promise allows. That holds for new rows like these with 95 %
+    confidence, whatever they are like: N scores of which so many are beyond a bound say that of the others (Clopper and
+    Pearson, "The use of confidence or fiducial limits", 1934).
+
+    Parameters
+    ----------
+    first, encoder : Model
+        Both with the same classes.
+    alone, whole : float64 [N, classes], or [N, 1]
+        Scores of either model, or numbers; NaN where it overflows.
+    agreement : float
+        The chance with which a label is to be that of the encoder.
+    top : Top, optional
+        What is to be found, in place of that.
+
+    Raises
+    ------
+    UsageError
+        For too few rows.
+
+    """
+    known = np.isfinite(alone).all(axis=1) & np.isfinite(whole).all(axis=1)
+    alone, whole = alone[known], whole[known]
+    refuse_few(len(whole), agreement, top)
+    bias, margin = tuple(first.tensors[BIAS].astype(np.float64).tolist()), 0.0
+    selection: Selection | UnsetType = UNSET
+    promise: dict[str, Any] = {"labels": agreement}
+    levels, count = encoder.levels, len(encoder.classes)
+    of_both = [of.argmax(axis=1) if levels is None else levels.nearest(of[:, 0], count) for of in (alone, whole)]
+    differ = of_both[0] != of_both[1]
+    if top is None:
+        sure = margins(log_scores(alone, first.temperature).astype(np.float32), None)
+        worst, lost = np.sort(sure[differ])[::-1], most_lost(len(whole), agreement)
+        margin = float(np.nextafter(worst[lost], np.float32(np.inf))) if lost < len(worst) else 0.0
+        rows = sure < np.float32(margin)
+    else:
+        of_first, of_encoder = alone[:, top.label], whole[:, top.label]
+        cut = np.sort(of_encoder)[-ceil(top.share * len(whole))]
+        wanted = of_encoder >= cut
+        if wanted.all():
+            raise UsageError(f"{encoder.name} gives no held-out row a score below {cut:g}: there is no top to find")
+        least = min(np.sort(of_first[wanted])[most_lost(int(wanted.sum()), top.recall)], cut)
+        rows = of_first >= least
+        selection = Selection(float(least), float(cut), top.label, float(wanted.mean()), top.recall)
+        of = {} if levels else {"of": encoder.classes[top.label]}
+        promise = {"top": float(top.share), "recall": top.recall, **of}
+    share, agrees = float(rows.mean()), float((rows | ~differ).mean())
+    cascade = Cascade(margin, share, agrees, bias, first.temperature, selection)
+    about = {"rows": len(whole), "share": round(share, 6), "agreement": round(agrees, 6), "promise": promise}
+    return replace(
+        first, tensors=encoder.tensors, levels=encoder.levels, temperature=encoder.temperature, encoder=encoder.encoder,
+        cascade=cascade, card={**first.card, cascades.CARD: about}, name=encoder.name,
+    )  # fmt: skip
+
+
+def promised(about: Mapping[str, Any]) -> str:
+    """A line for the user: what a chain promises, of its card."""
+    promise, sure = about["promise"], f"with {_CONFIDENCE:.0%} confidence, "
+    line = f"the encoder is asked about {about['share']:.1%} of {about['rows']:,} held-out rows: {sure}"
+    if "labels" in promise:
+        return f"{line}{100 * promise['labels']:.5g}% of all labels are the encoder's own"
+    of = f" for {promise['of']}" if "of" in promise else ""
+    return f"{line}{100 * promise['recall']:.3g}% of the top {100 * promise['top']:.3g}% by its score{of} are in them"
+
+
+class Found(NamedTuple):
+    """How good a chain is at finding the rows to which its encoder alone gives a score from the cut on.
+
+    Attributes
+    ----------
+    share : float
+        The share of rows about which the encoder was asked.
+    recall : float
+        The share of these rows that get such a score; nan where there are none.
+    precision : float
+        The share of the rows with such a score that are among them; nan as above.
+
+    """
+
+    share: float
+    recall: float
+    precision: float
+
+
+class Finding:
+    """Counts what is found with the encoder of a chain asked about some rows, all and none; nothing of other models."""
+
+    def __init__(self, chain: Model) -> None:
+        self._chain, self._rows = chain, 0
+        self._selection = chain.cascade.selection if chain.cascade else UNSET
+        self._counts = {name: np.zeros(3, np.int64) for name in ASKS}
+
+    def add(self, by_way: Mapping[str, Predictions]) -> None:
+        """The predictions for some rows."""
+        of = self._selection
+        if of:
+            above = {name: answers_of(self._chain, by_way[name])[:, of.label] >= np.float32(of.cut) for name in ASKS}
+            self._rows += len(above["all"])
+            for name, chosen in above.items():
+                asked = len(chosen) if name == "all" else by_way[name].asked
+                self._counts[name] += (asked, chosen.sum(), (chosen & above["all"]).sum())
+
+    def figures(self) -> dict[str, Found]:
+        """For each of ASKS how good that is."""
+        if not self._rows:
+            return {}
+        wanted, figures = self._counts["all"][1] or np.nan, {}
+        for name, (rows, chosen, hits) in self._counts.items():
+            figures[name] = Found(float(rows / self._rows), float(hits / wanted), float(hits / (chosen or np.nan)))
+        return figures
+
+
+def with_promise(
+    chain: Model,
+    source: Any,
+    text_column: str | Iterable[str],
+    agreement: float,
+    top: Top | None,
+    computing: tuple[str, str, str],
+    options: ReadKeywords,
+) -> Model:
+    """A chain that promises what is asked for, by other rows.
+
+    Parameters
+    ----------
+    chain : Model
+        The chain.
+    source, text_column, agreement, options
+        As of `calibrate`.
+    top : Top, optional
+        As of `fitted_chain`.
+    computing : tuple of str
+        Device, precision and kernels.
+
+    """
+    both = chain.asking("none"), chain.asking("all")
+    given, selection = chosen_input(source, text_column, options, chain.alphabet, chain.length, reads=chain.reads)
+    answers: tuple[list[Doubles], ...] = ([], [])
+    with scored_rows(both, given, selection, *computing) as (_, chunks):
+        for scored in chunks:
+            for parts, one in zip(answers, scored.predictions, strict=True):
+                parts.append(answers_of(chain, one))
+    alone, whole = (np.concatenate(parts) for parts in answers)
+    made = fitted_chain(*both, alone, whole, agreement, top)
+    return replace(made, card={**made.card, cascades.CARD: {**made.card[cascades.CARD], **files_of(given)}})
