@@ -102,8 +102,9 @@ READ_CARDS = """name => Object.fromEntries(
 def test_the_page_shows_a_running_job_until_it_ends(
     processes: Processes, small_model_file: Path, tmp_path: Path, chromium: Any
 ) -> None:
-    # All ranges after the first wait: what is quarantined is known once a range has ended.
-    held = f"0.05 if arguments[0].part == 0 or os.path.exists({str(tmp_path / 'go')!r}) else 5"
+    # What is quarantined is known once a range has ended. The second goes on once the page was read, and then the rest.
+    go, end = (f"os.path.exists({str(tmp_path / name)!r})" for name in ("go", "end"))
+    held = f"0.05 if arguments[0].part < 1 + {go} or {end} else 5"
     (tmp_path / "slow.py").write_text(slowed("read", held))
     line = f'{{"text": "{"x" * 800}"}}\n'  # in all above 64 KiB, so that both workers have some
     bad = f'{{"text": 3{" " * 801}}}\n'  # as long, since the share is of bytes
@@ -144,6 +145,7 @@ def test_the_page_shows_a_running_job_until_it_ends(
     assert _colors_of(picture) >= {(0x2A, 0x9D, 0x5C), (0xE4, 0xE4, 0xE4)}  # the line, and workers that wait
     (tmp_path / "go").touch()
     wait_until(lambda: int(shown()["chunks done"]) > done)
+    (tmp_path / "end").touch()  # with the job the page goes
     assert job.wait(240) == 0
 
 
