@@ -28,7 +28,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.record import about, parser, write
 from broadsheet.pipeline.engine.base import Texts
-from broadsheet.pipeline.engine.encoder import EncoderEngine
+from broadsheet.pipeline.engine.encoder import EncoderEngine, OnCpu
 from broadsheet.pipeline.model import encoder_file
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.fasttext import ALPHABET
@@ -93,7 +93,7 @@ def main() -> None:
     torch.set_num_threads(threads)
     read.weights["last"] = np.eye(read.outputs, 2, dtype=np.float32)  # type: ignore[index]
     model = Model(ALPHABET, ("a", "b"), WHOLE, {BIAS: np.zeros(2, np.float32)}, frame="text", encoder=read)
-    engine, library = EncoderEngine(model, threads), SentenceTransformer(str(options.encoder), device="cpu")
+    engine, library = EncoderEngine(model, OnCpu(read, threads)), SentenceTransformer(str(options.encoder), device="cpu")
     tokenizer = Tokenizer.from_file(str(options.encoder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(read.settings.most)

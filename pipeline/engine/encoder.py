@@ -1,4 +1,4 @@
-"""The engine of encoders: groups of texts on threads of the CPU; of a chain, those that its n-grams leave open.
+"""The engine of encoders, on a GPU or on threads of the CPU; of a chain, for the texts that its n-grams leave open.
 
 `model/encoder.py` is what is computed. The n-grams of a chain have an engine of their own, of any kind.
 """
@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ..errors import NoRoom, UsageError
 from ..model import reference
 from ..model.alphabet import count_characters
 from ..model.cascade import asked
@@ -22,10 +24,11 @@ from ..model.encoder import Encoder
 from ..model.layers import BIAS
 from ..model.scores import log_scores
 from ..model.wordpiece import Tokens
-from ..processes.threads import SINGLE_THREADED_BLAS, available_cores, threads
+from ..processes.threads import SINGLE_THREADED_BLAS, available_cores
 from ..telemetry.spans import Span, span
 from .base import Backend, Engine, Predictions, Texts
 from .cpu import architecture
+from .open import expected_device
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -34,17 +37,133 @@ _GROUP = 1024
 """Tokens that are computed together: a layer's weights stay in a cache meanwhile."""
 
 
-class EncoderEngine:
+class Compute(Protocol):
+    """What computes an encoder."""
+
+    device_name: str
+    backend: Backend
+
+    def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
+        """The logits without the model's bias, or vectors, [N, outputs], and which texts have more tokens than are
+        read. spans: as of `Engine.classify`, where each step is wanted.
+        """
+
+    def close(self) -> None: ...
+
+
+class OnCpu:
     """Groups of texts on `threads` threads, each with a single-threaded BLAS."""
+
+    device_name = "cpu"
+
+    def __init__(self, encoder: Encoder, threads: int) -> None:
+        self.encoder = encoder
+        self.backend = Backend("cpu", "numpy", architecture(), "fp32")
+        self._pool = ThreadPoolExecutor(threads, "broadsheet-compute")
+
+    def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
+        data = texts.data if isinstance(texts.data, np.ndarray) else texts.data.get()  # CuPy's
+        with span("tokens", spans, "compute", self.device_name):
+            tokens = self.encoder.tokens_of(data, texts.offsets)
+        with span("encoder", spans, "compute", self.device_name):
+            compute = self.encoder.logits if is_logits else self.encoder.vectors
+            return _of_groups(compute, tokens, self._pool), tokens.is_cut
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+class OnCuda:
+    """One GPU's tensor cores, in fp16 or bf16. Raises UsageError where the kernels do not fit the GPU or the encoder,
+    NoRoom where the GPU is full.
+    """
+
+    def __init__(self, encoder: Encoder, precision: str, kernels: str) -> None:
+        import cupy as cp
+
+        from ..kernels.catalog import choose_generation
+        from ..kernels.compile import compiler_name
+        from ..kernels.encoder import DeviceEncoder, shape_of
+        from ..kernels.ops import operations
+
+        device, digits = cp.cuda.Device(), cp.cuda.Device().compute_capability
+        if kernels == "auto" and precision == "auto" and int(digits) >= _FIRST_CAPABILITY:
+            precision = "fp16"
+        generation, precision = choose_generation(kernels, precision, (int(digits[:-1]), int(digits[-1])))
+        if precision not in ("fp16", "bf16") or shape_of(encoder) is None:
+            raise UsageError(
+                "on a GPU an encoder is computed in fp16 or bf16, from compute capability 8.0 on, with at most "
+                f"64 values a head of attention and 2,048 in all: this is {precision} on {digits[:-1]}.{digits[-1]}, "
+                f"with {encoder.width // encoder.settings.heads} and {encoder.width:,}. Add --device cpu"
+            )
+        try:
+            self._computed = DeviceEncoder(encoder, operations(generation, precision, device))
+        except cp.cuda.memory.OutOfMemoryError as error:
+            raise NoRoom(f"GPU {device.id} has no room for the encoder: {error}. Stop other programs on it") from error
+        self.device_name = f"cuda:{device.id}"
+        self.backend = Backend("cuda", generation, f"sm_{digits}, {compiler_name()}", precision)
+
+    def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
+        return self._computed.compute(texts.data, texts.offsets, is_logits, self._timed(spans))
+
+    def _timed(self, spans: list[Span] | None) -> Callable[[str], AbstractContextManager[None]]:
+        """Encloses a step, whose span is appended once the GPU has ended it: with --profile, one after the other."""
+        import cupy as cp
+
+        @contextmanager
+        def timed(name: str) -> Iterator[None]:
+            with span(name, spans, "compute", self.device_name):
+                yield
+                if spans is not None:
+                    cp.cuda.get_current_stream().synchronize()
+
+        return timed
+
+    def close(self) -> None:
+        del self._computed
+
+
+_FIRST_CAPABILITY = 80
+
+
+def compute_on(
+    encoder: Encoder, device: str, precision: str = "auto", kernels: str = "auto", threads: int | None = None
+) -> Compute:
+    """What computes an encoder on a device, "cpu" or "cuda". Raises as `OnCuda` does.
+
+    Parameters
+    ----------
+    encoder : Encoder
+        The encoder.
+    device : str
+        "cpu" or "cuda".
+    precision, kernels : str
+        As of `open_engine`.
+    threads : int, optional
+        Compute threads of a CPU. Default: the cores that this process may use.
+
+    """
+    return OnCuda(encoder, precision, kernels) if device == "cuda" else OnCpu(encoder, threads or available_cores())
+
+
+def vectors(encoder: Encoder, data: NDArray[np.uint8], offsets: Integers, device: str = "auto") -> Floats:
+    """Those of N texts, float32 [N, outputs]. data, offsets: as in `WordPiece.of_texts`; device: of `open_engine`."""
+    compute = compute_on(encoder, expected_device(device))
+    try:
+        of_all, _ = compute.of_texts(Texts(data, offsets), False, None)
+    finally:
+        compute.close()
+    return of_all.reshape(len(offsets) - 1, encoder.outputs)
+
+
+class EncoderEngine:
+    """An encoder with a head as a model, or a chain of which it is the second."""
 
     batch = None
 
-    def __init__(self, model: Model, threads: int, first: Engine | None = None) -> None:
-        assert model.encoder is not None
-        self.model, self.encoder, self.first = model, model.encoder, first
-        self.device_name = "cpu"
-        self.backend = Backend("cpu", "numpy", architecture(), "fp32")
-        self._pool = ThreadPoolExecutor(threads, "broadsheet-compute")
+    def __init__(self, model: Model, compute: Compute, first: Engine | None = None) -> None:
+        self.model, self.first, self._compute = model, first, compute
+        self.device_name, self.backend = compute.device_name, compute.backend
         self._bias = model.tensors[BIAS].astype(np.float32)
         self.memory_ready = time.time()
 
@@ -67,8 +186,6 @@ class EncoderEngine:
         """
         if texts.ids is not None:
             raise UsageError(f"the input is encoded already, and {self.model.name} reads texts: give it the texts")
-        if not isinstance(texts.data, np.ndarray):  # CuPy's
-            texts = replace(texts, data=texts.data.get())
         if self.first is None:
             return self._asked(texts, top_k, all_scores, spans, each_kernel)
         first = self.first.classify(texts, top_k, True, spans, each_kernel)
@@ -102,33 +219,23 @@ class EncoderEngine:
             As of `Engine.classify`.
 
         """
-        kernels = spans if each_kernel else None
         with span("kernels", spans, "compute", self.device_name):
-            with span("tokens", kernels, "compute", self.device_name):
-                tokens = self.encoder.tokens_of(texts.data, texts.offsets)
-            with span("encoder", kernels, "compute", self.device_name):
-                logits = of_texts(self.encoder.logits, tokens, self._pool)
+            logits, is_cut = self._compute.of_texts(texts, True, spans if each_kernel else None)
             logits = logits.reshape(len(texts), len(self.model.classes))
             scores = reference.class_scores(logits + self._bias, self.model)
             labels, best = reference.top_k(scores, top_k)
-        n_chars = count_characters(texts.data, texts.offsets) if texts.n_chars is None else texts.n_chars
-        counts = n_chars, tokens.is_cut, np.zeros(len(texts), np.int64)
+        data = texts.data if isinstance(texts.data, np.ndarray) else texts.data.get()
+        n_chars = count_characters(data, texts.offsets) if texts.n_chars is None else texts.n_chars
+        counts = n_chars, is_cut, np.zeros(len(texts), np.int64)
         return Predictions(labels, best, scores if all_scores else None, *counts).with_numbers(self.model)
 
     def close(self) -> None:
-        self._pool.shutdown()
+        self._compute.close()
         if self.first is not None:
             self.first.close()
 
 
-def vectors(encoder: Encoder, data: NDArray[np.uint8], offsets: Integers) -> Floats:
-    """Those of N texts, float32 [N, outputs], on all cores. data, offsets: as in `WordPiece.of_texts`."""
-    with threads(available_cores()) as pool:
-        of_all = of_texts(encoder.vectors, encoder.tokens_of(data, offsets), pool)
-    return of_all.reshape(len(offsets) - 1, encoder.outputs)
-
-
-def of_texts(compute: Callable[[Integers, Integers], Floats], tokens: Tokens, pool: ThreadPoolExecutor) -> Floats:
+def _of_groups(compute: Callable[[Integers, Integers], Floats], tokens: Tokens, pool: ThreadPoolExecutor) -> Floats:
     """What an encoder's `logits` or `vectors` computes of N texts, [N, outputs], on threads of a single-threaded BLAS.
 
     The longest come first, so that none is waited for in the end.

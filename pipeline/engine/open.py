@@ -68,11 +68,7 @@ def open_engine(
         plain = replace(model, preparation=None, by_class=None)
         return Wrapped(model, open_engine(plain, device, precision, threads, kernels))
     if model.encoder is not None:
-        _check_encoder(model, device, precision, kernels)
-        from .encoder import EncoderEngine
-
-        first = None if model.cascade is None else open_engine(model.asking("none"), device, "auto", threads)
-        return EncoderEngine(model, threads or available_cores(), first)
+        return _open_encoder(model, device, precision, threads, kernels)
     missing = None if device == "cpu" else why_no_gpu()
     if device != "cpu" and missing is None:
         from .cuda import CudaEngine
@@ -89,12 +85,23 @@ def open_engine(
     return CpuEngine(model, threads or available_cores(), "int8" if precision == "int8" else "fp32")
 
 
-def _check_encoder(model: Model, device: str, precision: str, kernels: str) -> None:
-    """Raise UsageError where an encoder cannot be computed so: it is on a CPU, which nobody with a GPU expects."""
-    if device != "cpu" and expected_device(device) == "cuda":
-        raise UsageError(f"{model.name} is an encoder, which is computed on the CPU so far: add --device cpu")
-    if precision not in ("auto", "fp32") or kernels != "auto":
-        raise UsageError(f"{model.name} is an encoder, which is computed in fp32: leave out --precision and --kernels")
+def _open_encoder(model: Model, device: str, precision: str, threads: int | None, kernels: str) -> Engine:
+    """An encoder's engine, and of a chain that of its n-grams. Takes and raises what `open_engine` does."""
+    from .encoder import EncoderEngine, compute_on
+
+    missing = None if device == "cpu" else why_no_gpu()
+    if device == "cuda" and missing:
+        raise UsageError(f"no CUDA here: {missing}. Use --device cpu, or fix that")
+    where = "cpu" if device == "cpu" or missing else "cuda"
+    if where == "cpu" and (precision not in ("auto", "fp32") or kernels != "auto"):
+        raise UsageError(
+            f"{model.name} is an encoder, which a CPU computes in fp32: leave out --precision and --kernels"
+            + (f", or fix this: {missing}" if missing else "")
+        )
+    assert model.encoder is not None
+    compute = compute_on(model.encoder, where, precision, kernels, threads)
+    first = None if model.cascade is None else open_engine(model.asking("none"), device, "auto", threads)
+    return EncoderEngine(model, compute, first)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal, get_args
 
 from ..errors import UsageError
 from ..model.fasttext import MOST_CLASSES
@@ -46,6 +47,11 @@ PRODUCT_TEXTS = 16
 
 _PRODUCT_DEEP = 256
 
+_TOKENS_THREADS = 64
+
+ATTENTION_ROWS = 64
+"""Queries of a block, and keys of a piece."""
+
 _MOST_TEXTS = 1 << 20
 """Texts of a batch, for a model that reads whole texts."""
 
@@ -53,6 +59,12 @@ _MOST_BLOCKS = 65_535
 """Thread blocks along a grid's second side at most (CUDA C++ Programming Guide)."""
 
 _INT32_MAX = (1 << 31) - 1
+
+
+Activation = Literal["NONE", "RELU", "GELU", "GELU_TANH"]
+"""What follows a product of an encoder, as common/outputs.cuh names it."""
+
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 
 @dataclass(frozen=True)
@@ -137,11 +149,13 @@ def lookup_kernel(stored: Storage, layer: Layer, following: Layer, frame: Frame,
 
 
 @cache
-def product_kernel(stored: Storage, layer: Layer, at: ProductTile) -> Kernel:
-    """The product of a convolution or linear layer; with ReLU and pool where no norm comes before them."""
-    relu = "true" if layer.product_relu else "false"
+def product_kernel(stored: Storage, layer: Layer, at: ProductTile, activation: Activation | None = None) -> Kernel:
+    """The product of a convolution or linear layer; with ReLU and pool where no norm comes before them, or with the
+    activation of an encoder.
+    """
+    follows = activation or ("true" if layer.product_relu else "false")
     elements = (stored.read_by(layer), stored.written_by(layer))
-    return _tiled(layer, elements, (layer.kernel, layer.product_pool, relu), at)
+    return _tiled(layer, elements, (layer.kernel, layer.product_pool, follows), at)
 
 
 def _tiled(layer: Layer, elements: tuple[Element, Element], shape: tuple[object, ...], at: Tile) -> Kernel:
@@ -225,6 +239,69 @@ def fasttext_kernels(shape: FastTextShape, classes: int) -> list[Kernel]:
     them.
     """
     return [count_kernel(), fasttext_kernel(shape), output_kernel(), tree_kernel(), alone_kernel(classes)]
+
+
+@cache
+def wordpiece_kernel(longest: int) -> Kernel:
+    """The tokens of texts, each by a thread. longest: code points of a word that is cut."""
+    return Kernel("tokens", "common/wordpiece.cu", f"wordpiece<{_TOKENS_THREADS}, {longest}>", _TOKENS_THREADS)
+
+
+@cache
+def embed_kernel(element: Element, pitch: int) -> Kernel:
+    return Kernel("embedding", "common/encoder.cu", f"embed<{element.name}, {_pieces(pitch)}, {WARPS}>")
+
+
+@cache
+def add_norm_kernel(element: Element, pitch: int) -> Kernel:
+    return Kernel("norm", "common/encoder.cu", f"add_norm<{element.name}, {_pieces(pitch)}, {WARPS}>")
+
+
+@cache
+def attention_kernel(element: Element, head: int) -> Kernel:
+    """head: values of a head's vector, 32 or 64. Of rows of 128 bytes: queries, and two pieces of keys and values."""
+    launch = Launch(4 * WARP, 5 * ATTENTION_ROWS * 128)
+    return Kernel("attention", "sm80/attention.cu", f"attention<{element.name}, {head}, {launch}>", *launch)
+
+
+@cache
+def encoder_head_kernel(element: Element, most: int) -> Kernel:
+    """most: values of the longest vector."""
+    return Kernel("head", "common/encoder.cu", f"head<{element.name}, {WARPS}>", shared_bytes=8 * most)
+
+
+def _pieces(pitch: int) -> int:
+    """Vectors of eight values that a lane has of a row."""
+    return -(-pitch // (8 * WARP))
+
+
+def encoder_kernels(
+    generation: str, precision: str, architecture: str, layers: Sequence[Layer], pitch: int, head: int, longest: int
+) -> list[Kernel]:
+    """Every kernel that an encoder launches.
+
+    Parameters
+    ----------
+    generation, precision, architecture : str
+        As of `network_kernels`.
+    layers : sequence of Layer
+        Its products; after the one named "inner" each activation may come.
+    pitch : int
+        Values of a row.
+    head : int
+        Values of a head's vector, 32 or 64.
+    longest : int
+        Code points of a word that is cut.
+
+    """
+    stored = STORAGE[generation][precision]
+    element = stored.features
+    kernels = [wordpiece_kernel(longest), embed_kernel(element, pitch), attention_kernel(element, head)]
+    for layer in layers:
+        at = product_tile(generation, precision, architecture, layer)
+        follow = ACTIVATIONS if layer.name == "inner" else ACTIVATIONS[:1]
+        kernels += [product_kernel(stored, layer, at, activation) for activation in follow]
+    return [*kernels, add_norm_kernel(element, pitch), encoder_head_kernel(element, pitch)]
 
 
 def network_kernels(

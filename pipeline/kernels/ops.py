@@ -21,7 +21,7 @@ from ..model.alphabet import head_bytes
 from ..model.layers import NORM_EPSILON, WHOLE, Frame, Layer
 from ..model.scores import SOFTMAX
 from . import catalog
-from .catalog import Kernel
+from .catalog import Activation, Kernel
 from .compile import kernel_here
 from .memory_plan import most_units
 from .storage import STORAGE, Storage
@@ -167,7 +167,7 @@ class Operations:
         """
         count = len(offsets) - 1
         points = len(alphabet.points)
-        self._launch(
+        self.launch(
             catalog.encode_kernel(),
             (-(-count // catalog.WARPS),),
             (data, offsets, _int(count), _int(length), _int(head_bytes(length)), _int(out.ids.shape[1]),
@@ -194,7 +194,7 @@ class Operations:
 
         """
         counted = -1 if length == WHOLE else head_bytes(length)
-        self._launch(
+        self.launch(
             catalog.count_kernel(),
             (-(-size // (catalog.WARPS * catalog.COUNTED_BYTES)),),
             (data, offsets, _int(len(offsets) - 1), _int(counted), n_chars),
@@ -203,7 +203,7 @@ class Operations:
     def fasttext(self, data: cp.ndarray, offsets: cp.ndarray, branch: DeviceFastText, out: cp.ndarray) -> None:
         """The mean rows, fp32 [N, columns], of UTF-8 bytes as for `encode`."""
         count, kinds, pruned = len(offsets) - 1, branch.kinds, _or_null(branch.pruned)
-        self._launch(
+        self.launch(
             catalog.fasttext_kernel(branch.shape),
             (-(-count // catalog.WARPS), branch.shape.slabs),
             (data, offsets, _int(count), branch.slots, np.uint32(len(branch.slots) - 1), branch.words, branch.ends,
@@ -224,16 +224,16 @@ class Operations:
             kernel = catalog.output_kernel()
             grid = (-(-count // catalog.PRODUCT_TEXTS), -(-outputs // kernel.threads))
             sizes = (_int(count), _int(branch.columns), _int(outputs))
-            self._launch(kernel, grid, (means, branch.output, *sizes, sums))
+            self.launch(kernel, grid, (means, branch.output, *sizes, sums))
         if branch.tree is not None:
             warps = -(-count // catalog.WARPS)
-            self._launch(catalog.tree_kernel(), (warps,), (sums, *branch.tree, _int(count), _int(classes), out.logits))
+            self.launch(catalog.tree_kernel(), (warps,), (sums, *branch.tree, _int(count), _int(classes), out.logits))
 
     def ngrams(self, data: cp.ndarray, offsets: cp.ndarray, branch: DeviceNGrams, out: cp.ndarray) -> None:
         """What the branch adds to the logits, fp32 [N, classes], of UTF-8 bytes as for `encode`."""
         count = len(offsets) - 1
         kernel = catalog.ngrams_kernel(branch.kinds, 32 - branch.shift, branch.classes)
-        self._launch(
+        self.launch(
             kernel,
             (-(-count // (kernel.threads // catalog.WARP)), len(branch.table)),
             (data, offsets, _int(count), _int(branch.kinds.reads), branch.symbols, branch.letters, branch.table,
@@ -270,7 +270,7 @@ class Operations:
             As for `gather`, which has left the ids of these articles.
 
         """
-        self._launch(
+        self.launch(
             catalog.statistics_kernel(layer),
             (-(-len(ids) // catalog.WARPS),),
             (ids, _int(len(ids)), _count_of(asked), _int(length), _int(ids.shape[1]), _int(tables.first.shape[1]),
@@ -301,9 +301,9 @@ class Operations:
         count = _int(len(text_end))
         most = (_int(first.rows_pooled), _int(second.rows_pooled), np.uint8(whole))
         kernel = catalog.first_units_kernel(first, second)
-        self._launch(kernel, (1,), (text_end, count, _count_of(asked), *most, out.first, out.counts))
+        self.launch(kernel, (1,), (text_end, count, _count_of(asked), *most, out.first, out.counts))
         grid = (-(-len(text_end) // catalog.WARPS),)
-        self._launch(catalog.closing_units_kernel(), grid, (out.first, count, out.closing))
+        self.launch(catalog.closing_units_kernel(), grid, (out.first, count, out.closing))
 
     def lookup_norm_pool(
         self, ids: cp.ndarray, layers: Sequence[Layer], frame: Frame, table: DeviceTable, norm: DeviceNorm,
@@ -350,7 +350,7 @@ class Operations:
         else:
             grid, size = (self.sms * max(1, _blocks_an_sm(self.architecture, kernel)),), ()
         of_bytes = (np.float32(steps_in_one), _or_null(saturated)) if at.writes_bytes else ()
-        self._launch(
+        self.launch(
             kernel,
             grid,
             (ids, _int(pitch), _int(count), *size, text_end, statistics, packing.first, table.entries, table.affine,
@@ -408,7 +408,7 @@ class Operations:
 
         """
         count = len(packing.first) - 1
-        self._launch(
+        self.launch(
             catalog.norm_kernel(self.stored, self.architecture, layer),
             (min(count, 2 * self.sms),),
             (rows, packing.first, constant, norm.gamma, norm.beta, out, packing.counts[1:], np.float32(NORM_EPSILON),
@@ -471,7 +471,7 @@ class Operations:
         """
         kernel = catalog.head_kernel(self.stored, layer)
         articles = catalog.HEAD_WARPS * catalog.HEAD_ARTICLES
-        self._launch(
+        self.launch(
             kernel,
             (-(-len(x) // articles),),
             (x, weight, bias, _or_null(beside), _or_null(statistics), _or_null(asked and asked.rows), _count_of(asked),
@@ -505,7 +505,7 @@ class Operations:
         """
         count, classes = out.logits.shape
         kernel = catalog.alone_kernel(classes)
-        self._launch(
+        self.launch(
             kernel,
             (-(-count // (kernel.threads // catalog.WARP)),),
             (bias, out.logits, np.float32(1 / temperature), _int(link), _int(count), _int(classes),
@@ -516,12 +516,47 @@ class Operations:
     def gather(self, ids: cp.ndarray, asked: Asked, out: cp.ndarray) -> None:
         """The ids of the articles that the network is asked about, uint8 [N, pitch], one after the other."""
         grid = (-(-len(ids) // catalog.WARPS),)
-        self._launch(catalog.gather_kernel(), grid, (ids, _int(ids.shape[1]), *asked, out))
+        self.launch(catalog.gather_kernel(), grid, (ids, _int(ids.shape[1]), *asked, out))
+
+    def dense(
+        self,
+        rows: cp.ndarray,
+        layer: Layer,
+        weight: cp.ndarray,
+        bias: cp.ndarray,
+        count: cp.ndarray,
+        most: int,
+        activation: Activation,
+        out: cp.ndarray,
+    ) -> None:
+        """A product of an encoder.
+
+        Parameters
+        ----------
+        rows : cupy.ndarray
+            [rows, inputs], with room for more.
+        layer : Layer
+            Its shape.
+        weight : cupy.ndarray
+            [outputs, inputs].
+        bias : float32 [outputs]
+            What is added.
+        count : int32 [1]
+            The number of rows.
+        most : int
+            The same, as the host knows.
+        activation : str
+            What follows.
+        out : cupy.ndarray
+            [rows, outputs].
+
+        """
+        self._product(rows, layer, weight, bias, count, None, None, out, most, None, activation)
 
     def _product(
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, count: cp.ndarray,
         closing: cp.ndarray | None, constant: cp.ndarray | None, out: cp.ndarray, most: int,
-        saturated: cp.ndarray | None,
+        saturated: cp.ndarray | None, activation: Activation | None = None,
     ) -> None:  # fmt: skip
         """Launch the product of a convolution or a linear layer.
 
@@ -547,10 +582,12 @@ class Operations:
             How many units there are at most, as the host knows.
         saturated : uint64 [1], or None
             For an output in 8 bits: where saturated values are counted.
+        activation : str, optional
+            What follows, for an encoder; else the layer says.
 
         """
         at = self.tiles.get(layer.name) or product_tile(self.generation, self.precision, self.architecture, layer)
-        kernel = catalog.product_kernel(self.stored, layer, at)
+        kernel = catalog.product_kernel(self.stored, layer, at, activation)
         m_tiles, n_tiles = -(-most * layer.product_pool // at.rows), layer.outputs // at.outputs
         packing: tuple[Any, ...] = (count, _or_null(closing), _or_null(constant))
         if at.writes_bytes:
@@ -558,14 +595,14 @@ class Operations:
         if isinstance(at, Sm90Tile):
             clusters = min(self.sms // at.cluster, -(-m_tiles // at.cluster) * n_tiles)
             slabs = (_int(layer.inputs * self.stored.read_by(layer).bytes // SLAB_BYTES), _int(n_tiles))
-            self._launch(
+            self.launch(
                 kernel,
                 (clusters * at.cluster,),
                 (*self._tensor_maps(rows, layer, weight, at), bias, out, *slabs, *packing),
             )
             return
         channels = (_int(layer.inputs), _int(layer.outputs))
-        self._launch(kernel, (n_tiles, m_tiles), (rows, weight, bias, out, *channels, *packing))
+        self.launch(kernel, (n_tiles, m_tiles), (rows, weight, bias, out, *channels, *packing))
 
     def _tensor_maps(self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, at: Sm90Tile) -> tuple[Any, Any]:
         """Tensor maps of the room for rows (by phases before a pool) and of the weights (a block's share at a time)."""
@@ -576,7 +613,8 @@ class Operations:
         weight_shape, weight_box = (layer.kernel * layer.outputs, row_bytes), (at.outputs // at.cluster, SLAB_BYTES)
         return tensor_map(rows.data.ptr, shape, box), tensor_map(weight.data.ptr, weight_shape, weight_box)
 
-    def _launch(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+    def launch(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+        """Launch a kernel on CuPy's current stream. Raises BroadsheetError where that is refused."""
         function = load(kernel.file, kernel.expression, catalog.target(self.generation, self.architecture))
         self.launched(kernel, grid, arguments)
         try:

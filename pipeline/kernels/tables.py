@@ -1,5 +1,5 @@
-"""Tables that kernels read: of block 1 in place of its weights, computed in float64, of the branch of n-grams, and of
-fastText's models.
+"""Tables that kernels read: of block 1 in place of its weights, computed in float64, of the branch of n-grams, of
+fastText's models, and of vocabularies.
 
 NumPy only.
 """
@@ -15,6 +15,7 @@ from ..model.fasttext import END, FIRST_HASH, FastText, Paths, hashed
 from ..model.layers import NORM_EPSILON
 from ..model.ngrams import NGrams, Script, script
 from ..model.reference import Floats, Weights
+from ..model.wordpiece import WordPiece
 
 
 class StatisticsTables(NamedTuple):
@@ -35,6 +36,93 @@ class StatisticsTables(NamedTuple):
     pairs: Floats
     sum_of_biases: float
     sum_of_square_biases: float
+
+
+class VocabularyTables(NamedTuple):
+    """What common/wordpiece.cu reads.
+
+    Attributes
+    ----------
+    edges : structured [places]
+        The hash table of the tree of its entries: "key", "next", "token".
+    characters, sequences : int32
+        As of `WordPiece`, with the combining classes of marks that have an order.
+    special : uint8 [bytes]
+        What is one token wherever it stands, longest first.
+    special_ends, special_tokens : int32 [entries]
+        Where each ends, and its token.
+    starts : uint32 [8]
+        A bit for each byte that begins one.
+
+    """
+
+    edges: NDArray[np.void]
+    characters: NDArray[np.int32]
+    sequences: NDArray[np.int32]
+    special: NDArray[np.uint8]
+    special_ends: NDArray[np.int32]
+    special_tokens: NDArray[np.int32]
+    starts: NDArray[np.uint32]
+
+
+_EDGE = np.dtype([("key", np.uint64), ("next", np.int32), ("token", np.int32)])
+_CLASS_SHIFT = 22
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+
+
+def vocabulary_tables(tokens: WordPiece) -> VocabularyTables:
+    marks, classes = tokens.marks
+    of_mark = np.zeros(0x110000, np.int32)
+    of_mark[marks] = classes << _CLASS_SHIFT
+
+    def with_classes(points: NDArray[np.int32]) -> NDArray[np.int32]:
+        is_mark = (points >= 0) & (points < len(of_mark))
+        return points + np.where(is_mark, of_mark[np.where(is_mark, points, 0)], 0).astype(np.int32)
+
+    special = sorted(tokens.rules.special.items(), key=lambda entry: len(entry[0]), reverse=True)
+    encoded = [name.encode() for name, _ in special]
+    starts = np.zeros(256, np.uint8)
+    starts[[name[0] for name in encoded]] = 1
+    return VocabularyTables(
+        _edges(tokens),
+        with_classes(tokens.characters),
+        with_classes(tokens.sequences),
+        np.frombuffer(b"".join(encoded), np.uint8),
+        np.cumsum([len(name) for name in encoded], dtype=np.int32),
+        np.array([token for _, token in special], np.int32),
+        np.packbits(starts, bitorder="little").view(np.uint32),
+    )
+
+
+def _edges(tokens: WordPiece) -> NDArray[np.void]:
+    """The tree of all entries: node 0 is where a word begins, node 1 where it is continued."""
+    nodes: dict[tuple[int, int], int] = {}
+    token_of: dict[int, int] = {}
+    prefix = tokens.rules.prefix
+    for number, entry in enumerate(tokens.entries):
+        continued = [(1, entry[len(prefix) :])] if entry.startswith(prefix) else []
+        for node, points in [(0, entry), *continued]:
+            for point in map(ord, points):
+                node = nodes.setdefault((node, point), len(nodes) + 2)
+            if points:
+                token_of[node] = number
+    edges = np.zeros(len(nodes), _EDGE)
+    edges["key"] = [node << 21 | point for node, point in nodes]
+    edges["next"] = [*nodes.values()]
+    edges["token"] = [token_of.get(node, -1) for node in nodes.values()]
+    places = 1 << max(4, (2 * len(edges) - 1).bit_length())
+    table = np.zeros(places, _EDGE)
+    table["key"] = np.iinfo(np.uint64).max
+    at = (edges["key"] * _HASH >> np.uint64(65 - places.bit_length())).astype(np.int64)
+    left = np.arange(len(edges))
+    while len(left):  # those whose place is taken go one further
+        free = table["key"][at[left]] == np.iinfo(np.uint64).max
+        _, first = np.unique(at[left[free]], return_index=True)
+        placed = left[free][first]
+        table[at[placed]] = edges[placed]
+        left = np.setdiff1d(left, placed)
+        at[left] = (at[left] + 1) % places
+    return table
 
 
 def fixed_point(table: Floats, bias: Floats) -> tuple[NDArray[np.uint16], Floats]:

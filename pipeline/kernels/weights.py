@@ -312,7 +312,7 @@ def _upload_products(weights: Weights, stored: Storage) -> tuple[Arrays, Arrays]
         if layer.kind == "conv1d" and stored.is_int8:
             continue
         weight = weights.conv[layer.name] if layer.kind == "conv1d" else weights.linear[layer.name][None]
-        products[layer.name] = _to_device(weight if element is FLOAT else weight.transpose(0, 2, 1), element)
+        products[layer.name] = to_device(weight if element is FLOAT else weight.transpose(0, 2, 1), element)
     return products, {name: cp.asarray(bias) for name, bias in weights.bias.items()}
 
 
@@ -341,11 +341,11 @@ def _upload_norms(weights: Weights, parts: split.SplitWeights | None, stored: St
     first, norms = weights.layers[0].name, {}
     for name, (gamma, beta) in (parts.norm if parts else weights.norm).items():
         least = parts.least_variance if parts and name != first else 0
-        norms[name] = DeviceNorm(_to_device(gamma, stored.norms), _to_device(beta, stored.norms), least)
+        norms[name] = DeviceNorm(to_device(gamma, stored.norms), to_device(beta, stored.norms), least)
     return norms
 
 
-def _to_device(values: Floats, element: Element) -> cp.ndarray:
+def to_device(values: Floats, element: Element) -> cp.ndarray:
     """Half as float16; BFloat, which NumPy does not have, as the uint16 of its bits, rounded to nearest even."""
     values = np.ascontiguousarray(values, np.float32)
     if element in _LARGEST:

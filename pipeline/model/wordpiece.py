@@ -159,9 +159,13 @@ class WordPiece:
 
     @cached_property
     def _pieces(self) -> _Pieces:
+        return _Pieces({word: number for number, word in enumerate(self.entries)}, self.rules)
+
+    @property
+    def entries(self) -> list[str]:
+        """Of the vocabulary, in their order."""
         data, ends = self.words.tobytes(), [0, *self.ends.tolist()]
-        entries = (data[first:last].decode() for first, last in pairwise(ends))
-        return _Pieces({word: number for number, word in enumerate(entries)}, self.rules)
+        return [data[first:last].decode() for first, last in pairwise(ends)]
 
     @cached_property
     def _special(self) -> re.Pattern[str] | None:
@@ -169,7 +173,7 @@ class WordPiece:
         return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     @cached_property
-    def _marks(self) -> tuple[Integers, Integers]:
+    def marks(self) -> tuple[Integers, Integers]:
         """Those that have an order, and the classes that it follows."""
         marks = sorted(self.rules.marks)
         return np.array([*map(ord, marks)], np.int64), np.array([*map(unicodedata.combining, marks)], np.int64)
@@ -264,7 +268,7 @@ class WordPiece:
 
     def _in_order(self, become: Integers, of_text: Integers) -> Integers:
         """The code points with marks that follow each other in the order of Unicode's normal form NFD."""
-        marks, classes = self._marks
+        marks, classes = self.marks
         is_mark = np.isin(become, marks)
         together = is_mark[1:] & is_mark[:-1] & (of_text[1:] == of_text[:-1])
         if not together.any():

@@ -32,7 +32,6 @@ from ..model.several import load_one
 from ..source.chunk import Chunk
 from .branch import Answers, folds_of, on_vectors
 from .data import ArticleReader, LabelledArticles, TextBuffers, indices_of, joined, labels_in, sorted_names
-from .recipe import sees_gpu
 
 _PREFIX = "score_"  # of the columns that `classify --scores` writes
 _BATCH = 1024  # texts that a function is given at once
@@ -214,11 +213,11 @@ def _of_function(name: str, texts: list[str], classes: tuple[str, ...]) -> Doubl
 
 
 def _encoded(name: str, text: TextBuffers, texts: list[str], device: str) -> NDArray[np.float32]:
-    """The vectors of a sentence encoder, of length one: by our engine where that can, and no GPU is faster."""
+    """The vectors of a sentence encoder, of length one: by our engine where that can."""
     vectors, refused = None, ""
-    if name.startswith(HUB) or (Path(name).is_dir() and not sees_gpu(device)):
+    if name.startswith(HUB) or Path(name).is_dir():
         try:
-            vectors = vectors_of(load_encoder(name), *text)
+            vectors = vectors_of(load_encoder(name), *text, device)
         except ModelError as error:
             refused = f"{error.message}; "
     if vectors is None:

@@ -20,18 +20,18 @@
 constexpr int WARP_M = 48, WARP_N = 64, M_BLOCKS = WARP_M / 16, N_BLOCKS = WARP_N / 8;
 
 // Two neighbouring values of the output to shared memory.
-template <typename Out, bool RELU>
+template <typename Out, int ACTIVATION>
 __device__ __forceinline__ void store_pair(Out* to, float low, float high) {
     if constexpr (sizeof(Out) == 1) *reinterpret_cast<uint16*>(to) = (uint16)to_bytes(low, high, 0, 0);
-    else if constexpr (sizeof(Out) == 2) *reinterpret_cast<uint32*>(to) = round_pair<Out, RELU>(low, high);
+    else if constexpr (sizeof(Out) == 2) *reinterpret_cast<uint32*>(to) = round_pair<Out, ACTIVATION>(low, high);
     else *reinterpret_cast<float2*>(to) = make_float2(low, high);
 }
 
 // input [units * POOL, channels_in]; weight [KERNEL][channels_out][channels_in]; bias [channels_out]; output [units,
 // channels_out]. unit_count: in device memory; the grid has room for more. closing [units], constant [channels_out]: as
 // in common/packing.cuh. saturated: the count of bytes of 255, for an output of Int8.
-template <typename T, typename Out, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES,
-          typename Launch>
+template <typename T, typename Out, int KERNEL, int POOL, int ACTIVATION, int TILE_M, int TILE_N, int A_STAGES,
+          int B_STAGES, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 1)
     conv1d(const T* input, const T* weight, const typename Arithmetic<T>::Bias* bias, Out* output, int channels_in,
            int channels_out, const int* unit_count, const uint8* closing, const Out* constant, uint64* saturated) {
@@ -125,11 +125,11 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                 typename Arithmetic<T>::Sum window[POOL];
 #pragma unroll
                 for (int w = 0; w < POOL; w++) window[w] = sum[m + w][n][i];
-                value[i] = output_of<RELU>(window, b[i % 2]);
+                value[i] = output_of<ACTIVATION>(window, b[i % 2]);
             }
             const int row = warp_m * WARP_UNITS + m * 16 + lane / 4;
-            store_pair<Out, RELU>(staged + row * C_PITCH + column, value[0], value[1]);
-            store_pair<Out, RELU>(staged + (row + 8) * C_PITCH + column, value[2], value[3]);
+            store_pair<Out, ACTIVATION>(staged + row * C_PITCH + column, value[0], value[1]);
+            store_pair<Out, ACTIVATION>(staged + (row + 8) * C_PITCH + column, value[2], value[3]);
         }
     }
     __syncthreads();

@@ -11,6 +11,14 @@ __device__ __forceinline__ void load_matrices(uint32 (&matrix)[4], uint32 addres
                  : "memory");
 }
 
+// The same, each matrix transposed on the way.
+__device__ __forceinline__ void load_transposed(uint32 (&matrix)[4], uint32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 // d [16, 8] += a [16, 16] · b [16, 8], or of 8-bit elements a [16, 32] · b [32, 8]: always 32 bytes along K. Of d, lane l
 // holds row l / 4 (and that plus 8), columns l % 4 * 2 and one further.
 template <typename T>

@@ -23,8 +23,8 @@
 constexpr int GROUP = 128, COMPUTE_GROUPS = 2;
 constexpr int LOAD_REGISTERS = 40, COMPUTE_REGISTERS = 232;
 
-template <typename T, typename Out, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES,
-          int CLUSTER>
+template <typename T, typename Out, int KERNEL, int POOL, int ACTIVATION, int TILE_M, int TILE_N, int A_STAGES,
+          int B_STAGES, int CLUSTER>
 struct Product {
     using Sum = typename Arithmetic<T>::Sum;
     using Bias = typename Arithmetic<T>::Bias;
@@ -123,7 +123,7 @@ struct Product {
         Sum window[POOL];
 #pragma unroll
         for (int w = 0; w < POOL; w++) window[w] = sum[m + w][at];
-        return output_of<RELU>(window, bias);
+        return output_of<ACTIVATION>(window, bias);
     }
 
     // 16-bit outputs of m-block m. Of a 16 x 16 piece, lanes 0 to 15 name the rows of its left half, the others those of
@@ -138,7 +138,7 @@ struct Product {
             for (int i = 0; i < 4; i++) {
                 const int at = (j + i / 2) * 4 + i % 2 * 2;
                 const Two by = __ldg(reinterpret_cast<const Two*>(bias + (j + i / 2) * 8 + lane % 4 * 2));
-                piece[i] = round_pair<Out, RELU>(value(sum, m, at, low_of(by)), value(sum, m, at + 1, high_of(by)));
+                piece[i] = round_pair<Out, ACTIVATION>(value(sum, m, at, low_of(by)), value(sum, m, at + 1, high_of(by)));
             }
             store_matrices(staged_row + (((j + lane / 16) ^ (lane & 7)) << 4), piece[0], piece[1], piece[2], piece[3]);
         }
@@ -171,13 +171,13 @@ struct Product {
 // unit_count: in device memory, where the running sum over the articles left it. closing [units], constant
 // [channels_out]: as in common/packing.cuh. n_tiles: of outputs. saturated: the count of bytes of 255, for an output of
 // Int8.
-template <typename T, typename Out, int KERNEL, int POOL, bool RELU, int TILE_M, int TILE_N, int A_STAGES, int B_STAGES,
-          int CLUSTER, typename Launch>
+template <typename T, typename Out, int KERNEL, int POOL, int ACTIVATION, int TILE_M, int TILE_N, int A_STAGES,
+          int B_STAGES, int CLUSTER, typename Launch>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREADS, 1)
     conv1d(const __grid_constant__ TensorMap input, const __grid_constant__ TensorMap weight,
            const typename Arithmetic<T>::Bias* bias, Out* output, int slabs, int n_tiles, const int* unit_count,
            const uint8* closing, const Out* constant, uint64* saturated) {
-    using P = Product<T, Out, KERNEL, POOL, RELU, TILE_M, TILE_N, A_STAGES, B_STAGES, CLUSTER>;
+    using P = Product<T, Out, KERNEL, POOL, ACTIVATION, TILE_M, TILE_N, A_STAGES, B_STAGES, CLUSTER>;
     static_assert(Launch::THREADS == GROUP * (COMPUTE_GROUPS + 1), "two warpgroups compute, one loads");
     static_assert(Launch::SHARED_BYTES == P::F::BYTES, "the shared memory that the tile asks for");
     extern __shared__ __align__(1024) char shared[];

@@ -1,0 +1,147 @@
+// What an encoder computes beside products and attention: the vectors that it begins with, norms, and the head.
+// pipeline/model/encoder.py is the specification. Rows of 16 bits are read by one warp, eight values a lane, and summed in
+// fp32; what lies beyond the width, up to the pitch of a row, is zero.
+#include "common/reduce.cuh"
+#include "common/types.cuh"
+
+constexpr int PIECE = 8;
+
+// Layer norm, stored. value: of this lane, zero beyond the width; gamma and beta [pitch], fp32, zero there too.
+template <typename T, int PIECES>
+__device__ __forceinline__ void store_normed(float (&value)[PIECES][PIECE], const float* gamma, const float* beta,
+                                             float epsilon, int width, int pitch, T* out) {
+    const int lane = threadIdx.x % WARP;
+    float sum = 0, squares = 0;
+#pragma unroll
+    for (int p = 0; p < PIECES; p++)
+#pragma unroll
+        for (int i = 0; i < PIECE; i++) sum += value[p][i];
+    const float mean = warp_sum(sum) / width;
+#pragma unroll
+    for (int p = 0; p < PIECES; p++)
+#pragma unroll
+        for (int i = 0; i < PIECE; i++) {
+            if ((p * WARP + lane) * PIECE + i < width) value[p][i] -= mean;
+            squares = fmaf(value[p][i], value[p][i], squares);
+        }
+    const float scale = rsqrtf(warp_sum(squares) / width + epsilon);
+#pragma unroll
+    for (int p = 0; p < PIECES; p++) {
+        const int at = (p * WARP + lane) * PIECE;
+        if (at >= pitch) break;
+        float weight[PIECE], bias[PIECE];
+        load8(gamma + at, weight);
+        load8(beta + at, bias);
+#pragma unroll
+        for (int i = 0; i < PIECE; i++) value[p][i] = fmaf(value[p][i] * scale, weight[i], bias[i]);
+        store8(out + at, value[p]);
+    }
+}
+
+// The first vectors of the tokens of texts, a block each. ids, rooms: as common/wordpiece.cu leaves them. ends [texts +
+// 1]: rows of each text. embedding [entries, pitch], places [most, pitch].
+template <typename T, int PIECES, int WARPS>
+__global__ void __launch_bounds__(WARPS * WARP)
+    embed(const int* ids, const int64* rooms, const int* ends, const T* embedding, const T* places, const float* gamma,
+          const float* beta, float epsilon, int width, int pitch, T* out) {
+    const int first = ends[blockIdx.x], rows = ends[blockIdx.x + 1] - first, lane = threadIdx.x % WARP;
+    const int* own = ids + rooms[blockIdx.x];
+    for (int row = threadIdx.x / WARP; row < rows; row += WARPS) {
+        const T* token = embedding + (int64)own[row] * pitch;
+        const T* place = places + (int64)row * pitch;
+        float value[PIECES][PIECE] = {};
+#pragma unroll
+        for (int p = 0; p < PIECES; p++) {
+            const int at = (p * WARP + lane) * PIECE;
+            if (at >= pitch) break;
+            float of_place[PIECE];
+            load8(token + at, value[p]);
+            load8(place + at, of_place);
+#pragma unroll
+            for (int i = 0; i < PIECE; i++) value[p][i] += of_place[i];
+        }
+        store_normed<T, PIECES>(value, gamma, beta, epsilon, width, pitch, out + (int64)(first + row) * pitch);
+    }
+}
+
+// rows [count, pitch] = norm(rows + added), a warp each. added [count, added_pitch].
+template <typename T, int PIECES, int WARPS>
+__global__ void __launch_bounds__(WARPS * WARP)
+    add_norm(T* rows, const T* added, int count, const float* gamma, const float* beta, float epsilon, int width,
+             int pitch, int added_pitch) {
+    const int row = blockIdx.x * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (row >= count) return;
+    T* own = rows + (int64)row * pitch;
+    const T* other = added + (int64)row * added_pitch;
+    float value[PIECES][PIECE] = {};
+#pragma unroll
+    for (int p = 0; p < PIECES; p++) {
+        const int at = (p * WARP + lane) * PIECE;
+        if (at >= pitch) break;
+        float more[PIECE];
+        load8(own + at, value[p]);
+        load8(other + at, more);
+#pragma unroll
+        for (int i = 0; i < PIECE; i++) value[p][i] += more[i];
+    }
+    store_normed<T, PIECES>(value, gamma, beta, epsilon, width, pitch, own);
+}
+
+// A step of a head. kind: as HEAD_STEPS in pipeline/kernels/encoder.py numbers them. weight [inputs, outputs] and bias
+// [outputs] begin there in the head's weights.
+struct Step {
+    int kind, inputs, outputs, weight, bias;
+};
+enum { IDENTITY, TANH, RELU, GELU, NORMALISE };
+
+__device__ __forceinline__ float activated(float x, int kind) {
+    switch (kind) {
+        case TANH: return tanhf(x);
+        case RELU: return x > 0 || x != x ? x : 0;
+        case GELU: return 0.5f * x * (1 + erff(x * 0.70710678f));
+        default: return x;
+    }
+}
+
+// What a head makes of texts, a block each: fp32 [texts, outputs of its last step]. is_mean: of all vectors, instead of
+// the first. Dynamic shared memory: two vectors of `most` numbers.
+template <typename T, int WARPS>
+__global__ void __launch_bounds__(WARPS * WARP)
+    head(const T* rows, const int* ends, int width, int pitch, int is_mean, const Step* steps, int count,
+         const float* weights, int most, float* out) {
+    constexpr int THREADS = WARPS * WARP;
+    extern __shared__ float vectors[];
+    __shared__ float scratch[WARPS];
+    float *from = vectors, *to = vectors + most;
+    const int first = ends[blockIdx.x], last = is_mean ? ends[blockIdx.x + 1] : first + 1;
+    for (int at = threadIdx.x * 2; at < width; at += THREADS * 2) {
+        float low = 0, high = 0;
+        for (int row = first; row < last; row++) {
+            const float2 two = unpack<T>(*reinterpret_cast<const uint32*>(rows + (int64)row * pitch + at));
+            low += two.x, high += two.y;
+        }
+        from[at] = low / (last - first);
+        if (at + 1 < most) from[at + 1] = high / (last - first);
+    }
+    int size = width;
+    for (int i = 0; i < count; i++) {
+        __syncthreads();
+        const Step step = steps[i];
+        if (step.kind == NORMALISE) {
+            float squares = 0;
+            for (int at = threadIdx.x; at < size; at += THREADS) squares = fmaf(from[at], from[at], squares);
+            const float length = fmaxf(1e-12f, sqrtf(block_sum<WARPS>(squares, scratch)));
+            for (int at = threadIdx.x; at < size; at += THREADS) from[at] /= length;
+            continue;
+        }
+        for (int at = threadIdx.x; at < step.outputs; at += THREADS) {
+            float sum = weights[step.bias + at];
+            for (int k = 0; k < step.inputs; k++) sum = fmaf(from[k], weights[step.weight + k * step.outputs + at], sum);
+            to[at] = activated(sum, step.kind);
+        }
+        float* const read = from;
+        from = to, to = read, size = step.outputs;
+    }
+    __syncthreads();
+    for (int at = threadIdx.x; at < size; at += THREADS) out[(int64)blockIdx.x * size + at] = from[at];
+}

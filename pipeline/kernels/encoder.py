@@ -1,0 +1,387 @@
+"""An encoder on a GPU: from the bytes of texts to logits or vectors. `model/encoder.py` is the specification.
+
+Texts become tokens many at a time. As many texts as fill the rows that there is room for are then computed together,
+one after another without padding; each value depends on its own text alone. While the GPU computes, the host plans what
+comes next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
+from typing import Any, NamedTuple
+
+import cupy as cp
+import numpy as np
+from cupyx import empty_pinned
+from numpy.typing import NDArray
+
+from ..model.encoder import NORMALISE, Encoder
+from ..model.encoder import Activation as EncoderActivation
+from ..model.layers import Layer
+from . import catalog
+from .catalog import ATTENTION_ROWS, Activation
+from .ops import Operations
+from .storage import FLOAT
+from .tables import vocabulary_tables
+from .tiles import SLAB_BYTES, product_tile
+from .weights import to_device
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+Timed = Callable[[str], AbstractContextManager[object]]
+
+_ROWS = 1 << 15
+"""Tokens that are computed together."""
+
+_TEXTS, _BYTES = 1 << 14, 1 << 25
+"""Of texts that become tokens together."""
+
+_ACTIVATIONS: dict[EncoderActivation, Activation] = {"gelu": "GELU", "gelu_tanh": "GELU_TANH", "relu": "RELU"}
+_HEAD_STEPS = ("identity", "tanh", "relu", "gelu", NORMALISE)
+"""In the order of common/encoder.cu."""
+
+_VOCABULARY = np.dtype([(f"pointer{i}", np.uint64) for i in range(8)] + [(f"number{i}", np.int32) for i in range(6)])
+
+
+class Shape(NamedTuple):
+    """How an encoder's rows lie.
+
+    Attributes
+    ----------
+    pitch : int
+        Values of a row of vectors: the width, filled up with zeros to what the copy engine fetches.
+    head : int
+        Values of a head's vector, filled up to 32 or 64.
+    layers : tuple of Layer
+        The products "queries", "mix", "inner" and "outer".
+
+    """
+
+    pitch: int
+    head: int
+    layers: tuple[Layer, ...]
+
+
+def shape_of(encoder: Encoder, tile_outputs: int = 128) -> Shape | None:
+    """The shape of an encoder; None where the kernels have none: for vectors of more than 64 values a head, or 2,048.
+
+    tile_outputs: of a product, which writes whole tiles.
+    """
+    width, heads, inner = encoder.width, encoder.settings.heads, encoder.weights["0.inner"].shape[1]
+    slab = SLAB_BYTES // 2
+    pitch, head = _up(width, slab), 32 if width // heads <= 32 else 64
+    if width // heads > head or pitch > 2048:
+        return None
+    sizes = {
+        "queries": (pitch, 3 * heads * head), "mix": (_up(heads * head, slab), width), "inner": (pitch, inner),
+        "outer": (_up(inner, tile_outputs), width),
+    }  # fmt: skip
+    return Shape(
+        pitch,
+        head,
+        tuple(_layer(name, inputs, _up(outputs, tile_outputs)) for name, (inputs, outputs) in sizes.items()),
+    )
+
+
+class DeviceEncoder:
+    """An encoder's weights and working memory on the current device.
+
+    Parameters
+    ----------
+    encoder : Encoder
+        The encoder.
+    ops : Operations
+        The operations of a generation and precision.
+    rows : int
+        Tokens that are computed together, at least those of one text.
+
+    """
+
+    def __init__(self, encoder: Encoder, ops: Operations, rows: int = _ROWS) -> None:
+        self.encoder, self._ops, self._lock = encoder, ops, Lock()
+        settings, weights = encoder.settings, encoder.weights
+        self._element = ops.stored.features
+        tile = product_tile(ops.generation, ops.precision, ops.architecture, _layer("", 1, 1))
+        shape = shape_of(encoder, tile.outputs)
+        assert shape is not None
+        self._shape = shape
+        self._layers = {layer.name: layer for layer in shape.layers}
+        self._rows = max(rows, settings.most)
+        self._stream = cp.cuda.Stream(non_blocking=True)
+        with self._stream:
+            self._upload_vocabulary()
+            self._weights = {name: self._uploaded(name) for name in weights if not name.startswith(("head.", "last"))}
+            self._heads = {is_logits: self._upload_head(is_logits) for is_logits in (False, True)}
+            pitches = {"x": shape.pitch, "mixed": self._layers["mix"].inputs}
+            pitches |= {name: self._layers[name].outputs for name in ("queries", "inner", "outer")}
+            self._buffers = {
+                name: cp.zeros((self._rows, pitch), self._element.dtype) for name, pitch in pitches.items()
+            }
+        self._stream.synchronize()
+
+    def _upload_vocabulary(self) -> None:
+        tokens, tables = self.encoder.tokens, vocabulary_tables(self.encoder.tokens)
+        arrays: list[NDArray[Any]] = [
+            tables.edges.view(np.uint8), tokens.pages, tables.characters, tables.sequences, tables.special,
+            tables.special_ends, tables.special_tokens, tables.starts,
+        ]  # fmt: skip
+        self._tables = [cp.asarray(array) if array.size else cp.zeros(1, array.dtype) for array in arrays]
+        rules = tokens.rules
+        bits = len(tables.edges).bit_length() - 1
+        numbers = (bits, len(rules.special), rules.first, rules.last, rules.unknown, 0)
+        record = np.array([(*(table.data.ptr for table in self._tables), *numbers)], _VOCABULARY)
+        self._vocabulary = record.view(f"V{_VOCABULARY.itemsize}")
+
+    def _uploaded(self, name: str) -> cp.ndarray:
+        """A weight with zeros where rows and heads are filled up; of products [outputs, inputs]."""
+        weight = np.asarray(self.encoder.weights[name], np.float32)
+        shape, heads = self._shape, self.encoder.settings.heads
+        step = name.removesuffix(".bias").rpartition(".")[2]
+        is_bias = name.endswith(".bias") and step in self._layers
+        if step == "queries" or (step == "mix" and not is_bias):  # by heads
+            axis = -1 if step == "queries" else 0
+            of_heads = 3 * heads if step == "queries" else heads
+            before = weight.shape[:-1] if axis else ()
+            after = weight.shape[1:] if axis == 0 else ()
+            weight = weight.reshape(*before, of_heads, -1, *after)
+            fill = [(0, 0)] * weight.ndim
+            fill[len(before) + 1] = (0, shape.head - weight.shape[len(before) + 1])
+            weight = np.pad(weight, fill).reshape(*before, of_heads * shape.head, *after)
+        if step in self._layers:
+            layer = self._layers[step]
+            sizes = (layer.outputs,) if is_bias else (layer.inputs, layer.outputs)
+            weight = np.pad(weight, [(0, size - have) for size, have in zip(sizes, weight.shape, strict=True)])
+            return to_device(weight.T, FLOAT if is_bias else self._element)
+        weight = np.pad(weight, [*[(0, 0)] * (weight.ndim - 1), (0, shape.pitch - weight.shape[-1])])
+        return to_device(weight, FLOAT if weight.ndim == 1 else self._element)
+
+    def _upload_head(self, is_logits: bool) -> tuple[cp.ndarray, cp.ndarray, int, int]:
+        """The steps of the head, with the last product or without, and their weights; the longest vector and how many
+        steps; and the outputs.
+        """
+        encoder, weights = self.encoder, self.encoder.weights
+        steps, parts, size, at, longest = [], [], encoder.width, 0, encoder.width + 1
+        steps_with_one = [step for step in encoder.settings.head if step != NORMALISE]
+        products: list[tuple[str, str]] = [(step, f"head.{i}") for i, step in enumerate(steps_with_one)]
+        planned: list[tuple[str, str]] = [
+            (NORMALISE, "") if step == NORMALISE else products.pop(0) for step in encoder.settings.head
+        ]
+        if is_logits and "last" in weights:
+            planned.append(("identity", "last"))
+        for step, name in planned:
+            outputs = size
+            if name:
+                weight = np.asarray(weights[name], np.float32)
+                outputs = weight.shape[1]
+                bias = weights.get(f"{name}.bias", np.zeros(outputs))
+                parts += [weight.ravel(), np.asarray(bias, np.float32)]
+            steps.append((_HEAD_STEPS.index(step), size, outputs, at, at + size * outputs))
+            at += (size + 1) * outputs if name else 0
+            size, longest = outputs, max(longest, outputs)
+        flat = np.concatenate([*parts, np.zeros(1, np.float32)])
+        return cp.asarray(np.array(steps or [(0,) * 5], np.int32)), cp.asarray(flat), len(steps) << 16 | longest, size
+
+    def compute(
+        self, data: Any, offsets: Integers, is_logits: bool, timed: Timed = lambda name: nullcontext()
+    ) -> tuple[Floats, NDArray[np.bool_]]:
+        """Compute N texts in valid UTF-8.
+
+        Parameters
+        ----------
+        data, offsets : uint8 [bytes], int64 [N + 1]
+            The texts, as in `WordPiece.of_texts`; `data` may be CuPy's.
+        is_logits : bool
+            Whether the logits are wanted, or the vectors.
+        timed : callable
+            Is called with the name of a step, and encloses it.
+
+        Returns
+        -------
+        float32 [N, outputs], bool [N]
+            The logits without the model's bias, or the vectors; and which texts have more tokens than are read.
+
+        """
+        outputs = self._heads[is_logits][3]
+        out, is_cut = [np.empty((0, outputs), np.float32)], [np.empty(0, np.bool_)]
+        with self._lock, self._stream:
+            waiting = None
+            computed: list[tuple[cp.ndarray, cp.ndarray]] = []
+            for first, last in _batches(offsets):
+                with timed("tokens"):
+                    begun = self._tokens(data[int(offsets[first]) : int(offsets[last])], offsets[first : last + 1])
+                if waiting is not None:
+                    computed.append((self._vectors(waiting, is_logits, timed), waiting.is_cut))
+                waiting = begun
+            if waiting is not None:
+                computed.append((self._vectors(waiting, is_logits, timed), waiting.is_cut))
+            for of_batch, cut in computed:
+                out.append(of_batch.get())
+                is_cut.append(cut.get().astype(np.bool_))
+        return np.concatenate(out), np.concatenate(is_cut)
+
+    def tokens_of(self, data: Any, offsets: Integers) -> list[NDArray[np.int32]]:
+        """The tokens of each text, as `Encoder.tokens_of` gives them; for tests."""
+        found: list[NDArray[np.int32]] = []
+        with self._lock, self._stream:
+            for first, last in _batches(offsets):
+                begun = self._tokens(data[int(offsets[first]) : int(offsets[last])], offsets[first : last + 1])
+                begun.done.synchronize()
+                ids, rooms = begun.ids.get(), begun.rooms.get()
+                found += [ids[at : at + count] for at, count in zip(rooms.tolist(), begun.counts.tolist(), strict=True)]
+        return found
+
+    def _tokens(self, data: Any, offsets: Integers) -> _Tokens:
+        """Begin what makes tokens of some texts."""
+        most, texts = self.encoder.settings.most, len(offsets) - 1
+        # A character of two bytes may become three marks, each a token; none becomes more than twice its bytes.
+        rooms = np.concatenate([[0], np.cumsum(np.minimum(most, 2 + 2 * np.diff(offsets)))[:-1]])
+        size = int(rooms[-1]) + most
+        ids, counts, is_cut = cp.empty(size, np.int32), cp.empty(texts, np.int32), cp.empty(texts, np.uint8)
+        on_device, rooms_there = cp.asarray(offsets), cp.asarray(rooms)
+        text = cp.asarray(data) if len(data) else cp.zeros(1, np.uint8)
+        kernel = catalog.wordpiece_kernel(self.encoder.tokens.rules.longest)
+        self._ops.launch(
+            kernel,
+            (-(-texts // kernel.threads),),
+            (text, on_device, np.int32(texts), self._vocabulary, np.int32(most), rooms_there, ids, counts, is_cut),
+        )
+        on_host = empty_pinned(texts, np.int32)
+        counts.get(out=on_host, blocking=False)
+        done = cp.cuda.Event(disable_timing=True)
+        done.record()
+        return _Tokens(ids, rooms_there, on_host, is_cut, done)
+
+    def _vectors(self, tokens: _Tokens, is_logits: bool, timed: Timed) -> cp.ndarray:
+        """Begin what computes texts that have their tokens: float32 [texts, outputs]."""
+        tokens.done.synchronize()
+        steps, weights, sizes, outputs = self._heads[is_logits]
+        out = cp.empty((len(tokens.counts), outputs), np.float32)
+        longest, count = sizes & 0xFFFF, sizes >> 16
+        kernel = catalog.encoder_head_kernel(self._element, longest)
+        settings, pitch = self.encoder.settings, np.int32(self._shape.pitch)
+        for first, last in _groups(tokens.counts, self._rows):
+            ends = np.concatenate([[0], np.cumsum(tokens.counts[first:last])]).astype(np.int32)
+            rows = self._encoded(tokens, first, last, ends, timed)
+            with timed("head"):
+                numbers = (np.int32(self.encoder.width), pitch, np.int32(settings.pooling == "mean"))
+                head = (steps, np.int32(count), weights, np.int32(longest))
+                self._ops.launch(
+                    kernel, (last - first,),
+                    (self._buffers["x"], rows, *numbers, *head, out[first:last]),
+                )  # fmt: skip
+        return out
+
+    def _encoded(self, tokens: _Tokens, first: int, last: int, ends: NDArray[np.int32], timed: Timed) -> cp.ndarray:
+        """Leave the vectors of texts `first` to `last` in the buffer "x"; returns `ends` on the GPU."""
+        ops, buffers, layers, shape = self._ops, self._buffers, self._layers, self._shape
+        settings, element, weights = self.encoder.settings, self._element, self._weights
+        count = int(ends[-1])
+        tiles = -(-np.diff(ends) // ATTENTION_ROWS)
+        texts = np.repeat(np.arange(last - first, dtype=np.int32), tiles)
+        firsts = (np.arange(len(texts)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * ATTENTION_ROWS
+        plan = cp.asarray(np.concatenate([ends, texts, firsts.astype(np.int32)]))
+        of_ends, of_texts, of_firsts = (plan[a:b] for a, b in _parts(len(ends), len(texts), len(texts)))
+        sizes = (np.float32(settings.epsilon), np.int32(self.encoder.width), np.int32(shape.pitch))
+        x = buffers["x"]
+
+        def norm(name: str) -> tuple[cp.ndarray, cp.ndarray]:
+            return weights[f"{name}.weight"], weights[f"{name}.bias"]
+
+        def product(layer: int, step: str, rows: cp.ndarray, out: cp.ndarray, follows: Activation = "NONE") -> None:
+            name = f"{layer}.{step}"
+            with timed(step):
+                ops.dense(rows, layers[step], weights[name], weights[f"{name}.bias"], of_ends[-1:], count, follows, out)
+
+        def add_norm(name: str) -> None:
+            kernel = catalog.add_norm_kernel(element, shape.pitch)
+            with timed("norm"):
+                ops.launch(
+                    kernel, (-(-count // catalog.WARPS),),
+                    (x, buffers["outer"], np.int32(count), *norm(name), *sizes, np.int32(layers["outer"].outputs)),
+                )  # fmt: skip
+
+        with timed("embedding"):
+            ops.launch(
+                catalog.embed_kernel(element, shape.pitch), (last - first,),
+                (tokens.ids, tokens.rooms[first:last], of_ends, weights["embedding"], weights["places"], *norm("norm"),
+                 *sizes, x),
+            )  # fmt: skip
+        scale = np.float32(math.log2(math.e) / math.sqrt(self.encoder.width // settings.heads))
+        pitches = np.int32(layers["queries"].outputs), scale, np.int32(layers["mix"].inputs)
+        for layer in range(settings.layers):
+            product(layer, "queries", x, buffers["queries"])
+            with timed("attention"):
+                ops.launch(
+                    catalog.attention_kernel(element, shape.head), (len(texts), settings.heads),
+                    (buffers["queries"], of_ends, of_texts, of_firsts, np.int32(settings.heads), *pitches,
+                     buffers["mixed"]),
+                )  # fmt: skip
+            product(layer, "mix", buffers["mixed"], buffers["outer"])
+            add_norm(f"{layer}.norm1")
+            product(layer, "inner", x, buffers["inner"], _ACTIVATIONS[settings.activation])
+            product(layer, "outer", buffers["inner"], buffers["outer"])
+            add_norm(f"{layer}.norm2")
+        return of_ends
+
+
+class _Tokens(NamedTuple):
+    """Of some texts.
+
+    Attributes
+    ----------
+    ids : int32
+        Tokens, those of text i from ``rooms[i]`` on.
+    rooms : int64 [texts]
+        Where they begin.
+    counts : int32 [texts]
+        How many each has, on the host once `done` has happened.
+    is_cut : uint8 [texts]
+        1 where a text has more.
+    done : Event
+        After which all is there.
+
+    """
+
+    ids: cp.ndarray
+    rooms: cp.ndarray
+    counts: NDArray[np.int32]
+    is_cut: cp.ndarray
+    done: cp.cuda.Event
+
+
+def _layer(name: str, inputs: int, outputs: int) -> Layer:
+    return Layer(name, "linear", inputs, outputs, 1, None, 1, False, 1, 1, 1)
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def _parts(*sizes: int) -> Iterator[tuple[int, int]]:
+    at = 0
+    for size in sizes:
+        yield at, at + size
+        at += size
+
+
+def _batches(offsets: Integers) -> Iterator[tuple[int, int]]:
+    """First and last of texts that become tokens together."""
+    first, count = 0, len(offsets) - 1
+    while first < count:
+        room = int(np.searchsorted(offsets, offsets[first] + _BYTES, side="right")) - 1
+        last = min(max(first + 1, room), first + _TEXTS, count)
+        yield first, last
+        first = last
+
+
+def _groups(counts: NDArray[np.int32], rows: int) -> Iterator[tuple[int, int]]:
+    """First and last of texts that are computed together."""
+    ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    first = 0
+    while first < len(counts):
+        last = int(np.searchsorted(ends, ends[first] + rows, side="right")) - 1
+        yield first, last
+        first = last
