@@ -50,7 +50,7 @@ _PRODUCT_DEEP = 256
 _TOKENS_THREADS = 64
 
 ATTENTION_ROWS = 64
-"""Queries of a block, and keys of a piece."""
+"""Queries of a block for short texts, and keys of a piece."""
 
 _MOST_TEXTS = 1 << 20
 """Texts of a batch, for a model that reads whole texts."""
@@ -258,10 +258,14 @@ def add_norm_kernel(element: Element, pitch: int) -> Kernel:
 
 
 @cache
-def attention_kernel(element: Element, head: int) -> Kernel:
-    """head: values of a head's vector, 32 or 64. Of rows of 128 bytes: queries, and two pieces of keys and values."""
-    launch = Launch(4 * WARP, 5 * ATTENTION_ROWS * 128)
-    return Kernel("attention", "sm80/attention.cu", f"attention<{element.name}, {head}, {launch}>", *launch)
+def attention_kernel(element: Element, head: int, is_long: bool) -> Kernel:
+    """head: values of a head's vector, 32 or 64. is_long: for texts of more than ATTENTION_ROWS, of which a block has
+    twice as many queries, and keys and values in two buffers.
+    """
+    blocks = stages = 2 if is_long else 1
+    launch = Launch(4 * WARP, (blocks + 2 * stages) * ATTENTION_ROWS * 2 * head)
+    instance = f"attention<{element.name}, {head}, {blocks}, {stages}, {launch}>"
+    return Kernel("attention", "sm80/attention.cu", instance, *launch)
 
 
 @cache
@@ -296,7 +300,8 @@ def encoder_kernels(
     """
     stored = STORAGE[generation][precision]
     element = stored.features
-    kernels = [wordpiece_kernel(longest), embed_kernel(element, pitch), attention_kernel(element, head)]
+    kernels = [wordpiece_kernel(longest), embed_kernel(element, pitch)]
+    kernels += [attention_kernel(element, head, is_long) for is_long in (False, True)]
     for layer in layers:
         at = product_tile(generation, precision, architecture, layer)
         follow = ACTIVATIONS if layer.name == "inner" else ACTIVATIONS[:1]

@@ -33,8 +33,8 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 Timed = Callable[[str], AbstractContextManager[object]]
 
-_ROWS = 1 << 15
-"""Tokens that are computed together."""
+_ROWS_OF_AN_SM, _ROW_BYTES = 128, 1 << 25
+"""Of tokens that are computed together: as many as each SM has a tile of, or a multiple, whose vectors stay in L2."""
 
 _TEXTS, _BYTES = 1 << 14, 1 << 25
 """Of texts that become tokens together."""
@@ -95,12 +95,12 @@ class DeviceEncoder:
         The encoder.
     ops : Operations
         The operations of a generation and precision.
-    rows : int
-        Tokens that are computed together, at least those of one text.
+    rows : int, optional
+        Tokens that are computed together, at least those of one text. By default what keeps the SMs of a GPU busy.
 
     """
 
-    def __init__(self, encoder: Encoder, ops: Operations, rows: int = _ROWS) -> None:
+    def __init__(self, encoder: Encoder, ops: Operations, rows: int | None = None) -> None:
         self.encoder, self._ops, self._lock = encoder, ops, Lock()
         settings, weights = encoder.settings, encoder.weights
         self._element = ops.stored.features
@@ -109,7 +109,8 @@ class DeviceEncoder:
         assert shape is not None
         self._shape = shape
         self._layers = {layer.name: layer for layer in shape.layers}
-        self._rows = max(rows, settings.most)
+        wave = _ROWS_OF_AN_SM * ops.sms
+        self._rows = max(rows or max(1, _ROW_BYTES // (2 * shape.pitch * wave)) * wave, settings.most)
         self._stream = cp.cuda.Stream(non_blocking=True)
         with self._stream:
             self._upload_vocabulary()
@@ -279,11 +280,9 @@ class DeviceEncoder:
         ops, buffers, layers, shape = self._ops, self._buffers, self._layers, self._shape
         settings, element, weights = self.encoder.settings, self._element, self._weights
         count = int(ends[-1])
-        tiles = -(-np.diff(ends) // ATTENTION_ROWS)
-        texts = np.repeat(np.arange(last - first, dtype=np.int32), tiles)
-        firsts = (np.arange(len(texts)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * ATTENTION_ROWS
-        plan = cp.asarray(np.concatenate([ends, texts, firsts.astype(np.int32)]))
-        of_ends, of_texts, of_firsts = (plan[a:b] for a, b in _parts(len(ends), len(texts), len(texts)))
+        arrays = [ends, *_shares(np.diff(ends), False), *_shares(np.diff(ends), True)]
+        plan = cp.asarray(np.concatenate(arrays))
+        of_ends, *shares = cp.split(plan, np.cumsum([len(array) for array in arrays])[:-1].tolist())
         sizes = (np.float32(settings.epsilon), np.int32(self.encoder.width), np.int32(shape.pitch))
         x = buffers["x"]
 
@@ -314,11 +313,12 @@ class DeviceEncoder:
         for layer in range(settings.layers):
             product(layer, "queries", x, buffers["queries"])
             with timed("attention"):
-                ops.launch(
-                    catalog.attention_kernel(element, shape.head), (len(texts), settings.heads),
-                    (buffers["queries"], of_ends, of_texts, of_firsts, np.int32(settings.heads), *pitches,
-                     buffers["mixed"]),
-                )  # fmt: skip
+                for is_long, *both in ((False, *shares[:2]), (True, *shares[2:])):
+                    if len(both[0]):
+                        ops.launch(
+                            catalog.attention_kernel(element, shape.head, is_long), (len(both[0]), settings.heads),
+                            (buffers["queries"], of_ends, *both, np.int32(settings.heads), *pitches, buffers["mixed"]),
+                        )  # fmt: skip
             product(layer, "mix", buffers["mixed"], buffers["outer"])
             add_norm(f"{layer}.norm1")
             product(layer, "inner", x, buffers["inner"], _ACTIVATIONS[settings.activation])
@@ -353,18 +353,20 @@ class _Tokens(NamedTuple):
 
 
 def _layer(name: str, inputs: int, outputs: int) -> Layer:
-    return Layer(name, "linear", inputs, outputs, 1, None, 1, False, 1, 1, 1)
+    return Layer(name, "dense", inputs, outputs, 1, None, 1, False, 1, 1, 1)
 
 
 def _up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _parts(*sizes: int) -> Iterator[tuple[int, int]]:
-    at = 0
-    for size in sizes:
-        yield at, at + size
-        at += size
+def _shares(sizes: NDArray[np.int32], is_long: bool) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Of texts that are long, or of the others: which text each block of attention computes, and its first query."""
+    rows = ATTENTION_ROWS * (1 + is_long)
+    blocks = np.where((sizes > ATTENTION_ROWS) == is_long, -(-sizes // rows), 0)
+    texts = np.repeat(np.arange(len(sizes), dtype=np.int32), blocks)
+    firsts = (np.arange(len(texts)) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * rows
+    return texts, firsts.astype(np.int32)
 
 
 def _batches(offsets: Integers) -> Iterator[tuple[int, int]]:

@@ -30,6 +30,7 @@ from .tiles import (
     SLAB_BYTES,
     ProductTile,
     SimtLookupTile,
+    Sm90DenseTile,
     Sm90Tile,
     lookup_tile,
     product_tile,
@@ -551,7 +552,15 @@ class Operations:
             [rows, outputs].
 
         """
-        self._product(rows, layer, weight, bias, count, None, None, out, most, None, activation)
+        at = self.tiles.get(layer.name) or product_tile(self.generation, self.precision, self.architecture, layer)
+        if not isinstance(at, Sm90DenseTile):
+            return self._product(rows, layer, weight, bias, count, None, None, out, most, None, activation)
+        n_tiles = layer.outputs // at.outputs
+        clusters = min(self.sms // at.cluster, -(-most // (at.rows * at.cluster)) * n_tiles)
+        sizes = _int(layer.inputs * self.stored.read_by(layer).bytes // SLAB_BYTES), _int(n_tiles)
+        kernel = catalog.product_kernel(self.stored, layer, at, activation)
+        maps = self._tensor_maps(rows, layer, weight, at)
+        return self.launch(kernel, (clusters * at.cluster,), (*maps, bias, out, *sizes, count))
 
     def _product(
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, count: cp.ndarray,

@@ -303,6 +303,34 @@ class Sm90SplitTile(Sm90Tile):
         return Launch(512, rows * SLAB_BYTES + exchanged + 16 * (self.a_stages + self.b_stages))
 
 
+@dataclass(frozen=True)
+class Sm90DenseTile(Sm90Tile):
+    """A product of `sm90/` for rows of encoders; `b_stages` are as many as `a_stages`.
+
+    Attributes
+    ----------
+    outputs : int
+        Outputs of a tile.
+    operation : str
+        Where the source is.
+    writes_bytes : bool
+        Whether it may write bytes.
+
+    """
+
+    outputs: ClassVar[int] = 192
+    operation: ClassVar[str] = "dense"
+    writes_bytes: ClassVar[bool] = False
+
+    def arguments(self, layer: Layer) -> tuple[int, ...]:
+        return self.rows, self.outputs, self.a_stages, self.cluster
+
+    def launch(self, layer: Layer) -> Launch:
+        """Three warpgroups; the stages with four barriers each, and 16 rows of 16-bit outputs a warp, of 8."""
+        stages = self.a_stages * ((self.rows + self.outputs) * SLAB_BYTES + 32)
+        return Launch(384, stages + 8 * 16 * self.outputs * 2)
+
+
 def _rows_below(layer: Layer) -> int:
     """Rows that are fetched below those of a tile, for the taps: whole groups of eight, the unit of the swizzle."""
     return 8 if layer.kernel > 1 else 0
@@ -330,6 +358,7 @@ _TILES: dict[tuple[str, str], dict[str, Tile]] = {
         "lookup": SlicedLookupTile(64, 28, 64),
         "conv1d": Sm80Tile(2, 3),
         "linear": Sm80Tile(2, 2),
+        "dense": Sm80Tile(2, 2),
         "fp32 lookup": SplitLookupTile(32, 28, 64),
         "fp32 conv1d": Sm80SplitTile(2, 3),
         "fp32 linear": Sm80SplitTile(2, 2),
@@ -339,6 +368,7 @@ _TILES: dict[tuple[str, str], dict[str, Tile]] = {
         "conv2": Sm80Tile(2, 4),
         "conv1d": Sm80Tile(3, 3),
         "linear": Sm80Tile(2, 2),
+        "dense": Sm80Tile(3, 3),
         "fp32 lookup": SplitLookupTile(64, 32, 64),
         "fp32 conv1d": Sm80SplitTile(2, 3),
         "fp32 linear": Sm80SplitTile(2, 2),
@@ -348,6 +378,7 @@ _TILES: dict[tuple[str, str], dict[str, Tile]] = {
         "conv2": Sm90Tile(192, 2, 4, 2),
         "conv1d": Sm90Tile(128, 2, 3, 2),
         "linear": Sm90Tile(128, 4, 4, 2),
+        "dense": Sm90DenseTile(128, 4, 4, 2),
         "int8 conv2": Sm90Tile(192, 2, 4, 2),
         "int8 conv1d": Sm90Tile(128, 2, 5, 2),
         "fp32 lookup": SplitLookupTile(64, 32, 64),

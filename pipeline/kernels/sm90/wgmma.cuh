@@ -68,3 +68,41 @@ BROADSHEET_MULTIPLY_ASYNC(Half, "k16.f32.f16.f16", "f", ", 1, 1, 0, 0")
 BROADSHEET_MULTIPLY_ASYNC(BFloat, "k16.f32.bf16.bf16", "f", ", 1, 1, 0, 0")
 BROADSHEET_MULTIPLY_ASYNC(Int8, "k32.s32.u8.s8", "r", "")
 #undef BROADSHEET_MULTIPLY_ASYNC
+
+// d [64, 192] likewise.
+template <typename T>
+__device__ __forceinline__ void multiply_async(float (&d)[96], uint64 a, uint64 b, bool add);
+
+#define BROADSHEET_SUMS(d, i) \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define BROADSHEET_MULTIPLY_ASYNC_192(T, TYPE)                                                             \
+    template <>                                                                                            \
+    __device__ __forceinline__ void multiply_async<T>(float (&d)[96], uint64 a, uint64 b, bool add) {      \
+        asm volatile(                                                                                      \
+            "{.reg .pred p; setp.ne.b32 p, %98, 0;"                                                        \
+            "wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE " {"                              \
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                       \
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
+            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "             \
+            "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
+            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"               \
+            "}, %96, %97, p, 1, 1, 0, 0;}"                                                                 \
+            : BROADSHEET_SUMS(d, 0),                                                                       \
+              BROADSHEET_SUMS(d, 8),                                                                       \
+              BROADSHEET_SUMS(d, 16),                                                                      \
+              BROADSHEET_SUMS(d, 24),                                                                      \
+              BROADSHEET_SUMS(d, 32),                                                                      \
+              BROADSHEET_SUMS(d, 40),                                                                      \
+              BROADSHEET_SUMS(d, 48),                                                                      \
+              BROADSHEET_SUMS(d, 56),                                                                      \
+              BROADSHEET_SUMS(d, 64),                                                                      \
+              BROADSHEET_SUMS(d, 72),                                                                      \
+              BROADSHEET_SUMS(d, 80),                                                                      \
+              BROADSHEET_SUMS(d, 88)                                                                       \
+            : "l"(a), "l"(b), "r"((int)add));                                                              \
+    }
+BROADSHEET_MULTIPLY_ASYNC_192(Half, "f16")
+BROADSHEET_MULTIPLY_ASYNC_192(BFloat, "bf16")
+#undef BROADSHEET_MULTIPLY_ASYNC_192
+#undef BROADSHEET_SUMS
