@@ -33,8 +33,8 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 Timed = Callable[[str], AbstractContextManager[object]]
 
-_ROWS_OF_AN_SM, _ROW_BYTES = 128, 1 << 25
-"""Of tokens that are computed together: as many as each SM has a tile of, or a multiple, whose vectors stay in L2."""
+_ROWS_OF_AN_SM = 512
+"""Tokens that are computed together, by the number of SMs: so many that a last wave of tiles hardly counts."""
 
 _TEXTS, _BYTES = 1 << 14, 1 << 25
 """Of texts that become tokens together."""
@@ -109,8 +109,7 @@ class DeviceEncoder:
         assert shape is not None
         self._shape = shape
         self._layers = {layer.name: layer for layer in shape.layers}
-        wave = _ROWS_OF_AN_SM * ops.sms
-        self._rows = max(rows or max(1, _ROW_BYTES // (2 * shape.pitch * wave)) * wave, settings.most)
+        self._rows = max(rows or _ROWS_OF_AN_SM * ops.sms, settings.most)
         self._stream = cp.cuda.Stream(non_blocking=True)
         with self._stream:
             self._upload_vocabulary()

@@ -393,9 +393,10 @@ def assemble(
         columns.append(copied(held[name] if as_it_is else decoded[name], kind))
     rows = pa.table(columns, selection.row_schema)
     n_chars = None
-    if selection.reads:
+    if selection.reads or selection.preparations:  # whose texts are counted as they came
         n_chars = sizes if ascii_only.issuperset(selection.text) else characters(text, sizes)
-        text = beginnings(text, sizes, n_chars, selection.reads)
+        if selection.reads:
+            text = beginnings(text, sizes, n_chars, selection.reads)
     kept_of_bad = None
     if selection.kept:
         kept_of_bad = rows.drop_columns(["file", "row"]).take(pa.array([i for _, i in set_aside], pa.int64()))
