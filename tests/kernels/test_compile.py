@@ -19,6 +19,7 @@ from broadsheet.pipeline.kernels.catalog import (
     Kernel,
     branch_kernels,
     choose_generation,
+    encoder_kernels,
     fasttext_kernels,
     first_block,
     gather_kernel,
@@ -53,6 +54,9 @@ FIRST_OF_A_GENERATION = ("sm_75", "sm_80", "sm_90")
 COLUMNS = (2, 4, 8, 16, 60, 256)
 """Of tables of fastText's."""
 
+WIDTHS = ((384, 12), (768, 12), (2048, 32))
+"""Of encoders, and how many heads."""
+
 GROUP = 9
 """Rows that a thread block of training computes."""
 
@@ -77,6 +81,13 @@ def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
         for exact in (True, False):
             for kernel in fasttext_kernels(fasttext_shape(columns, exact), MOST_CLASSES):
                 found[kernel.file, kernel.expression, architecture] = kernel, architecture
+    for generation in GENERATIONS[architecture]:
+        if generation in ("sm80", "sm90"):
+            for width, heads in WIDTHS:
+                for precision in ("fp16", "bf16"):
+                    for kernel in encoder_kernels(generation, precision, architecture, width, width // heads, 100):
+                        compiled_for = target(generation, architecture)
+                        found[kernel.file, kernel.expression, compiled_for] = kernel, compiled_for
     if architecture in FIRST_OF_A_GENERATION[1:]:
         for number in NUMBERS:
             for kernel in vars(first_block(layer_table(70, 1014, 4)[0], GROUP, number)).values():

@@ -207,7 +207,7 @@ def test_in_everything_else_it_is_a_model_like_any_other(
         ),
         ("params.bin holds a character-level network", ("convert", file, "it.bin")),
         ("leave out --memory", ("inspect", file, "--memory")),
-        ("add --device cpu", (*job, "no", "--model", file, "--device", "cuda")),
+        ("Use --device cpu", (*job, "no", "--model", file, "--device", "cuda")),
         ("leave out --precision", (*job, "no", "--model", file, "--device", "cpu", "--precision", "fp16")),
     ):
         code, output = broadsheet_here(*command)

@@ -3,6 +3,7 @@
 // Texts differ in length, so that the threads of a warp part; there are so many texts that this does not matter: what a
 // thread waits for, mostly entries of the vocabulary in L2, others hide. A thread ends when its text has more tokens than
 // the model reads.
+#include "common/launch.cuh"
 #include "common/types.cuh"
 
 constexpr uint32 POINT = (1u << 21) - 1, ALONE = 1u << 21;
@@ -50,15 +51,18 @@ __device__ __forceinline__ bool follow(const Vocabulary& vocabulary, int node, u
     }
 }
 
-// The tokens of one text, and the code points of the word that is being read. LONGEST: of a word that is cut.
-template <int LONGEST>
+// The tokens of one text, and the code points of the word that is being read, in shared memory, where those of a block's
+// threads alternate. LONGEST: of a word that is cut.
+template <int THREADS, int LONGEST>
 struct Reader {
     const Vocabulary& vocabulary;
     int* ids;
     int room;  // for tokens of words
+    uint32* points;
     int tokens = 0, size = 0;
     bool is_whole = false;  // whether nothing can be added to the word
-    uint32 word[LONGEST];
+
+    __device__ __forceinline__ uint32& word(int i) const { return points[i * THREADS]; }
 
     __device__ __forceinline__ void put(int token) {
         if (tokens < room) ids[tokens] = token;
@@ -77,8 +81,8 @@ struct Reader {
             int at = size;
             const uint32 of_class = point >> CLASS_SHIFT;
             if (of_class)
-                for (; at && word[at - 1] >> CLASS_SHIFT > of_class; at--) word[at] = word[at - 1];
-            word[at] = point;
+                for (; at && word(at - 1) >> CLASS_SHIFT > of_class; at--) word(at) = word(at - 1);
+            word(at) = point;
         }
         size++;
         is_whole = point & ALONE;
@@ -89,7 +93,7 @@ struct Reader {
         for (int at = 0; at < size;) {
             int node = at ? WORD_CONTINUES : WORD_BEGINS, best = -1, end = at;
             Edge edge;
-            for (int i = at; i < size && follow(vocabulary, node, word[i] & POINT, edge); i++) {
+            for (int i = at; i < size && follow(vocabulary, node, word(i) & POINT, edge); i++) {
                 node = edge.next;
                 if (edge.token >= 0) best = edge.token, end = i + 1;
             }
@@ -133,15 +137,18 @@ __device__ __forceinline__ uint32 character(const Article& text, int64 at, int& 
 
 // data: UTF-8, whose first byte is at offsets[0]. rooms [texts + 1]: where each text's tokens go in `ids`, with the two
 // that frame them; most: of a text. counts [texts]: how many it has; is_cut [texts]: 1 where the text has more.
-template <int THREADS, int LONGEST>
-__global__ void __launch_bounds__(THREADS, 8)
+template <int LONGEST, typename Launch>
+__global__ void __launch_bounds__(Launch::THREADS)
     wordpiece(const uint8* data, const int64* offsets, int texts, Vocabulary vocabulary, int most, const int64* rooms,
               int* ids, int* counts, uint8* is_cut) {
+    constexpr int THREADS = Launch::THREADS;
+    static_assert(Launch::SHARED_BYTES == THREADS * LONGEST * 4, "a word of each thread");
+    extern __shared__ uint32 words[];
     const int text = blockIdx.x * THREADS + threadIdx.x;
     if (text >= texts) return;
     const Article article{data + (offsets[text] - offsets[0]), offsets[text + 1] - offsets[text]};
     int* own = ids + rooms[text];
-    Reader<LONGEST> reader{vocabulary, own + 1, most - 2};
+    Reader<THREADS, LONGEST> reader{vocabulary, own + 1, most - 2, words + threadIdx.x};
     for (int64 at = 0; at <= article.size && reader.tokens <= reader.room;) {
         int bytes = 1, token = -1, becomes = SPACE;  // as what follows the text, and special tokens, which end a word
         if (at < article.size && (token = special_at(vocabulary, article, at, bytes)) < 0) {

@@ -1,0 +1,144 @@
+"""Encoders on one GPU beside PyTorch, in one run: bytes in host memory to scores there.
+
+    python -m benchmarks.peers.encoders_gpu --encoder DIR --articles-csv train.csv --output FILE
+
+DIR gives the vocabulary; weights are random, of the shapes of MiniLM, e5-small and BERT-base, which cost the same.
+PyTorch's forward in fp16 takes texts sorted by length, in padded batches, with its fused attention, from tokens that
+are there already ("forward"), and from texts by the threads of `tokenizers` first, as its users run it ("both").
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from msgspec.structs import replace
+from tokenizers import Tokenizer
+
+from benchmarks.record import about, parser, write
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.encoder import compute_on
+from broadsheet.pipeline.model import encoder_file
+from broadsheet.pipeline.model.encoder import Encoder
+
+SHAPES = {"MiniLM": (6, 384, 12, 1536), "e5-small": (12, 384, 12, 1536), "BERT-base": (12, 768, 12, 3072)}
+BATCH_TOKENS, JOINED, REPEATS = 1 << 16, 16, 5
+
+
+def of_shape(read: Encoder, layers: int, width: int, heads: int, inner: int) -> Encoder:
+    """An encoder with random weights, with 512 tokens of a text."""
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape: int) -> Any:
+        return rng.normal(0, 0.03, shape).astype(np.float32)
+
+    norms = ["norm", *(f"{layer}.norm{i}" for layer in range(layers) for i in (1, 2))]
+    weights = {f"{name}.weight": 1 + drawn(width) for name in norms} | {f"{name}.bias": drawn(width) for name in norms}
+    weights |= {"embedding": drawn(len(read.tokens.ends), width), "places": drawn(512, width), "last": drawn(width, 4)}
+    for layer in range(layers):
+        for name, size in {
+            "queries": (width, 3 * width), "mix": (width, width), "inner": (width, inner), "outer": (inner, width),
+        }.items():  # fmt: skip
+            weights |= {f"{layer}.{name}": drawn(*size), f"{layer}.{name}.bias": drawn(size[1])}
+    settings = replace(read.settings, layers=layers, heads=heads, most=512, pooling="mean", head=())
+    return Encoder(settings, read.tokens, weights)
+
+
+class Forward:
+    """PyTorch's: of token ids, each text's vector."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.heads, self.layers = encoder.settings.heads, encoder.settings.layers
+        tensors = {name: torch.tensor(weight).cuda().half() for name, weight in encoder.weights.items()}
+        self.weights = {
+            name: one.T.contiguous() if name.split(".")[0].isdigit() else one for name, one in tensors.items()
+        }
+
+    def __call__(self, tokens: list[list[int]]) -> None:
+        ordered, first = sorted(tokens, key=len), 0
+        while first < len(ordered):
+            longest = len(ordered[min(first + 1024, len(ordered) - 1)])
+            some = ordered[first : first + max(8, BATCH_TOKENS // longest)]
+            ids = np.zeros((len(some), len(some[-1])), np.int64)
+            sizes = np.array([len(one) for one in some])
+            ids[np.arange(ids.shape[1]) < sizes[:, None]] = np.concatenate(some)
+            self._batch(torch.from_numpy(ids).cuda(), torch.from_numpy(sizes).cuda())
+            first += len(some)
+        torch.cuda.synchronize()
+
+    def _batch(self, ids: torch.Tensor, sizes: torch.Tensor) -> None:
+        of, (texts, most) = self.weights, ids.shape
+        mask = None if bool((sizes == most).all()) else (torch.arange(most).cuda() < sizes[:, None])[:, None, None]
+
+        def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+            return F.linear(x, of[name], of[f"{name}.bias"])
+
+        def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+            return F.layer_norm(x, x.shape[-1:], of[f"{name}.weight"], of[f"{name}.bias"], 1e-12)
+
+        x = norm(of["embedding"][ids] + of["places"][:most], "norm")
+        for layer in range(self.layers):
+            three = linear(x, f"{layer}.queries").view(texts, most, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+            mixed = F.scaled_dot_product_attention(*three, attn_mask=mask).transpose(1, 2).reshape(x.shape)
+            x = norm(x + linear(mixed, f"{layer}.mix"), f"{layer}.norm1")
+            x = norm(x + linear(F.gelu(linear(x, f"{layer}.inner")), f"{layer}.outer"), f"{layer}.norm2")
+        x.mean(1)
+
+
+def both(forward: Forward, tokenizer: Tokenizer, texts: list[str]) -> None:
+    forward([one.ids for one in tokenizer.encode_batch(texts)])
+
+
+def main() -> None:
+    command = parser(__doc__, articles=True)
+    command.add_argument("--encoder", type=Path, required=True, help="folder of BERT's kind, for its vocabulary")
+    options = command.parse_args()
+    read, rng = encoder_file.read(options.encoder, "it").encoder, random.Random(0)
+    tokenizer = Tokenizer.from_file(str(options.encoder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(512)
+    articles = [" ".join(row[1:]) for row in csv.reader(options.articles_csv.open())]
+    joined = [" ".join(rng.choices(articles, k=JOINED)) for _ in range(8000)]
+    rows = []
+    for name, shape in SHAPES.items():
+        encoder = of_shape(read, *shape)
+        forward, compute = Forward(encoder), compute_on(encoder, "cuda")
+        with torch.inference_mode():
+            for texts in (rng.choices(articles, k=100_000), joined):
+                given, tokens = (
+                    Texts.of([text.encode() for text in texts]),
+                    [one.ids for one in tokenizer.encode_batch(texts)],
+                )
+                ways = {
+                    "ours": partial(compute.of_texts, given, True, None),
+                    "forward": partial(forward, tokens),
+                    "both": partial(both, forward, tokenizer, texts),
+                }
+                turns: dict[str, list[float]] = {way: [] for way in ways}
+                for _ in range(REPEATS + 1):
+                    for way, work in ways.items():
+                        began = perf_counter()
+                        work()
+                        turns[way].append(perf_counter() - began)
+                seconds = {way: median(own[1:]) for way, own in turns.items()}
+                length = sum(map(len, tokens)) / len(texts)
+                flop = shape[0] * length * (8 * shape[1] ** 2 + 4 * shape[1] * shape[3] + 4 * shape[1] * length)
+                rows += [
+                    {"shape": name, "tokens": length, "way": way, "texts": len(texts), "a_second": len(texts) / one,
+                     "times_ours": one / seconds["ours"], "tflop_a_second": flop * len(texts) / one / 1e12}
+                    for way, one in seconds.items()
+                ]  # fmt: skip
+        compute.close()
+    write({"about": about(options, gpu=torch.cuda.get_device_name()), "rows": rows}, options.output)
+
+
+if __name__ == "__main__":
+    main()

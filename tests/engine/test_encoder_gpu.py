@@ -1,0 +1,190 @@
+"""Encoders on a GPU: kernels and engines against the specification in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import examples
+from encoders import drawn
+from fasttext_models import branch, model_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.encoder import OnCpu
+from broadsheet.pipeline.engine.open import open_engine, why_no_gpu
+from broadsheet.pipeline.errors import UsageError
+from broadsheet.pipeline.model.cascade import Cascade
+from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.encoder import Encoder
+
+pytest.importorskip("tokenizers")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "heads of 32": {"width": 64, "heads": 2, "inner": 128},
+    "heads of 64": {"width": 256, "heads": 4, "inner": 512, "activation": "gelu_new"},
+    "nothing of it is a tile": {"width": 120, "heads": 3, "inner": 200, "activation": "relu"},
+    "wide": {"width": 1024, "heads": 16, "inner": 4096},
+}
+PARTS = [
+    "the", "theing", "really", "Straße", "İ", "Å", "e\u0301\u0327", "a\u0327\u0301", "\u302e\u302f", "한국어", "一丁丂",
+    "é", "\u0000", "\u0085", "\u3000", "\xad", "\t\r\n", "don't", f" {'x' * 100} ", f" {'x' * 101} ", "[SEP]", "[MASK]",
+    "[MAS", "[", "##ing", "😀", "\U000e0041", "\ud7ff", "\u0344", "\u0390", "\u302e\U0001d165",
+]  # fmt: skip
+TEXTS = st.lists(st.sampled_from(PARTS) | st.text(max_size=12) | st.just(" "), max_size=12).map("".join)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
+    folder = tmp_path_factory.mktemp("drawn")
+    made = {name: load_model(drawn(folder / name, **shape)) for name, shape in SHAPES.items()}
+    return made.__getitem__
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """As long as a block of attention computes, one shorter and one longer; empty ones, and many between."""
+    sizes = [0, 1, 2, 61, 62, 63, 125, 126, 127, 128, 189, 190, 191, 509, 510, 511, 900, *range(3, 60)]
+    rng = np.random.default_rng(5)
+    return [" ".join(rng.choice(PARTS[:12], size)) if size % 2 else "a " * size for size in sizes]
+
+
+def given_texts(texts: list[str]) -> Texts:
+    return Texts.of([text.encode() for text in texts])
+
+
+def on_gpu(model: Model, generation: str, precision: str) -> Any:
+    import cupy as cp
+
+    from broadsheet.pipeline.kernels.encoder import DeviceEncoder
+    from broadsheet.pipeline.kernels.ops import operations
+
+    assert model.encoder is not None
+    return DeviceEncoder(model.encoder, operations(generation, precision, cp.cuda.Device()))
+
+
+def reads(model: Model, most: int) -> Model:
+    """The model, of which a text has so many tokens."""
+    encoder = model.encoder
+    assert encoder is not None
+    weights = {**encoder.weights, "places": encoder.weights["places"][:most]}
+    return replace(
+        model, encoder=replace(encoder, settings=structs.replace(encoder.settings, most=most), weights=weights)
+    )
+
+
+@pytest.fixture(scope="module", params=[3, 9, 512])
+def tokens(request: pytest.FixtureRequest, model: Callable[[str], Model]) -> tuple[Encoder, Any]:
+    """The specification and the kernel, for texts of which so many tokens are read."""
+    of = reads(model("heads of 32"), request.param)
+    assert of.encoder is not None
+    return of.encoder, on_gpu(of, "sm80", "fp16")
+
+
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn_texts=st.lists(TEXTS, min_size=1, max_size=8))
+def test_tokens_are_those_of_numpy(tokens: tuple[Encoder, Any], drawn_texts: list[str]) -> None:
+    encoder, device = tokens
+    texts = given_texts([*drawn_texts, "".join(drawn_texts)])
+    want = encoder.tokens_of(texts.data, texts.offsets)
+    found = device.tokens(texts.data, texts.offsets)
+    found.done.synchronize()
+    ids, rooms = found.ids.get().tolist(), found.rooms.get().tolist()
+    assert [ids[at : at + count] for at, count in zip(rooms, found.counts.tolist(), strict=True)] == [
+        want.ids[a:b].tolist() for a, b in pairwise(want.ends.tolist())
+    ]
+    assert np.array_equal(device.compute(texts.data, texts.offsets, True)[1], want.is_cut)
+
+
+@pytest.mark.parametrize(("generation", "precision"), [("sm90", "fp16"), ("sm90", "bf16"), ("sm80", "fp16")])
+@pytest.mark.parametrize("name", SHAPES)
+def test_logits_and_vectors_are_those_of_numpy(
+    name: str, generation: str, precision: str, model: Callable[[str], Model], texts: list[str]
+) -> None:
+    skip_unless_runs(generation)
+    of, given = model(name), given_texts(texts)
+    assert of.encoder is not None
+    with closing(OnCpu(of.encoder, 4)) as cpu:
+        for is_logits in (True, False):
+            want, is_cut = cpu.of_texts(given, is_logits, None)
+            found, cut = on_gpu(of, generation, precision).compute(given.data, given.offsets, is_logits)
+            # Each layer rounds to a unit of 2e-3, of bf16 of 8e-3, what is about as large as a norm leaves it.
+            off = np.abs(found - want).max() / want.std()
+            assert off < (0.2 if precision == "bf16" else 0.025)
+            assert np.array_equal(cut, is_cut)
+
+
+@pytest.mark.parametrize("generation", ["sm90", "sm80"])
+def test_no_bit_depends_on_other_texts(generation: str, model: Callable[[str], Model], texts: list[str]) -> None:
+    skip_unless_runs(generation)
+    device = on_gpu(model("heads of 64"), generation, "fp16")
+    given = given_texts(texts * 40)  # in several groups
+    whole, _ = device.compute(given.data, given.offsets, True)
+    order = np.random.default_rng(0).permutation(len(given))[: len(given) // 3]
+    some = given_texts([(texts * 40)[i] for i in order])
+    part, _ = device.compute(some.data, some.offsets, True)
+    assert np.array_equal(part.view(np.uint32), whole[order].view(np.uint32))
+    assert np.array_equal(whole[: len(texts)].view(np.uint32), whole[-len(texts) :].view(np.uint32))
+
+
+def test_a_model_and_a_chain_label_as_on_a_cpu(model: Callable[[str], Model], texts: list[str]) -> None:
+    alone, given = model("heads of 64"), given_texts(texts * 3)
+    chain = replace(
+        model_of(branch(3, 2, (2, 3), 500)), encoder=alone.encoder, cascade=Cascade(0.2, 0.5, 0.99, (0.0,) * 3)
+    )
+    for of in (alone, chain):
+        with closing(open_engine(of, "cuda")) as gpu, closing(open_engine(of, "cpu")) as cpu:
+            assert gpu.device_name == "cuda:0"
+            found, want = gpu.classify(given, all_scores=True), cpu.classify(given, all_scores=True)
+            np.testing.assert_allclose(found.all_scores, want.all_scores, atol=0.02)
+            assert np.mean(found.labels == want.labels) > 0.97
+            assert np.array_equal(found.n_chars, want.n_chars)
+            assert np.array_equal(found.truncated, want.truncated)
+            assert found.asked == want.asked
+            assert (of is alone) or 0 < found.asked < len(given)
+            assert len(gpu.classify(given_texts([]))) == 0
+
+
+def test_an_overflow_costs_its_text_alone(model: Callable[[str], Model]) -> None:
+    of = model("heads of 32")
+    assert of.encoder is not None
+    rare = int(of.encoder.tokens_of(*buffers("\u4e10")).ids[1])
+    weights = {**of.encoder.weights, "embedding": of.encoder.weights["embedding"].copy()}
+    weights["embedding"][rare] = 0
+    weights["embedding"][rare, 0] = 6e4  # which alone is 8 after the norm, and 7e4 after the first product
+    weights["0.queries"] = weights["0.queries"].copy()
+    weights["0.queries"][0, : of.encoder.width] = 9e3
+    with closing(open_engine(replace(of, encoder=replace(of.encoder, weights=weights)), "cuda")) as engine:
+        assert engine.classify(given_texts(["a", "a \u4e10", "the"])).overflowed.tolist() == [False, True, False]
+
+
+def test_what_the_kernels_do_not_compute_is_refused(model: Callable[[str], Model], tmp_path: Path) -> None:
+    wide = load_model(drawn(tmp_path / "it", 160, 2, 64))
+    for of, precision, kernels in (
+        (wide, "auto", "auto"),
+        (model("wide"), "fp32", "auto"),
+        (model("wide"), "int8", "auto"),
+        (model("wide"), "auto", "simt"),
+    ):
+        with pytest.raises(UsageError, match=r"Add --device cpu|do not run|not in"):
+            open_engine(of, "cuda", precision, kernels=kernels)
+
+
+def buffers(text: str) -> tuple[Any, Any]:
+    return given_texts([text]).data, given_texts([text]).offsets
+
+
+def skip_unless_runs(generation: str) -> None:
+    import cupy as cp
+
+    if generation == "sm90" and not cp.cuda.Device().compute_capability.startswith("9"):
+        pytest.skip("needs a GPU of compute capability 9")
