@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import NoRoom, UsageError
+from ..errors import BroadsheetError, NoRoom, UsageError
 from ..model import reference
 from ..model.alphabet import count_characters
 from ..model.cascade import asked
@@ -105,7 +105,14 @@ class OnCuda:
         self.backend = Backend("cuda", generation, f"sm_{digits}, {compiler_name()}", precision)
 
     def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
-        return self._computed.compute(texts.data, texts.offsets, is_logits, self._timed(spans))
+        import cupy as cp
+
+        try:
+            return self._computed.compute(texts.data, texts.offsets, is_logits, self._timed(spans))
+        except cp.cuda.memory.OutOfMemoryError as error:
+            raise NoRoom(f"{self.device_name} has no room for a batch: {error}. Stop other programs on it") from error
+        except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
+            raise BroadsheetError(f"{self.device_name} failed in a batch of {len(texts):,} texts: {error}") from error
 
     def _timed(self, spans: list[Span] | None) -> Callable[[str], AbstractContextManager[None]]:
         """Encloses a step, whose span is appended once the GPU has ended it: with --profile, one after the other."""

@@ -99,9 +99,8 @@ def test_tokens_are_those_of_numpy(tokens: tuple[Encoder, Any], drawn_texts: lis
     found = device.tokens(texts.data, texts.offsets)
     found.done.synchronize()
     ids, rooms = found.ids.get().tolist(), found.rooms.get().tolist()
-    assert [ids[at : at + count] for at, count in zip(rooms, found.counts.tolist(), strict=True)] == [
-        want.ids[a:b].tolist() for a, b in pairwise(want.ends.tolist())
-    ]
+    own = [ids[at : at + count] for at, count in zip(rooms, found.counts.tolist(), strict=True)]
+    assert own == [want.ids[a:b].tolist() for a, b in pairwise(want.ends.tolist())]
     assert np.array_equal(device.compute(texts.data, texts.offsets, True)[1], want.is_cut)
 
 
