@@ -30,7 +30,7 @@ from broadsheet.pipeline.model import encoder_file
 from broadsheet.pipeline.model.encoder import Encoder
 
 SHAPES = {"MiniLM": (6, 384, 12, 1536), "e5-small": (12, 384, 12, 1536), "BERT-base": (12, 768, 12, 3072)}
-BATCH_TOKENS, JOINED, REPEATS = 1 << 16, 16, 5
+BATCH_TOKENS, JOINED, REPEATS = 1 << 16, 16, 3
 
 
 def of_shape(read: Encoder, layers: int, width: int, heads: int, inner: int) -> Encoder:
@@ -106,13 +106,13 @@ def main() -> None:
     tokenizer.no_padding()
     tokenizer.enable_truncation(512)
     articles = [" ".join(row[1:]) for row in csv.reader(options.articles_csv.open())]
-    joined = [" ".join(rng.choices(articles, k=JOINED)) for _ in range(8000)]
+    joined = [" ".join(rng.choices(articles, k=JOINED)) for _ in range(5000)]
     rows = []
     for name, shape in SHAPES.items():
         encoder = of_shape(read, *shape)
         forward, compute = Forward(encoder), compute_on(encoder, "cuda")
         with torch.inference_mode():
-            for texts in (rng.choices(articles, k=100_000), joined):
+            for texts in (rng.choices(articles, k=57_600_000 // shape[1]), joined):
                 given, tokens = (
                     Texts.of([text.encode() for text in texts]),
                     [one.ids for one in tokenizer.encode_batch(texts)],
