@@ -33,9 +33,10 @@ SHAPES = {"MiniLM": (6, 384, 12, 1536), "BERT-base": (12, 768, 12, 3072)}
 BATCH_TOKENS, JOINED, REPEATS = 1 << 16, 16, 3
 
 
-def of_shape(read: Encoder, layers: int, width: int, heads: int, inner: int) -> Encoder:
-    """An encoder with random weights, with 512 tokens of a text."""
+def of_shape(read: Encoder, shape: tuple[int, int, int, int]) -> Encoder:
+    """An encoder with random weights, with 512 tokens of a text. shape: layers, width, heads, values between."""
     rng = np.random.default_rng(0)
+    layers, width, heads, inner = shape
 
     def drawn(*shape: int) -> Any:
         return rng.normal(0, 0.03, shape).astype(np.float32)
@@ -113,16 +114,14 @@ def main() -> None:
     tokenizer.enable_truncation(512)
     articles = [" ".join(row[1:]) for row in csv.reader(options.articles_csv.open())]
     joined = [" ".join(rng.choices(articles, k=JOINED)) for _ in range(5000)]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, shape in SHAPES.items():
-        encoder = of_shape(read, *shape)
+        encoder = of_shape(read, shape)
         forward, compute = Forward(encoder), compute_on(encoder, "cuda")
         with torch.inference_mode():
             for texts in (rng.choices(articles, k=57_600_000 // shape[1]), joined):
-                given, tokens = (
-                    Texts.of([text.encode() for text in texts]),
-                    [one.ids for one in tokenizer.encode_batch(texts)],
-                )
+                given = Texts.of([text.encode() for text in texts])
+                tokens = [one.ids for one in tokenizer.encode_batch(texts)]
                 ways = {
                     "ours": partial(compute.of_texts, given, True, None),
                     "forward": partial(forward, forward.batches(tokens)),
@@ -136,12 +135,12 @@ def main() -> None:
                         turns[way].append(perf_counter() - began)
                 seconds = {way: median(own[1:]) for way, own in turns.items()}
                 length = sum(map(len, tokens)) / len(texts)
-                flop = shape[0] * length * (8 * shape[1] ** 2 + 4 * shape[1] * shape[3] + 4 * shape[1] * length)
-                rows += [
-                    {"shape": name, "tokens": length, "way": way, "texts": len(texts), "a_second": len(texts) / one,
-                     "times_ours": one / seconds["ours"], "tflop_a_second": flop * len(texts) / one / 1e12}
-                    for way, one in seconds.items()
-                ]  # fmt: skip
+                a_token = shape[0] * (8 * shape[1] ** 2 + 4 * shape[1] * shape[3] + 4 * shape[1] * length)
+                tflop = len(texts) * length * a_token / 1e12
+                rows.append(
+                    {"shape": name, "tokens": length, "texts": len(texts), "tflop_a_second": tflop / seconds["ours"]}
+                )
+                rows[-1] |= {way: len(texts) / one for way, one in seconds.items()}
         compute.close()
     write({"about": about(options, gpu=torch.cuda.get_device_name()), "rows": rows}, options.output)
 

@@ -81,7 +81,7 @@ def inspect(
     if precision not in STORAGE["sm80"]:
         raise UsageError(f"precision {precision!r}: choose fp32, fp16, bf16 or int8")
     if memory and loaded.encoder is not None:
-        raise UsageError(f"{loaded.name} is an encoder, which is computed on the CPU so far: leave out --memory")
+        raise UsageError(f"{loaded.name} is an encoder, whose memory is not planned: leave out --memory")
     stored, parts = STORAGE["sm80"][precision], Parts.of(loaded)
     buffers = plan(loaded.layers, batch, stored, loaded.frame, loaded.ngrams, parts) if memory else []
     on_host = page_locked(loaded.layers, batch, loaded.frame) if memory else []

@@ -28,7 +28,6 @@ from ..processes.threads import SINGLE_THREADED_BLAS, available_cores
 from ..telemetry.spans import Span, span
 from .base import Backend, Engine, Predictions, Texts
 from .cpu import architecture
-from .open import expected_device
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -152,16 +151,6 @@ def compute_on(
 
     """
     return OnCuda(encoder, precision, kernels) if device == "cuda" else OnCpu(encoder, threads or available_cores())
-
-
-def vectors(encoder: Encoder, data: NDArray[np.uint8], offsets: Integers, device: str = "auto") -> Floats:
-    """Those of N texts, float32 [N, outputs]. data, offsets: as in `WordPiece.of_texts`; device: of `open_engine`."""
-    compute = compute_on(encoder, expected_device(device))
-    try:
-        of_all, _ = compute.of_texts(Texts(data, offsets), False, None)
-    finally:
-        compute.close()
-    return of_all.reshape(len(offsets) - 1, encoder.outputs)
 
 
 class EncoderEngine:

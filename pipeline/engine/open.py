@@ -9,12 +9,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from ..errors import NoRoom, UsageError
 from ..model.charcnn import Model
+from ..model.encoder import Encoder, Floats
 from ..processes.threads import available_cores
-from .base import DEVICES, KERNELS, PRECISIONS, Engine, Wrapped
+from .base import DEVICES, KERNELS, PRECISIONS, Engine, Texts, Wrapped
 from .cpu import CpuEngine
 
 _GPU_PACKAGES = {"CuPy": "cupy", "cuda-bindings": "cuda.bindings", "cuda-core": "cuda.core"}
@@ -86,7 +89,14 @@ def open_engine(
 
 
 def _open_encoder(model: Model, device: str, precision: str, threads: int | None, kernels: str) -> Engine:
-    """An encoder's engine, and of a chain that of its n-grams. Takes and raises what `open_engine` does."""
+    """An encoder's engine, and of a chain that of its n-grams. Raises what `open_engine` does.
+
+    Parameters
+    ----------
+    model, device, precision, threads, kernels
+        As of `open_engine`.
+
+    """
     from .encoder import EncoderEngine, compute_on
 
     missing = None if device == "cpu" else why_no_gpu()
@@ -102,6 +112,18 @@ def _open_encoder(model: Model, device: str, precision: str, threads: int | None
     compute = compute_on(model.encoder, where, precision, kernels, threads)
     first = None if model.cascade is None else open_engine(model.asking("none"), device, "auto", threads)
     return EncoderEngine(model, compute, first)
+
+
+def vectors(encoder: Encoder, data: NDArray[np.uint8], offsets: NDArray[np.int64], device: str = "auto") -> Floats:
+    """Those of N texts, float32 [N, outputs]. data, offsets: as in `WordPiece.of_texts`; device: of `open_engine`."""
+    from .encoder import compute_on
+
+    compute = compute_on(encoder, expected_device(device))
+    try:
+        of_all, _ = compute.of_texts(Texts(data, offsets), False, None)
+    finally:
+        compute.close()
+    return of_all.reshape(len(offsets) - 1, encoder.outputs)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ..engine.encoder import vectors as vectors_of
+from ..engine.open import vectors as vectors_of
 from ..evaluation.rows import strata
 from ..model.encoder import Encoder
 from ..model.ngrams import Grams, Kinds, NGrams, counted, find, scores

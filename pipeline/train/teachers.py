@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from ..engine import base
-from ..engine.encoder import vectors as vectors_of
 from ..engine.open import opened
+from ..engine.open import vectors as vectors_of
 from ..errors import ModelError, UsageError
 from ..evaluation.chain import answers_of
 from ..evaluation.rows import hold_out
