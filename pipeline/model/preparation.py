@@ -31,6 +31,9 @@ SPACES = "".join(filter(str.isspace, map(chr, range(0x3001))))
 _LINE_ENDS = b"\n\r\v\f\x1c\x1d\x1e"
 _OTHER_LINE_ENDS = ("\r\n", "\x85", "\u2028", "\u2029")
 _BY_PYTHON = ("İ", "Σ")
+_NO_BYTE = 0xFF
+"""That is in no text in UTF-8."""
+
 _BEYOND_ASCII, _FIRST_BYTES = 0x80, np.array([0xC0, 0xE0, 0xF0], np.uint8)
 """The least byte beyond ASCII; the least first bytes of characters of two, three and four bytes."""
 
@@ -69,13 +72,17 @@ class Lower(_Step, frozen=True, tag="lower"):
     """Lower case, as `str.lower` has it."""
 
     def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+        data, offsets = buffers_of(texts)
+        raw = data.tobytes()
+        if raw.isascii():
+            return pc.ascii_lower(texts)
         lowered = pc.utf8_lower(texts)
-        if not any(_within(letter, texts) for letter in _BY_PYTHON):
+        places = np.concatenate([_places(letter, raw) for letter in _BY_PYTHON])
+        if not len(places):
             return lowered
-        first, second = (pc.match_substring(texts, letter) for letter in _BY_PYTHON)
-        rows = pc.or_(first, second)
-        by_python = pa.array([text.as_py().lower() for text in texts.filter(rows)], pa.large_string())
-        return pc.replace_with_mask(lowered, rows, by_python)
+        rows = np.isin(np.arange(len(texts)), np.searchsorted(offsets, places, side="right") - 1)
+        by_python = pa.array([text.as_py().lower() for text in texts.filter(pa.array(rows))], pa.large_string())
+        return pc.replace_with_mask(lowered, pa.array(rows), by_python)
 
 
 class Marks(_Step, frozen=True, tag="marks"):
@@ -95,7 +102,8 @@ class Replace(_Step, frozen=True, tag="replace"):
         if _META & set(self.pattern):
             return pc.replace_substring_regex(texts, self.pattern, self.by.replace("\\", "\\\\"))
         if len(self.pattern) == len(self.by) == 1 and (self.pattern + self.by).isascii():
-            return _translated(texts, self.pattern.encode(), self.by.encode())
+            data, offsets = buffers_of(texts)
+            return _column_of(data.tobytes().replace(self.pattern.encode(), self.by.encode()), offsets)
         return pc.replace_substring(texts, self.pattern, self.by)
 
 
@@ -135,10 +143,18 @@ class Lines(_Step, frozen=True, tag="lines"):
     """Lines joined: each line end, as `str.splitlines` has them, becomes a space."""
 
     def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+        data, offsets = buffers_of(texts)
+        raw, ends, gone = data.tobytes(), [], []
         for end in _OTHER_LINE_ENDS:
-            if _within(end, texts):
-                texts = pc.replace_substring(texts, end, " ")
-        return _translated(texts, _LINE_ENDS, b" " * len(_LINE_ENDS))
+            places = _places(end, raw)
+            if end == "\r\n":  # not where one text ends and the next begins
+                places = places[offsets[np.searchsorted(offsets, places + 1)] > places + 1]
+            ends.append(places)
+            gone += [places + 1 + more for more in range(len(end.encode()) - 1)]
+        joined, offsets = _without(raw, offsets, np.concatenate(gone), np.concatenate(ends))
+        for byte in _LINE_ENDS:
+            joined = joined.replace(bytes([byte]), b" ")
+        return _column_of(joined, offsets)
 
 
 class Pieces(_Step, frozen=True, tag="pieces"):
@@ -248,22 +264,30 @@ def buffers_of(texts: pa.LargeStringArray) -> tuple[NDArray[np.uint8], NDArray[n
     return np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
-def _within(letter: str, texts: pa.LargeStringArray) -> bool:
-    """Whether a letter may be in one of the texts: NumPy finds it five times as fast as PyArrow."""
-    data, _ = buffers_of(texts)
-    if letter.encode()[-1:] not in data.tobytes():
-        return False
-    found = np.ones(len(data), np.bool_)
-    for place, byte in enumerate(letter.encode()):
-        found = found[: len(data) - place] & (data[place:] == byte)
-    return bool(found.any())
+def _column_of(data: bytes, offsets: NDArray[np.int64]) -> pa.LargeStringArray:
+    return column_of(np.frombuffer(data, np.uint8), offsets)
 
 
-def _translated(texts: pa.LargeStringArray, these: bytes, by: bytes) -> pa.LargeStringArray:
-    """Bytes of ASCII replaced by others."""
-    data, offsets = buffers_of(texts)
-    moved = data.tobytes().translate(bytes.maketrans(these, by))
-    return column_of(np.frombuffer(moved, np.uint8), offsets)
+def _places(letters: str, raw: bytes) -> NDArray[np.int64]:
+    """Where these letters begin. NumPy finds more than one byte ten times as fast as PyArrow and Python do."""
+    these, data = letters.encode(), np.frombuffer(raw, np.uint8)
+    if not all(byte in raw for byte in these):
+        return np.empty(0, np.int64)
+    places = np.flatnonzero(data[: len(data) - len(these) + 1] == these[0])
+    for more, byte in enumerate(these[1:], 1):
+        places = places[data[places + more] == byte]
+    return places
+
+
+def _without(
+    raw: bytes, offsets: NDArray[np.int64], gone: NDArray[np.int64], spaces: NDArray[np.int64]
+) -> tuple[bytes, NDArray[np.int64]]:
+    """Texts with spaces at some places, and without the bytes at others."""
+    if not len(gone):
+        return raw, offsets
+    left = np.frombuffer(bytearray(raw), np.uint8)
+    left[spaces], left[gone] = ord(" "), _NO_BYTE
+    return left.tobytes().replace(bytes([_NO_BYTE]), b""), offsets - np.searchsorted(np.sort(gone), offsets)
 
 
 def _beyond_ascii(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
