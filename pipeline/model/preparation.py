@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -31,14 +31,14 @@ SPACES = "".join(filter(str.isspace, map(chr, range(0x3001))))
 _LINE_ENDS = b"\n\r\v\f\x1c\x1d\x1e"
 _OTHER_LINE_ENDS = ("\r\n", "\x85", "\u2028", "\u2029")
 _BY_PYTHON = ("İ", "Σ")
-_NO_BYTE = 0xFF
-"""That is in no text in UTF-8."""
-
-_BEYOND_ASCII, _FIRST_BYTES = 0x80, np.array([0xC0, 0xE0, 0xF0], np.uint8)
-"""The least byte beyond ASCII; the least first bytes of characters of two, three and four bytes."""
+_GONE = np.uint8(0xFF)
+"""In place of a byte that is removed: it is in no text in UTF-8."""
 
 _TOGETHER = 1 << 12
-"""Code points that are looked up in a class together."""
+"""Code points that are looked up in a class together: those with one first byte, if that is of three."""
+
+_FIRSTS = [*range(0x80), *range(0x80, 0x800, 0x40), 0x800, *range(_TOGETHER, 1 << 16, _TOGETHER)]
+"""The least code points of each first byte, of those of one, two and three bytes."""
 
 _META = frozenset(r"\.+*?()|[]{}^$")
 _MOST_STEPS, _MOST_PATTERN, _MOST_BY = 32, 2000, 64
@@ -72,8 +72,7 @@ class Lower(_Step, frozen=True, tag="lower"):
     """Lower case, as `str.lower` has it."""
 
     def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
-        data, offsets = buffers_of(texts)
-        raw = data.tobytes()
+        raw, offsets = _bytes_of(texts)
         if raw.isascii():
             return pc.ascii_lower(texts)
         lowered = pc.utf8_lower(texts)
@@ -102,8 +101,8 @@ class Replace(_Step, frozen=True, tag="replace"):
         if _META & set(self.pattern):
             return pc.replace_substring_regex(texts, self.pattern, self.by.replace("\\", "\\\\"))
         if len(self.pattern) == len(self.by) == 1 and (self.pattern + self.by).isascii():
-            data, offsets = buffers_of(texts)
-            return _column_of(data.tobytes().replace(self.pattern.encode(), self.by.encode()), offsets)
+            raw, offsets = _bytes_of(texts)
+            return column_of(raw.replace(self.pattern.encode(), self.by.encode()), offsets)
         return pc.replace_substring(texts, self.pattern, self.by)
 
 
@@ -114,15 +113,9 @@ class Remove(_Step, frozen=True, tag="remove"):
 
     def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
         # RE2 takes as long for a match as NumPy for a hundred bytes.
-        data, offsets = buffers_of(texts)
-        members = _class(self.characters)
-        gone = np.frombuffer(bytearray(data.tobytes().translate(members.ascii)), np.bool_)
-        starts, sizes, points = _beyond_ascii(data)
-        is_one = members.holds(points)
-        starts, sizes = starts[is_one], sizes[is_one]
-        for place in range(int(sizes.max(initial=0))):
-            gone[starts[sizes > place] + place] = True
-        return column_of(data[~gone], offsets - np.searchsorted(np.flatnonzero(gone), offsets))
+        raw, offsets = _bytes_of(texts)
+        gone = _class(self.characters).holds(raw).view(np.uint8)
+        return _without_gone(np.frombuffer(raw, np.uint8) | gone * _GONE, offsets)
 
 
 class Squeeze(_Step, frozen=True, tag="squeeze"):
@@ -143,18 +136,17 @@ class Lines(_Step, frozen=True, tag="lines"):
     """Lines joined: each line end, as `str.splitlines` has them, becomes a space."""
 
     def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
-        data, offsets = buffers_of(texts)
-        raw, ends, gone = data.tobytes(), [], []
-        for end in _OTHER_LINE_ENDS:
-            places = _places(end, raw)
-            if end == "\r\n":  # not where one text ends and the next begins
-                places = places[offsets[np.searchsorted(offsets, places + 1)] > places + 1]
-            ends.append(places)
-            gone += [places + 1 + more for more in range(len(end.encode()) - 1)]
-        joined, offsets = _without(raw, offsets, np.concatenate(gone), np.concatenate(ends))
+        raw, offsets = _bytes_of(texts)
+        places = [_places(end, raw) for end in _OTHER_LINE_ENDS]
+        places[0] = places[0][offsets[np.searchsorted(offsets, places[0] + 1)] > places[0] + 1]  # CR LF of one text
         for byte in _LINE_ENDS:
-            joined = joined.replace(bytes([byte]), b" ")
-        return _column_of(joined, offsets)
+            raw = raw.replace(bytes([byte]), b" ")
+        left = np.frombuffer(bytearray(raw), np.uint8)
+        for end, some in zip(_OTHER_LINE_ENDS, places, strict=True):
+            left[some] = ord(" ")
+            for more in range(1, len(end.encode())):
+                left[some + more] = _GONE
+        return _without_gone(left, offsets)
 
 
 class Pieces(_Step, frozen=True, tag="pieces"):
@@ -249,9 +241,9 @@ def with_tokenizer(steps: Steps, folder: Path, name: str) -> Preparation:
     return made
 
 
-def column_of(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> pa.LargeStringArray:
+def column_of(data: NDArray[np.uint8] | bytes, offsets: NDArray[np.int64]) -> pa.LargeStringArray:
     """Texts as a column: text i is data[offsets[i]:offsets[i + 1]]."""
-    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(np.ascontiguousarray(data))]
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.large_string(), len(offsets) - 1, buffers)
 
 
@@ -264,8 +256,9 @@ def buffers_of(texts: pa.LargeStringArray) -> tuple[NDArray[np.uint8], NDArray[n
     return np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]], offsets - offsets[0]
 
 
-def _column_of(data: bytes, offsets: NDArray[np.int64]) -> pa.LargeStringArray:
-    return column_of(np.frombuffer(data, np.uint8), offsets)
+def _bytes_of(texts: pa.LargeStringArray) -> tuple[bytes, NDArray[np.int64]]:
+    data, offsets = buffers_of(texts)
+    return data.tobytes(), offsets
 
 
 def _places(letters: str, raw: bytes) -> NDArray[np.int64]:
@@ -273,53 +266,54 @@ def _places(letters: str, raw: bytes) -> NDArray[np.int64]:
     these, data = letters.encode(), np.frombuffer(raw, np.uint8)
     if not all(byte in raw for byte in these):
         return np.empty(0, np.int64)
-    places = np.flatnonzero(data[: len(data) - len(these) + 1] == these[0])
-    for more, byte in enumerate(these[1:], 1):
-        places = places[data[places + more] == byte]
-    return places
+    found = np.ones(len(data) - len(these) + 1, np.bool_)
+    for place, byte in enumerate(these):
+        found &= data[place : place + len(found)] == byte
+    return np.flatnonzero(found)
 
 
-def _without(
-    raw: bytes, offsets: NDArray[np.int64], gone: NDArray[np.int64], spaces: NDArray[np.int64]
-) -> tuple[bytes, NDArray[np.int64]]:
-    """Texts with spaces at some places, and without the bytes at others."""
-    if not len(gone):
-        return raw, offsets
-    left = np.frombuffer(bytearray(raw), np.uint8)
-    left[spaces], left[gone] = ord(" "), _NO_BYTE
-    return left.tobytes().replace(bytes([_NO_BYTE]), b""), offsets - np.searchsorted(np.sort(gone), offsets)
-
-
-def _beyond_ascii(data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Of each character beyond ASCII, [M], where it begins, how many bytes it has, and its code point."""
-    starts = np.flatnonzero(data >= _FIRST_BYTES[0])
-    first = data[starts].astype(np.int64)
-    sizes = np.searchsorted(_FIRST_BYTES, first, side="right") + 1
-    points = first & (0x7F >> sizes)
-    for place in range(1, 4):
-        more = sizes > place
-        points[more] = points[more] << 6 | data[starts[more] + place] & 0x3F
-    return starts, sizes, points
+def _without_gone(left: NDArray[np.uint8], offsets: NDArray[np.int64]) -> pa.LargeStringArray:
+    """Texts without the bytes that are `_GONE`."""
+    offsets = offsets - np.searchsorted(np.flatnonzero(left == _GONE), offsets)
+    return column_of(left.tobytes().replace(bytes([_GONE]), b""), offsets)
 
 
 class _Class:
-    """A class of RE2's as a table, which is filled for the code points that occur: for all of them it takes seconds."""
+    """A class of RE2's as a table, which is filled beyond the first 65,536 code points for those that occur: for all of
+    them it takes seconds.
+    """
 
     def __init__(self, characters: str) -> None:
         self._characters = characters
         self._table = np.zeros((-(-sys.maxunicode // _TOGETHER), _TOGETHER), np.bool_)
-        self._known = np.zeros(len(self._table), np.bool_)
-        self.ascii = self.holds(np.arange(_BEYOND_ASCII)).tobytes() + bytes(256 - _BEYOND_ASCII)
+        self._known: set[int] = set()
+        self._fill(range((1 << 16) // _TOGETHER))
+        some = np.logical_or.reduceat(self._table.reshape(-1)[: 1 << 16], _FIRSTS).tobytes()
+        self._firsts = some[:0x80] + bytes(0x42) + some[0x80:] + bytes([True] * 0x10)
 
-    def holds(self, points: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each of these code points is in the class, [N]."""
-        occur = np.bincount(points // _TOGETHER, minlength=len(self._table)) > 0
-        for block in np.flatnonzero(occur & ~self._known).tolist():
+    def _fill(self, blocks: Iterable[int]) -> None:
+        for block in {*blocks} - self._known:
             some = [chr(block * _TOGETHER + i) for i in range(_TOGETHER)]
             valid = pa.array(["" if "\ud800" <= one <= "\udfff" else one for one in some], pa.large_string())
             found = pc.match_substring_regex(valid, self._characters)
-            self._table[block], self._known[block] = found.to_numpy(zero_copy_only=False), True
-        held: NDArray[np.bool_] = self._table.reshape(-1)[points]
+            self._table[block] = found.to_numpy(zero_copy_only=False)
+            self._known.add(block)
+
+    def holds(self, raw: bytes) -> NDArray[np.bool_]:
+        """Whether each byte of a text is one of a character in the class."""
+        data, held = np.frombuffer(raw, np.uint8), np.frombuffer(bytearray(raw.translate(self._firsts)), np.bool_)
+        starts = np.flatnonzero(held & (data >= 0x80))
+        first, held[starts] = data[starts], False
+        for size, (least, end) in enumerate(pairwise([0xC0, 0xE0, 0xF0, 0x100]), 2):
+            some = starts[(first >= least) & (first < end)]
+            points = data[some].astype(np.int32) & 0x7F >> size
+            for place in range(1, size):
+                points = points << 6 | data[some + place] & 0x3F
+            if size == 4:
+                self._fill(np.unique(points // _TOGETHER).tolist())
+            some = some[self._table.reshape(-1)[points]]
+            for place in range(size):
+                held[some + place] = True
         return held
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import CommandHere
+from conftest import CommandHere, examples
 from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ from broadsheet.pipeline.engine.open import open_engine
 from broadsheet.pipeline.errors import ModelError, UsageError
 from broadsheet.pipeline.labelling.windows import Windows
 from broadsheet.pipeline.model.charcnn import Model, carried, taken
-from broadsheet.pipeline.model.preparation import Preparation
+from broadsheet.pipeline.model.preparation import Lines, Lower, Preparation, Remove
 from broadsheet.pipeline.model.recipes import recipes
 from broadsheet.pipeline.model.several import load_models
 
@@ -187,6 +187,20 @@ def test_each_recipe_has_the_code_of_its_authors_here() -> None:
 )
 def test_a_text_becomes_what_the_authors_make_of_it(name: str, plain: Path, tokenizer: Path, texts: list[str]) -> None:
     assert of(preparation_of(name, plain), texts) == theirs(name, texts, tokenizer)
+
+
+@settings(max_examples=examples(60))
+@given(
+    st.lists(st.text(st.characters(exclude_categories=("Cs", "Cn", "Co"))) | st.sampled_from([*ODD, "a\r", "\nb"])),
+    st.sets(st.sampled_from([*"\n -aZ~é×Ωжض\u0939\u2028一", "\U0001f130", "\U00020000", "\U0010fffd"]), min_size=1),
+)
+def test_steps_take_each_text_alone(texts: list[str], removed: set[str]) -> None:
+    """One text ends with what the next goes on with, and characters of each size are removed."""
+    column = pa.array(texts, pa.large_string())
+    characters = "[" + "".join(rf"\x{{{ord(one):x}}}" for one in sorted(removed)) + "]"
+    assert Lines().of(column).to_pylist() == [re.sub("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]", " ", t) for t in texts]
+    assert Remove(characters).of(column).to_pylist() == ["".join(c for c in t if c not in removed) for t in texts]
+    assert Lower().of(column).to_pylist() == [text.lower() for text in texts]
 
 
 @pytest.mark.slow
