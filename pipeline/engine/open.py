@@ -72,13 +72,11 @@ def open_engine(
         return Wrapped(model, open_engine(plain, device, precision, threads, kernels))
     if model.encoder is not None:
         return _open_encoder(model, device, precision, threads, kernels)
-    missing = None if device == "cpu" else why_no_gpu()
-    if device != "cpu" and missing is None:
+    where, missing = _working(device)
+    if where == "cuda":
         from .cuda import CudaEngine
 
         return CudaEngine(model, precision, kernels)
-    if device == "cuda":
-        raise UsageError(f"no CUDA here: {missing}. Use --device cpu, or fix that")
     for name, value, offered in (("precision", precision, ("auto", "fp32", "int8")), ("kernels", kernels, ("auto",))):
         if value not in offered:
             raise UsageError(
@@ -86,6 +84,14 @@ def open_engine(
                 + (f", or fix this: {missing}" if missing else "")
             )
     return CpuEngine(model, threads or available_cores(), "int8" if precision == "int8" else "fp32")
+
+
+def _working(device: str) -> tuple[str, str | None]:
+    """What computes, "cuda" or "cpu", and why no GPU does, if one was wanted. Raises UsageError where that was a must."""
+    missing = None if device == "cpu" else why_no_gpu()
+    if device == "cuda" and missing:
+        raise UsageError(f"no CUDA here: {missing}. Use --device cpu, or fix that")
+    return "cpu" if device == "cpu" or missing else "cuda", missing
 
 
 def _open_encoder(model: Model, device: str, precision: str, threads: int | None, kernels: str) -> Engine:
@@ -99,10 +105,7 @@ def _open_encoder(model: Model, device: str, precision: str, threads: int | None
     """
     from .encoder import EncoderEngine, compute_on
 
-    missing = None if device == "cpu" else why_no_gpu()
-    if device == "cuda" and missing:
-        raise UsageError(f"no CUDA here: {missing}. Use --device cpu, or fix that")
-    where = "cpu" if device == "cpu" or missing else "cuda"
+    where, missing = _working(device)
     if where == "cpu" and (precision not in ("auto", "fp32") or kernels != "auto"):
         raise UsageError(
             f"{model.name} is an encoder, which a CPU computes in fp32: leave out --precision and --kernels"
@@ -118,7 +121,7 @@ def vectors(encoder: Encoder, data: NDArray[np.uint8], offsets: NDArray[np.int64
     """Those of N texts, float32 [N, outputs]. data, offsets: as in `WordPiece.of_texts`; device: of `open_engine`."""
     from .encoder import compute_on
 
-    compute = compute_on(encoder, expected_device(device))
+    compute = compute_on(encoder, _working(device)[0])
     try:
         of_all, _ = compute.of_texts(Texts(data, offsets), False, None)
     finally:
