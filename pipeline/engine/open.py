@@ -87,7 +87,7 @@ def open_engine(
 
 
 def _working(device: str) -> tuple[str, str | None]:
-    """What computes, "cuda" or "cpu", and why no GPU does, if one was wanted. Raises UsageError where that was a must."""
+    """What computes, "cuda" or "cpu", and why no GPU does, if one was wanted. Raises UsageError where it had to."""
     missing = None if device == "cpu" else why_no_gpu()
     if device == "cuda" and missing:
         raise UsageError(f"no CUDA here: {missing}. Use --device cpu, or fix that")
