@@ -24,7 +24,7 @@ from . import catalog
 from .catalog import ATTENTION_ROWS, Activation
 from .ops import Operations
 from .storage import FLOAT
-from .tables import encoder_layer, encoder_shape, vocabulary_tables
+from .tables import encoder_layer, encoder_shape, vocabulary_record, vocabulary_tables
 from .tiles import product_tile
 from .weights import to_device
 
@@ -41,8 +41,6 @@ _TEXTS, _BYTES = 1 << 14, 1 << 25
 _ACTIVATIONS: dict[EncoderActivation, Activation] = {"gelu": "GELU", "gelu_tanh": "GELU_TANH", "relu": "RELU"}
 _HEAD_STEPS = ("identity", "tanh", "relu", "gelu", NORMALISE)
 """In the order of common/encoder.cu."""
-
-_VOCABULARY = np.dtype([(f"pointer{i}", np.uint64) for i in range(8)] + [(f"number{i}", np.int32) for i in range(6)])
 
 
 class DeviceEncoder:
@@ -83,16 +81,8 @@ class DeviceEncoder:
 
     def _upload_vocabulary(self) -> None:
         tokens, tables = self.encoder.tokens, vocabulary_tables(self.encoder.tokens)
-        arrays: list[NDArray[Any]] = [
-            tables.edges.view(np.uint8), tokens.pages, tables.characters, tables.sequences, tables.special,
-            tables.special_ends, tables.special_tokens, tables.starts,
-        ]  # fmt: skip
-        self._tables = [cp.asarray(array) if array.size else cp.zeros(1, array.dtype) for array in arrays]
-        rules = tokens.rules
-        bits = len(tables.edges).bit_length() - 1
-        numbers = (bits, len(rules.special), rules.first, rules.last, rules.unknown, 0)
-        record = np.array([(*(table.data.ptr for table in self._tables), *numbers)], _VOCABULARY)
-        self._vocabulary = record.view(f"V{_VOCABULARY.itemsize}")
+        self._tables = [cp.asarray(np.append(table.view(np.uint8), np.uint8(0))) for table in tables]  # none is empty
+        self._vocabulary = vocabulary_record(tokens, tables, [table.data.ptr for table in self._tables])
 
     def _uploaded(self, name: str) -> cp.ndarray:
         """A weight with zeros where rows and heads are filled up; of products [outputs, inputs]."""

@@ -6,6 +6,7 @@ NumPy only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,12 +42,14 @@ class StatisticsTables(NamedTuple):
 
 
 class VocabularyTables(NamedTuple):
-    """What common/wordpiece.cu reads.
+    """What common/wordpiece.cu reads, in the order of its `Vocabulary`.
 
     Attributes
     ----------
     edges : structured [places]
         The hash table of the tree of its entries: "key", "next", "token".
+    pages : uint16 [4352]
+        As of `WordPiece`.
     characters, sequences : int32
         As of `WordPiece`, with the combining classes of marks that have an order.
     special : uint8 [bytes]
@@ -59,6 +62,7 @@ class VocabularyTables(NamedTuple):
     """
 
     edges: NDArray[np.void]
+    pages: NDArray[np.uint16]
     characters: NDArray[np.int32]
     sequences: NDArray[np.int32]
     special: NDArray[np.uint8]
@@ -87,6 +91,7 @@ def vocabulary_tables(tokens: WordPiece) -> VocabularyTables:
     starts[[name[0] for name in encoded]] = 1
     return VocabularyTables(
         _edges(tokens),
+        tokens.pages,
         with_classes(tokens.characters),
         with_classes(tokens.sequences),
         np.frombuffer(b"".join(encoded), np.uint8),
@@ -94,6 +99,13 @@ def vocabulary_tables(tokens: WordPiece) -> VocabularyTables:
         np.array([token for _, token in special], np.int32),
         np.packbits(starts, bitorder="little").view(np.uint32),
     )
+
+
+def vocabulary_record(tokens: WordPiece, tables: VocabularyTables, addresses: Sequence[int]) -> NDArray[np.void]:
+    """common/wordpiece.cu's `Vocabulary`, by value. addresses: where each of the tables is."""
+    rules = tokens.rules
+    numbers = (len(tables.edges).bit_length() - 1, len(rules.special), rules.first, rules.last, rules.unknown, 0)
+    return np.array([(*addresses, *numbers)], ",".join(["u8"] * len(addresses) + ["i4"] * len(numbers))).view("V88")
 
 
 def _edges(tokens: WordPiece) -> NDArray[np.void]:

@@ -1,0 +1,110 @@
+"""The kernel of tokens, which is plain C++ but for names, compiled for the CPU and held to its specification."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from conftest import examples
+from encoders import drawn
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.kernels.compile import FOLDER
+from broadsheet.pipeline.kernels.tables import vocabulary_record, vocabulary_tables
+from broadsheet.pipeline.model.charcnn import load_model
+from broadsheet.pipeline.model.encoder import Encoder
+
+pytest.importorskip("tokenizers")
+COMPILER = shutil.which("c++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler is here")
+
+BEFORE = """
+#include <algorithm>
+#include <cstddef>
+using std::min;
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(bytes) alignas(bytes)
+struct int4 { int x, y, z, w; };
+template <class T> T __ldg(const T* at) { return *at; }
+static struct { int x; } blockIdx, threadIdx;
+constexpr int SHARED_LIMIT = 1 << 20;
+using uint8 = unsigned char; using uint16 = unsigned short; using int32 = int; using uint32 = unsigned int;
+using int64 = long long; using uint64 = unsigned long long;
+extern uint32 words[];
+"""
+AFTER = """
+uint32 words[64 * LONGEST];
+extern "C" void run(const uint8* data, const int64* offsets, int texts, const Vocabulary* vocabulary, int most,
+                    const int64* rooms, int* ids, int* counts, uint8* is_cut) {
+    for (int i = 0; i < texts; i++) {
+        blockIdx.x = i / 64, threadIdx.x = i % 64;
+        wordpiece<LONGEST, Launch<64, 64 * LONGEST * 4>>(data, offsets, texts, *vocabulary, most, rooms, ids, counts,
+                                                         is_cut);
+    }
+}
+"""
+
+PARTS = [
+    "the", "theing", "really", "Straße", "İ", "Å", "e\u0301\u0327", "a\u0327\u0301", "\u302e\u302f", "한국어", "一丁丂",
+    "é", "\u0000", "\u0085", "\u3000", "\xad", "\t\r\n", "don't", f" {'x' * 100} ", f" {'x' * 101} ", "[SEP]", "[MASK]",
+    "[MAS", "[", "##ing", "😀", "\U000e0041", "\ud7ff", "\u0344", "\u0390", "\u302e\U0001d165",
+]  # fmt: skip
+TEXTS = st.lists(st.sampled_from(PARTS) | st.text(max_size=12) | st.just(" "), max_size=12).map("".join)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+    found = load_model(drawn(tmp_path_factory.mktemp("drawn") / "it", 64, 2, 128)).encoder
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def kernel(encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Texts, int], list[list[int]]]:
+    """The kernel's tokens of texts of which so many are read, and then which have more."""
+    folder, longest = tmp_path_factory.mktemp("kernel"), encoder.settings.rules.longest
+    lines = BEFORE + (FOLDER / "common/wordpiece.cu").read_text() + AFTER.replace("LONGEST", str(longest))
+    lines = re.sub(r'extern __shared__ uint32 words.*|#include "common/types.cuh"', "", lines)
+    (folder / "it.cpp").write_text(lines)
+    command = [str(COMPILER), "-std=c++17", "-O1", "-shared", "-fPIC", "-I", str(FOLDER), "-o"]
+    subprocess.run([*command, str(folder / "it.so"), str(folder / "it.cpp")], check=True)
+    run = ctypes.CDLL(str(folder / "it.so")).run
+    tables = [np.ascontiguousarray(table) for table in vocabulary_tables(encoder.tokens)]
+    record = vocabulary_record(encoder.tokens, vocabulary_tables(encoder.tokens), [one.ctypes.data for one in tables])
+
+    def tokens(texts: Texts, most: int) -> list[list[int]]:
+        rooms = np.cumsum([0, *np.minimum(most, 2 + 2 * np.diff(texts.offsets))]).astype(np.int64)
+        ids = np.full(rooms[-1], -1, np.int32)
+        counts, is_cut = np.empty(len(texts), np.int32), np.empty(len(texts), np.uint8)
+        data = np.append(texts.data, np.uint8(0))
+        pointers = [
+            ctypes.c_void_p(one.ctypes.data) for one in (data, texts.offsets, record, rooms, ids, counts, is_cut)
+        ]
+        assert tables  # they live as long as this function
+        run(*pointers[:2], len(texts), pointers[2], most, *pointers[3:])
+        own = [ids[at : at + count].tolist() for at, count in zip(rooms.tolist(), counts.tolist(), strict=False)]
+        return [*own, is_cut.astype(bool).tolist()]
+
+    return tokens
+
+
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(drawn_texts=st.lists(TEXTS, min_size=1, max_size=8), most=st.integers(3, 40))
+def test_tokens_are_those_of_numpy(
+    encoder: Encoder, kernel: Callable[[Texts, int], list[list[int]]], drawn_texts: list[str], most: int
+) -> None:
+    texts = Texts.of([text.encode() for text in (*drawn_texts, "".join(drawn_texts), "")])
+    want = encoder.tokens.of_texts(texts.data, texts.offsets, most)
+    expected = [want.ids[a:b].tolist() for a, b in pairwise(want.ends.tolist())]
+    assert kernel(texts, most) == [*expected, want.is_cut.tolist()]
