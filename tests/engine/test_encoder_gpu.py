@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import examples
-from encoders import drawn
+from encoders import HOSTILE, PARTS, drawn
 from fasttext_models import branch, model_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -35,12 +35,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "nothing of it is a tile": {"width": 120, "heads": 3, "inner": 200, "activation": "relu"},
     "wide": {"width": 1024, "heads": 16, "inner": 4096},
 }
-PARTS = [
-    "the", "theing", "really", "Straße", "İ", "Å", "e\u0301\u0327", "a\u0327\u0301", "\u302e\u302f", "한국어", "一丁丂",
-    "é", "\u0000", "\u0085", "\u3000", "\xad", "\t\r\n", "don't", f" {'x' * 100} ", f" {'x' * 101} ", "[SEP]", "[MASK]",
-    "[MAS", "[", "##ing", "😀", "\U000e0041", "\ud7ff", "\u0344", "\u0390", "\u302e\U0001d165",
-]  # fmt: skip
-TEXTS = st.lists(st.sampled_from(PARTS) | st.text(max_size=12) | st.just(" "), max_size=12).map("".join)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +85,7 @@ def tokens(request: pytest.FixtureRequest, model: Callable[[str], Model]) -> tup
 
 
 @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(drawn_texts=st.lists(TEXTS, min_size=1, max_size=8))
+@given(drawn_texts=st.lists(HOSTILE, min_size=1, max_size=8))
 def test_tokens_are_those_of_numpy(tokens: tuple[Encoder, Any], drawn_texts: list[str]) -> None:
     encoder, device = tokens
     texts = given_texts([*drawn_texts, "".join(drawn_texts)])

