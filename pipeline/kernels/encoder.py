@@ -18,13 +18,13 @@ import numpy as np
 from cupyx import empty_pinned
 from numpy.typing import NDArray
 
-from ..model.encoder import NORMALISE, Encoder
 from ..model.encoder import Activation as EncoderActivation
+from ..model.encoder import Encoder
 from . import catalog
 from .catalog import ATTENTION_ROWS, Activation
 from .ops import Operations
 from .storage import FLOAT
-from .tables import encoder_layer, encoder_shape, vocabulary_record, vocabulary_tables
+from .tables import encoder_layer, encoder_shape, head_tables, vocabulary_record, vocabulary_tables
 from .tiles import product_tile
 from .weights import to_device
 
@@ -39,8 +39,6 @@ _TEXTS, _BYTES = 1 << 14, 1 << 25
 """Of texts that become tokens together."""
 
 _ACTIVATIONS: dict[EncoderActivation, Activation] = {"gelu": "GELU", "gelu_tanh": "GELU_TANH", "relu": "RELU"}
-_HEAD_STEPS = ("identity", "tanh", "relu", "gelu", NORMALISE)
-"""In the order of common/encoder.cu."""
 
 
 class DeviceEncoder:
@@ -71,7 +69,10 @@ class DeviceEncoder:
         with self._stream:
             self._upload_vocabulary()
             self._weights = {name: self._uploaded(name) for name in weights if not name.startswith(("head.", "last"))}
-            self._heads = {is_logits: self._upload_head(is_logits) for is_logits in (False, True)}
+            self._heads = {is_logits: head_tables(encoder, is_logits) for is_logits in (False, True)}
+            self._head_arrays = {
+                is_logits: (cp.asarray(head.steps), cp.asarray(head.weights)) for is_logits, head in self._heads.items()
+            }
             pitches = {"x": shape.pitch, "mixed": self._layers["mix"].inputs}
             pitches |= {name: self._layers[name].outputs for name in ("queries", "inner", "outer")}
             self._buffers = {
@@ -107,32 +108,6 @@ class DeviceEncoder:
         weight = np.pad(weight, [*[(0, 0)] * (weight.ndim - 1), (0, shape.pitch - weight.shape[-1])])
         return to_device(weight, FLOAT if weight.ndim == 1 else self._element)
 
-    def _upload_head(self, is_logits: bool) -> tuple[cp.ndarray, cp.ndarray, int, int]:
-        """The steps of the head, with the last product or without, and their weights; the longest vector and how many
-        steps; and the outputs.
-        """
-        encoder, weights = self.encoder, self.encoder.weights
-        steps, parts, size, at, longest = [], [], encoder.width, 0, encoder.width + 1
-        steps_with_one = [step for step in encoder.settings.head if step != NORMALISE]
-        products: list[tuple[str, str]] = [(step, f"head.{i}") for i, step in enumerate(steps_with_one)]
-        planned: list[tuple[str, str]] = [
-            (NORMALISE, "") if step == NORMALISE else products.pop(0) for step in encoder.settings.head
-        ]
-        if is_logits and "last" in weights:
-            planned.append(("identity", "last"))
-        for step, name in planned:
-            outputs = size
-            if name:
-                weight = np.asarray(weights[name], np.float32)
-                outputs = weight.shape[1]
-                bias = weights.get(f"{name}.bias", np.zeros(outputs))
-                parts += [weight.ravel(), np.asarray(bias, np.float32)]
-            steps.append((_HEAD_STEPS.index(step), size, outputs, at, at + size * outputs))
-            at += (size + 1) * outputs if name else 0
-            size, longest = outputs, max(longest, outputs)
-        flat = np.concatenate([*parts, np.zeros(1, np.float32)])
-        return cp.asarray(np.array(steps or [(0,) * 5], np.int32)), cp.asarray(flat), len(steps) << 16 | longest, size
-
     def compute(
         self, data: Any, offsets: Integers, is_logits: bool, timed: Timed = lambda name: nullcontext()
     ) -> tuple[Floats, NDArray[np.bool_]]:
@@ -153,7 +128,7 @@ class DeviceEncoder:
             The logits without the model's bias, or the vectors; and which texts have more tokens than are read.
 
         """
-        outputs = self._heads[is_logits][3]
+        outputs = self._heads[is_logits].outputs
         out, is_cut = [np.empty((0, outputs), np.float32)], [np.empty(0, np.bool_)]
         with self._lock, self._stream:
             waiting = None
@@ -195,21 +170,18 @@ class DeviceEncoder:
     def _vectors(self, tokens: DeviceTokens, is_logits: bool, timed: Timed) -> cp.ndarray:
         """Begin what computes texts that have their tokens: float32 [texts, outputs]."""
         tokens.done.synchronize()
-        steps, weights, sizes, outputs = self._heads[is_logits]
-        out = cp.empty((len(tokens.counts), outputs), np.float32)
-        longest, count = sizes & 0xFFFF, sizes >> 16
-        kernel = catalog.encoder_head_kernel(self._element, longest)
+        head, (steps, weights) = self._heads[is_logits], self._head_arrays[is_logits]
+        out = cp.empty((len(tokens.counts), head.outputs), np.float32)
+        kernel = catalog.encoder_head_kernel(self._element, head.longest)
         settings, pitch = self.encoder.settings, np.int32(self._shape.pitch)
         for first, last in _groups(tokens.counts, self._rows):
             ends = np.concatenate([[0], np.cumsum(tokens.counts[first:last])]).astype(np.int32)
             rows = self._encoded(tokens, first, last, ends, timed)
             with timed("head"):
                 numbers = (np.int32(self.encoder.width), pitch, np.int32(settings.pooling == "mean"))
-                head = (steps, np.int32(count), weights, np.int32(longest))
-                self._ops.launch(
-                    kernel, (last - first,),
-                    (self._buffers["x"], rows, *numbers, *head, out[first:last]),
-                )  # fmt: skip
+                of_head = (steps, np.int32(len(head.steps)), weights, np.int32(head.longest))
+                arguments = (self._buffers["x"], rows, *numbers, *of_head, out[first:last])
+                self._ops.launch(kernel, (last - first,), arguments)
         return out
 
     def _encoded(

@@ -7,12 +7,13 @@ NumPy only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.encoder import Encoder
+from ..model.encoder import NORMALISE, Encoder
 from ..model.fasttext import END, FIRST_HASH, FastText, Paths, hashed
 from ..model.layers import NORM_EPSILON, Layer
 from ..model.ngrams import NGrams, Script, script
@@ -414,3 +415,47 @@ def encoder_layer(name: str, inputs: int, outputs: int) -> Layer:
 
 def _up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
+
+
+class HeadTables(NamedTuple):
+    """What common/encoder.cu reads of a head.
+
+    Attributes
+    ----------
+    steps : int32 [steps, 5]
+        Of each its kind, inputs, outputs, and where in `weights` its weight and its bias begin.
+    weights : float32
+        All, one after another, and a zero.
+    longest, outputs : int
+        Values of the longest vector, and of the last.
+
+    """
+
+    steps: NDArray[np.int32]
+    weights: Floats
+    longest: int
+    outputs: int
+
+
+_HEAD_STEPS = ("identity", "tanh", "relu", "gelu", NORMALISE)
+"""In the order of common/encoder.cu."""
+
+
+def head_tables(encoder: Encoder, is_logits: bool) -> HeadTables:
+    """is_logits: with the last product, if there is one."""
+    numbers = count()
+    planned = [(step, "" if step == NORMALISE else f"head.{next(numbers)}") for step in encoder.settings.head]
+    if is_logits and "last" in encoder.weights:
+        planned.append(("identity", "last"))
+    steps, parts, size, longest = [], [np.zeros(0, np.float32)], encoder.width, encoder.width
+    for step, name in planned:
+        outputs, at = size, sum(map(len, parts))
+        if name:
+            weight = np.asarray(encoder.weights[name], np.float32)
+            outputs = weight.shape[1]
+            bias = encoder.weights.get(f"{name}.bias", np.zeros(outputs))
+            parts += [weight.ravel(), np.asarray(bias, np.float32)]
+        steps.append((_HEAD_STEPS.index(step), size, outputs, at, at + size * outputs))
+        size, longest = outputs, max(longest, outputs)
+    weights = np.concatenate([*parts, np.zeros(1, np.float32)])
+    return HeadTables(np.array(steps, np.int32).reshape(-1, 5), weights, longest + longest % 2, size)

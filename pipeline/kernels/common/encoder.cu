@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(WARPS * WARP)
     store_normed<T, PIECES>(value, gamma, beta, epsilon, width, pitch, own);
 }
 
-// A step of a head. kind: as HEAD_STEPS in pipeline/kernels/encoder.py numbers them. weight [inputs, outputs] and bias
+// A step of a head. kind: as _HEAD_STEPS in pipeline/kernels/tables.py numbers them. weight [inputs, outputs] and bias
 // [outputs] begin there in the head's weights.
 struct Step {
     int kind, inputs, outputs, weight, bias;
