@@ -176,7 +176,7 @@ class DeviceEncoder:
         settings, pitch = self.encoder.settings, np.int32(self._shape.pitch)
         for first, last in _groups(tokens.counts, self._rows):
             ends = np.concatenate([[0], np.cumsum(tokens.counts[first:last])]).astype(np.int32)
-            rows = self._encoded(tokens, first, last, ends, timed)
+            rows = self._encoded(tokens, first, ends, timed)
             with timed("head"):
                 numbers = (np.int32(self.encoder.width), pitch, np.int32(settings.pooling == "mean"))
                 of_head = (steps, np.int32(len(head.steps)), weights, np.int32(head.longest))
@@ -184,10 +184,8 @@ class DeviceEncoder:
                 self._ops.launch(kernel, (last - first,), arguments)
         return out
 
-    def _encoded(
-        self, tokens: DeviceTokens, first: int, last: int, ends: NDArray[np.int32], timed: Timed
-    ) -> cp.ndarray:
-        """Leave the vectors of texts `first` to `last` in the buffer "x"; returns `ends` on the GPU."""
+    def _encoded(self, tokens: DeviceTokens, first: int, ends: NDArray[np.int32], timed: Timed) -> cp.ndarray:
+        """Leave the vectors of texts from the first on, which end at `ends`, in the buffer "x". Returns `ends` there."""
         ops, buffers, layers, shape = self._ops, self._buffers, self._layers, self._shape
         settings, element, weights = self.encoder.settings, self._element, self._weights
         count = int(ends[-1])
@@ -215,8 +213,8 @@ class DeviceEncoder:
 
         with timed("embedding"):
             ops.launch(
-                catalog.embed_kernel(element, shape.pitch), (last - first,),
-                (tokens.ids, tokens.rooms[first:last], of_ends, weights["embedding"], weights["places"], *norm("norm"),
+                catalog.embed_kernel(element, shape.pitch), (len(ends) - 1,),
+                (tokens.ids, tokens.rooms[first:], of_ends, weights["embedding"], weights["places"], *norm("norm"),
                  *sizes, x),
             )  # fmt: skip
         scale = np.float32(math.log2(math.e) / math.sqrt(self.encoder.width // settings.heads))
