@@ -185,7 +185,7 @@ class DeviceEncoder:
         return out
 
     def _encoded(self, tokens: DeviceTokens, first: int, ends: NDArray[np.int32], timed: Timed) -> cp.ndarray:
-        """Leave the vectors of texts from the first on, which end at `ends`, in the buffer "x". Returns `ends` there."""
+        """Leave the vectors of texts from `first` on, which end at `ends`, in the buffer "x"; returns `ends` there."""
         ops, buffers, layers, shape = self._ops, self._buffers, self._layers, self._shape
         settings, element, weights = self.encoder.settings, self._element, self._weights
         count = int(ends[-1])
@@ -198,8 +198,8 @@ class DeviceEncoder:
         def norm(name: str) -> tuple[cp.ndarray, cp.ndarray]:
             return weights[f"{name}.weight"], weights[f"{name}.bias"]
 
-        def product(layer: int, step: str, rows: cp.ndarray, out: cp.ndarray, follows: Activation = "NONE") -> None:
-            name = f"{layer}.{step}"
+        def product(layer: int, step: str, rows: cp.ndarray, follows: Activation = "NONE") -> None:
+            name, out = f"{layer}.{step}", buffers["outer" if step == "mix" else step]
             with timed(step):
                 ops.dense(rows, layers[step], weights[name], weights[f"{name}.bias"], of_ends[-1:], count, follows, out)
 
@@ -220,7 +220,7 @@ class DeviceEncoder:
         scale = np.float32(math.log2(math.e) / math.sqrt(self.encoder.width // settings.heads))
         pitches = np.int32(layers["queries"].outputs), scale, np.int32(layers["mix"].inputs)
         for layer in range(settings.layers):
-            product(layer, "queries", x, buffers["queries"])
+            product(layer, "queries", x)
             with timed("attention"):
                 for is_long, *both in ((False, *shares[:2]), (True, *shares[2:])):
                     if len(both[0]):
@@ -228,10 +228,10 @@ class DeviceEncoder:
                             catalog.attention_kernel(element, shape.head, is_long), (len(both[0]), settings.heads),
                             (buffers["queries"], of_ends, *both, np.int32(settings.heads), *pitches, buffers["mixed"]),
                         )  # fmt: skip
-            product(layer, "mix", buffers["mixed"], buffers["outer"])
+            product(layer, "mix", buffers["mixed"])
             add_norm(f"{layer}.norm1")
-            product(layer, "inner", x, buffers["inner"], _ACTIVATIONS[settings.activation])
-            product(layer, "outer", buffers["inner"], buffers["outer"])
+            product(layer, "inner", x, _ACTIVATIONS[settings.activation])
+            product(layer, "outer", buffers["inner"])
             add_norm(f"{layer}.norm2")
         return of_ends
 
