@@ -85,7 +85,7 @@ class Batch(NamedTuple):
     given: Encoded | None = None
 
 
-def _number_on_host(device: int) -> int:
+def number_on_host(device: int) -> int:
     """A GPU's number among all GPUs of the host; CUDA_VISIBLE_DEVICES hides and renumbers them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return int(visible[device]) if device < len(visible) and visible[device].strip().isdigit() else device
@@ -151,7 +151,7 @@ class CudaEngine:
                     raise NoRoom(self._no_room("the model's kernels", error)) from error
                 raise BroadsheetError(f"GPU {device} cannot load the model: {error}") from error
             self._allocate(batch or self._default_batch(most))
-        self.device_name = f"cuda:{_number_on_host(device)}"
+        self.device_name = f"cuda:{number_on_host(device)}"
         self.memory_ready = time.time()
 
     def _default_batch(self, most: int) -> int:

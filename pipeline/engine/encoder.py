@@ -85,6 +85,7 @@ class OnCuda:
         from ..kernels.encoder import DeviceEncoder
         from ..kernels.ops import operations
         from ..kernels.tables import encoder_shape
+        from .cuda import number_on_host
 
         device, digits = cp.cuda.Device(), cp.cuda.Device().compute_capability
         if kernels == "auto" and precision == "auto" and int(digits) >= _FIRST_CAPABILITY:
@@ -92,26 +93,34 @@ class OnCuda:
         generation, precision = choose_generation(kernels, precision, (int(digits[:-1]), int(digits[-1])))
         if precision not in ("fp16", "bf16") or encoder_shape(encoder) is None:
             raise UsageError(
-                "on a GPU an encoder is computed in fp16 or bf16, from compute capability 8.0 on, with at most "
-                f"64 values a head of attention and 2,048 in all: this is {precision} on {digits[:-1]}.{digits[-1]}, "
-                f"with {encoder.width // encoder.settings.heads} and {encoder.width:,}. Add --device cpu"
+                "on a GPU an encoder is computed in fp16 or bf16, from compute capability 8.0 on, with at most 64 "
+                "values a head of attention, 2,048 of a vector, 8,192 of the head's, and words of 256 characters: "
+                f"this is {precision} on {digits[:-1]}.{digits[-1]}, with {encoder.width // encoder.settings.heads} "
+                f"and {encoder.width:,}. Add --device cpu"
             )
-        try:
+        self._device, self.device_name = device, f"cuda:{number_on_host(device.id)}"
+        with self._failures("the encoder"):
             self._computed = DeviceEncoder(encoder, operations(generation, precision, device))
-        except cp.cuda.memory.OutOfMemoryError as error:
-            raise NoRoom(f"GPU {device.id} has no room for the encoder: {error}. Stop other programs on it") from error
-        self.device_name = f"cuda:{device.id}"
         self.backend = Backend("cuda", generation, f"sm_{digits}, {compiler_name()}", precision)
 
     def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
+        with self._device, self._failures(f"a batch of {len(texts):,} texts"):
+            if not isinstance(texts.data, np.ndarray):  # whoever wrote the text may have used any stream
+                self._device.synchronize()
+            return self._computed.compute(texts.data, texts.offsets, is_logits, self._timed(spans))
+
+    @contextmanager
+    def _failures(self, what: str) -> Iterator[None]:
+        """Raise NoRoom where the GPU has no memory for this, BroadsheetError for its other errors."""
         import cupy as cp
 
         try:
-            return self._computed.compute(texts.data, texts.offsets, is_logits, self._timed(spans))
+            yield
         except cp.cuda.memory.OutOfMemoryError as error:
-            raise NoRoom(f"{self.device_name} has no room for a batch: {error}. Stop other programs on it") from error
+            raise NoRoom(f"{self.device_name} has no room for {what}: {error}. Stop other programs on it") from error
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
-            raise BroadsheetError(f"{self.device_name} failed in a batch of {len(texts):,} texts: {error}") from error
+            kind = NoRoom if error.status == _OUT_OF_MEMORY else BroadsheetError
+            raise kind(f"{self.device_name} failed with {what}: {error}") from error
 
     def _timed(self, spans: list[Span] | None) -> Callable[[str], AbstractContextManager[None]]:
         """Encloses a step, whose span is appended once the GPU has ended it: with --profile, one after the other."""
@@ -131,6 +140,7 @@ class OnCuda:
 
 
 _FIRST_CAPABILITY = 80
+_OUT_OF_MEMORY = 2  # CUDA's cudaErrorMemoryAllocation
 
 
 def compute_on(
@@ -221,8 +231,11 @@ class EncoderEngine:
             logits = logits.reshape(len(texts), len(self.model.classes))
             scores = reference.class_scores(logits + self._bias, self.model)
             labels, best = reference.top_k(scores, top_k)
-        data = texts.data if isinstance(texts.data, np.ndarray) else texts.data.get()
-        n_chars = count_characters(data, texts.offsets) if texts.n_chars is None else texts.n_chars
+        n_chars = texts.n_chars
+        if n_chars is None:
+            first, last = int(texts.offsets[0]), int(texts.offsets[-1])
+            data = texts.data[first:last]
+            n_chars = count_characters(data if isinstance(data, np.ndarray) else data.get(), texts.offsets - first)
         counts = n_chars, is_cut, np.zeros(len(texts), np.int64)
         return Predictions(labels, best, scores if all_scores else None, *counts).with_numbers(self.model)
 

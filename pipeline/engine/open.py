@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,15 +118,26 @@ def _open_encoder(model: Model, device: str, precision: str, threads: int | None
 
 
 def vectors(encoder: Encoder, data: NDArray[np.uint8], offsets: NDArray[np.int64], device: str = "auto") -> Floats:
-    """Those of N texts, float32 [N, outputs]. data, offsets: as in `WordPiece.of_texts`; device: of `open_engine`."""
+    """Those of N texts, float32 [N, outputs]. data, offsets: as in `WordPiece.of_texts`; device: of `open_engine`. A
+    CPU computes what "auto" finds no GPU for, and texts that overflow in 16 bits.
+    """
     from .encoder import compute_on
 
-    compute = compute_on(encoder, _working(device)[0])
+    texts = Texts(data, offsets)
+    where, _ = _working(device)
     try:
-        of_all, _ = compute.of_texts(Texts(data, offsets), False, None)
-    finally:
-        compute.close()
-    return of_all.reshape(len(offsets) - 1, encoder.outputs)
+        compute = compute_on(encoder, where)
+    except UsageError:
+        if device == "cuda":
+            raise
+        where, compute = "cpu", compute_on(encoder, "cpu")
+    with closing(compute):
+        out = compute.of_texts(texts, False, None)[0].reshape(len(texts), encoder.outputs)
+    overflowed = ~np.asarray(np.isfinite(out).all(axis=1))
+    if where == "cuda" and overflowed.any():
+        again = texts.take(overflowed)
+        out[overflowed] = vectors(encoder, again.data, again.offsets, "cpu")
+    return out
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from . import catalog
 from .catalog import ATTENTION_ROWS, Activation
 from .ops import Operations
 from .storage import FLOAT
-from .tables import encoder_layer, encoder_shape, head_tables, vocabulary_record, vocabulary_tables
+from .tables import encoder_layer, encoder_shape, head_tables, most_tokens, vocabulary_record, vocabulary_tables
 from .tiles import product_tile
 from .weights import to_device
 
@@ -35,6 +35,7 @@ Timed = Callable[[str], AbstractContextManager[object]]
 _ROWS_OF_AN_SM = 512
 """Tokens that are computed together, by the number of SMs: so many that a last wave of tiles hardly counts."""
 
+_UINT32_MAX = (1 << 32) - 1
 _TEXTS, _BYTES = 1 << 14, 1 << 25
 """Of texts that become tokens together."""
 
@@ -64,7 +65,10 @@ class DeviceEncoder:
         assert shape is not None
         self._shape = shape
         self._layers = {layer.name: layer for layer in shape.layers}
-        self._rows = max(rows or _ROWS_OF_AN_SM * ops.sms, settings.most)
+        pitches = {"x": shape.pitch, "mixed": self._layers["mix"].inputs}
+        pitches |= {name: self._layers[name].outputs for name in ("queries", "inner", "outer")}
+        # Kernels count what is stored in 32 bits.
+        self._rows = max(min(rows or _ROWS_OF_AN_SM * ops.sms, _UINT32_MAX // max(pitches.values())), settings.most)
         self._stream = cp.cuda.Stream(non_blocking=True)
         with self._stream:
             self._upload_vocabulary()
@@ -73,8 +77,6 @@ class DeviceEncoder:
             self._head_arrays = {
                 is_logits: (cp.asarray(head.steps), cp.asarray(head.weights)) for is_logits, head in self._heads.items()
             }
-            pitches = {"x": shape.pitch, "mixed": self._layers["mix"].inputs}
-            pitches |= {name: self._layers[name].outputs for name in ("queries", "inner", "outer")}
             self._buffers = {
                 name: cp.zeros((self._rows, pitch), self._element.dtype) for name, pitch in pitches.items()
             }
@@ -83,6 +85,7 @@ class DeviceEncoder:
     def _upload_vocabulary(self) -> None:
         tokens, tables = self.encoder.tokens, vocabulary_tables(self.encoder.tokens)
         self._tables = [cp.asarray(np.append(table.view(np.uint8), np.uint8(0))) for table in tables]  # none is empty
+        self._most_tokens = most_tokens(tables)
         self._vocabulary = vocabulary_record(tokens, tables, [table.data.ptr for table in self._tables])
 
     def _uploaded(self, name: str) -> cp.ndarray:
@@ -133,24 +136,26 @@ class DeviceEncoder:
         with self._lock, self._stream:
             waiting = None
             computed: list[tuple[cp.ndarray, cp.ndarray]] = []
-            for first, last in _batches(offsets):
-                with timed("tokens"):
-                    begun = self.tokens(data[int(offsets[first]) : int(offsets[last])], offsets[first : last + 1])
+            try:
+                for first, last in _batches(offsets):
+                    with timed("tokens"):
+                        begun = self.tokens(data[int(offsets[first]) : int(offsets[last])], offsets[first : last + 1])
+                    if waiting is not None:
+                        computed.append((self._vectors(waiting, is_logits, timed), waiting.is_cut))
+                    waiting = begun
                 if waiting is not None:
                     computed.append((self._vectors(waiting, is_logits, timed), waiting.is_cut))
-                waiting = begun
-            if waiting is not None:
-                computed.append((self._vectors(waiting, is_logits, timed), waiting.is_cut))
-            for of_batch, cut in computed:
-                out.append(of_batch.get())
-                is_cut.append(cut.get().astype(np.bool_))
+                for of_batch, cut in computed:
+                    out.append(of_batch.get())
+                    is_cut.append(cut.get().astype(np.bool_))
+            finally:  # what is copied to the host may be under way
+                self._stream.synchronize()
         return np.concatenate(out), np.concatenate(is_cut)
 
     def tokens(self, data: Any, offsets: Integers) -> DeviceTokens:
         """Begin what makes tokens of texts: on CuPy's current stream, whose order they have."""
         most, texts = self.encoder.settings.most, len(offsets) - 1
-        # A character of two bytes may become three marks, each a token; none becomes more than twice its bytes.
-        rooms = np.concatenate([[0], np.cumsum(np.minimum(most, 2 + 2 * np.diff(offsets)))[:-1]])
+        rooms = np.concatenate([[0], np.cumsum(np.minimum(most, 2 + self._most_tokens * np.diff(offsets)))[:-1]])
         size = int(rooms[-1]) + most
         ids, counts, is_cut = cp.empty(size, np.int32), cp.empty(texts, np.int32), cp.empty(texts, np.uint8)
         on_device, rooms_there = cp.asarray(offsets), cp.asarray(rooms)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..model.fasttext import END, FIRST_HASH, FastText, Paths, hashed
 from ..model.layers import NORM_EPSILON, Layer
 from ..model.ngrams import NGrams, Script, script
 from ..model.reference import Floats, Weights
-from ..model.wordpiece import WordPiece
+from ..model.wordpiece import LENGTH_BITS, WordPiece
 from .tiles import SLAB_BYTES
 
 
@@ -86,7 +87,7 @@ def vocabulary_tables(tokens: WordPiece) -> VocabularyTables:
         is_mark = (points >= 0) & (points < len(of_mark))
         return points + np.where(is_mark, of_mark[np.where(is_mark, points, 0)], 0).astype(np.int32)
 
-    special = sorted(tokens.rules.special.items(), key=lambda entry: len(entry[0]), reverse=True)
+    special = sorted(filter(itemgetter(0), tokens.rules.special.items()), key=lambda one: len(one[0]), reverse=True)
     encoded = [name.encode() for name, _ in special]
     starts = np.zeros(256, np.uint8)
     starts[[name[0] for name in encoded]] = 1
@@ -100,6 +101,12 @@ def vocabulary_tables(tokens: WordPiece) -> VocabularyTables:
         np.array([token for _, token in special], np.int32),
         np.packbits(starts, bitorder="little").view(np.uint32),
     )
+
+
+def most_tokens(tables: VocabularyTables) -> int:
+    """Of a byte: as many as the code points that a character may become."""
+    counts = -1 - tables.characters[tables.characters < 0] & (1 << LENGTH_BITS) - 1
+    return int(counts.max(initial=1))
 
 
 def vocabulary_record(tokens: WordPiece, tables: VocabularyTables, addresses: Sequence[int]) -> NDArray[np.void]:
@@ -387,15 +394,16 @@ class EncoderShape(NamedTuple):
 
 
 def encoder_shape(encoder: Encoder, tile_outputs: int = 128) -> EncoderShape | None:
-    """The shape of an encoder; None where the kernels have none: for more than 64 values a head, 2,048 of a vector, or
-    256 code points of a word.
+    """The shape of an encoder; None where the kernels have none: for more than 64 values a head, 2,048 of a vector,
+    8,192 of the head's, or 256 code points of a word.
 
     tile_outputs: of a product, which writes whole tiles.
     """
     width, heads, inner = encoder.width, encoder.settings.heads, encoder.weights["0.inner"].shape[1]
     slab = SLAB_BYTES // 2
     pitch, head = _up(width, slab), 32 if width // heads <= 32 else 64
-    if width // heads > head or pitch > 2048 or encoder.settings.rules.longest > 256:
+    longest = max(head_tables(encoder, is_logits).longest for is_logits in (False, True))
+    if width // heads > head or pitch > 2048 or longest > 8192 or encoder.settings.rules.longest > 256:
         return None
     sizes = {
         "queries": (pitch, 3 * heads * head), "mix": (_up(heads * head, slab), width), "inner": (pitch, inner),

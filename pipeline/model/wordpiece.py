@@ -35,7 +35,7 @@ MOST_SPECIAL = 256
 FRAMING = 2
 """Tokens that begin and end a text."""
 
-_LENGTH_BITS = 8
+LENGTH_BITS = 8
 _MOST_WORDS = 1 << 20
 _BATCH_BYTES = 1 << 22
 
@@ -125,7 +125,7 @@ class WordPiece:
         table[MARKER : MARKER + MOST_SPECIAL] += ALONE
         sequences: list[int] = []
         for code_point, points in become.items():
-            table[code_point] = points[0] if len(points) == 1 else -1 - (len(sequences) << _LENGTH_BITS | len(points))
+            table[code_point] = points[0] if len(points) == 1 else -1 - (len(sequences) << LENGTH_BITS | len(points))
             sequences += points if len(points) > 1 else []
         pages, numbers = np.unique(table.reshape(-1, PAGE), axis=0, return_inverse=True)
         return cls(
@@ -140,7 +140,7 @@ class WordPiece:
     def check(self, model: str) -> None:
         """Raise ModelError unless the arrays and rules fit each other."""
         counts = self.characters[self.characters < 0].astype(np.int64)
-        first, length = np.divmod(-1 - counts, 1 << _LENGTH_BITS)
+        first, length = np.divmod(-1 - counts, 1 << LENGTH_BITS)
         points = np.concatenate([self.characters[self.characters >= 0], self.sequences]) % ALONE
         fits = (
             len(self.pages) == 0x110000 // PAGE
@@ -258,7 +258,7 @@ class WordPiece:
     def _expanded(self, become: Integers, of_text: Integers) -> tuple[Integers, Integers]:
         """The code points that become of some, and of which text each is."""
         several = become < 0
-        first, count = np.divmod(np.where(several, -1 - become, 1), 1 << _LENGTH_BITS)
+        first, count = np.divmod(np.where(several, -1 - become, 1), 1 << LENGTH_BITS)
         ends = np.cumsum(count)
         out = np.repeat(become, count)
         places = np.repeat(first - (ends - count), count) + np.arange(len(out))

@@ -15,6 +15,7 @@ from conftest import examples
 from encoders import HOSTILE, drawn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.kernels.compile import FOLDER
@@ -101,3 +102,17 @@ def test_tokens_are_those_of_numpy(
     want = encoder.tokens.of_texts(texts.data, texts.offsets, most)
     expected = [want.ids[a:b].tolist() for a, b in pairwise(want.ends.tolist())]
     assert kernel(texts, most) == [*expected, want.is_cut.tolist()]
+
+
+def test_bytes_that_are_no_utf_8_read_nothing_else(
+    encoder: Encoder, kernel: Callable[[Texts, int], list[list[int]]]
+) -> None:
+    """A job quarantines them, but text that is on a GPU already comes as it is."""
+    the = encoder.tokens.of_texts(*buffers_of_the(), 9).ids.tolist()
+    found = kernel(Texts.of([b"\xff" * 9, b"the", b"\xf4\x90\x80\x80", b"the\xf4", b"\x80\xbf"]), 9)
+    assert found[1] == the
+    assert all(len(ids) >= 2 for ids in found[:5])
+
+
+def buffers_of_the() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    return Texts.of([b"the"]).data, Texts.of([b"the"]).offsets

@@ -132,7 +132,7 @@ __device__ __forceinline__ uint32 character(const Article& text, int64 at, int& 
     bytes = (int)min((int64)(1 + (lead >= 0xc0) + (lead >= 0xe0) + (lead >= 0xf0)), text.size - at);
     uint32 point = bytes == 1 ? lead : lead & (0x7f >> bytes);
     for (int i = 1; i < bytes; i++) point = point << 6 | (text.bytes[at + i] & 0x3f);
-    return point;
+    return min(point, 0x10ffffu);  // of bytes that are not UTF-8, too, the table has an entry
 }
 
 // data: UTF-8, whose first byte is at offsets[0]. rooms [texts + 1]: where each text's tokens go in `ids`, with the two
