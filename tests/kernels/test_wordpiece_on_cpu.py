@@ -15,7 +15,6 @@ from conftest import examples
 from encoders import HOSTILE, drawn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.kernels.compile import FOLDER
@@ -104,15 +103,13 @@ def test_tokens_are_those_of_numpy(
     assert kernel(texts, most) == [*expected, want.is_cut.tolist()]
 
 
-def test_bytes_that_are_no_utf_8_read_nothing_else(
+def test_bytes_that_are_no_utf_8_are_the_last_code_point(
     encoder: Encoder, kernel: Callable[[Texts, int], list[list[int]]]
 ) -> None:
     """A job quarantines them, but text that is on a GPU already comes as it is."""
-    the = encoder.tokens.of_texts(*buffers_of_the(), 9).ids.tolist()
-    found = kernel(Texts.of([b"\xff" * 9, b"the", b"\xf4\x90\x80\x80", b"the\xf4", b"\x80\xbf"]), 9)
-    assert found[1] == the
-    assert all(len(ids) >= 2 for ids in found[:5])
-
-
-def buffers_of_the() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    return Texts.of([b"the"]).data, Texts.of([b"the"]).offsets
+    given = [b"the" + b"\xff" * 8 + b"the", b"the", b"the\xf4\x90\x80\x80the"]
+    last = "\U0010ffff"
+    read = Texts.of([text.encode() for text in (f"the{last * 2}the", "the", f"the{last}the")])
+    want = encoder.tokens.of_texts(read.data, read.offsets, 9)
+    expected = [want.ids[a:b].tolist() for a, b in pairwise(want.ends.tolist())]
+    assert kernel(Texts.of(given), 9)[:3] == expected
