@@ -218,6 +218,8 @@ values = st.lists(st.sampled_from(["a", "bc", " ", "é", '"', ",", ";", "\t", "|
 @example([("a", "b\r\nc"), ("d", "e\r\n\r\nf")], ",", "\r\n", {"quoting": csv.QUOTE_ALL})
 def test_records_cut_at_every_byte_are_those_of_python(rows, delimiter: str, ending: str, dialect: dict) -> None:
     """In every dialect, and wherever a block that is read, or one that is parsed, ends: what was written."""
+    # Before Python 3.13 its writer leaves a CR unquoted, which before the LF that ends the record is a part of the end.
+    assume(ending == "\r\n" or dialect["quoting"] == csv.QUOTE_ALL or not any(b.endswith("\r") for _, b in rows))
     text = io.StringIO(newline="")
     csv.writer(text, delimiter=delimiter, lineterminator=ending, **dialect).writerows(rows)
     data, expected = text.getvalue().encode(), [list(row) for row in rows]
