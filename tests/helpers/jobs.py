@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -72,13 +73,16 @@ def committed(out: Path) -> int:
 
 
 def killed_after(folder: str, count: int) -> None:
-    """Have this process killed once so many files of a folder of that name have their names."""
-    rename, left = os.replace, itertools.count(count - 1, -1)
+    """Have this process killed once so many files of a folder of that name have their names, whatever threads there
+    are.
+    """
+    rename, left, turn = os.replace, itertools.count(count - 1, -1), threading.Lock()
 
     def replace(source: str | Path, target: str | Path) -> None:
-        rename(source, target)
-        if Path(target).parent.name == folder and next(left) == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        with turn:
+            rename(source, target)
+            if Path(target).parent.name == folder and next(left) == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     os.replace = replace  # type: ignore[assignment]
 
