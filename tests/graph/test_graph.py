@@ -269,8 +269,11 @@ def test_nothing_listens_beyond_loopback_and_cores_are_not_oversubscribed(client
     assert addresses
     assert addresses <= {"127.0.0.1", "::1"}
     assert client.dashboard_link.startswith("http://127.0.0.1:")
-    with urllib.request.urlopen(client.dashboard_link, timeout=240) as page:
-        assert b"Dask" in page.read()
+    # A page without Bokeh: where two clusters of one process have open pages, one of a hundred of Bokeh's fails.
+    with urllib.request.urlopen(
+        client.dashboard_link.replace("/status", "/info/main/workers.html"), timeout=240
+    ) as page:
+        assert b"Scheduler" in page.read()
     threads = client.run(_threads)
     most = max(1, (os.cpu_count() or 1) // 2)  # of one engine; one computes at a time
     assert all(blas == "1" and count <= most * engines for blas, count, engines in threads.values())
