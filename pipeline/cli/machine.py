@@ -27,11 +27,9 @@ from .flags import Device, Kernels, Precision, SchedulerFile, Where, in_panel
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-    from ..telemetry.profile import SweepPoint
 
 _PROTOCOL = "Protocol of a cluster that is started; ucx is checked only if named."
 _STYLES = {"ok": "green", "warning": "yellow", "FAILURE": "bold red"}
-SWEEPS = ("batch", "precision")
 _PACKAGES = ("dask", "distributed", "numpy", "pyarrow")
 _CUDA = (
     "cupy-cuda12x",
@@ -46,7 +44,6 @@ _ABOUT_GPUS = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total,driver_v
 _OURS = "broadsheet"
 _MODEL = "A shipped model's name, a file, or hf://USER/NAME."
 _BATCH = "Articles in the batch.  [default: CPU 128, GPU 4096]"
-_SWEEP = "Measure rate and latency for each of these instead."
 _SEEN = "A folder that every worker should see."
 _NOT_FOR_USERS = {"test", "test-all", "dev"}
 
@@ -121,8 +118,7 @@ def profile(
     device: Device = "auto",
     precision: Precision = "auto",
     kernels: Kernels = "auto",
-    sweep: Annotated[str | None, typer.Option(metavar="batch|precision", help=_SWEEP)] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the roofline, or the sweep.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the roofline.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the picture.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -130,28 +126,12 @@ def profile(
 
     What the device can reach is measured in the same run. The text is random, its lengths are those of AG News.
     """
-    if sweep not in (None, *SWEEPS):
-        raise UsageError(f"--sweep {sweep!r}: choose one of {', '.join(SWEEPS)}")
-    if sweep == "batch" and batch:
-        raise UsageError("--sweep batch goes through batch sizes of its own: leave --batch out")
-    if sweep == "precision" and precision != "auto":
-        raise UsageError("--sweep precision goes through every precision: leave --precision out")
-    if sweep and kernels != "auto":
-        raise UsageError("a sweep takes the best kernels for each precision: leave --kernels out")
     if plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[report]'")
     refuse_outputs({"--plot": plot}, overwrite, lambda: [model])
     from ..engine import profile as measured
     from ..report.tables import print_profile
 
-    if sweep:
-        points = (
-            measured.sweep_batch(model, device, precision)
-            if sweep == "batch"
-            else measured.sweep_precision(model, batch, device)
-        )
-        _show_sweep(points, sweep, plot, as_json)
-        return
     profiled = measured.profile(model, batch, device, precision, kernels)
     if as_json:
         print_json(profiled.to_dict())
@@ -161,19 +141,6 @@ def profile(
         from ..report.plots import roofline, save_png
 
         save_png(roofline(profiled), plot)
-
-
-def _show_sweep(points: list[SweepPoint], over: str, plot: Path | None, as_json: bool) -> None:
-    from ..report.tables import print_sweep
-
-    if as_json:
-        print_json([p.to_dict() for p in points])
-    else:
-        print_sweep(points, PlainConsole())
-    if plot:
-        from ..report.plots import save_png, sweep
-
-        save_png(sweep(points, over), plot)
 
 
 def facts() -> Iterator[tuple[str, str]]:

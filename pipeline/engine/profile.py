@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -30,17 +30,14 @@ from ..model.charcnn import Model, load_model
 from ..model.layers import Layer
 from ..model.ngrams import of_network
 from ..processes.child import import_path, python
-from ..telemetry.profile import Ceilings, KernelProfile, Profile, SweepPoint, counted_bytes
+from ..telemetry.profile import Ceilings, KernelProfile, Profile, counted_bytes
 from ..telemetry.spans import Span
-from .base import PRECISIONS, Engine, Texts
+from .base import Engine, Texts
 from .cpu import CpuEngine
 from .open import open_engine
 
 BATCH = {"cpu": 128, "cuda": 4096}
 """Articles in the measured batch by default: a few groups for each thread of a CPU, or enough to fill a GPU."""
-
-BATCHES = {"cpu": (1, 2, 4, 8, 16, 32, 64, 128, 256), "cuda": tuple(4**n for n in range(8))}
-"""The batch sizes of a sweep."""
 
 _KERNEL_NAMES = (
     "regex:^(encode|norm_statistics|first_units|closing_units|(split_)?lookup_norm_pool|(split_)?conv1d|"
@@ -114,29 +111,6 @@ def profile(
     return replace(measured, kernels=tuple(replace(kernel, counted_bytes=number) for kernel, number in pairs))
 
 
-def sweep_batch(model: str | Model, device: str = "auto", precision: str = "auto") -> list[SweepPoint]:
-    """Latency over batch size, in one precision."""
-    loaded = _profiled(model)
-    with closing(open_engine(loaded, device, precision)) as engine:
-        return _points(engine, BATCHES[engine.backend.device])
-
-
-def sweep_precision(model: str | Model, batch: int | None = None, device: str = "auto") -> list[SweepPoint]:
-    """Latency in each precision that the device computes in."""
-    loaded = _profiled(model)
-    points = []
-    for precision in PRECISIONS:
-        if precision == "auto":
-            continue
-        try:
-            engine = open_engine(loaded, device, precision)
-        except UsageError:
-            continue  # not available on this device
-        with closing(engine):
-            points += _points(engine, [batch or BATCH[engine.backend.device]])
-    return points
-
-
 def _profiled(model: str | Model) -> Model:
     """Raises UsageError for a model of fastText's, and for an encoder."""
     loaded = load_model(model).asking("all")
@@ -153,12 +127,6 @@ def _counted_bytes(model: Model, precision: str, kernels: str, batch: int) -> li
         model.save(file)
         child = python("-m", "broadsheet.pipeline.engine.profile", file, precision, kernels, batch)
         return counted_bytes(child, {**os.environ, **import_path()}, _KERNEL_NAMES)
-
-
-def _points(engine: Engine, batches: Iterable[int]) -> list[SweepPoint]:
-    return [
-        SweepPoint(engine.backend.precision, batch, _latency(engine, sample(engine.model, batch))) for batch in batches
-    ]
 
 
 def _latency(engine: Engine, texts: Texts) -> float:

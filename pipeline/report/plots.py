@@ -15,7 +15,7 @@ from ..errors import printable
 from ..measures.accuracy import Confusion
 from ..measures.reliability import Reliability
 from ..storage.disk import write_file
-from ..telemetry.profile import Profile, SweepPoint
+from ..telemetry.profile import Profile
 from ..telemetry.spans import Span
 from .breakdown import Breakdown, Judged, judge
 from .tables import device_name
@@ -149,30 +149,6 @@ def _labels(judged: list[Judged]) -> list[tuple[tuple[float, float], str]]:
         )
         for group in groups
     ]
-
-
-def sweep(points: list[SweepPoint], over: str) -> Figure:
-    """Throughput and latency of a sweep, side by side."""
-    with mpl.rc_context(_STYLE):
-        drawn = Figure(figsize=(WIDE, 3.4), layout="constrained")
-        left, right = drawn.subplots(1, 2)
-        for axes, label, values in (
-            (left, "articles a second", [p.articles_per_second for p in points]),
-            (right, "latency in milliseconds", [p.seconds * 1e3 for p in points]),
-        ):
-            if over == "batch":
-                axes.plot([p.batch for p in points], values, "o-", color=COLORS["compute"])
-                axes.set_xscale("log", base=2)
-                axes.set_xticks([p.batch for p in points], [f"{p.batch:,}" for p in points])
-                axes.set_xlabel(f"batch, {points[0].precision}")
-            else:
-                bars = axes.bar([p.precision for p in points], values, color=COLORS["compute"], width=0.5)
-                axes.bar_label(bars, fmt="{:,.0f}")
-                axes.set_xlabel(f"precision, batch {points[0].batch:,}")
-            axes.set_ylabel(label)
-            axes.set_ylim(0)
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    return drawn
 
 
 def confusion_matrix(confusion: Confusion) -> Figure:

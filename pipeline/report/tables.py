@@ -13,7 +13,7 @@ from rich.table import Table
 from ..errors import counted
 from ..measures.accuracy import Confusion, LabelCounts
 from ..measures.reliability import Reliability, Threshold
-from ..telemetry.profile import Profile, SweepPoint
+from ..telemetry.profile import Profile
 from .breakdown import MOMENTS, Breakdown, DeviceTimes, judge
 from .console import PlainConsole
 
@@ -119,16 +119,6 @@ def print_profile(profile: Profile, console: PlainConsole) -> None:
     console.print(_roofline(profile))
     if any(kernel.occupancy is not None for kernel in profile.kernels):
         console.print(_fill(profile))
-
-
-def print_sweep(points: list[SweepPoint], console: PlainConsole) -> None:
-    """Latency and throughput by batch and precision."""
-    table = new_table("precision", "batch", "latency", "articles a second")
-    for point in points:
-        table.add_row(
-            point.precision, f"{point.batch:,}", time_text(point.seconds), f"{point.articles_per_second:,.0f}"
-        )
-    console.print(table)
 
 
 def _work(profile: Profile) -> Table:

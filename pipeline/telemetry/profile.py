@@ -125,33 +125,6 @@ class Profile:
         return {**asdict(self), "kernels": [asdict(kernel) for kernel in self.kernels]}
 
 
-@dataclass(frozen=True)
-class SweepPoint:
-    """One point of a sweep.
-
-    Attributes
-    ----------
-    precision : str
-        The precision.
-    batch : int
-        Articles of a batch.
-    seconds : float
-        Median latency of classifying the batch.
-
-    """
-
-    precision: str
-    batch: int
-    seconds: float
-
-    @property
-    def articles_per_second(self) -> float:
-        return self.batch / self.seconds
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "articles_per_second": round(self.articles_per_second, 1)}
-
-
 def counted_bytes(command: Sequence[str], environment: Mapping[str, str], kernels: str) -> list[int] | None:
     """Bytes read and written by every kernel of a command, in the order they run; None where `ncu` is not installed.
 

@@ -1,4 +1,4 @@
-"""`broadsheet profile`: each kernel's time, work and verdict against ceilings measured in the same run; sweeps."""
+"""`broadsheet profile`: each kernel's time, work and verdict against ceilings measured in the same run."""
 
 from __future__ import annotations
 
@@ -72,23 +72,6 @@ def test_the_command_measures_every_kernel(
         # other programs may have slowed the one and not the other
         assert kernel["flop"] / kernel["seconds"] < 4 * ceilings["flop_per_second"], kernel
         assert kernel["least_bytes"] / kernel["seconds"] < 4 * ceilings["bytes_per_second"], kernel
-
-
-@pytest.mark.slow
-def test_sweeps_show_latency_and_throughput(
-    broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
-) -> None:
-    arguments = ["profile", "--model", small_model_file, "--device", "cpu"]
-    run = broadsheet_in_process(*arguments, "--sweep", "batch", "--json", "--plot", "sweep.png", cwd=tmp_path)
-    points = json.loads(run.stdout)
-    assert [p["batch"] for p in points] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    assert points[-1]["seconds"] > points[0]["seconds"]
-    assert all(p["articles_per_second"] == pytest.approx(p["batch"] / p["seconds"], rel=1e-2) for p in points)
-    assert pytest.importorskip("matplotlib.image").imread(tmp_path / "sweep.png").shape[1] > 1000
-    run = broadsheet_in_process(*arguments, "--sweep", "precision", "--batch", 16)
-    assert [line.split()[:2] for line in run.stdout.splitlines() if "fp" in line] == [["fp32", "16"]]
-    run = broadsheet_in_process(*arguments, "--sweep", "batch", "--batch", 16)
-    assert (run.returncode, "leave --batch out" in run.stderr) == (2, True)
 
 
 GPU = Ceilings(flop_per_second=750e12, bytes_per_second=4e12, how="on a GPU")
