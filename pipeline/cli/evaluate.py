@@ -24,6 +24,7 @@ _INDENT = 6
 _SHOWN = 145  # characters of a mistake's text: two lines
 _SEPARATOR = "What separates the labels of a row that has several."
 _RELIABILITY = "Draw the reliability diagram there, not in the terminal."
+_ASKED = "Draw the recall over the share of texts about which a chain asks its encoder."
 _TARGET = "Find the score from which on this share of the labels is right."
 _ABSTAIN = "Give rows with a lower score no label, as `classify` does."
 _report = partial(in_panel, "Report")
@@ -40,6 +41,7 @@ def command(
     as_json: Json = False,
     plot: Annotated[Path | None, _report("FILE.png", "Draw the confusion matrix.")] = None,
     reliability: Annotated[Path | None, _report("FILE.png", _RELIABILITY)] = None,
+    asked: Annotated[Path | None, _report("FILE.png", _ASKED)] = None,
     precision_target: Annotated[float | None, _report("SHARE", _TARGET)] = None,
     overwrite: Annotated[bool, _report("", "Replace the pictures.", "--overwrite")] = False,
     abstain: Annotated[float | None, _report("BELOW", _ABSTAIN)] = None,
@@ -48,16 +50,18 @@ def command(
     """Print accuracy, figures by class, the confusion matrix (of more than 10 classes, the most frequent mistakes),
     calibration error and the most confident mistakes.
     """
-    for flag, picture in (("--plot", plot), ("--reliability", reliability)):
+    pictures = {"--plot": plot, "--reliability": reliability, "--asked": asked}
+    for flag, picture in pictures.items():
         if picture and find_spec("matplotlib") is None:
             raise UsageError(f"{flag} needs Matplotlib: pip install 'broadsheet[report]'")
     from ..evaluation.evaluate import evaluate
     from ..model.charcnn import load_model
     from ..source.inputs import Paths, local_paths
 
-    pictures = {"--plot": plot, "--reliability": reliability}
     refuse_outputs(pictures, overwrite, lambda: [model, *local_paths(Paths(data))])
     loaded = load_model(model)
+    if asked and not (loaded.cascade and loaded.cascade.selection):
+        raise UsageError(f"{model} is no chain that is to find a share of the texts: --asked is for these")
     options = {"text_column": text_column or (), "label_column": label_column, **keywords(flags, SCORE)}
     network = options.pop("network", SCORE["network"].default)
     if loaded.is_multi_label:
@@ -72,7 +76,7 @@ def command(
     if loaded.levels is not None:
         if plot or reliability or label_separator or abstain is not None or precision_target is not None:
             raise UsageError(f"{model} gives a text a number: of the options of labels, evaluate takes none")
-        _evaluate_numbers(loaded.asking(network), data, as_json, options)
+        _evaluate_numbers(loaded.asking(network), data, as_json, options, asked)
         return
     if label_separator is not None:
         raise UsageError(f"{model} gives each text one label: --label-separator is for models that give several")
@@ -82,6 +86,7 @@ def command(
         raise UsageError(f"no row has a class of the model in column {label_column!r}")
     if (console := _begun(result, as_json)) is not None:
         _print(result, abstain, reliability is None, console, loaded)
+    _draw_recalls(result, loaded, asked)
     if plot or reliability:
         from ..report.plots import confusion_matrix, reliability_diagram, save_png
     if plot:
@@ -104,7 +109,9 @@ def _evaluate_labels(model: Model, data: list[str], as_json: bool, options: dict
     print_label_figures(result.counts, console)
 
 
-def _evaluate_numbers(model: Model, data: list[str], as_json: bool, options: dict[str, Any]) -> None:
+def _evaluate_numbers(
+    model: Model, data: list[str], as_json: bool, options: dict[str, Any], asked: Path | None
+) -> None:
     from ..evaluation.numbers import evaluate_numbers
     from ..report.tables import print_asking
     from ..source.inputs import Paths
@@ -112,6 +119,7 @@ def _evaluate_numbers(model: Model, data: list[str], as_json: bool, options: dic
     result = evaluate_numbers(model, Paths(data), **options)
     if not result.figures.rows:
         raise UsageError(f"no row has a number in column {options['label_column']!r}")
+    _draw_recalls(result, model, asked)
     if (console := _begun(result, as_json)) is None:
         return
     left = f"; {counted(result.quarantined, 'row')} skipped: unreadable" if result.quarantined else ""
@@ -119,6 +127,19 @@ def _evaluate_numbers(model: Model, data: list[str], as_json: bool, options: dic
     console.print(f"{result.figures}; nearest level right for {result.nearest:.1%}", soft_wrap=True)
     if result.found:
         print_asking({name: figures._asdict() for name, figures in result.found.items()}, console, model.second)
+
+
+def _draw_recalls(result: Evaluation | NumberEvaluation, chain: Model, file: Path | None) -> None:
+    """Raises UsageError where there are no texts to be found."""
+    selection = chain.cascade.selection if chain.cascade else None
+    if file is None or not selection:
+        return
+    if not result.recalls:
+        raise UsageError(f"no row has a score from {selection.cut:g} on: there is no recall to draw")
+    from ..report.plots import recall_by_share, save_png
+
+    chosen = result.found["uncertain"]
+    save_png(recall_by_share(result.recalls, (chosen.share, chosen.recall), selection.recall), file)
 
 
 def _begun(result: Evaluation | LabelEvaluation | NumberEvaluation, as_json: bool) -> PlainConsole | None:

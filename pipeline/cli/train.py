@@ -30,8 +30,8 @@ _recipe, _soft, _cluster, _report = (
 
 @with_options(TRAIN)
 def command(
-    data: Annotated[list[str], typer.Argument(metavar="DATA", help=_DATA, show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="MODEL", help="The model file to write.")],
+    data: Annotated[list[str] | None, typer.Argument(metavar="DATA", help=_DATA, show_default=False)] = None,
     epochs: Annotated[int | None, _recipe("N", "Passes over the data.  [default: 80]")] = None,
     batch_size: Annotated[int | None, _recipe("N", "Articles per step.  [default: by the rows]")] = None,
     learning_rate: Annotated[float | None, _recipe("RATE", "Highest rate of the run.  [default: by the rows]")] = None,
@@ -78,6 +78,11 @@ def command(
     if plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[train]'")
     options = keywords(flags, TRAIN)
+    needs_teacher = bool(unlabelled)
+    if not data:
+        if not unlabelled:
+            raise UsageError("name DATA to learn: labelled texts, or with --teacher any")
+        data, unlabelled = unlabelled, None
     if suspects and (teacher or soft_labels or options.get("multi_label") or len(options.get("label_column", ())) != 1):
         raise UsageError("--suspects looks for wrong labels in one column, of one label a text: name it, and no others")
     resume, device = options.get("resume", False), options.get("device", "auto")
@@ -105,7 +110,7 @@ def command(
         more = Paths(unlabelled) if unlabelled else None
         columns, teachers = tuple(soft_labels or ()), tuple(teacher or ())
         options["soft_labels"] = SoftLabels(columns, teachers, more, soft_share, device)
-    elif unlabelled:
+    elif needs_teacher:
         raise UsageError("--unlabelled text needs a --teacher")
     if "test" in options:
         options["test"] = Paths(options["test"])

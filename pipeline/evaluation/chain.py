@@ -195,6 +195,8 @@ class Finding:
         self._chain, self._rows = chain, 0
         self._selection = chain.cascade.selection if chain.cascade else UNSET
         self._counts = {name: np.zeros(3, np.int64) for name in ASKS}
+        self._first: list[NDArray[np.float32]] = []
+        self._wanted: list[NDArray[np.bool_]] = []
 
     def add(self, by_way: Mapping[str, Predictions]) -> None:
         """The predictions for some rows."""
@@ -205,6 +207,8 @@ class Finding:
             for name, chosen in above.items():
                 asked = len(chosen) if name == "all" else by_way[name].asked
                 self._counts[name] += (asked, chosen.sum(), (chosen & above["all"]).sum())
+            self._first.append(answers_of(self._chain, by_way["none"])[:, of.label].astype(np.float32))
+            self._wanted.append(above["all"])
 
     def figures(self) -> dict[str, Found]:
         """For each of ASKS how good that is."""
@@ -214,6 +218,18 @@ class Finding:
         for name, (rows, chosen, hits) in self._counts.items():
             figures[name] = Found(float(rows / self._rows), float(hits / wanted), float(hits / (chosen or np.nan)))
         return figures
+
+    def recalls(self) -> tuple[tuple[float, float], ...]:
+        """For shares from 0 to 1 in steps of half a percent: the share, and the recall where the encoder is asked about
+        this share of rows, those with the highest scores by the first model. Empty where there is nothing to find.
+        """
+        if not self._rows or not self._counts["all"][1]:
+            return ()
+        best_first = np.argsort(-np.concatenate(self._first), kind="stable")
+        hits = np.concatenate([[0], np.cumsum(np.concatenate(self._wanted)[best_first])])
+        shares = np.linspace(0, 1, 201)
+        recalls = hits[np.rint(shares * self._rows).astype(np.int64)] / hits[-1]
+        return tuple(zip(shares.tolist(), recalls.tolist(), strict=True))
 
 
 def with_promise(

@@ -90,6 +90,9 @@ class Evaluation:
     found : dict of str to Found
         Of a chain that is to find the texts with the highest scores, by the same three: share of rows asked about, and
         recall and precision of what the encoder alone finds. Over all rows.
+    recalls : tuple of tuple of float
+        Of such a chain, in steps of half a percent: a share of rows, and the recall where the encoder is asked about
+        this share, the rows with the highest scores by the first model.
 
     """
 
@@ -105,6 +108,7 @@ class Evaluation:
     abstained: int = 0
     networks: dict[str, Figures] = field(default_factory=dict)
     found: dict[str, Found] = field(default_factory=dict)
+    recalls: tuple[tuple[float, float], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the evaluation as JSON values.
@@ -137,6 +141,7 @@ class Evaluation:
             "thresholds": [_values(figures) for figures in self.thresholds],
             "networks": {name: _values(figures) for name, figures in self.networks.items()},
             "found": {name: _values(figures) for name, figures in self.found.items()},
+            "recalls": self.recalls,
         }
 
 
@@ -331,6 +336,7 @@ def evaluate(
         abstained=int((~kept).sum()),
         networks=_compared(by_way, truth, rows_read) if given_model.cascade else {},
         found=finding.figures(),
+        recalls=finding.recalls(),
     )
 
 

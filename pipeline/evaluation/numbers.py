@@ -90,6 +90,8 @@ class NumberEvaluation:
         Rows that could not be read.
     found : dict of str to Found
         As of `Evaluation`.
+    recalls : tuple of tuple of float
+        As of `Evaluation`.
 
     """
 
@@ -100,6 +102,7 @@ class NumberEvaluation:
     without: int
     quarantined: int
     found: dict[str, Found] = field(default_factory=dict)
+    recalls: tuple[tuple[float, float], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the evaluation as JSON values.
@@ -194,7 +197,8 @@ def evaluate_numbers(
     share = float((nearest[0] == nearest[1]).mean()) if len(ours) else np.nan
     figures = NumberFigures.of(ours, theirs)
     without = int((~known).sum())
-    return NumberEvaluation(loaded.name, str(backend), figures, share, without, quarantined, finding.figures())
+    counts = (without, quarantined)
+    return NumberEvaluation(loaded.name, str(backend), figures, share, *counts, finding.figures(), finding.recalls())
 
 
 def _are_numbers(classes: Iterable[str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -168,6 +169,24 @@ def confusion_matrix(confusion: Confusion) -> Figure:
                 for j, count in enumerate(row):
                     color = "white" if shares[i, j] > 0.5 else "black"
                     axes.text(j, i, f"{count:,}", ha="center", va="center", color=color)
+    return drawn
+
+
+def recall_by_share(recalls: Sequence[tuple[float, float]], chain: tuple[float, float], promised: float) -> Figure:
+    """Recall of what an encoder alone finds, over the share of texts about which it is asked, the best by the first
+    model: as it is for every share, where the chain asks, and as the chain promises.
+    """
+    with mpl.rc_context(_STYLE):
+        drawn = Figure(figsize=(5.2, 4.2), layout="constrained")
+        axes = drawn.add_subplot(xlabel="texts that the encoder is asked about", ylabel="recall")
+        axes.plot([0, 1], [0, 1], color="#8a8f98", linestyle=(0, (4, 3)), label="texts drawn at random")
+        axes.axhline(promised, color="#8a8f98", linewidth=0.8, label=f"promised: {promised:.3g}")
+        axes.plot(*zip(*recalls, strict=True), color=COLORS["compute"], label="the best by the first model")
+        axes.plot(*chain, "o", color="#e45756", label=f"the chain: {chain[1]:.1%} of {chain[0]:.1%}")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.set(xlim=(0, 1), ylim=(0, 1.02))
+        axes.legend(loc="lower right", frameon=False)
     return drawn
 
 

@@ -120,6 +120,13 @@ def test_a_chain_of_classes_asks_about_what_may_be_above_its_cut(chain: Model, c
     assert (some.precision, whole) == (1, (1, 1, 1))
     assert some.recall > max(0.85, alone.recall)
     assert 0 == alone.share < some.share < 1
+    first, scores = (answers(one, table["text"].to_pylist()).all_scores for one in map(chain.asking, ("none", "all")))
+    assert chain.cascade is not None
+    assert chain.cascade.selection
+    wanted = scores[:, 1] >= np.float32(chain.cascade.selection.cut)
+    for share in (0, 0.05, 0.3, 1):
+        best = np.argsort(-first[:, 1], kind="stable")[: round(200 * share)]
+        assert dict(result.recalls)[share] == pytest.approx(wanted[best].sum() / wanted.sum())
 
 
 def test_a_chain_of_numbers_from_the_command_to_a_job(
@@ -129,8 +136,10 @@ def test_a_chain_of_numbers_from_the_command_to_a_job(
     pa_csv.write_csv(pa.table({"text": texts(600)}), source)
     how = ("--keep-teacher", "--hold-out", 0.5, "--vectors", "none", "--ngrams", 1 << 14, "--device", "cpu")
     of = ("--top", "20%", "--recall", 0.9)
-    code, told = broadsheet_here("train", source, "--teacher", number_judge, "-o", file, *how, *of)
+    code, told = broadsheet_here("train", "--unlabelled", source, "--teacher", number_judge, "-o", file, *how, *of)
     assert code == 0, told
+    refused, message = broadsheet_here("train", "-o", tmp_path / "m.safetensors", *how[:3])
+    assert (refused, "name DATA to learn" in message) == (2, True)
     assert "90% of the top 20% by its score are in them" in told
     model = load_model(file)
     assert_asked_where_it_matters(model, load_model(number_judge), lambda found: found.scores[:, 0])
@@ -151,8 +160,15 @@ def test_a_chain_of_numbers_from_the_command_to_a_job(
     assert result.found["uncertain"].share == pytest.approx(chained.asked / 90)
     code, told = broadsheet_here("evaluate", file, tmp_path / "new.csv", "--label-column", "number", "--json")
     assert json.loads(told)["found"]["all"] == {"share": 1, "recall": 1, "precision": 1}
-    code, told = broadsheet_here("evaluate", file, tmp_path / "new.csv", "--label-column", "number")
+    picture = ("--asked", tmp_path / "asked.png")
+    code, told = broadsheet_here("evaluate", file, tmp_path / "new.csv", "--label-column", "number", *picture)
     assert "recall" in told
+    assert pytest.importorskip("matplotlib.image").imread(tmp_path / "asked.png").shape[1] > 500
+    code, told = broadsheet_here(
+        "evaluate", "ag-news", tmp_path / "new.csv", "--label-column", "number", *picture, "--overwrite"
+    )
+    assert code == 2
+    assert "is no chain that is to find a share" in " ".join(told.split())
 
 
 def test_calibrate_promises_something_else_by_other_rows(
