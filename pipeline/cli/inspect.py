@@ -160,9 +160,10 @@ def _of_encoder(encoder: Encoder) -> dict[str, str]:
     from ..model.encoder import NORMALISE
 
     settings, width = encoder.settings, encoder.width
+    layers = counted(settings.layers, "layer")
     head = ", ".join([*(f"product, {step}" if step != NORMALISE else step for step in settings.head), "product"])
     return {
-        "encoder": f"{settings.layers} layers of {width} values and {settings.heads} heads, {settings.activation}",
+        "encoder": f"{layers} of {width} values and {settings.heads} heads, {settings.activation}",
         "reads": f"{settings.most:,} tokens, with the two that frame a text, of {len(encoder.tokens.ends):,}",
         "head": f"of {'the first token' if settings.pooling == 'cls' else 'the mean of all tokens'}: {head}",
     }
@@ -224,10 +225,8 @@ def print_model(model: Model, console: PlainConsole) -> None:
         facts["scores"] += "; then by class"
     if model.levels is not None:
         ends = (f"{model.levels.low + model.levels.step * level:g}" for level in (0, len(names) - 1))
-        spread = model.levels.spread * model.levels.step
-        facts["scores"] = (
-            f"numbers from {' to '.join(ends)}, off by {spread:.3g} (root mean square); labels: the nearest level"
-        )
+        off = f", off by {model.levels.spread * model.levels.step:.3g} (root mean square)"  # as its own training found
+        facts["scores"] = f"numbers from {' to '.join(ends)}{'' if model.encoder else off}; labels: the nearest level"
     if model.thresholds is not None:
         pairs = zip(names[:_MOST_NAMES], model.thresholds, strict=False)
         facts["scores"] = "several labels a text, from these scores on: " + ", ".join(f"{n} {t:.2g}" for n, t in pairs)

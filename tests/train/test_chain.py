@@ -140,6 +140,8 @@ def test_a_chain_of_numbers_from_the_command_to_a_job(
     assert code == 0, told
     refused, message = broadsheet_here("train", "-o", tmp_path / "m.safetensors", *how[:3])
     assert (refused, "name DATA to learn" in message) == (2, True)
+    _, shown = broadsheet_here("inspect", number_judge)  # nobody knows how far off it is
+    assert "numbers from 0 to 5; labels: the nearest level" in " ".join(shown.split())
     assert "90% of the top 20% by its score are in them" in told
     model = load_model(file)
     assert_asked_where_it_matters(model, load_model(number_judge), lambda found: found.scores[:, 0])
