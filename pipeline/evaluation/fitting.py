@@ -151,6 +151,8 @@ def calibrate(
     loaded = given_model.asking("all")
     if loaded.is_multi_label:
         raise UsageError(f"{loaded.name} gives a text several labels: it has thresholds, and no temperature")
+    if loaded.levels is not None:
+        raise UsageError(f"{loaded.name} gives a text a number, which has no temperature")
     if loaded.link != SOFTMAX:
         raise UsageError(f"{loaded.name} was trained with another loss than softmax: its scores have no temperature")
     plain = replace(loaded, temperature=1.0, by_class=None)

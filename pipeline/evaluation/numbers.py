@@ -196,9 +196,8 @@ def evaluate_numbers(
     nearest = [levels.nearest(scored, len(loaded.classes)) for scored in (ours, theirs)]
     share = float((nearest[0] == nearest[1]).mean()) if len(ours) else np.nan
     figures = NumberFigures.of(ours, theirs)
-    without = int((~known).sum())
-    counts = (without, quarantined)
-    return NumberEvaluation(loaded.name, str(backend), figures, share, *counts, finding.figures(), finding.recalls())
+    found = finding.figures(), finding.recalls()
+    return NumberEvaluation(loaded.name, str(backend), figures, share, int((~known).sum()), quarantined, *found)
 
 
 def _are_numbers(classes: Iterable[str]) -> bool:

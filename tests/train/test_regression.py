@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_refused(quality: Path) -> None:
     for options in ({"top_k": 2}, {"abstain": 0.5}):
         with pytest.raises(UsageError, match="a number"):
             pipeline.label(rows(3), model=quality, device="cpu", **options)
-    with pytest.raises(UsageError, match="temperature"):
+    with pytest.raises(UsageError, match="a number, which has no temperature"):
         pipeline.calibrate(quality, rows(200), label_column="quality")
     with pytest.raises(ModelError, match="steps of 0"):
         replace(load_model(quality), levels=Levels(0, 0))
