@@ -180,9 +180,9 @@ def recall_by_share(recalls: Sequence[tuple[float, float]], chain: tuple[float, 
         drawn = Figure(figsize=(5.2, 4.2), layout="constrained")
         axes = drawn.add_subplot(xlabel="texts that the encoder is asked about", ylabel="recall")
         axes.plot([0, 1], [0, 1], color="#8a8f98", linestyle=(0, (4, 3)), label="texts drawn at random")
-        axes.axhline(promised, color="#8a8f98", linewidth=0.8, label=f"promised: {promised:.3g}")
+        axes.axhline(promised, color="#8a8f98", linewidth=0.8, label=f"promised: {100 * promised:.3g}%")
         axes.plot(*zip(*recalls, strict=True), color=COLORS["compute"], label="the best by the first model")
-        axes.plot(*chain, "o", color="#e45756", label=f"the chain: {chain[1]:.1%} of {chain[0]:.1%}")
+        axes.plot(*chain, "o", color="#e45756", label=f"the chain: {chain[1]:.1%} found, {chain[0]:.1%} asked")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.set(xlim=(0, 1), ylim=(0, 1.02))
