@@ -4,13 +4,23 @@
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
-constexpr int PIECE = 8;
-
-// Layer norm, stored. value: of this lane, zero beyond the width; gamma and beta [pitch], fp32, zero there too.
+// One row: out [pitch] = layer norm of one + other, by a warp. gamma and beta [pitch], fp32, zero beyond the width.
 template <typename T, int PIECES>
-__device__ __forceinline__ void store_normed(float (&value)[PIECES][PIECE], const float* gamma, const float* beta,
-                                             float epsilon, int width, int pitch, T* out) {
+__device__ __forceinline__ void normed_sum(const T* one, const T* other, const float* gamma, const float* beta,
+                                           float epsilon, int width, int pitch, T* out) {
+    constexpr int PIECE = 8;
     const int lane = threadIdx.x % WARP;
+    float value[PIECES][PIECE] = {};
+#pragma unroll
+    for (int p = 0; p < PIECES; p++) {
+        const int at = (p * WARP + lane) * PIECE;
+        if (at >= pitch) break;
+        float more[PIECE];
+        load8(one + at, value[p]);
+        load8(other + at, more);
+#pragma unroll
+        for (int i = 0; i < PIECE; i++) value[p][i] += more[i];
+    }
     float sum = 0, squares = 0;
 #pragma unroll
     for (int p = 0; p < PIECES; p++)
@@ -44,24 +54,11 @@ template <typename T, int PIECES, int WARPS>
 __global__ void __launch_bounds__(WARPS * WARP)
     embed(const int* ids, const int64* rooms, const int* ends, const T* embedding, const T* places, const float* gamma,
           const float* beta, float epsilon, int width, int pitch, T* out) {
-    const int first = ends[blockIdx.x], rows = ends[blockIdx.x + 1] - first, lane = threadIdx.x % WARP;
+    const int first = ends[blockIdx.x], rows = ends[blockIdx.x + 1] - first;
     const int* own = ids + rooms[blockIdx.x];
-    for (int row = threadIdx.x / WARP; row < rows; row += WARPS) {
-        const T* token = embedding + (int64)own[row] * pitch;
-        const T* place = places + (int64)row * pitch;
-        float value[PIECES][PIECE] = {};
-#pragma unroll
-        for (int p = 0; p < PIECES; p++) {
-            const int at = (p * WARP + lane) * PIECE;
-            if (at >= pitch) break;
-            float of_place[PIECE];
-            load8(token + at, value[p]);
-            load8(place + at, of_place);
-#pragma unroll
-            for (int i = 0; i < PIECE; i++) value[p][i] += of_place[i];
-        }
-        store_normed<T, PIECES>(value, gamma, beta, epsilon, width, pitch, out + (int64)(first + row) * pitch);
-    }
+    for (int row = threadIdx.x / WARP; row < rows; row += WARPS)
+        normed_sum<T, PIECES>(embedding + (int64)own[row] * pitch, places + (int64)row * pitch, gamma, beta, epsilon,
+                              width, pitch, out + (int64)(first + row) * pitch);
 }
 
 // rows [count, pitch] = norm(rows + added), a warp each. added [count, added_pitch].
@@ -69,22 +66,10 @@ template <typename T, int PIECES, int WARPS>
 __global__ void __launch_bounds__(WARPS * WARP)
     add_norm(T* rows, const T* added, int count, const float* gamma, const float* beta, float epsilon, int width,
              int pitch, int added_pitch) {
-    const int row = blockIdx.x * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int row = blockIdx.x * WARPS + threadIdx.x / WARP;
     if (row >= count) return;
     T* own = rows + (int64)row * pitch;
-    const T* other = added + (int64)row * added_pitch;
-    float value[PIECES][PIECE] = {};
-#pragma unroll
-    for (int p = 0; p < PIECES; p++) {
-        const int at = (p * WARP + lane) * PIECE;
-        if (at >= pitch) break;
-        float more[PIECE];
-        load8(own + at, value[p]);
-        load8(other + at, more);
-#pragma unroll
-        for (int i = 0; i < PIECE; i++) value[p][i] += more[i];
-    }
-    store_normed<T, PIECES>(value, gamma, beta, epsilon, width, pitch, own);
+    normed_sum<T, PIECES>(own, added + (int64)row * added_pitch, gamma, beta, epsilon, width, pitch, own);
 }
 
 // A step of a head. kind: as _HEAD_STEPS in pipeline/kernels/tables.py numbers them. weight [inputs, outputs] and bias
