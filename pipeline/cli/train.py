@@ -78,11 +78,12 @@ def command(
     if plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[train]'")
     options = keywords(flags, TRAIN)
-    needs_teacher = bool(unlabelled)
+    if unlabelled and not teacher:
+        raise UsageError("--unlabelled text needs a --teacher")
     if not data:
-        if not unlabelled:
-            raise UsageError("name DATA to learn: labelled texts, or with --teacher any")
         data, unlabelled = unlabelled, None
+    if not data:
+        raise UsageError("name DATA to learn: labelled texts, or with --teacher any")
     if suspects and (teacher or soft_labels or options.get("multi_label") or len(options.get("label_column", ())) != 1):
         raise UsageError("--suspects looks for wrong labels in one column, of one label a text: name it, and no others")
     resume, device = options.get("resume", False), options.get("device", "auto")
@@ -110,8 +111,6 @@ def command(
         more = Paths(unlabelled) if unlabelled else None
         columns, teachers = tuple(soft_labels or ()), tuple(teacher or ())
         options["soft_labels"] = SoftLabels(columns, teachers, more, soft_share, device)
-    elif needs_teacher:
-        raise UsageError("--unlabelled text needs a --teacher")
     if "test" in options:
         options["test"] = Paths(options["test"])
     if (alphabet := options.get("alphabet")) is not None:

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..labelling.counts import count_pairs
-from ..measures.accuracy import SHOWN_BYTES, Confusion, LabelCounts, confusion_of
+from ..measures.accuracy import Confusion, LabelCounts, confusion_of
 from ..measures.reliability import Reliability, Threshold, reliability, threshold
 from ..model.cascade import ASKS
 from ..model.charcnn import Model
 from ..model.scores import assigned, log_scores, probabilities
 from ..model.several import head_of, load_one
 from ..options import READ, ReadKeywords
-from ..source.chunk import Chunk
+from ..source.chunk import SHOWN_BYTES, Chunk
 from ..source.columns import NO_TRUTH, label_lists, label_sets
 from .chain import Finding, Found
 from .fitting import Figures, figures_of

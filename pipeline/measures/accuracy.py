@@ -12,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.reference import NO_LABEL
-from ..source.chunk import Chunk
+from ..source.chunk import SHOWN_BYTES, Chunk
 from ..source.columns import NO_TRUTH
-
-SHOWN_BYTES = 400
 
 
 class Example(NamedTuple):

@@ -361,6 +361,7 @@ class Options(_Values):
             prefixes=models.prefixes,
             windows=self.windows is not None,
             preparations=tuple({own.id: own.of for m in models.loaded if (own := m.preparation)}.items()),
+            only_prepared=self._windows is None and all(model.preparation for model in models.loaded),
         )
 
     @property

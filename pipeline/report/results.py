@@ -259,7 +259,8 @@ def _part(chunk: Chunk, first: int, count: int) -> Chunk:
     begin, end = np.searchsorted(chunk.rows.column("row").to_numpy(), [first, first + count])
     sources = (RowRange(MEMORY, first, count),)
     text, rows = chunk.text.slice(begin, end - begin), chunk.rows.slice(begin, end - begin)
-    return replace(chunk, text=text, rows=rows, sources=sources)
+    prepared = {name: texts.slice(begin, end - begin) for name, texts in chunk.prepared.items()}
+    return replace(chunk, text=text, rows=rows, sources=sources, prepared=prepared)
 
 
 def with_columns(frame: Any, added: pa.Table, suffix: str | None) -> Any:

@@ -32,7 +32,9 @@ from .columns import (
 from .compression import UTF8
 from .limits import LIMITS
 
-HEAD_BYTES = 256
+HEAD_BYTES, SHOWN_BYTES = 256, 400
+"""Of a text: in the quarantine, and among examples."""
+
 NOT_COPIED = 16
 """Keys of a chunk at most whose rows are counted: where keys are data, each row may have others."""
 
@@ -91,6 +93,8 @@ class Selection:
         Of the file that is read: the kept columns that it lacks and its path has, and their values.
     preparations : tuple of (str, callable)
         What models do to the texts, a large_string, before they read them, by name.
+    only_prepared : bool
+        Whether every model reads prepared texts: of those that came, no more is kept than is shown of one.
 
     """
 
@@ -111,6 +115,7 @@ class Selection:
     windows: bool = False
     of_path: tuple[tuple[str, str | None], ...] = ()
     preparations: tuple[tuple[str, Callable[[pa.LargeStringArray], pa.LargeStringArray]], ...] = ()
+    only_prepared: bool = False
 
     def __post_init__(self) -> None:
         for name, kind in zip(self.kept, self.kept_types, strict=False):
@@ -273,7 +278,7 @@ class Chunk:
 
     @property
     def digest(self) -> bytes:
-        """sha256 of the texts and of which rows have one, by which the same rows are known again."""
+        """sha256 of the texts, prepared ones too, and of which rows have one: the same rows are known again by it."""
         sources = self.sources
         starts = np.cumsum([0, *(rows for *_, rows in sources)])
         rows = self.rows.column("row").to_numpy()
@@ -284,8 +289,9 @@ class Chunk:
             piece = pieces.to_numpy()
             places = starts[piece] + rows - np.array([first for _, first, _ in sources], np.int64)[piece]
         digest = hashlib.sha256(places.astype(np.int64).tobytes())
-        digest.update(np.diff(self.offsets).tobytes())
-        digest.update(self.data[self.offsets[0] : self.offsets[-1]].data)
+        for of in (self, *(replace(self, text=texts) for texts in self.prepared.values())):
+            digest.update(np.diff(of.offsets).tobytes())
+            digest.update(of.data[of.offsets[0] : of.offsets[-1]].data)
         return digest.digest()
 
     def without_text(self) -> Chunk:
@@ -407,6 +413,11 @@ def assemble(
         n_chars = None if n_chars is None else n_chars[keep]
     quarantine = bad_rows_table(file, [row for row, _ in set_aside])
     prepared = {name: prepare(text) for name, prepare in selection.preparations}
+    if selection.only_prepared and n_chars is not None:
+        short = beginnings(text, pc.binary_length(text).to_numpy(), n_chars, SHOWN_BYTES)
+        blank = pc.utf8_is_space(short).to_numpy(zero_copy_only=False)
+        if not (blank & (n_chars > SHOWN_BYTES)).any():  # one may have words further on
+            text = short
     text = text.cast(pa.large_binary())
     more = commonest([not_copied or {}])
     return Chunk(

@@ -11,6 +11,7 @@ import sys
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ from broadsheet.pipeline.model.charcnn import Model, carried, taken
 from broadsheet.pipeline.model.preparation import Lines, Lower, Preparation, Remove
 from broadsheet.pipeline.model.recipes import recipes
 from broadsheet.pipeline.model.several import load_models
+from broadsheet.pipeline.options import Options
+from broadsheet.pipeline.source.inputs import chunks_here, identify, open_input
 
 fasttext = pytest.importorskip("fasttext")
 regex = pytest.importorskip("regex")
@@ -302,6 +305,37 @@ def test_texts_are_prepared_wherever_they_come_from(
     raw = classify(file, model=plain, device="cpu").to_arrow().column("score").to_pylist()
     assert two.column("kept_score").to_pylist() == scores
     assert two.column("plain_score").to_pylist() == raw != scores
+
+
+def test_beside_prepared_texts_no_more_is_carried_than_is_shown(plain: Path, tmp_path: Path) -> None:
+    """Texts that a model reads as they came are whole, and where one begins with much space, which may be all of it or
+    not, all texts of its chunk are.
+    """
+    ordinary = ["word " * 500, "слово " * 500, "😀é" * 500, "short", "", " word" * 500]
+    of_space = [*ordinary, " " * 900 + "word", " \u3000" * 900]
+    raw, with_steps = load_models(plain), load_models(plain, preparation="oh-eli5")
+    both = load_models([plain, replace(prepared(load_model(plain), "lid.176"), name="kept")])
+    for texts, models, is_cut in (
+        (ordinary, with_steps, True), (of_space, with_steps, False), (ordinary, raw, False), (ordinary, both, False)
+    ):  # fmt: skip
+        file = tmp_path / "in.parquet"
+        pq.write_table(pa.table({"text": texts}), file)
+        selection = Options().selection(models)
+        (chunk,) = chunks_here(open_input(identify(str(file), 70, 1014), selection, 100))
+        held = [text.as_py().decode() for text in chunk.text]
+        assert held == [text[:400] if is_cut else text for text in texts]
+        for own in filter(None, (model.preparation for model in models.loaded)):
+            assert chunk.prepared[own.id].to_pylist() == of(own, texts)
+        options = {"model": plain, "device": "cpu", "preparation": "oh-eli5" if models is with_steps else None}
+        report = classify(file, tmp_path / "out", overwrite=True, **options)
+        assert report.to_dict()["doubtful"] == classify(texts, **options).to_dict()["doubtful"]
+        assert report.to_dict()["doubtful"]["empty"] == (2 if texts is of_space else 1)
+    assert not Options(windows=2).selection(with_steps).only_prepared
+    frame = pa.table({"text": ordinary})
+    known = classify(frame, model=plain, device="cpu", preparation="oh-eli5", chunk_size=4)
+    assert known.join(frame).num_rows == len(ordinary)
+    with pytest.raises(UsageError, match="rows 0 to 3 of the frame have other texts"):
+        known.join(pa.table({"text": [ordinary[0] + "end", *ordinary[1:]]}))
 
 
 def test_windows_are_of_the_prepared_text(tmp_path: Path) -> None:
