@@ -18,6 +18,7 @@ from .flags import Json, Label, OneModel, Texts, in_panel, keywords, with_option
 if TYPE_CHECKING:
     from ..evaluation.evaluate import Evaluation, LabelEvaluation
     from ..evaluation.numbers import NumberEvaluation
+    from ..model.cascade import Selection
     from ..model.charcnn import Model
 
 _INDENT = 6
@@ -60,10 +61,13 @@ def command(
 
     refuse_outputs(pictures, overwrite, lambda: [model, *local_paths(Paths(data))])
     loaded = load_model(model)
-    if asked and not (loaded.cascade and loaded.cascade.selection):
-        raise UsageError(f"{model} is no chain that is to find a share of the texts: --asked is for these")
     options = {"text_column": text_column or (), "label_column": label_column, **keywords(flags, SCORE)}
     network = options.pop("network", SCORE["network"].default)
+    selection = (chain.selection or None) if (chain := loaded.asking(network).cascade) else None
+    if asked and selection is None:
+        raise UsageError(
+            f"--asked is for a chain that is to find a share of the texts, and --network uncertain: {model}"
+        )
     if loaded.is_multi_label:
         loaded = loaded.asking(network)
         if plot or reliability or abstain is not None or precision_target is not None:
@@ -76,7 +80,7 @@ def command(
     if loaded.levels is not None:
         if plot or reliability or label_separator or abstain is not None or precision_target is not None:
             raise UsageError(f"{model} gives a text a number: of the options of labels, evaluate takes none")
-        _evaluate_numbers(loaded.asking(network), data, as_json, options, asked)
+        _draw_recalls(_evaluate_numbers(loaded.asking(network), data, as_json, options), selection, asked)
         return
     if label_separator is not None:
         raise UsageError(f"{model} gives each text one label: --label-separator is for models that give several")
@@ -86,7 +90,7 @@ def command(
         raise UsageError(f"no row has a class of the model in column {label_column!r}")
     if (console := _begun(result, as_json)) is not None:
         _print(result, abstain, reliability is None, console, loaded)
-    _draw_recalls(result, loaded, asked)
+    _draw_recalls(result, selection, asked)
     if plot or reliability:
         from ..report.plots import confusion_matrix, reliability_diagram, save_png
     if plot:
@@ -109,9 +113,7 @@ def _evaluate_labels(model: Model, data: list[str], as_json: bool, options: dict
     print_label_figures(result.counts, console)
 
 
-def _evaluate_numbers(
-    model: Model, data: list[str], as_json: bool, options: dict[str, Any], asked: Path | None
-) -> None:
+def _evaluate_numbers(model: Model, data: list[str], as_json: bool, options: dict[str, Any]) -> NumberEvaluation:
     from ..evaluation.numbers import evaluate_numbers
     from ..report.tables import print_asking
     from ..source.inputs import Paths
@@ -119,27 +121,25 @@ def _evaluate_numbers(
     result = evaluate_numbers(model, Paths(data), **options)
     if not result.figures.rows:
         raise UsageError(f"no row has a number in column {options['label_column']!r}")
-    _draw_recalls(result, model, asked)
     if (console := _begun(result, as_json)) is None:
-        return
+        return result
     left = f"; {counted(result.quarantined, 'row')} skipped: unreadable" if result.quarantined else ""
     console.print(f"{counted(result.figures.rows, 'row')}{left}; {result.without:,} without a true number")
     console.print(f"{result.figures}; nearest level right for {result.nearest:.1%}", soft_wrap=True)
     if result.found:
         print_asking({name: figures._asdict() for name, figures in result.found.items()}, console, model.second)
+    return result
 
 
-def _draw_recalls(result: Evaluation | NumberEvaluation, chain: Model, file: Path | None) -> None:
+def _draw_recalls(result: Evaluation | NumberEvaluation, selection: Selection | None, file: Path | None) -> None:
     """Raises UsageError where there are no texts to be found."""
-    selection = chain.cascade.selection if chain.cascade else None
-    if file is None or not selection:
+    if file is None or selection is None:
         return
     if not result.recalls:
         raise UsageError(f"no row has a score from {selection.cut:g} on: there is no recall to draw")
     from ..report.plots import recall_by_share, save_png
 
-    chosen = result.found["uncertain"]
-    save_png(recall_by_share(result.recalls, (chosen.share, chosen.recall), selection.recall), file)
+    save_png(recall_by_share(result.recalls, result.found["uncertain"][:2], selection.recall), file)
 
 
 def _begun(result: Evaluation | LabelEvaluation | NumberEvaluation, as_json: bool) -> PlainConsole | None:

@@ -33,7 +33,7 @@ from .compression import UTF8
 from .limits import LIMITS
 
 HEAD_BYTES, SHOWN_BYTES = 256, 400
-"""Of a text: in the quarantine, and among examples."""
+"""Bytes of a text that the quarantine holds, and that are shown of an example."""
 
 NOT_COPIED = 16
 """Keys of a chunk at most whose rows are counted: where keys are data, each row may have others."""
@@ -94,7 +94,7 @@ class Selection:
     preparations : tuple of (str, callable)
         What models do to the texts, a large_string, before they read them, by name.
     only_prepared : bool
-        Whether every model reads prepared texts: of those that came, no more is kept than is shown of one.
+        Whether every model reads prepared texts: of the original ones only the first `SHOWN_BYTES` characters are kept.
 
     """
 

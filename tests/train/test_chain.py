@@ -166,11 +166,11 @@ def test_a_chain_of_numbers_from_the_command_to_a_job(
     code, told = broadsheet_here("evaluate", file, tmp_path / "new.csv", "--label-column", "number", *picture)
     assert "recall" in told
     assert pytest.importorskip("matplotlib.image").imread(tmp_path / "asked.png").shape[1] > 500
-    code, told = broadsheet_here(
-        "evaluate", "ag-news", tmp_path / "new.csv", "--label-column", "number", *picture, "--overwrite"
-    )
-    assert code == 2
-    assert "is no chain that is to find a share" in " ".join(told.split())
+    for what, more in (("ag-news", ()), (file, ("--network", "all"))):
+        arguments = (what, tmp_path / "new.csv", "--label-column", "number", *picture, "--overwrite", *more)
+        code, told = broadsheet_here("evaluate", *arguments)
+        assert code == 2
+        assert "--asked is for a chain that is to find a share" in " ".join(told.split())
 
 
 def test_calibrate_promises_something_else_by_other_rows(
