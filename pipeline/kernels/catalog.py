@@ -47,6 +47,10 @@ PRODUCT_TEXTS = 16
 
 _PRODUCT_DEEP = 256
 
+_ENCODER_HEAD_WARPS = 16
+HEAD_TEXTS = 1, 4
+"""Of a block of an encoder's head: where texts are few or vectors long, and else."""
+
 ATTENTION_ROWS = 64
 """Queries of a block for short texts, and keys of a piece."""
 
@@ -257,20 +261,22 @@ def add_norm_kernel(element: Element, pitch: int) -> Kernel:
 
 
 @cache
-def attention_kernel(element: Element, head: int, is_long: bool) -> Kernel:
+def attention_kernel(generation: str, element: Element, head: int, is_long: bool) -> Kernel:
     """head: values of a head's vector, 32 or 64. is_long: for texts of more than ATTENTION_ROWS, of which a block has
-    twice as many queries, and keys and values in two buffers.
+    twice as many queries: by more warps, or by a warp of `sm80`, whose registers then hold what it reads for both.
     """
-    blocks = stages = 2 if is_long else 1
-    launch = Launch(4 * WARP, (blocks + 2 * stages) * ATTENTION_ROWS * 2 * head)
-    instance = f"attention<{element.name}, {head}, {blocks}, {stages}, {launch}>"
-    return Kernel("attention", "sm80/attention.cu", instance, *launch)
+    is_sm90, blocks = generation == "sm90", 2 if is_long else 1
+    launch = Launch((4 * blocks if is_sm90 else 4) * WARP, 2 * (blocks + 2) * ATTENTION_ROWS * 2 * head)
+    of_an_sm = 2 if is_long else 4 if is_sm90 else 3
+    instance = f"attention<{element.name}, {head}, {1 if is_sm90 else blocks}, {of_an_sm}, {launch}>"
+    return Kernel("attention", f"{generation}/attention.cu", instance, *launch)
 
 
 @cache
-def encoder_head_kernel(element: Element, most: int) -> Kernel:
-    """most: values of the longest vector."""
-    return Kernel("head", "common/encoder.cu", f"head<{element.name}, {WARPS}>", shared_bytes=8 * most)
+def encoder_head_kernel(element: Element, most: int, texts: int) -> Kernel:
+    """most: values of the longest vector. texts: of a block, which reads the head's weights once for all."""
+    instance = f"head<{element.name}, {_ENCODER_HEAD_WARPS}, {texts}>"
+    return Kernel("head", "common/encoder.cu", instance, _ENCODER_HEAD_WARPS * WARP, 8 * texts * most)
 
 
 def _pieces(pitch: int) -> int:
@@ -298,9 +304,9 @@ def encoder_kernels(
     stored, layer = STORAGE[generation][precision], encoder_layer("", pitch, pitch)
     element, at = stored.features, product_tile(generation, precision, architecture, layer)
     kernels = [wordpiece_kernel(longest), embed_kernel(element, pitch), add_norm_kernel(element, pitch)]
-    kernels += [attention_kernel(element, head, is_long) for is_long in (False, True)]
+    kernels += [attention_kernel(generation, element, head, is_long) for is_long in (False, True)]
     kernels += [product_kernel(stored, layer, at, activation) for activation in ACTIVATIONS]
-    return [*kernels, encoder_head_kernel(element, pitch)]
+    return [*kernels, *(encoder_head_kernel(element, pitch, texts) for texts in HEAD_TEXTS)]
 
 
 def network_kernels(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -35,7 +36,12 @@ Timed = Callable[[str], AbstractContextManager[object]]
 _ROWS_OF_AN_SM = 512
 """Tokens that are computed together, by the number of SMs: so many that a last wave of tiles hardly counts."""
 
-_UINT32_MAX = (1 << 32) - 1
+_HEADS, _BLOCKS_OF_AN_SM = 4, 16
+"""Of attention: heads that a block goes through, fewer where there would not be so many blocks."""
+
+_HEAD_VALUES = 2048
+"""Of the longest vector of a head, where a block has room for several texts."""
+
 _TEXTS, _BYTES = 1 << 14, 1 << 25
 """Of texts that become tokens together."""
 
@@ -68,7 +74,7 @@ class DeviceEncoder:
         pitches = {"x": shape.pitch, "mixed": self._layers["mix"].inputs}
         pitches |= {name: self._layers[name].outputs for name in ("queries", "inner", "outer")}
         # Kernels count what is stored in 32 bits.
-        self._rows = max(min(rows or _ROWS_OF_AN_SM * ops.sms, _UINT32_MAX // max(pitches.values())), settings.most)
+        self._rows = max(min(rows or _ROWS_OF_AN_SM * ops.sms, ((1 << 32) - 1) // max(pitches.values())), settings.most)
         self._stream = cp.cuda.Stream(non_blocking=True)
         with self._stream:
             self._upload_vocabulary()
@@ -131,26 +137,24 @@ class DeviceEncoder:
             The logits without the model's bias, or the vectors; and which texts have more tokens than are read.
 
         """
-        outputs = self._heads[is_logits].outputs
-        out, is_cut = [np.empty((0, outputs), np.float32)], [np.empty(0, np.bool_)]
+        parts = [(np.empty((0, self._heads[is_logits].outputs), np.float32), np.empty(0, np.bool_))]
+
+        def begun() -> Iterator[DeviceTokens | None]:
+            for first, last in _groups(offsets, _BYTES, _TEXTS):
+                with timed("tokens"):
+                    tokens = self.tokens(data[int(offsets[first]) : int(offsets[last])], offsets[first : last + 1])
+                yield tokens
+            yield None
+
         with self._lock, self._stream:
-            waiting = None
-            computed: list[tuple[cp.ndarray, cp.ndarray]] = []
-            try:
-                for first, last in _batches(offsets):
-                    with timed("tokens"):
-                        begun = self.tokens(data[int(offsets[first]) : int(offsets[last])], offsets[first : last + 1])
-                    if waiting is not None:
-                        computed.append((self._vectors(waiting, is_logits, timed), waiting.is_cut))
-                    waiting = begun
-                if waiting is not None:
-                    computed.append((self._vectors(waiting, is_logits, timed), waiting.is_cut))
-                for of_batch, cut in computed:
-                    out.append(of_batch.get())
-                    is_cut.append(cut.get().astype(np.bool_))
+            try:  # the tokens of the next texts are begun before these are computed
+                computed = [(it, self._vectors(it, is_logits, timed)) for it, _ in pairwise(begun()) if it is not None]
+                for tokens, vectors in computed:
+                    parts.append((vectors.get(), tokens.is_cut.get().astype(np.bool_)))
             finally:  # what is copied to the host may be under way
                 self._stream.synchronize()
-        return np.concatenate(out), np.concatenate(is_cut)
+        found, is_cut = zip(*parts, strict=True)
+        return np.concatenate(found), np.concatenate(is_cut)
 
     def tokens(self, data: Any, offsets: Integers) -> DeviceTokens:
         """Begin what makes tokens of texts: on CuPy's current stream, whose order they have."""
@@ -177,16 +181,19 @@ class DeviceEncoder:
         tokens.done.synchronize()
         head, (steps, weights) = self._heads[is_logits], self._head_arrays[is_logits]
         out = cp.empty((len(tokens.counts), head.outputs), np.float32)
-        kernel = catalog.encoder_head_kernel(self._element, head.longest)
-        settings, pitch = self.encoder.settings, np.int32(self._shape.pitch)
-        for first, last in _groups(tokens.counts, self._rows):
-            ends = np.concatenate([[0], np.cumsum(tokens.counts[first:last])]).astype(np.int32)
+        one, several = catalog.HEAD_TEXTS
+        width, pitch, is_mean = self.encoder.width, self._shape.pitch, self.encoder.settings.pooling == "mean"
+        all_ends = np.concatenate([[0], np.cumsum(tokens.counts, dtype=np.int64)])
+        for first, last in _groups(all_ends, self._rows, _TEXTS):
+            count, ends = last - first, (all_ends[first : last + 1] - all_ends[first]).astype(np.int32)
             rows = self._encoded(tokens, first, ends, timed)
+            of_block = several if count > several * self._ops.sms and head.longest <= _HEAD_VALUES else one
+            kernel = catalog.encoder_head_kernel(self._element, head.longest, of_block)
+            of_head = (steps, np.int32(len(head.steps)), weights, np.int32(head.longest))
             with timed("head"):
-                numbers = (np.int32(self.encoder.width), pitch, np.int32(settings.pooling == "mean"))
-                of_head = (steps, np.int32(len(head.steps)), weights, np.int32(head.longest))
+                numbers = map(np.int32, (count, width, pitch, is_mean))
                 arguments = (self._buffers["x"], rows, *numbers, *of_head, out[first:last])
-                self._ops.launch(kernel, (last - first,), arguments)
+                self._ops.launch(kernel, (-(-count // of_block),), arguments)
         return out
 
     def _encoded(self, tokens: DeviceTokens, first: int, ends: NDArray[np.int32], timed: Timed) -> cp.ndarray:
@@ -229,8 +236,10 @@ class DeviceEncoder:
             with timed("attention"):
                 for is_long, *both in ((False, *shares[:2]), (True, *shares[2:])):
                     if len(both[0]):
+                        at_once = max(-(-settings.heads // _HEADS), -(-_BLOCKS_OF_AN_SM * ops.sms // len(both[0])))
                         ops.launch(
-                            catalog.attention_kernel(element, shape.head, is_long), (len(both[0]), settings.heads),
+                            catalog.attention_kernel(ops.generation, element, shape.head, is_long),
+                            (len(both[0]), min(settings.heads, at_once)),
                             (buffers["queries"], of_ends, *both, np.int32(settings.heads), *pitches, buffers["mixed"]),
                         )  # fmt: skip
             product(layer, "mix", buffers["mixed"])
@@ -275,21 +284,14 @@ def _shares(sizes: NDArray[np.int32], is_long: bool) -> tuple[NDArray[np.int32],
     return texts, firsts.astype(np.int32)
 
 
-def _batches(offsets: Integers) -> Iterator[tuple[int, int]]:
-    """First and last of texts that become tokens together."""
-    first, count = 0, len(offsets) - 1
+def _groups(ends: Integers, room: int, most: int) -> Iterator[tuple[int, int]]:
+    """First and last of texts that are taken together: as many as there is room for, `most` at most, and one at least.
+
+    ends: int64 [texts + 1], of bytes or rows.
+    """
+    first, count = 0, len(ends) - 1
     while first < count:
-        room = int(np.searchsorted(offsets, offsets[first] + _BYTES, side="right")) - 1
-        last = min(max(first + 1, room), first + _TEXTS, count)
-        yield first, last
-        first = last
-
-
-def _groups(counts: NDArray[np.int32], rows: int) -> Iterator[tuple[int, int]]:
-    """First and last of texts that are computed together."""
-    ends = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    first = 0
-    while first < len(counts):
-        last = int(np.searchsorted(ends, ends[first] + rows, side="right")) - 1
+        last = int(np.searchsorted(ends, ends[first] + room, side="right")) - 1
+        last = min(max(first + 1, last), first + most, count)
         yield first, last
         first = last

@@ -88,45 +88,70 @@ __device__ __forceinline__ float activated(float x, int kind) {
     }
 }
 
-// What a head makes of texts, a block each: fp32 [texts, outputs of its last step]. is_mean: of all vectors, instead of
-// the first. Dynamic shared memory: two vectors of `most` numbers.
-template <typename T, int WARPS>
-__global__ void __launch_bounds__(WARPS * WARP)
-    head(const T* rows, const int* ends, int width, int pitch, int is_mean, const Step* steps, int count,
+// A number of each of some texts.
+template <int TEXTS>
+struct __align__(4 * TEXTS) OfTexts {
+    float of[TEXTS];
+};
+
+// What a head makes of `all` texts: fp32 [all, outputs of its last step]. A block has TEXTS of them, for which it reads the
+// weights once. is_mean: of all vectors, instead of the first. Dynamic shared memory: two vectors of `most` numbers of
+// each of its texts.
+template <typename T, int WARPS, int TEXTS>
+__global__ void __launch_bounds__(WARPS * WARP, 2)
+    head(const T* rows, const int* ends, int all, int width, int pitch, int is_mean, const Step* steps, int count,
          const float* weights, int most, float* out) {
     constexpr int THREADS = WARPS * WARP;
-    extern __shared__ float vectors[];
+    using Numbers = OfTexts<TEXTS>;
+    extern __shared__ __align__(16) char shared[];
     __shared__ float scratch[WARPS];
-    float *from = vectors, *to = vectors + most;
-    const int first = ends[blockIdx.x], last = is_mean ? ends[blockIdx.x + 1] : first + 1;
-    for (int at = threadIdx.x * 2; at < width; at += THREADS * 2) {
-        float low = 0, high = 0;
-        for (int row = first; row < last; row++) {
-            const float2 two = unpack<T>(*reinterpret_cast<const uint32*>(rows + (int64)row * pitch + at));
-            low += two.x, high += two.y;
+    Numbers *from = reinterpret_cast<Numbers*>(shared), *to = from + most;
+    for (int t = 0; t < TEXTS; t++) {
+        const int text = min((int)blockIdx.x * TEXTS + t, all - 1);  // beyond the last, that one again
+        const int first = ends[text], last = is_mean ? ends[text + 1] : first + 1;
+        for (int at = threadIdx.x * 2; at < width; at += THREADS * 2) {
+            float low = 0, high = 0;
+            for (int row = first; row < last; row++) {
+                const float2 two = unpack<T>(*reinterpret_cast<const uint32*>(rows + (int64)row * pitch + at));
+                low += two.x, high += two.y;
+            }
+            from[at].of[t] = low / (last - first);
+            if (at + 1 < most) from[at + 1].of[t] = high / (last - first);
         }
-        from[at] = low / (last - first);
-        if (at + 1 < most) from[at + 1] = high / (last - first);
     }
     int size = width;
     for (int i = 0; i < count; i++) {
         __syncthreads();
         const Step step = steps[i];
         if (step.kind == NORMALISE) {
-            float squares = 0;
-            for (int at = threadIdx.x; at < size; at += THREADS) squares = fmaf(from[at], from[at], squares);
-            const float length = fmaxf(1e-12f, sqrtf(block_sum<WARPS>(squares, scratch)));
-            for (int at = threadIdx.x; at < size; at += THREADS) from[at] /= length;
+            for (int t = 0; t < TEXTS; t++) {
+                float squares = 0;
+                for (int at = threadIdx.x; at < size; at += THREADS) squares = fmaf(from[at].of[t], from[at].of[t], squares);
+                const float length = fmaxf(1e-12f, sqrtf(block_sum<WARPS>(squares, scratch)));
+                for (int at = threadIdx.x; at < size; at += THREADS) from[at].of[t] /= length;
+            }
             continue;
         }
         for (int at = threadIdx.x; at < step.outputs; at += THREADS) {
-            float sum = weights[step.bias + at];
-            for (int k = 0; k < step.inputs; k++) sum = fmaf(from[k], weights[step.weight + k * step.outputs + at], sum);
-            to[at] = activated(sum, step.kind);
+            const float* weight = weights + step.weight + at;
+            float sum[TEXTS];
+#pragma unroll
+            for (int t = 0; t < TEXTS; t++) sum[t] = weights[step.bias + at];
+#pragma unroll 8
+            for (int k = 0; k < step.inputs; k++) {
+                const float by = weight[k * step.outputs];
+                const Numbers own = from[k];
+#pragma unroll
+                for (int t = 0; t < TEXTS; t++) sum[t] = fmaf(own.of[t], by, sum[t]);
+            }
+#pragma unroll
+            for (int t = 0; t < TEXTS; t++) to[at].of[t] = activated(sum[t], step.kind);
         }
-        float* const read = from;
+        Numbers* const read = from;
         from = to, to = read, size = step.outputs;
     }
     __syncthreads();
-    for (int at = threadIdx.x; at < size; at += THREADS) out[(int64)blockIdx.x * size + at] = from[at];
+    const int own = min(TEXTS, all - (int)blockIdx.x * TEXTS);
+    for (int at = threadIdx.x; at < own * size; at += THREADS)
+        out[(int64)blockIdx.x * TEXTS * size + at] = from[at % size].of[at / size];
 }

@@ -3,12 +3,15 @@
 #include "common/outputs.cuh"
 #include "common/types.cuh"
 
-// The descriptor of an operand whose rows are 128 bytes under TMA's 128-byte swizzle, 1,024 bytes from one group of eight
-// rows to the next. `address`: of its first row, at any multiple of 128 bytes of a tile aligned to 1,024, since the
-// swizzle is a function of the address; further along K, at 32 bytes for each product.
+// The descriptor of an operand whose rows are 128 or 64 bytes under TMA's swizzle of that size, one group of eight rows
+// after the other. `address`: of its first row, at any multiple of 128 bytes of a tile aligned to 1,024, since the swizzle
+// is a function of the address; further along K, at 32 bytes for each product.
+template <int ROW_BYTES = 128>
 __device__ __forceinline__ uint64 descriptor(uint32 address) {
-    constexpr uint64 swizzle_128 = 1ull << 62, eight_rows = (uint64)(1024 >> 4) << 32, unused = 1ull << 16;
-    return (uint64)((address & 0x3ffff) >> 4) | unused | eight_rows | swizzle_128;
+    static_assert(ROW_BYTES == 128 || ROW_BYTES == 64, "a swizzle");
+    constexpr uint64 swizzle = (ROW_BYTES == 128 ? 1ull : 2ull) << 62, eight_rows = (uint64)(8 * ROW_BYTES >> 4) << 32;
+    constexpr uint64 unused = 1ull << 16;
+    return (uint64)((address & 0x3ffff) >> 4) | unused | eight_rows | swizzle;
 }
 
 // Orders accesses to registers before the products that follow (wgmma.fence).
@@ -19,6 +22,19 @@ __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_
 template <int PENDING>
 __device__ __forceinline__ void warpgroup_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Registers are written before this, and read after it: else the compiler may move that past a fence or a wait, which do
+// not name them.
+template <int COUNT>
+__device__ __forceinline__ void settle(float (&values)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(values[i])::"memory");
+}
+template <int COUNT>
+__device__ __forceinline__ void settle(uint32 (&values)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) asm volatile("" : "+r"(values[i])::"memory");
 }
 
 // Four 8 x 8 matrices of 16-bit elements to shared memory; lane l gives the address of row l % 8 of matrix l / 8.
@@ -105,4 +121,44 @@ __device__ __forceinline__ void multiply_async(float (&d)[96], uint64 a, uint64 
 BROADSHEET_MULTIPLY_ASYNC_192(Half, "f16")
 BROADSHEET_MULTIPLY_ASYNC_192(BFloat, "bf16")
 #undef BROADSHEET_MULTIPLY_ASYNC_192
+
+// What attention multiplies. d [64, 64] = a [64, 16] · b [64, 16]ᵀ, plus d if `add`.
+template <typename T>
+__device__ __forceinline__ void multiply_async(float (&d)[32], uint64 a, uint64 b, bool add);
+// d [64, 64 or 32] += a [64, 16] · b [16, 64 or 32]. Of `a`, a thread holds what it does for mma.sync.
+template <typename T>
+__device__ __forceinline__ void multiply_by_rows(float (&d)[32], const uint32 (&a)[4], uint64 b);
+template <typename T>
+__device__ __forceinline__ void multiply_by_rows(float (&d)[16], const uint32 (&a)[4], uint64 b);
+
+#define BROADSHEET_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define BROADSHEET_32 \
+    BROADSHEET_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define BROADSHEET_ATTENTION(T, TYPE)                                                                               \
+    template <>                                                                                                     \
+    __device__ __forceinline__ void multiply_async<T>(float (&d)[32], uint64 a, uint64 b, bool add) {               \
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE       \
+                     "." TYPE " {" BROADSHEET_32 "}, %32, %33, p, 1, 1, 0, 0;}"                                     \
+                     : BROADSHEET_SUMS(d, 0), BROADSHEET_SUMS(d, 8), BROADSHEET_SUMS(d, 16), BROADSHEET_SUMS(d, 24) \
+                     : "l"(a), "l"(b), "r"((int)add));                                                              \
+    }                                                                                                               \
+    template <>                                                                                                     \
+    __device__ __forceinline__ void multiply_by_rows<T>(float (&d)[32], const uint32 (&a)[4], uint64 b) {           \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " {" BROADSHEET_32                 \
+                     "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"                                                    \
+                     : BROADSHEET_SUMS(d, 0), BROADSHEET_SUMS(d, 8), BROADSHEET_SUMS(d, 16), BROADSHEET_SUMS(d, 24) \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                         \
+    }                                                                                                               \
+    template <>                                                                                                     \
+    __device__ __forceinline__ void multiply_by_rows<T>(float (&d)[16], const uint32 (&a)[4], uint64 b) {           \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." TYPE "." TYPE " {" BROADSHEET_16                 \
+                     "}, {%16, %17, %18, %19}, %20, 1, 1, 1, 1;"                                                    \
+                     : BROADSHEET_SUMS(d, 0), BROADSHEET_SUMS(d, 8)                                                 \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                         \
+    }
+BROADSHEET_ATTENTION(Half, "f16")
+BROADSHEET_ATTENTION(BFloat, "bf16")
+#undef BROADSHEET_ATTENTION
+#undef BROADSHEET_32
+#undef BROADSHEET_16
 #undef BROADSHEET_SUMS

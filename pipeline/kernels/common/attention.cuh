@@ -1,0 +1,175 @@
+// Attention of each text over itself, for rows that lie without padding; its scores never leave the registers.
+//
+// A block goes through some heads of one text, and of each computes 16 queries a warp, or two times 16, which share what is
+// read of keys and values. These come 64 at a time: while one piece is multiplied, the next is fetched, or the first of the
+// next head. The softmax is that of Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), within the
+// loop of Dao et al., "FlashAttention" (2022): each piece may raise the maximum so far, by which the sums before it are
+// scaled. Of a score, a thread holds what it multiplies with the values next: the sums of a product lie as its first
+// operand does.
+//
+// sm80/attention.cu and sm90/attention.cu have the products.
+#pragma once
+#include "common/launch.cuh"
+#include "common/types.cuh"
+#include "sm80/async_copy.cuh"
+
+constexpr int TILE = 64;
+
+// Byte offset of a piece of 16 bytes of a row: pieces are permuted (an XOR), so that the eight rows of a matrix lie in
+// different banks.
+template <int ROW_BYTES>
+__device__ __forceinline__ uint32 swizzled(int row, int piece) {
+    return row * ROW_BYTES + ((ROW_BYTES == 128 ? piece ^ (row & 7) : piece ^ (row >> 1 & 3)) << 4);
+}
+
+__device__ __forceinline__ float power_of_two(float x) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+    return power;
+}
+
+// The softmax of a warp's 16 queries. Of a score or a sum, index n * 4 + i is: row lane / 4, of i above 1 plus 8; column
+// n * 8 + lane % 4 * 2 + i % 2.
+template <typename T, int HEAD>
+struct Softmax {
+    float sum[HEAD / 2], most[2], total[2];
+
+    __device__ __forceinline__ void begin() {
+#pragma unroll
+        for (int i = 0; i < HEAD / 2; i++) sum[i] = 0;
+        most[0] = most[1] = __int_as_float(0xff800000);  // minus infinity
+        total[0] = total[1] = 0;
+    }
+
+    // Scores become powers, of which `left` count, and these, in 16 bits, what the values are multiplied by.
+    __device__ __forceinline__ void weigh(float (&score)[TILE / 2], int left, float scale, uint32 (&power)[TILE / 16][4]) {
+        if (left < TILE) {
+            asm volatile("");  // so that this stays a branch: of a long text's pieces, one takes it
+            left -= threadIdx.x % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < TILE / 2; i++)
+                if (i / 4 * 8 + i % 2 >= left) score[i] = __int_as_float(0xff800000);
+        }
+        float by[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float highest = most[half];
+#pragma unroll
+            for (int n = 0; n < TILE / 8; n++)
+                highest = fmaxf(highest, fmaxf(score[n * 4 + 2 * half], score[n * 4 + 2 * half + 1]));
+            highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
+            highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
+            const float offset = highest * scale;
+            by[half] = power_of_two((most[half] - highest) * scale);
+            most[half] = highest;
+            total[half] *= by[half];
+#pragma unroll
+            for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                for (int i = n * 4 + 2 * half; i < n * 4 + 2 * half + 2; i++) {
+                    score[i] = power_of_two(fmaf(score[i], scale, -offset));
+                    total[half] += score[i];
+                }
+        }
+        if (__any_sync(0xffffffffu, by[0] != 1 || by[1] != 1))  // a maximum rose
+#pragma unroll
+            for (int i = 0; i < HEAD / 2; i++) sum[i] *= by[i / 2 % 2];
+#pragma unroll
+        for (int k = 0; k < TILE / 16; k++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) power[k][i] = pack<T>(score[k * 8 + i * 2], score[k * 8 + i * 2 + 1]);
+    }
+
+    // What was computed, to rows from `row` on.
+    __device__ __forceinline__ void end(char* rows, int row) const {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float all = total[half];
+            all += __shfl_xor_sync(0xffffffffu, all, 1);
+            all += __shfl_xor_sync(0xffffffffu, all, 2);
+            const float by = 1 / all;
+#pragma unroll
+            for (int n = 0; n < HEAD / 8; n++)
+                *reinterpret_cast<uint32*>(rows + swizzled<HEAD * 2>(row + half * 8 + lane / 4, n) + lane % 4 * 4) =
+                    pack<T>(sum[n * 4 + 2 * half] * by, sum[n * 4 + 2 * half + 1] * by);
+        }
+    }
+};
+
+// rows [all rows, pitch]: queries, keys and values, each of `heads` times HEAD. ends [texts + 1]: rows of each text.
+// texts, firsts [blocks]: which text a block computes, and its first query. Of the heads, a block has every gridDim.y-th.
+// scale: of scores, for powers of two. out [all rows, out_pitch].
+// Products: by a generation, of an element, a head's size and M_BLOCKS.
+template <typename Products, typename T, int HEAD, int M_BLOCKS, typename Launch>
+__device__ __forceinline__ void attend(const T* rows, const int* ends, const int* texts, const int* firsts, int heads,
+                                       int pitch, float scale, int out_pitch, T* out) {
+    constexpr int THREADS = Launch::THREADS, ROW_BYTES = HEAD * 2, PIECES = HEAD / 8, TILE_BYTES = TILE * ROW_BYTES;
+    constexpr int WARP_ROWS = M_BLOCKS * 16, QUERY_ROWS = THREADS / 32 * WARP_ROWS, QUERY_BYTES = QUERY_ROWS * ROW_BYTES;
+    static_assert(HEAD == 32 || HEAD == 64, "how rows are permuted");
+    static_assert(Launch::SHARED_BYTES == 2 * (QUERY_BYTES + 2 * TILE_BYTES), "two buffers");
+    extern __shared__ __align__(1024) char shared[];
+    const uint32 all_queries = shared_address(shared), all_keys = all_queries + 2 * QUERY_BYTES;
+    const uint32 all_values = all_keys + 2 * TILE_BYTES;
+    const int own = threadIdx.x / 32 * WARP_ROWS, lane = threadIdx.x % 32;
+    const int begin = ends[texts[blockIdx.x]], size = ends[texts[blockIdx.x] + 1] - begin, first = firsts[blockIdx.x];
+
+    // A thread copies 16 bytes of every STEP-th row. Rows are permuted alike each eight.
+    constexpr int STEP = THREADS / PIECES;
+    static_assert(STEP % 8 == 0 && TILE % STEP == 0, "of whole groups of rows");
+    const int own_row = threadIdx.x / PIECES, own_piece = threadIdx.x % PIECES;
+    const T* const own_from = rows + ((uint32)(begin + own_row) * pitch + own_piece * 8);  // 32 bits count what is stored
+    const uint32 own_to = swizzled<ROW_BYTES>(own_row, own_piece);
+    auto fetch = [&](uint32 to, int column, int row, int count) {
+        const T* from = own_from + ((uint32)row * pitch + column * HEAD);
+#pragma unroll
+        for (int r = 0; r < count; r += STEP, from += STEP * pitch)
+            copy_async16(to + own_to + r * ROW_BYTES, from, own_row + row + r < size);
+    };
+    // step: of all that the block goes through, for the keys' and values' buffer; turn: of its heads, for the queries'.
+    auto fetch_piece = [&](int step, int turn, int head, int piece) {
+        if (head < heads) {
+            if (piece == 0) fetch(all_queries + turn % 2 * QUERY_BYTES, head, first, QUERY_ROWS);
+            fetch(all_keys + step % 2 * TILE_BYTES, heads + head, piece * TILE, TILE);
+            fetch(all_values + step % 2 * TILE_BYTES, 2 * heads + head, piece * TILE, TILE);
+        }
+        commit_copies();
+    };
+
+    Softmax<T, HEAD> softmax[M_BLOCKS];
+    fetch_piece(0, 0, blockIdx.y, 0);
+    for (int step = 0, turn = 0, head = blockIdx.y, piece = 0; head < heads; step++) {
+        // The piece has arrived, and nobody reads the one before.
+        wait_for_copies<0>();
+        Products::publish();
+        __syncthreads();
+        const bool is_last = (piece + 1) * TILE >= size;
+        if (is_last) fetch_piece(step + 1, turn + 1, head + gridDim.y, 0);
+        else fetch_piece(step + 1, turn, head, piece + 1);
+        if (piece == 0)
+#pragma unroll
+            for (int m = 0; m < M_BLOCKS; m++) softmax[m].begin();
+        float score[M_BLOCKS][TILE / 2];
+        uint32 power[M_BLOCKS][TILE / 16][4];
+        Products::score(score, all_queries + turn % 2 * QUERY_BYTES, all_keys + step % 2 * TILE_BYTES);
+#pragma unroll
+        for (int m = 0; m < M_BLOCKS; m++) softmax[m].weigh(score[m], size - piece * TILE, scale, power[m]);
+        Products::add(softmax, power, all_values + step % 2 * TILE_BYTES);
+
+        if (is_last) {  // what was computed lies for a moment where the queries lay, of which no other warp reads
+            char* const computed = shared + turn % 2 * QUERY_BYTES;
+#pragma unroll
+            for (int m = 0; m < M_BLOCKS; m++) softmax[m].end(computed, own + m * 16);
+            __syncwarp();
+#pragma unroll
+            for (int i = lane; i < WARP_ROWS * PIECES; i += 32) {
+                const int row = own + i / PIECES, piece = i % PIECES;
+                if (first + row < size)
+                    *reinterpret_cast<uint4*>(out + ((uint32)(begin + first + row) * out_pitch + head * HEAD + piece * 8)) =
+                        *reinterpret_cast<uint4*>(computed + swizzled<ROW_BYTES>(row, piece));
+            }
+            head += gridDim.y, turn++;
+        }
+        piece = is_last ? 0 : piece + 1;
+    }
+}
