@@ -47,7 +47,6 @@ PRODUCT_TEXTS = 16
 
 _PRODUCT_DEEP = 256
 
-_ENCODER_HEAD_WARPS = 16
 HEAD_TEXTS = 1, 4
 """Of a block of an encoder's head: where texts are few or vectors long, and else."""
 
@@ -275,8 +274,8 @@ def attention_kernel(generation: str, element: Element, head: int, is_long: bool
 @cache
 def encoder_head_kernel(element: Element, most: int, texts: int) -> Kernel:
     """most: values of the longest vector. texts: of a block, which reads the head's weights once for all."""
-    instance = f"head<{element.name}, {_ENCODER_HEAD_WARPS}, {texts}>"
-    return Kernel("head", "common/encoder.cu", instance, _ENCODER_HEAD_WARPS * WARP, 8 * texts * most)
+    instance = f"head<{element.name}, {2 * WARPS}, {texts}>"
+    return Kernel("head", "common/encoder.cu", instance, 2 * WARPS * WARP, 8 * texts * most)
 
 
 def _pieces(pitch: int) -> int:
@@ -285,8 +284,9 @@ def _pieces(pitch: int) -> int:
 
 
 def encoder_kernels(
-    generation: str, precision: str, architecture: str, pitch: int, head: int, longest: int
-) -> list[Kernel]:
+    generation: str, precision: str, architecture: str, pitch: int, head: int, longest: int,
+    activations: Sequence[Activation] = ACTIVATIONS,
+) -> list[Kernel]:  # fmt: skip
     """Every kernel that an encoder may launch; its products differ in the activation alone.
 
     Parameters
@@ -299,13 +299,15 @@ def encoder_kernels(
         Values of a head's vector, 32 or 64.
     longest : int
         Code points of a word that is cut.
+    activations : sequence of str
+        What may follow a product.
 
     """
     stored, layer = STORAGE[generation][precision], encoder_layer("", pitch, pitch)
     element, at = stored.features, product_tile(generation, precision, architecture, layer)
     kernels = [wordpiece_kernel(longest), embed_kernel(element, pitch), add_norm_kernel(element, pitch)]
     kernels += [attention_kernel(generation, element, head, is_long) for is_long in (False, True)]
-    kernels += [product_kernel(stored, layer, at, activation) for activation in ACTIVATIONS]
+    kernels += [product_kernel(stored, layer, at, activation) for activation in activations]
     return [*kernels, *(encoder_head_kernel(element, pitch, texts) for texts in HEAD_TEXTS)]
 
 

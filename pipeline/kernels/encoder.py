@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import cupy as cp
 import numpy as np
 from cupyx import empty_pinned
 from numpy.typing import NDArray
 
-from ..model.encoder import Activation as EncoderActivation
 from ..model.encoder import Encoder
 from . import catalog
 from .catalog import ATTENTION_ROWS, Activation
@@ -45,8 +44,6 @@ _HEAD_VALUES = 2048
 _TEXTS, _BYTES = 1 << 14, 1 << 25
 """Of texts that become tokens together."""
 
-_ACTIVATIONS: dict[EncoderActivation, Activation] = {"gelu": "GELU", "gelu_tanh": "GELU_TANH", "relu": "RELU"}
-
 
 class DeviceEncoder:
     """An encoder's weights and working memory on the current device.
@@ -66,10 +63,12 @@ class DeviceEncoder:
         self.encoder, self._ops, self._lock = encoder, ops, Lock()
         settings, weights = encoder.settings, encoder.weights
         self._element = ops.stored.features
-        tile = product_tile(ops.generation, ops.precision, ops.architecture, encoder_layer("", 1, 1))
-        shape = encoder_shape(encoder, tile.outputs)
+        of = ops.generation, ops.precision, ops.architecture
+        shape = encoder_shape(encoder, product_tile(*of, encoder_layer("", 1, 1)).outputs)
         assert shape is not None
         self._shape = shape
+        follows = self._follows = cast("Activation", settings.activation.upper())
+        ops.prepare(catalog.encoder_kernels(*of, shape.pitch, shape.head, settings.rules.longest, ("NONE", follows)))
         self._layers = {layer.name: layer for layer in shape.layers}
         pitches = {"x": shape.pitch, "mixed": self._layers["mix"].inputs}
         pitches |= {name: self._layers[name].outputs for name in ("queries", "inner", "outer")}
@@ -182,7 +181,7 @@ class DeviceEncoder:
         head, (steps, weights) = self._heads[is_logits], self._head_arrays[is_logits]
         out = cp.empty((len(tokens.counts), head.outputs), np.float32)
         one, several = catalog.HEAD_TEXTS
-        width, pitch, is_mean = self.encoder.width, self._shape.pitch, self.encoder.settings.pooling == "mean"
+        sizes = [np.int32(n) for n in (self.encoder.width, self._shape.pitch, self.encoder.settings.pooling == "mean")]
         all_ends = np.concatenate([[0], np.cumsum(tokens.counts, dtype=np.int64)])
         for first, last in _groups(all_ends, self._rows, _TEXTS):
             count, ends = last - first, (all_ends[first : last + 1] - all_ends[first]).astype(np.int32)
@@ -191,8 +190,7 @@ class DeviceEncoder:
             kernel = catalog.encoder_head_kernel(self._element, head.longest, of_block)
             of_head = (steps, np.int32(len(head.steps)), weights, np.int32(head.longest))
             with timed("head"):
-                numbers = map(np.int32, (count, width, pitch, is_mean))
-                arguments = (self._buffers["x"], rows, *numbers, *of_head, out[first:last])
+                arguments = (self._buffers["x"], rows, np.int32(count), *sizes, *of_head, out[first:last])
                 self._ops.launch(kernel, (-(-count // of_block),), arguments)
         return out
 
@@ -244,7 +242,7 @@ class DeviceEncoder:
                         )  # fmt: skip
             product(layer, "mix", buffers["mixed"])
             add_norm(f"{layer}.norm1")
-            product(layer, "inner", x, _ACTIVATIONS[settings.activation])
+            product(layer, "inner", x, self._follows)
             product(layer, "outer", buffers["inner"])
             add_norm(f"{layer}.norm2")
         return of_ends

@@ -18,10 +18,9 @@ from ..model.quantised import Integers
 from ..model.reference import Weights
 from ..processes.threads import available_cores
 from . import memory_plan
-from .catalog import Kernel, branch_kernels, fasttext_kernels, gather_kernel, network_kernels, target
-from .compile import compile_all
+from .catalog import Kernel, branch_kernels, fasttext_kernels, gather_kernel, network_kernels
 from .memory_plan import CLOSING, capacity
-from .ops import Asked, DeviceEncoded, Launched, Packing, Scored, load, operations
+from .ops import Asked, DeviceEncoded, Launched, Packing, Scored, operations
 from .slots import Result, Slot, Sums, Trail
 from .tables import fasttext_shape
 from .weights import (
@@ -91,10 +90,7 @@ class Network:
         elif ngrams is not None:
             shape = fasttext_shape(ngrams.table.shape[1], self.ops.stored.is_exact)
             kernels += fasttext_kernels(shape, self.layers[-1].outputs)
-        compiled_for = target(generation, self.ops.architecture)
-        compile_all([(kernel.file, kernel.expression) for kernel in kernels], compiled_for)
-        for kernel in kernels:
-            load(kernel.file, kernel.expression, compiled_for)
+        self.ops.prepare(kernels)
         self._spelled, self._alphabet = alphabet, upload_alphabet(alphabet)
         self._ngrams = ngrams
         self._branch: DeviceNGrams | DeviceFastText | None = None

@@ -22,7 +22,7 @@ from ..model.layers import NORM_EPSILON, WHOLE, Frame, Layer
 from ..model.scores import SOFTMAX
 from . import catalog
 from .catalog import Activation, Kernel
-from .compile import kernel_here
+from .compile import compile_all, kernel_here
 from .memory_plan import most_units
 from .storage import STORAGE, Storage
 from .tables import StatisticsTables
@@ -621,6 +621,13 @@ class Operations:
         box = (at.box_rows(layer), *(1 for _ in phases), SLAB_BYTES)
         weight_shape, weight_box = (layer.kernel * layer.outputs, row_bytes), (at.outputs // at.cluster, SLAB_BYTES)
         return tensor_map(rows.data.ptr, shape, box), tensor_map(weight.data.ptr, weight_shape, weight_box)
+
+    def prepare(self, kernels: Sequence[Kernel]) -> None:
+        """Compile kernels on all cores and load them, so that no batch waits for that."""
+        compiled_for = catalog.target(self.generation, self.architecture)
+        compile_all([(kernel.file, kernel.expression) for kernel in kernels], compiled_for)
+        for kernel in kernels:
+            load(kernel.file, kernel.expression, compiled_for)
 
     def launch(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         """Launch a kernel on CuPy's current stream. Raises BroadsheetError where that is refused."""
