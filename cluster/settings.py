@@ -13,10 +13,9 @@ from typing import Any
 
 import dask
 from dask.utils import parse_timedelta
-from distributed import utils
-from distributed.utils import silence_logging_cmgr
+from distributed.utils import get_mp_context, silence_logging_cmgr
 
-from ..pipeline.processes.child import FORKS, OF_WORKERS
+from ..pipeline.processes.child import FORKS, OF_WORKERS, hidden
 from .private import HAS_BOKEH, LINK, TOKEN, new_token
 
 _ENVIRON = "distributed.nanny.pre-spawn-environ."
@@ -170,8 +169,9 @@ def forked() -> Iterator[None]:
     if wanted != FORKS.variables or dask.config.get(_METHOD) != "spawn":
         yield
         return
-    utils._forkserver_preload_set = True  # Dask would import all that it can use
     with with_settings({_METHOD: "forkserver"}):
+        with hidden("pandas"):  # Dask imports, once, all that it can use
+            get_mp_context()
         yield
 
 
