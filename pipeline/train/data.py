@@ -372,7 +372,7 @@ def read_numbers(
     if like is None:
         if not len(numbers) or not np.ptp(numbers):
             raise UsageError(f"column {column!r} has one number only: there is nothing to learn")
-        levels, classes = (Levels(1, 1), names) if names else levels_of(numbers)
+        levels, classes = (Levels(1.0, 1.0), names) if names else levels_of(numbers)
     else:
         assert like.levels is not None
         levels, classes = like.levels, like.classes

@@ -180,8 +180,9 @@ def test_an_absolute_loss_is_not_moved_by_a_few_wrong_numbers() -> None:
     assert errors[0] < errors[1] / 2
 
 
-def test_levels_in_order_have_names() -> None:
-    model = trained("grade", classes=NAMES).model
+def test_levels_in_order_have_names(tmp_path: Path) -> None:
+    trained("grade", classes=NAMES).model.save(tmp_path / "grade.safetensors")
+    model = load_model(tmp_path / "grade.safetensors")
     assert model.classes == NAMES
     result = evaluate_numbers(model, rows(100, 1), label_column="grade")
     assert result.figures.spearman > 0.85
