@@ -73,14 +73,14 @@ class WordVectors(NamedTuple):
         return buckets, vectors
 
 
-def chosen_vectors(what: str | Path | None, rows: int) -> str | Path | None:
+def chosen_vectors(what: str | Path | None, rows: int) -> str | None:
     """The vectors that a fit to so many labelled rows takes: a name, file or folder, or None."""
-    if what == AUTO:
-        return WORDLLAMA if rows <= _FEW_ROWS and find_spec(WORDLLAMA) and find_spec("tokenizers") else None
-    return what
+    if what is None or str(what) != AUTO:
+        return None if what is None else str(what)  # of the command, names too are paths
+    return WORDLLAMA if rows <= _FEW_ROWS and find_spec(WORDLLAMA) and find_spec("tokenizers") else None
 
 
-def read_vectors(what: str | Path, text: TextBuffers) -> WordVectors:
+def read_vectors(what: str, text: TextBuffers) -> WordVectors:
     """The vectors of the words of some texts, and of the words that are the most frequent where the vectors come from.
 
     Raises UsageError where they cannot be read.

@@ -202,6 +202,7 @@ def test_the_package_is_taken_where_it_is_installed_and_rows_are_few() -> None:
     assert chosen_vectors(AUTO, 10_000) == "wordllama"
     assert chosen_vectors(AUTO, 10_001) is None
     assert chosen_vectors(None, 10) is None
+    assert chosen_vectors(Path("wordllama"), 10_001) == "wordllama"  # as the command has it
     found = read_vectors("wordllama", buffers(["Iraq and microsoft"]))
     assert found.words[:3] == ["iraq", "and", "microsoft"]
     assert found.about["name"].startswith("wordllama ")
