@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 
-from .errors import BroadsheetError
+from .errors import BroadsheetError, UsageError
 
 try:
     import httpx
@@ -53,7 +53,24 @@ class ServerError(BroadsheetError):
         self.status, self.retry_after = status, retry_after
 
 
-class Client:
+class _Connection:
+    """What both kinds of clients open."""
+
+    _kind: Callable[..., Any]
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000",
+        token: str | None = None,
+        certificates: str | os.PathLike[str] | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        verify = True if certificates is None else ssl.create_default_context(cafile=os.fspath(certificates))
+        self._http = self._kind(base_url=url, headers=headers, verify=verify, timeout=timeout)
+
+
+class Client(_Connection):
     """A connection to a server, for any number of threads; a context manager, which closes it.
 
     Parameters
@@ -75,14 +92,7 @@ class Client:
 
     """
 
-    def __init__(
-        self,
-        url: str = "http://127.0.0.1:8000",
-        token: str | None = None,
-        certificates: str | os.PathLike[str] | None = None,
-        timeout: float = 60.0,
-    ) -> None:
-        self._http = httpx.Client(**_options(url, token, certificates, timeout))
+    _kind = httpx.Client
 
     def classify(
         self, texts: Sequence[str], model: str | None = None, top_k: int = 1, scores: bool = False
@@ -109,9 +119,11 @@ class Client:
         ------
         ServerError
             If the server refuses, or is not there.
+        UsageError
+            For a str in place of a list.
 
         """
-        asked = {"texts": list(texts), "model": model, "top_k": top_k, "scores": scores}
+        asked = _asked(texts, model, top_k, scores)
         results: list[dict[str, Any]] = self._ask("POST", "/v1/classify", json=asked).json()["results"]
         return results
 
@@ -162,7 +174,7 @@ class Client:
             raise _unreachable(self._http.base_url, error) from error
 
 
-class AsyncClient:
+class AsyncClient(_Connection):
     """`Client` with methods to await; an asynchronous context manager.
 
     Parameters
@@ -180,14 +192,7 @@ class AsyncClient:
 
     """
 
-    def __init__(
-        self,
-        url: str = "http://127.0.0.1:8000",
-        token: str | None = None,
-        certificates: str | os.PathLike[str] | None = None,
-        timeout: float = 60.0,
-    ) -> None:
-        self._http = httpx.AsyncClient(**_options(url, token, certificates, timeout))
+    _kind = httpx.AsyncClient
 
     async def classify(
         self, texts: Sequence[str], model: str | None = None, top_k: int = 1, scores: bool = False
@@ -205,7 +210,7 @@ class AsyncClient:
             As of `Client.classify`, which also says what is raised.
 
         """
-        asked = {"texts": list(texts), "model": model, "top_k": top_k, "scores": scores}
+        asked = _asked(texts, model, top_k, scores)
         results: list[dict[str, Any]] = (await self._ask("POST", "/v1/classify", json=asked)).json()["results"]
         return results
 
@@ -252,12 +257,10 @@ class AsyncClient:
             raise _unreachable(self._http.base_url, error) from error
 
 
-def _options(
-    url: str, token: str | None, certificates: str | os.PathLike[str] | None, timeout: float
-) -> dict[str, Any]:
-    headers = {} if token is None else {"authorization": f"Bearer {token}"}
-    verify = True if certificates is None else ssl.create_default_context(cafile=os.fspath(certificates))
-    return {"base_url": url, "headers": headers, "verify": verify, "timeout": timeout}
+def _asked(texts: Sequence[str], model: str | None, top_k: int, scores: bool) -> dict[str, Any]:
+    if isinstance(texts, str):
+        raise UsageError("a str is not a list of texts: give a list of strings")
+    return {"texts": list(texts), "model": model, "top_k": top_k, "scores": scores}
 
 
 def _stream(texts: pa.Array | pa.ChunkedArray, model: str | None, top_k: int, scores: bool) -> dict[str, Any]:

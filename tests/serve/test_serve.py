@@ -35,7 +35,7 @@ from jobs import children_of
 from serving import ARROW, JSON, Server, serving, stream
 
 import broadsheet
-from broadsheet.pipeline import AsyncClient, ServerError
+from broadsheet.pipeline import AsyncClient, ServerError, UsageError
 from broadsheet.pipeline.model.charcnn import Model
 
 NAMES = ("small", "other", "several")
@@ -141,6 +141,8 @@ def test_a_client_gets_labels_and_is_told_what_is_wrong(server: Server) -> None:
     assert asyncio.run(ask()) == [result]
     with pytest.raises(ServerError, match="does not answer"):
         broadsheet.Client("http://127.0.0.1:1").models()
+    with pytest.raises(UsageError, match="a str is not a list of texts"):
+        broadsheet.Client(server.url).classify("one text")
 
 
 @pytest.mark.parametrize(
