@@ -121,6 +121,8 @@ class HttpProcesses:
     def stop(self, now: bool) -> None:
         """Take no new requests; those that there are, are answered, unless `now`."""
         self._stopping.set()
+        for listening in self._listening if self._tasks else ():  # else the next client would wait for an answer
+            listening.close()
         for process in self._processes:
             process.send(Stop(now))
 
