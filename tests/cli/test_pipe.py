@@ -76,6 +76,14 @@ def test_what_is_piped_in_has_the_rows_and_bits_of_a_file(
         pd.testing.assert_frame_equal(found[same], expected[same], check_dtype=False)
 
 
+@pytest.mark.parametrize("kind", [None, *DATA])
+def test_a_pipe_that_brings_nothing_has_no_rows(small_model: Model, kind: str | None) -> None:
+    assert rows_of(stdin_of(b"", kind), small_model) == []
+    if kind in ("csv", "jsonl"):
+        assert rows_of(stdin_of(b"", kind), small_model, keep="id") == []
+        assert len(rows_of(stdin_of(b"\n\n" + DATA[kind], kind), small_model, keep="id")) >= len(TEXTS)
+
+
 def test_options_in_a_pipe(small_model: Model) -> None:
     every = rows_of(stdin_of(DATA["jsonl"], "jsonl"), small_model, scores=True, top_k=2, id_column="id")
     assert len(every) == 8

@@ -72,9 +72,11 @@ class Stdin:
             self._arriving = Transcoded(cast(BinaryIO, self._arriving), selection.encoding)
         form = self._format.for_options(replace(selection, encoding=UTF8))
         head, final = b"", False
-        while not final and len(head) < _BLOCK and not form.split(head.removeprefix(BOM), False).consumed:
+        while not final and len(head) < _BLOCK and not len(form.split(head.removeprefix(BOM), False).starts):
             block = self._arriving.read(_BLOCK)
             head, final = head + block, not block
+        if not head:  # no rows, whatever their columns
+            return selection
         self._refuse_others(head)
         start = len(BOM) if head.startswith(BOM) else 0
         file = Piped(STDIN, form, None, len(head), "", STDIN, first=Head(head[start:], start, final))
@@ -151,7 +153,7 @@ def _has_header(head: bytes, delimiter: str) -> bool:
     """
     lines = io.StringIO(head.decode("latin-1"), newline="")
     with suppress(csv.Error):
-        names, *records = islice(csv.reader(lines, delimiter=delimiter), 1 + _LOOKED_AT)
+        names, *records = [*islice(csv.reader(lines, delimiter=delimiter), 1 + _LOOKED_AT)] or [[]]
         if len(names) < 2 or len({*names}) < len(names):
             return False
         whole = records[:-1] or records  # the last may not have arrived to its end
