@@ -33,7 +33,7 @@ class _Command(TyperCommand):
         hidden = [one for one in self.params if getattr(one, "hidden", False)]
         for one in hidden if "--help-all" in args else ():
             one.hidden = False  # type: ignore[attr-defined]
-        self.epilog = f"--help-all shows {len(hidden)} options more." if hidden else None
+        self.epilog = f"--help-all shows {len(hidden)} options more." if hidden and "--help-all" not in args else None
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:

@@ -90,6 +90,7 @@ def test_the_summary_fits_a_terminal(
     [
         (["none.csv"], "no input at 'none.csv'"),
         (["inn.csv"], "or a folder or pattern without one; did you mean 'in.csv'?"),
+        (["nothing"], "no such file, or a folder or pattern without one\n"),
         (["in.csv", "--columns", "a,b", "--delimiter", ";"], "expected 2 fields, found 1\n"),
         (["bare.csv"], "it has: Stocks fell, 1; if its first line is no header, --columns names them"),
         (["bare.csv", "--text-column", "Stocks fall"], "it has: Stocks fell, 1; did you mean 'Stocks fell'?"),
@@ -117,6 +118,7 @@ def test_usage_errors(
 ) -> None:
     (tmp_path / "in.csv").write_text("text\nx\n")
     (tmp_path / "bare.csv").write_text("Stocks fell,1\nOil rose,2\n")
+    (tmp_path / "nothing").mkdir()
     monkeypatch.chdir(tmp_path)
     with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):  # for a scheduler that is not there
         code, told = broadsheet_here("classify", "-o", "out", "--model", small_model_file, *arguments)

@@ -148,7 +148,7 @@ def _meant(path: str) -> str:
     """What is called much like a path that is not there, for a message."""
     folder, name = os.path.split(path)
     with suppress(OSError, ValueError):
-        return did_you_mean(name, os.listdir(folder or ".")[:_LOOKED_AT])
+        return did_you_mean(name, {*os.listdir(folder or ".")[:_LOOKED_AT]} - {name})
     return ""
 
 
