@@ -450,5 +450,13 @@ def test_a_column_of_a_file_wins_over_its_path_and_that_is_said(tmp_path: Path) 
     assert len(told) == 1
     assert table.column("code").to_pylist() == ["own", None]
     assert table.column("year").to_pylist() == ["2024"] * 2
+    folder = tmp_path / "later" / "lang=x"
+    folder.mkdir(parents=True)
+    (folder / "a.csv").write_text("text\nOil\n")
+    (folder / "b.csv").write_text("text,lang\nOil,own\n")
+    later = classify(folder.parent, output=tmp_path / "out", keep=["lang"], device="cpu")
+    assert later.exit_code == 0  # nothing is wrong with it
+    assert f"{folder / 'b.csv'}: 'lang' is copied from its column, not from its folder's name" in later.hints
+    assert sorted(later.to_arrow().column("lang").to_pylist()) == ["own", "x"]
     with pytest.raises(UsageError, match="no column 'cod'"):
         classify(file, keep="cod", device="cpu")

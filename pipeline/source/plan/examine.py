@@ -100,14 +100,11 @@ def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selec
                 "and others: name this file first, or do not keep the column. It was not read"
             )
     more = [name for name in schema.names if name not in expected.names] if selection.keep_all else []
-    own = sorted({*selection.kept} & in_folders(file).keys() & ({*schema.every} - {*expected.every}))
-    if not (schema.named and schema.complete) or not (missing or more or own):
+    if not (schema.named and schema.complete) or not (missing or more):
         return None
     remark = f"{path}: its columns differ from those of {other}; it was read by the columns that this job names"
     if missing:
         remark += f"; it has no {', '.join(map(repr, missing))}: null in its rows"
-    if own:
-        remark += f"; {', '.join(map(repr, own))} is copied from its column, not from its folder's name"
     if more:
         remark += f"; not copied: {', '.join(map(repr, more))}"
     return remark
@@ -179,6 +176,8 @@ class Examined(NamedTuple):
         How they differ from those of the first file.
     of_path : tuple of (str, str or None)
         As of `Selection`.
+    notes : list of str
+        What else its user should know, though nothing is wrong.
 
     """
 
@@ -186,6 +185,7 @@ class Examined(NamedTuple):
     schema: Schema
     remark: str | None
     of_path: tuple[tuple[str, str | None], ...]
+    notes: list[str]
 
 
 def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | None) -> Examined:
@@ -206,7 +206,9 @@ def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | N
     refuse_twice(file.path, schema, selection)
     remark = difference(file, schema, first, selection) if first else None
     of_path = _of_path(file, schema, selection)
-    return Examined(replace(file, format=file.format.for_schema(schema)), schema, remark, of_path)
+    own = sorted({*selection.kept} & in_folders(file).keys() & ({*schema.every} - {*first[1].every})) if first else []
+    notes = [f"{', '.join(map(repr, own))} is copied from its column, not from its folder's name"] if own else []
+    return Examined(replace(file, format=file.format.for_schema(schema)), schema, remark, of_path, notes)
 
 
 def examine_like(file: InputFile, selection: Selection, first: tuple[str, Schema] | None) -> Examined:

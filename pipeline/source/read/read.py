@@ -176,7 +176,7 @@ def open_pieces(
         examined = examine_like(held(file) if part.parts == 1 else identified(file), selection, part.first)
         selection = replace(selection, of_path=examined.of_path)
         problems = [examined.remark] if examined.remark else []
-        notes: list[str] = []
+        notes = [*examined.notes]
         read: list[Callable[[], int]] = []
         is_cut = part.parts > 1 and examined.file.format.seeks is Seek.RECORDS and not examined.file.front_to_back
         extent = Extent(None if part.is_last or not is_cut else part.bounds[1])
