@@ -96,7 +96,7 @@ class TrainKeywords(ReadKeywords, total=False):
     """
     label_separator: Annotated[str | None, Option("Input", None, "TEXT", seldom=True)]
     """The label column holds texts with this between two labels."""
-    hold_out_share: Annotated[float | None, Option("Input", None, "SHARE", "0.05", flag="hold-out")]
+    hold_out_share: Annotated[float | None, Option("Input", None, "SHARE", "by the model", flag="hold-out")]
     """Share of each class not trained on.
 
     It is up to 0.5; rows with the same text are held out together, and the accuracy on them is computed after each
