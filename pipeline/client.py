@@ -124,8 +124,7 @@ class Client(_Connection):
 
         """
         asked = _asked(texts, model, top_k, scores)
-        results: list[dict[str, Any]] = self._ask("POST", "/v1/classify", json=asked).json()["results"]
-        return results
+        return list(self._ask("POST", "/v1/classify", json=asked).json()["results"])
 
     def classify_arrow(
         self, texts: pa.Array | pa.ChunkedArray, model: str | None = None, top_k: int = 1, scores: bool = False
@@ -154,8 +153,7 @@ class Client(_Connection):
 
     def models(self) -> list[dict[str, Any]]:
         """What the server says of its models: `name`, `classes`, how many characters each `reads`, and more."""
-        models: list[dict[str, Any]] = self._ask("GET", "/v1/models").json()["models"]
-        return models
+        return list(self._ask("GET", "/v1/models").json()["models"])
 
     def close(self) -> None:
         """Close the connection."""
@@ -211,8 +209,7 @@ class AsyncClient(_Connection):
 
         """
         asked = _asked(texts, model, top_k, scores)
-        results: list[dict[str, Any]] = (await self._ask("POST", "/v1/classify", json=asked)).json()["results"]
-        return results
+        return list((await self._ask("POST", "/v1/classify", json=asked)).json()["results"])
 
     async def classify_arrow(
         self, texts: pa.Array | pa.ChunkedArray, model: str | None = None, top_k: int = 1, scores: bool = False
@@ -235,8 +232,7 @@ class AsyncClient(_Connection):
 
     async def models(self) -> list[dict[str, Any]]:
         """As `Client.models`."""
-        models: list[dict[str, Any]] = (await self._ask("GET", "/v1/models")).json()["models"]
-        return models
+        return list((await self._ask("GET", "/v1/models")).json()["models"])
 
     async def close(self) -> None:
         """Close the connection."""

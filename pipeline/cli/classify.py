@@ -91,6 +91,7 @@ def command(
     from ..job.again import how_to_go_on, taken_up
     from ..output.object_store import place_of
     from ..output.select import OneFile
+    from ..report.summary import unfinished
     from ..report.terminal import print_report
 
     options = keywords(flags)
@@ -125,7 +126,7 @@ def command(
             print_json(report.to_dict())
         elif not quiet:
             print_report(report, PlainConsole())
-        if report.run.set_aside or report.run.stopped:
+        if (left := unfinished(report.job, report.run)) and "--overwrite" not in left:
             say(how_to_go_on(place, source, continued), error=True)
         raise typer.Exit(report.exit_code)
 

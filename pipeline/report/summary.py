@@ -79,10 +79,12 @@ def doubt_line(doubtful: Counter[str], model: str, meant_for: str | None) -> str
     return line + (f" {model} is for {meant_for}." if meant_for else "")
 
 
-def unfinished(run: RunFacts) -> str | None:
+def unfinished(job: JobFacts, run: RunFacts) -> str | None:
     """What is left to do; None for a job that is done."""
     if run.set_aside:
-        return "The job is not finished: --resume tries those chunks again, unless their input has changed."
+        if not job.growth and any("changed since the job was planned" in reason for _, reason in run.set_aside):
+            return "The job cannot be finished, since its input has changed: start again with --overwrite."
+        return "The job is not finished: --resume tries those chunks again."
     if run.stopped:
         return "The job was stopped early: --resume does the chunks that are left."
     return None
@@ -140,7 +142,7 @@ def _all_facts(job: JobFacts, tally: Tally, run: RunFacts) -> list[tuple[str, st
 
 def _remarks(job: JobFacts, tally: Tally, run: RunFacts) -> list[str]:
     growth = job.growth.lines if job.growth else []
-    return [message for message in (*growth, doubt(job, tally), unfinished(run)) if message]
+    return [message for message in (*growth, doubt(job, tally), unfinished(job, run)) if message]
 
 
 def not_read(tally: Tally | Totals, left_out: Sequence[str], set_aside: Sequence[tuple[str, str]]) -> list[str]:

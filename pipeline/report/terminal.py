@@ -131,7 +131,7 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
     print_list("files", [message for _, message in report.tally.problems], console)
     print_list("chunks set aside", [f"{name}: {reason}" for name, reason in report.run.set_aside], console)
     growth = report.job.growth.lines if report.job.growth else []
-    for remark in (*growth, unfinished(report.run), doubt(report.job, report.tally), *report.hints):
+    for remark in (*growth, unfinished(report.job, report.run), doubt(report.job, report.tally), *report.hints):
         if remark:
             console.print(lines(remark, "yellow"), soft_wrap=True)
 

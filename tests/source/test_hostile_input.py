@@ -105,6 +105,11 @@ def test_no_row_of_another_file_is_labelled_once_the_input_changes(
     reasons = " ".join(why for _, why in report.run.set_aside)
     assert f"{path}: " in reasons
     assert ("No such file" if change == "removed" else "it has changed since the job was planned") in reasons
+    told = " ".join(str(report).split())
+    assert ("start again with overwrite=True" in told, "resume=True tries those" in told) == (
+        change != "removed",
+        change == "removed",
+    )
     if change != "removed":
         with pytest.raises(UsageError, match="Start again with overwrite=True"):
             classify(path, out, model=small_model, client=client, id_column="text", chunk_size=chunk_size, resume=True)
