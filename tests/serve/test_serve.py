@@ -488,6 +488,24 @@ def test_sigterm_answers_what_is_in_flight_and_ends_with_0(server: Server) -> No
     assert server.said[-1]["message"] == "stopped"
 
 
+def test_a_server_that_stops_refuses_connections_while_it_answers(folder: Path) -> None:
+    body = json.dumps({"texts": [f"text number {i} " * 20 for i in range(5_000)]}).encode()
+    of_model = ("--model", f"small={folder / 'small.safetensors'}")
+    with serving(*of_model, "--target-ms", 240_000, "--drain-s", 240) as server, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(httpx.post, f"{server.url}/v1/classify", content=body, headers=JSON, timeout=240)
+        while not metric(server, "broadsheet_queue_texts"):
+            assert not waiting.done()
+        server.process.send_signal(signal.SIGTERM)
+        at = urlsplit(server.url)
+        with suppress(ConnectionError):  # refused, or reset while it is closed
+            while not waiting.done():
+                socket.create_connection((at.hostname or "", at.port or 0), 240).close()
+                time.sleep(0.01)
+        assert not waiting.done()
+        assert len(waiting.result().json()["results"]) == 5_000
+        assert server.process.wait(240) == 0
+
+
 @pytest.mark.slow
 def test_no_process_is_left_and_no_port_is_shared(folder: Path, broadsheet_here: CommandHere) -> None:
     with serving("--model", f"small={folder / 'small.safetensors'}", "--http-processes", 2) as server:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import signal
 import socket
 import ssl
 import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from fcntl import ioctl
 from functools import partial
@@ -483,12 +482,7 @@ def test_what_takes_longer_than_the_time_to_drain_is_told(server: Server, certif
         waiting = pool.submit(http.post, "/v1/classify", content=body)  # of some seconds at the least
         while "broadsheet_queue_texts 0.0" in http.get("/metrics").text:
             assert not waiting.done()
-        server.process.send_signal(signal.SIGTERM)
-        with suppress(ConnectionRefusedError):
-            while True:  # who comes now is not left to wait
-                socket.create_connection((urlsplit(server.url).hostname, urlsplit(server.url).port), 240).close()
-                assert not waiting.done()
-        assert server.process.wait(240) == 0
+        assert server.stop() == 0
         answer = waiting.result()
     assert answer.status_code == 503
     assert answer.json()["error"] == "the server stops"
