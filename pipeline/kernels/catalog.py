@@ -262,12 +262,13 @@ def add_norm_kernel(element: Element, pitch: int) -> Kernel:
 @cache
 def attention_kernel(generation: str, element: Element, head: int, is_long: bool) -> Kernel:
     """head: values of a head's vector, 32 or 64. is_long: for texts of more than ATTENTION_ROWS, of which a block has
-    twice as many queries: by more warps, or by a warp of `sm80`, whose registers then hold what it reads for both.
+    twice as many queries: by twice the warps, or in `sm80` twice as many by each.
     """
     is_sm90, blocks = generation == "sm90", 2 if is_long else 1
     launch = Launch((4 * blocks if is_sm90 else 4) * WARP, 2 * (blocks + 2) * ATTENTION_ROWS * 2 * head)
     of_an_sm = 2 if is_long else 4 if is_sm90 else 3
-    instance = f"attention<{element.name}, {head}, {1 if is_sm90 else blocks}, {of_an_sm}, {launch}>"
+    of = f"{element.name}, {head}, {1 if is_sm90 else blocks}"
+    instance = f"attention<Products<{of}>, {of}, {of_an_sm}, {launch}>"
     return Kernel("attention", f"{generation}/attention.cu", instance, *launch)
 
 

@@ -100,10 +100,11 @@ struct Softmax {
 // rows [all rows, pitch]: queries, keys and values, each of `heads` times HEAD. ends [texts + 1]: rows of each text.
 // texts, firsts [blocks]: which text a block computes, and its first query. Of the heads, a block has every gridDim.y-th.
 // scale: of scores, for powers of two. out [all rows, out_pitch].
-// Products: by a generation, of an element, a head's size and M_BLOCKS.
-template <typename Products, typename T, int HEAD, int M_BLOCKS, typename Launch>
-__device__ __forceinline__ void attend(const T* rows, const int* ends, const int* texts, const int* firsts, int heads,
-                                       int pitch, float scale, int out_pitch, T* out) {
+// Products: what a generation multiplies by, for T, HEAD and M_BLOCKS.
+template <typename Products, typename T, int HEAD, int M_BLOCKS, int BLOCKS_OF_AN_SM, typename Launch>
+__global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
+    attention(const T* rows, const int* ends, const int* texts, const int* firsts, int heads, int pitch, float scale,
+              int out_pitch, T* out) {
     constexpr int THREADS = Launch::THREADS, ROW_BYTES = HEAD * 2, PIECES = HEAD / 8, TILE_BYTES = TILE * ROW_BYTES;
     constexpr int WARP_ROWS = M_BLOCKS * 16, QUERY_ROWS = THREADS / 32 * WARP_ROWS, QUERY_BYTES = QUERY_ROWS * ROW_BYTES;
     static_assert(HEAD == 32 || HEAD == 64, "how rows are permuted");

@@ -37,11 +37,3 @@ struct Products {
         settle(softmax[0].sum);
     }
 };
-
-template <typename T, int HEAD, int M_BLOCKS, int BLOCKS_OF_AN_SM, typename Launch>
-__global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
-    attention(const T* rows, const int* ends, const int* texts, const int* firsts, int heads, int pitch, float scale,
-              int out_pitch, T* out) {
-    attend<Products<T, HEAD, M_BLOCKS>, T, HEAD, M_BLOCKS, Launch>(rows, ends, texts, firsts, heads, pitch, scale,
-                                                                   out_pitch, out);
-}
