@@ -75,7 +75,7 @@ class Stdin:
         while not final and len(head) < _BLOCK and not len(form.split(head.removeprefix(BOM), False).starts):
             block = self._arriving.read(_BLOCK)
             head, final = head + block, not block
-        if not head:  # no rows, whatever their columns
+        if not head.removeprefix(BOM):  # no rows, whatever their columns
             return selection
         self._refuse_others(head)
         start = len(BOM) if head.startswith(BOM) else 0
@@ -153,7 +153,7 @@ def _has_header(head: bytes, delimiter: str) -> bool:
     """
     lines = io.StringIO(head.decode("latin-1"), newline="")
     with suppress(csv.Error):
-        names, *records = [*islice(csv.reader(lines, delimiter=delimiter), 1 + _LOOKED_AT)] or [[]]
+        names, *records = islice(csv.reader(lines, delimiter=delimiter), 1 + _LOOKED_AT)
         if len(names) < 2 or len({*names}) < len(names):
             return False
         whole = records[:-1] or records  # the last may not have arrived to its end
