@@ -29,7 +29,7 @@ from broadsheet.pipeline.engine.encoder import compute_on
 from broadsheet.pipeline.model import encoder_file
 from broadsheet.pipeline.model.encoder import Encoder
 
-SHAPES = {"MiniLM": (6, 384, 12, 1536), "BERT-base": (12, 768, 12, 3072)}
+SHAPES = {"MiniLM": (6, 384, 12, 1536), "e5-small": (12, 384, 12, 1536), "BERT-base": (12, 768, 12, 3072)}
 BATCH_TOKENS, JOINED, REPEATS = 1 << 16, 16, 3
 
 

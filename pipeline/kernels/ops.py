@@ -560,7 +560,8 @@ class Operations:
         sizes = _int(layer.inputs * self.stored.read_by(layer).bytes // SLAB_BYTES), _int(n_tiles)
         kernel = catalog.product_kernel(self.stored, layer, at, activation)
         maps = self._tensor_maps(rows, layer, weight, at)
-        return self.launch(kernel, (clusters * at.cluster,), (*maps, bias, out, *sizes, count))
+        stored = tensor_map(out.data.ptr, (len(out), out.strides[0]), (at.stored_rows, SLAB_BYTES))
+        return self.launch(kernel, (clusters * at.cluster,), (*maps, stored, bias, *sizes, count))
 
     def _product(
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, count: cp.ndarray,
@@ -699,6 +700,7 @@ def _or_null(array: cp.ndarray | None) -> Any:
 
 
 @lru_cache(maxsize=512)
+@lru_cache(maxsize=1024)
 def tensor_map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> NDArray[np.void]:
     """A descriptor for Hopper's copy engine (TMA), passed by value to kernels of `sm90/`: 128 bytes, [1] of void128, of
     the bytes of a C-contiguous array, with the 128-byte swizzle.

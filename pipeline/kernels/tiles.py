@@ -311,6 +311,8 @@ class Sm90DenseTile(Sm90Tile):
     ----------
     outputs : int
         Outputs of a tile.
+    stored_rows : int
+        Rows that a warp stores at once.
     operation : str
         Where the source is.
     writes_bytes : bool
@@ -319,6 +321,7 @@ class Sm90DenseTile(Sm90Tile):
     """
 
     outputs: ClassVar[int] = 192
+    stored_rows: ClassVar[int] = 16
     operation: ClassVar[str] = "dense"
     writes_bytes: ClassVar[bool] = False
 
@@ -326,9 +329,9 @@ class Sm90DenseTile(Sm90Tile):
         return self.rows, self.outputs, self.a_stages, self.cluster
 
     def launch(self, layer: Layer) -> Launch:
-        """Three warpgroups; the stages with four barriers each, and 16 rows of 16-bit outputs a warp, of 8."""
+        """Three warpgroups; the stages with four barriers each, and what each of 8 warps stores, of 16-bit outputs."""
         stages = self.a_stages * ((self.rows + self.outputs) * SLAB_BYTES + 32)
-        return Launch(384, stages + 8 * 16 * self.outputs * 2)
+        return Launch(384, stages + 8 * self.stored_rows * self.outputs * 2)
 
 
 def _rows_below(layer: Layer) -> int:

@@ -12,6 +12,7 @@
 #include "sm90/wgmma.cuh"
 
 constexpr int GROUP = 128, COMPUTE_GROUPS = 2;
+constexpr int STORED_ROWS = 16;  // by a warp at once: a box of `output`
 constexpr int LOAD_REGISTERS = 24, COMPUTE_REGISTERS = 240;
 
 // In the place where it stands (volatile): fetched all at once, there would be no registers for them beside the sums.
@@ -21,18 +22,18 @@ __device__ __forceinline__ float2 two_biases(const float* at) {
     return two;
 }
 
-__device__ __forceinline__ uint4 load_shared(uint32 address) {
-    uint4 value;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "r"(address) : "memory");
-    return value;
+// Volatile too: what follows from it would stay in registers from one tile to the next.
+__device__ __forceinline__ int own_lane() {
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
 }
 
 template <typename T, int ACTIVATION, int TILE_M, int TILE_N, int STAGES, int CLUSTER>
 struct Dense {
-    static constexpr int M_BLOCKS = TILE_M / 64, PIECE = 8, PIECES = TILE_N / PIECE;
+    static constexpr int M_BLOCKS = TILE_M / 64, BOX = 64, BOXES = TILE_N / BOX;  // a box is 128 bytes of each row
     static constexpr int BEFORE = ACTIVATION == RELU ? NONE : ACTIVATION;  // rounding is the ReLU
-    static constexpr int STAGED_BYTES = 16 * TILE_N * 2;  // of a warp: 16 rows
+    static constexpr int BOX_BYTES = STORED_ROWS * ROW_BYTES, STAGED_BYTES = BOXES * BOX_BYTES;  // of a warp
     using F = Feed<1, 1, TILE_M, TILE_N, STAGES, STAGES, 1, CLUSTER, 1, COMPUTE_GROUPS * 4 * STAGED_BYTES>;
     static_assert(TILE_M % 64 == 0 && TILE_N == 192, "products of 64 x 192");
 
@@ -55,7 +56,7 @@ struct Dense {
 #pragma unroll
                 for (int m = 0; m < M_BLOCKS; m++)
                     multiply_async<T>(sum[m], descriptor(a_tile + m * 64 * ROW_BYTES + k * 32),
-                                      descriptor(b_tile + k * 32), i + k > 0);
+                                      descriptor(b_tile + k * 32), true);
             warpgroup_commit();
             warpgroup_wait<1>();
             if (used >= 0) release(used, thread);
@@ -79,49 +80,54 @@ struct Dense {
         __syncwarp();
     }
 
-    // Finish: by each warp, its 16 rows of every m-block, rearranged in its own shared memory.
+    // Finish: by each warp, its rows of every m-block, rearranged in its own shared memory. Rows beyond the last are stored
+    // too, where there is room for them.
     __device__ __forceinline__ void finish(const float (&sum)[M_BLOCKS][TILE_N / 2], int tile, int thread,
-                                           const float* bias, T* output, int rows) const {
-        const int lane = thread % 32, warp = thread / 32, column = feed.first_output(tile);
-        const uint32 pitch = feed.n_tiles * TILE_N;  // rows are so few that 32 bits count what is stored
+                                           const float* bias, const TensorMap& output) const {
+        const int lane = own_lane(), column = feed.first_output(tile);
         const uint32 staged = feed.base + F::OWN + threadIdx.x / 32 * STAGED_BYTES;
-        const uint32 staged_row = staged + lane % 16 * (TILE_N * 2);
+        const uint32 staged_row = staged + lane % STORED_ROWS * ROW_BYTES;
         bias += column + lane % 4 * 2;
 #pragma unroll
         for (int m = 0; m < M_BLOCKS; m++) {
+            if (lane == 0) wait_stored();
+            __syncwarp();
 #pragma unroll
             for (int j = 0; j < TILE_N / 8; j += 2) {
                 uint32 piece[4];
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int at = (j + i / 2) * 4 + i % 2 * 2;
+                for (int i = 0; i < 4; i += 2) {
                     const float2 by = two_biases(bias + (j + i / 2) * 8);
-                    const float low[1] = {sum[m][at]}, high[1] = {sum[m][at + 1]};
-                    piece[i] = round_pair<T, ACTIVATION>(output_of<BEFORE>(low, by.x), output_of<BEFORE>(high, by.y));
+#pragma unroll
+                    for (int row = 0; row < 2; row++) {
+                        const int at = (j + i / 2) * 4 + row * 2;
+                        const float low[1] = {sum[m][at]}, high[1] = {sum[m][at + 1]};
+                        piece[i + row] =
+                            round_pair<T, ACTIVATION>(output_of<BEFORE>(low, by.x), output_of<BEFORE>(high, by.y));
+                    }
                 }
-                store_matrices(staged_row + (((j + lane / 16) ^ (lane & 7)) << 4), piece[0], piece[1], piece[2], piece[3]);
+                store_matrices(staged_row + j / 8 * BOX_BYTES + (((j % 8 + lane / 16) ^ (lane & 7)) << 4), piece[0],
+                               piece[1], piece[2], piece[3]);
             }
+            publish_to_copy_engine();
             __syncwarp();
-            const int first = feed.first_unit(tile) + m * 64 + warp * 16;
-#pragma unroll 1
-            for (int i = lane; i < 16 * PIECES; i += 32) {
-                const int row = i / PIECES, at = i % PIECES;
-                if (first + row < rows)
-                    *reinterpret_cast<uint4*>(output + ((first + row) * pitch + column + at * PIECE)) =
-                        load_shared(staged + row * (TILE_N * 2) + ((at ^ (row & 7)) << 4));
+            if (lane == 0) {
+                const int row = feed.first_unit(tile) + m * 64 + thread / 32 * STORED_ROWS;
+                for (int i = 0; i < BOXES; i++)
+                    store_box(output, staged + i * BOX_BYTES, (column + i * BOX) * sizeof(T), row);
+                commit_stores();
             }
-            __syncwarp();
         }
     }
 };
 
-// input: rank 2 [rows, inputs], with room for more rows than there are. weight: rank 2 [outputs, inputs]. bias [outputs].
-// output [rows, outputs]. row_count: in device memory. n_tiles: of outputs.
+// input, output: rank 2 [rows, inputs or outputs], with room for more rows than there are. weight: rank 2 [outputs, inputs].
+// bias [outputs]. n_tiles: of outputs. row_count: in device memory.
 template <typename T, typename Out, int KERNEL, int POOL, int ACTIVATION, int TILE_M, int TILE_N, int STAGES, int CLUSTER,
           typename Launch>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREADS, 1)
-    dense(const __grid_constant__ TensorMap input, const __grid_constant__ TensorMap weight, const float* bias, T* output,
-          int slabs, int n_tiles, const int* row_count) {
+    dense(const __grid_constant__ TensorMap input, const __grid_constant__ TensorMap weight,
+          const __grid_constant__ TensorMap output, const float* bias, int slabs, int n_tiles, const int* row_count) {
     using D = Dense<T, ACTIVATION, TILE_M, TILE_N, STAGES, CLUSTER>;
     static_assert(KERNEL == 1 && POOL == 1 && sizeof(T) == 2 && sizeof(Out) == 2, "a product of 16 bits");
     static_assert(Launch::THREADS == GROUP * (COMPUTE_GROUPS + 1), "two warpgroups compute, one loads");
@@ -130,6 +136,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREAD
     const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP, rows = *row_count;
     const int clusters = gridDim.x / CLUSTER, own = blockIdx.x / CLUSTER;
     const int tiles = (rows + TILE_M * CLUSTER - 1) / (TILE_M * CLUSTER) * n_tiles;  // of a whole cluster
+    const int blocks = tiles * CLUSTER;  // of one each
     D product{{(uint32)__cvta_generic_to_shared(shared), (int)(blockIdx.x % CLUSTER), slabs, n_tiles}};
     if (threadIdx.x == 0) product.feed.init_barriers();
     sync_cluster();
@@ -140,13 +147,14 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREAD
             for (int tile = own; tile < tiles; tile += clusters) product.feed.produce(input, weight, tile);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTE_REGISTERS));
-        float sum[D::M_BLOCKS][TILE_N / 2];
-        for (int i = group; own + i * clusters < tiles; i += COMPUTE_GROUPS) {
+        for (int i = group; (int)(blockIdx.x + i * gridDim.x) < blocks; i += COMPUTE_GROUPS) {
             const int tile = own + i * clusters;
+            float sum[D::M_BLOCKS][TILE_N / 2] = {};  // what was in them takes no registers until here
             product.multiply(sum, i, tile + clusters >= tiles, thread);
-            product.finish(sum, tile, thread, bias, output, rows);
+            product.finish(sum, tile, thread, bias, output);
         }
     }
+    wait_stored();
     __syncwarp();
     sync_cluster();  // a block's shared memory stays while its neighbour may write or arrive there
 }

@@ -28,3 +28,19 @@ __device__ __forceinline__ void load_box_to_all(uint32 to, const TensorMap& map,
         "[%0], [%1, {%4, %5}], [%2], %3;" ::"r"(to), "l"(&map), "r"(barrier), "h"(blocks), "r"(x), "r"(y)
         : "memory");
 }
+
+// A box from shared memory, as load_box leaves it. What lies outside the tensor is not stored.
+__device__ __forceinline__ void store_box(const TensorMap& map, uint32 from, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map), "r"(from),
+                 "r"(x), "r"(y)
+                 : "memory");
+}
+__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until the shared memory of this thread's boxes may be written again.
+__device__ __forceinline__ void wait_stored() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// What this thread has written to shared memory is seen by the copy engine, once all that share a box have said so.
+__device__ __forceinline__ void publish_to_copy_engine() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
