@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import ClassVar
@@ -174,40 +174,20 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class Stream:
-    """A file of unknown length, read front to back.
-
-    Attributes
-    ----------
-    file : InputFile
-        The file.
-    start : int
-        First byte of the data, counted after decompression.
-
-    """
-
-    file: InputFile
-    start: int
-
-
-@dataclass(frozen=True)
 class FilePlan:
     """How a file is read.
 
     Attributes
     ----------
-    fragments : iterable of Fragment
-        The pieces of the file in order, each small enough for a chunk.
+    fragments : sequence of Fragment
+        The pieces of the file in order, each small enough for a chunk; none of a file that is read front to back.
     problems : sequence of str
         Messages about the file, for the report.
-    streamed : bool
-        Whether the file is read front to back instead.
 
     """
 
-    fragments: Iterable[Fragment] = ()
+    fragments: Sequence[Fragment] = ()
     problems: Sequence[str] = ()
-    streamed: bool = False
 
 
 class Seek(Enum):
@@ -349,7 +329,7 @@ class Format(ABC):
         return None
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int) -> FilePlan:
-        """Cut a file into fragments, or decide that it is streamed, which is the default.
+        """Cut a file into fragments, where `seeks` is `Seek.ROWS`.
 
         Parameters
         ----------
@@ -375,15 +355,17 @@ class Format(ABC):
             If the user must change an option.
 
         """
-        return FilePlan(streamed=True)
+        return FilePlan()
 
-    def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
-        """Read a fragment of `plan`; runs on a worker.
+    def read(
+        self, fragments: Sequence[Fragment], selection: Selection, spans: list[Span] | None = None
+    ) -> Iterator[Chunk]:
+        """Read fragments of `plan`; runs on a worker.
 
         Parameters
         ----------
-        fragment : Fragment
-            The rows to read.
+        fragments : sequence of Fragment
+            The rows to read, of one file, which follow one another.
         selection : Selection
             The columns that the job uses.
         spans : list of Span, optional
@@ -392,7 +374,7 @@ class Format(ABC):
         Yields
         ------
         Chunk
-            The rows of the fragment, in order.
+            The rows of the fragments, in order, each of one fragment.
 
         Raises
         ------
@@ -402,13 +384,13 @@ class Format(ABC):
         """
         raise NotImplementedError(f"{self.name} files are read front to back")
 
-    def stream(self, stream: Stream, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
-        """Read a whole file front to back, where `plan` decided that it is streamed; runs on a worker.
+    def stream(self, file: InputFile, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
+        """Read a whole file front to back, where `seeks` is `Seek.NOTHING`; runs on a worker.
 
         Parameters
         ----------
-        stream : Stream
-            The file, and where its data begins.
+        file : InputFile
+            The file.
         selection : Selection
             The columns that the job uses.
         chunk_rows : int

@@ -13,7 +13,7 @@ import pytest
 from broadsheet import pipeline
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.source.chunk import Chunk, Selection
-from broadsheet.pipeline.source.format import Format, InputFile, Schema, Seek, Stream
+from broadsheet.pipeline.source.format import Format, InputFile, Schema, Seek
 from broadsheet.pipeline.source.formats.record_format import RecordFormat
 from broadsheet.pipeline.source.formats.records import Split
 from broadsheet.pipeline.source.formats.tables import table_chunk
@@ -52,9 +52,9 @@ class Letter(Format):
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         return Schema(("text",))
 
-    def stream(self, stream: Stream, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
-        with open_at(stream.file) as content:
-            yield table_chunk(pa.table({"text": [content.read(1 << 20)]}), stream.file.path, 0, selection)
+    def stream(self, file: InputFile, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
+        with open_at(file) as content:
+            yield table_chunk(pa.table({"text": [content.read(1 << 20)]}), file.path, 0, selection)
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,7 @@ followed from message to message, without reading their bodies.
 from __future__ import annotations
 
 import struct
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import BinaryIO, NamedTuple
 
@@ -31,7 +29,7 @@ from ..columns import holding, is_textual, projected
 from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
 from ..limits import Limits
 from ..open.opening import open_at
-from .tables import bounded_chunks, most_decoded, types_of
+from .tables import Rows, bounded_chunks, most_decoded, types_of
 
 FILE_MAGIC, FEATHER_MAGIC = b"ARROW1", b"FEA1"
 
@@ -237,20 +235,12 @@ _MOST_ROWS = 1 << 31  # of a batch; a damaged one may claim any number
 _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 
 
-@dataclass(frozen=True)
 class Arrow(Format):
-    """length: characters that the model reads."""
-
     name = "arrow"
     suffixes = (".arrow", ".feather", ".ipc", ".arrows")
     seeks = Seek.ROWS
     jumps = True
     magic = FILE_MAGIC
-
-    length: int = 0
-
-    def for_model(self, symbols: int, length: int) -> Arrow:
-        return replace(self, length=length)
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         schema = _schema(file)
@@ -272,7 +262,6 @@ class Arrow(Format):
                 fragments.append(Fragment(file, first, first, rows, begin, held))
             first, rows, held = first + rows, 0, 0
 
-        selection = replace(selection, reads=selection.reads or self.length)
         for batch in index.batches:
             size = held_together(batch.size, batch.rows, selection)
             most = max(1, min(chunk_rows, self.limits.chunk_bytes * batch.rows // max(size, 1)))
@@ -289,40 +278,23 @@ class Arrow(Format):
         problems = [f"{file.path}: {index.problem}, {row:,} rows"] if index.problem else []
         return FilePlan(fragments, problems)
 
-    def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
-        with span("decode", spans, "read"):
-            yield from bounded_chunks(_tables(fragment, selection.columns), fragment, selection, self.length)
+    def read(
+        self, fragments: Sequence[Fragment], selection: Selection, spans: list[Span] | None = None
+    ) -> Iterator[Chunk]:
+        rows: Rows | None = None
+        for fragment in fragments:
+            with span("decode", spans, "read"):
+                rows = rows or _rows_from(fragment, selection.columns)
+                yield from bounded_chunks(rows.take(fragment.rows), fragment, selection)
 
 
-def _tables(fragment: Fragment, columns: tuple[str, ...]) -> Iterator[pa.Table]:
-    """The rows of a fragment, a table for each batch."""
-    batches = _index(fragment.file).batches
-    ends = np.cumsum([batch.rows for batch in batches])
-    at = fragment.start
-    while at < fragment.start + fragment.rows:
-        number = int(ends.searchsorted(at, "right"))
-        if number == len(batches):
-            raise SourceError(f"{fragment.file.path}: fewer rows than were planned: it was changed while the job ran")
-        begin, end = int(ends[number]) - batches[number].rows, int(ends[number])
-        stop = min(end, fragment.start + fragment.rows)
-        if stop - at == end - begin:
-            yield _batch(fragment.file, number, columns)
-        else:
-            with _decoding:
-                table = _kept_batch(fragment.file, number, columns)
-                if stop == end:
-                    _kept_batch.cache_clear()
-            yield table.slice(at - begin, stop - at)
-        at = stop
-
-
-_decoding = threading.Lock()
-
-
-@lru_cache(maxsize=2)
-def _kept_batch(file: InputFile, number: int, columns: tuple[str, ...]) -> pa.Table:
-    """A batch of which several fragments take rows. Size, time and hash are part of `file`."""
-    return _batch(file, number, columns)
+def _rows_from(fragment: Fragment, columns: tuple[str, ...]) -> Rows:
+    """The rows of a file from the first of a fragment on, a table for each batch."""
+    file, batches = fragment.file, _index(fragment.file).batches
+    begins = np.cumsum([0, *(batch.rows for batch in batches)])
+    number = int(begins.searchsorted(fragment.start, "right")) - 1
+    tables = (_batch(file, number, columns) for number in range(number, len(batches)))
+    return Rows(tables, fragment.start - int(begins[number]), file.path)
 
 
 @lru_cache(maxsize=16)

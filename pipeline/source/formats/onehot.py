@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,7 +53,12 @@ class OneHot(Format):
         size = self._row_bytes
         return FilePlan([Fragment(file, at, at, count, at * size, count * size) for at, count in counts], problems)
 
-    def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
+    def read(
+        self, fragments: Sequence[Fragment], selection: Selection, spans: list[Span] | None = None
+    ) -> Iterator[Chunk]:
+        return (self._chunk(fragment, selection) for fragment in fragments)
+
+    def _chunk(self, fragment: Fragment, selection: Selection) -> Chunk:
         """A zero column is an unknown character, or padding where only zero columns follow.
 
         Rows with a column that is neither one-hot nor zero are quarantined.
@@ -83,7 +88,7 @@ class OneHot(Format):
             truth = np.where((truth >= 0) & (truth < len(selection.classes)), truth, NO_TRUTH).astype(np.int32)
         rows = pa.table([pa.array([file.path] * len(numbers), pa.string()), pa.array(numbers)], selection.row_schema)
         empty = pa.array([b""] * len(numbers), pa.large_binary())
-        yield Chunk(empty, rows, bad_rows_table(file.path, bad), ids[good], truth)
+        return Chunk(empty, rows, bad_rows_table(file.path, bad), ids[good], truth)
 
     def _articles(self, fragment: Fragment) -> Iterator[NDArray[np.float32]]:
         with open_at(fragment.file, fragment.start * self._row_bytes) as stream:

@@ -15,11 +15,9 @@ of each, in four bytes, before the string.
 from __future__ import annotations
 
 import struct
-import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
@@ -31,7 +29,7 @@ from ..chunk import Chunk, Selection, held_together
 from ..columns import as_bytes, projected
 from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
 from ..open.opening import expect, open_at
-from .tables import bounded_chunks, holds, most_decoded, types_of
+from .tables import Rows, bounded_chunks, holds, most_decoded, types_of
 
 _DICTIONARY_PAGE = 2
 _HEADER_BYTES = 256
@@ -121,27 +119,18 @@ _BUFFER = 4 << 20
 """Bytes of a row group's columns that are read at once, and copied, where these take more than `_ALL_AT_ONCE`."""
 
 _ALL_AT_ONCE = 24 << 20
-_READ_AT_ONCE = 32  # row groups: as many as threads of a worker read at the same time, and more
 _PARTS_AT_ONCE, _OF_SHORT_TEXTS, _SHORT_BYTES = 2, 4, 1 << 10
 """Of a table. Short texts of a chunk are decoded at once, and not joined after that; of long ones most is dropped."""
 _UNKNOWN_BYTES = 1 << 20  # a row may take, where a value may repeat most of the one before, or lists of any length it
 _VALUE_BYTES = 16  # that a value takes at most beside its text
 
 
-@dataclass(frozen=True)
 class Parquet(Format):
-    """length: characters that the model reads."""
-
     name = "parquet"
     suffixes = (".parquet", ".pq")
     seeks = Seek.ROWS
     jumps = True
     magic = b"PAR1\x15"  # the last byte begins the first Thrift header; no text begins with it
-
-    length: int = 0
-
-    def for_model(self, symbols: int, length: int) -> Parquet:
-        return replace(self, length=length)
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         with open_at(file) as stream:
@@ -153,7 +142,6 @@ class Parquet(Format):
 
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int) -> FilePlan:
         footer = _footer(file)
-        selection = replace(selection, reads=selection.reads or self.length)
         fragments = []
         row = 0
         for group in range(footer.num_row_groups):
@@ -170,132 +158,67 @@ class Parquet(Format):
             row += about.num_rows
         return FilePlan(fragments)
 
-    def read(self, fragment: Fragment, selection: Selection, spans: list[Span] | None = None) -> Iterator[Chunk]:
-        with _looking_up:
-            rows = _row_group(fragment.file, fragment.group, selection.columns)
-        tables = rows.all(fragment.start, fragment.start + fragment.rows)
-        yield from bounded_chunks(tables, fragment, selection, self.length)
+    def read(
+        self, fragments: Sequence[Fragment], selection: Selection, spans: list[Span] | None = None
+    ) -> Iterator[Chunk]:
+        for group, inside in groupby(fragments, lambda fragment: fragment.group):
+            first, *others = inside
+            rows = Rows(_decoded(first.file, group, selection.columns), first.start, first.file.path)
+            for fragment in (first, *others):
+                yield from bounded_chunks(rows.take(fragment.rows), fragment, selection)
 
 
-_looking_up = threading.Lock()
+def _decoded(file: InputFile, group: int, columns: tuple[str, ...]) -> Iterator[pa.Table]:
+    """The rows of a row group, in batches that take at most `most_decoded` bytes, by the footer and the dictionaries.
+    Text is bytes, or a dictionary of strings.
 
+    A small row group with very long values keeps its dictionaries, and so needs little more memory than it is long; an
+    ordinary one does not, since to find repeated values takes longer than to copy them.
 
-@lru_cache(maxsize=_READ_AT_ONCE)
-def _row_group(file: InputFile, group: int, columns: tuple[str, ...]) -> _RowGroup:
-    """Size, time and hash are part of `file`, so a long-lived worker never uses the cached group of an old file."""
-    return _RowGroup(file, group, columns)
-
-
-class _RowGroup:
-    """The columns of one row group, decoded from its first row on, and once if its fragments are read in order: what
-    has been decoded beyond the end of one is kept for the next.
+    Raises SourceError where the rows cannot be read.
     """
-
-    def __init__(self, file: InputFile, group: int, columns: tuple[str, ...]) -> None:
-        self._file, self._group, self._columns = file, group, columns
-        self._limits = file.format.limits
-        self._most = most_decoded(self._limits)
-        self._decoding = threading.Lock()
-        self._rows = 0
-        self._restart()
-
-    def _restart(self) -> None:
-        self._kept: deque[tuple[int, pa.Table]] = deque()
-        self._decoded = 0
-        self._batches = self._decode()
-
-    def take(self, start: int, stop: int) -> pa.Table:
-        """Rows from `start` on: up to `stop`, or to the end of what had to be decoded.
-
-        Text is bytes, or a dictionary of strings. Raises SourceError where the rows cannot be read.
-        """
-        with self._decoding:
-            if start < (self._kept[0][0] if self._kept else self._decoded):
-                self._restart()  # another thread is further ahead than what is kept
-            while self._decoded <= start:
-                table = self._next_batch()
-                self._kept.append((self._decoded, table))
-                self._decoded += len(table)
-            while self._ends(0) <= start:
-                self._kept.popleft()
-            parts = []
-            for i, (first, table) in enumerate(self._kept):
-                if first < stop and self._ends(i) > start:
-                    skipped = max(start - first, 0)
-                    parts.append(table.slice(skipped, stop - first - skipped))
-            if stop == self._rows and self._decoded == stop:
-                self._restart()  # nothing is left for others
-            return pa.concat_tables(parts)
-
-    def all(self, start: int, stop: int) -> Iterator[pa.Table]:
-        """Rows `start` to `stop`, piece by piece."""
-        while start < stop:
-            table = self.take(start, stop)
-            yield table
-            start += len(table)
-
-    def _ends(self, i: int) -> int:
-        first, table = self._kept[i]
-        return first + len(table)
-
-    def _next_batch(self) -> pa.Table:
-        try:
-            return as_bytes(projected(next(self._batches), self._columns))
-        except StopIteration:
-            self._restart()
-            rows = f"{self._file.path}: row group {self._group} holds fewer rows than its footer has"
-            raise SourceError(rows) from None
-        except SourceError:
-            self._restart()
-            raise
-
-    def _decode(self) -> Iterator[pa.Table]:
-        """Batches that take at most `most_decoded` bytes, by the footer and the dictionaries.
-
-        A small row group with very long values keeps its dictionaries, and so needs little more memory than it is long;
-        an ordinary one does not, since to find repeated values takes longer than to copy them.
-        """
-        try:
-            with open_at(self._file) as stream:
-                footer = _footer(self._file)
-                about, names = footer.row_group(self._group), list(self._columns)
-                compressed = sum(stop - start for start, stop in map(_bytes_of, _columns_of(about, names)))
-                how = {"buffer_size": 0 if compressed <= _ALL_AT_ONCE else _BUFFER, "pre_buffer": False}
-                how |= {"page_checksum_verification": True}  # where there are any
-                parquet = pq.ParquetFile(stream, metadata=footer, **how)
-                self._rows = about.num_rows
-                stored = _stored_bytes(about, self._columns)
-                row, average = _row_bytes(parquet, stream, self._group, names, self._most), stored // max(self._rows, 1)
-                rows, longest, strings = self._most // row.longest, row.longest, row.in_lists
-                is_unknown = row.encoded > _UNKNOWN_BYTES
-                if stored > self._most:
-                    rows = min(rows, _ROWS_AT_ONCE)
-                elif rows < min(self._rows, _ROWS_AT_ONCE) and stored <= self._limits.chunk_bytes and not is_unknown:
-                    strings = row.strings
-                    rows, longest = self._most // row.encoded, average
-                if strings:
-                    parquet = pq.ParquetFile(stream, metadata=footer, read_dictionary=strings, **how)
-                parts = _PARTS_AT_ONCE if average > _SHORT_BYTES else _OF_SHORT_TEXTS
-                rows = min(rows, parts * self._limits.part_bytes // max(longest, average, 1))
-                rows, left = max(1, min(rows, self._rows)), self._rows
-                expect(stream, map(_bytes_of, _columns_of(about, self._columns)))
-                held, size = list[pa.RecordBatch](), 0
-                for batch in parquet.iter_batches(rows, row_groups=[self._group], columns=names, use_threads=False):
-                    left -= len(batch)
-                    held.append(batch)
-                    size += batch.nbytes
-                    if not left:
-                        break  # the file and its buffers are not kept while the last rows are in use
-                    if is_unknown and not strings and size < self._limits.part_bytes:
-                        continue  # far fewer bytes than a row may take
-                    yield pa.Table.from_batches(held)
-                    held, size = [], 0
-                else:
-                    return
-                del parquet
-            yield pa.Table.from_batches(held)
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise SourceError(f"{self._file.path}: row group {self._group} cannot be read: {error}") from error
+    limits, most = file.format.limits, most_decoded(file.format.limits)
+    try:
+        with open_at(file) as stream:
+            footer = _footer(file)
+            about, names = footer.row_group(group), list(columns)
+            compressed = sum(stop - start for start, stop in map(_bytes_of, _columns_of(about, names)))
+            how = {"buffer_size": 0 if compressed <= _ALL_AT_ONCE else _BUFFER, "pre_buffer": False}
+            how |= {"page_checksum_verification": True}  # where there are any
+            parquet = pq.ParquetFile(stream, metadata=footer, **how)
+            left = about.num_rows
+            stored = _stored_bytes(about, columns)
+            row, average = _row_bytes(parquet, stream, group, names, most), stored // max(left, 1)
+            rows, longest, strings = most // row.longest, row.longest, row.in_lists
+            is_unknown = row.encoded > _UNKNOWN_BYTES
+            if stored > most:
+                rows = min(rows, _ROWS_AT_ONCE)
+            elif rows < min(left, _ROWS_AT_ONCE) and stored <= limits.chunk_bytes and not is_unknown:
+                strings = row.strings
+                rows, longest = most // row.encoded, average
+            if strings:
+                parquet = pq.ParquetFile(stream, metadata=footer, read_dictionary=strings, **how)
+            parts = _PARTS_AT_ONCE if average > _SHORT_BYTES else _OF_SHORT_TEXTS
+            rows = min(rows, parts * limits.part_bytes // max(longest, average, 1))
+            rows = max(1, min(rows, left))
+            expect(stream, map(_bytes_of, _columns_of(about, columns)))
+            held, size = list[pa.RecordBatch](), 0
+            for batch in parquet.iter_batches(rows, row_groups=[group], columns=names, use_threads=False):
+                left -= len(batch)
+                held.append(batch)
+                size += batch.nbytes
+                if not left:
+                    break  # the file and its buffers are not kept while the last rows are in use
+                if is_unknown and not strings and size < limits.part_bytes:
+                    continue  # far fewer bytes than a row may take
+                yield as_bytes(projected(pa.Table.from_batches(held), columns))
+                held, size = [], 0
+            else:
+                raise SourceError(f"{file.path}: row group {group} holds fewer rows than its footer has")
+            del parquet
+        yield as_bytes(projected(pa.Table.from_batches(held), columns))
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise SourceError(f"{file.path}: row group {group} cannot be read: {error}") from error
 
 
 def _open(file: InputFile, stream: BinaryIO) -> pq.ParquetFile:

@@ -40,15 +40,31 @@ def holds(kind: pa.DataType, *tests: Callable[[pa.DataType], bool]) -> bool:
     return any(test(kind) for test in tests) or any(holds(kind.field(i).type, *tests) for i in range(kind.num_fields))
 
 
-def bounded_chunks(
-    tables: Iterable[pa.Table], fragment: Fragment, selection: Selection, length: int
-) -> Iterator[Chunk]:
+class Rows:
+    """Rows that come in tables of any size, from a number on. path: of their file."""
+
+    def __init__(self, tables: Iterator[pa.Table], first: int, path: str) -> None:
+        self._tables, self._path = tables, path
+        self._left: pa.Table | None = None
+        for _ in self.take(first):
+            pass
+
+    def take(self, count: int) -> Iterator[pa.Table]:
+        """The next rows, so many. Of a table that has more, the others are kept."""
+        while count:
+            table = next(self._tables, None) if self._left is None else self._left
+            if table is None:
+                raise SourceError(f"{self._path}: fewer rows than were planned: it was changed while the job ran")
+            self._left = table.slice(count) if count < len(table) else None
+            yield table.slice(0, count)
+            count -= min(count, len(table))
+
+
+def bounded_chunks(tables: Iterable[pa.Table], fragment: Fragment, selection: Selection) -> Iterator[Chunk]:
     """The rows of a fragment, which come in tables of any size: one chunk, or several where they take too much memory.
-    length: characters that the model reads.
 
     Raises SourceError where one row takes too much.
     """
-    selection = replace(selection, reads=selection.reads or length)
     pieces: list[Chunk] = []
     held = 0
     for piece in PARSING.in_order(_parts(tables, fragment, selection)):
@@ -84,7 +100,7 @@ def _bounded(
     table = table.combine_chunks()
     n_chars = None
     others = {*selection.kept, selection.truth}
-    if len(selection.text) == 1 and selection.text[0] in {*encoded} - others:
+    if selection.reads and len(selection.text) == 1 and selection.text[0] in {*encoded} - others:
         text = table.column(selection.text[0]).combine_chunks()
         values, counts = _cut_values(text.dictionary, selection.reads)
         place = table.column_names.index(selection.text[0])

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ...errors import InputChanged, SourceError, UsageError
 from ..chunk import Chunk, Selection, empty_chunk
-from ..format import FilePlan, Format, InputFile, Schema, Seek, Stream
+from ..format import FilePlan, Format, InputFile, Schema, Seek
 from ..open.front_to_back import ZIP_MAGIC
 from ..open.opening import open_at
 from .tables import table_chunk
@@ -47,10 +47,10 @@ class Xlsx(Format):
         with _sheets(file) as (_, *others):
             named = ", ".join(repr(sheet.title) for sheet in others if any(_rows(sheet)))
         problem = f"{file.path}: only its first sheet was read, not {named}: save those as files"
-        return FilePlan((), [problem] if named else [], streamed=True)
+        return FilePlan((), [problem] if named else [])
 
-    def stream(self, stream: Stream, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
-        file, count = stream.file, 0
+    def stream(self, file: InputFile, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
+        count = 0
         try:
             with _sheets(file) as (first, *_):
                 rows = _rows(first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
@@ -18,7 +19,7 @@ from ...errors import InputChanged, SourceError, UsageError
 from ...processes.threads import threads
 from ...telemetry.spans import Span
 from ..chunk import Chunk, RowRange, Selection, concat, empty_chunk, held_bytes, held_of_record, numbered, rows_between
-from ..format import Fragment, InputFile, Seek, Stream
+from ..format import Fragment, InputFile, Seek
 from ..formats.record_format import Parsed, RecordFormat
 from ..formats.records import Cutting, Extent, Records, read_records
 from ..formats.tables import most_decoded
@@ -247,26 +248,19 @@ def _pieces(
     if isinstance(form, RecordFormat):
         yield from _records(form, file, start, part, selection, notes, read, spans, extent)
         return
-    plan, row = form.plan(file, examined.schema, selection, chunk_rows), 0
+    plan = form.plan(file, examined.schema, selection, chunk_rows)
     problems += plan.problems
-    if plan.streamed:
-        chunks: Iterator[tuple[Chunk, bool | None]] = (
-            (chunk, None) for chunk in form.stream(Stream(file, start), selection, chunk_rows)
-        )
-    else:
-        begin, stop = part.bounds
-        fragments = [f for f in plan.fragments if part.parts == 1 or begin <= f.at < stop]
-        row = fragments[0].first_row if fragments else 0
-        is_large = len(part.files) == 1 and part.rows is None and file.stored > range_bytes(chunk_rows)
-        begins = _begin_chunks(fragments, chunk_rows, form.limits.chunk_bytes) if is_large else [None] * len(fragments)
-        chunks = (
-            (chunk, is_new)
-            for fragment, is_new in zip(fragments, begins, strict=True)
-            for chunk in form.read(fragment, selection, spans)
-        )
-    for chunk, is_new in chunks:
+    begin, stop = part.bounds
+    fragments = [f for f in plan.fragments if part.parts == 1 or begin <= f.at < stop]
+    firsts = [fragment.first_row for fragment in fragments]
+    is_large = len(part.files) == 1 and part.rows is None and file.stored > range_bytes(chunk_rows)
+    begins = _begin_chunks(fragments, chunk_rows, form.limits.chunk_bytes) if is_large and fragments else None
+    is_streamed = form.seeks is Seek.NOTHING
+    row = firsts[0] if firsts else 0
+    for chunk in form.stream(file, selection, chunk_rows) if is_streamed else form.read(fragments, selection, spans):
         problems += [problem for problem in chunk.problems if problem not in problems]
         if chunk.rows_read:
+            is_new = None if begins is None else begins[bisect_right(firsts, row) - 1]
             yield ParsedRows(file, row, replace(chunk, problems=()), None, is_new)
             row += chunk.rows_read
 
