@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from reading import found, read_files, read_split
 
 from broadsheet.pipeline.source.chunk import Chunk, Selection, concat, empty_chunk, numbered
-from broadsheet.pipeline.source.formats.csv import Csv, Dialect
+from broadsheet.pipeline.source.formats.csv import Csv
 from broadsheet.pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
 from broadsheet.pipeline.source.formats.record_format import NO_QUOTES
 from broadsheet.pipeline.source.formats.records import Cutting, Extent, read_records, split_lines
@@ -133,7 +133,8 @@ any_bytes = st.tuples(csv_bytes, csv_bytes, st.lists(st.just(b"\\"), max_size=3)
 def test_records_are_found_as_a_plain_parser_finds_them(data: bytes, block: int, dialect: dict) -> None:
     """In blocks of any size: as many records, and the same bad ones at the same offsets."""
     data, rows, bad = of_dialect(data, dialect)
-    blocks = list(read_records(io.BytesIO(data), Dialect(",", 2, **dialect), 0, limits=Limits(block_bytes=block)))
+    split = Csv(columns=("a", "b"), **dialect).split
+    blocks = list(read_records(io.BytesIO(data), split, 0, limits=Limits(block_bytes=block)))
     starts = [int(o) for b in blocks for o in b.offsets]
     wrong = {int(b.offsets[i]) for b in blocks for i in b.problems}
     assert len(starts) == len(rows) + len(bad)
@@ -271,7 +272,8 @@ def test_long_lines_and_fields_are_found_the_same_in_any_blocks(data: bytes, one
     both, data = [], of_dialect(data, dialect)[0]
     for block in (one, other):
         limits = Limits(field_bytes=12, block_bytes=block)
-        blocks = read_records(io.BytesIO(data), Dialect(",", 2, limits, **dialect), 0, limits=limits)
+        split = Csv(columns=("a", "b"), limits=limits, **dialect).split
+        blocks = read_records(io.BytesIO(data), split, 0, limits=limits)
         both.append([(int(offset), i in b.problems) for b in blocks for i, offset in enumerate(b.offsets)])
     assert both[0] == both[1]
 

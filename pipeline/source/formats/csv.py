@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +27,6 @@ from ...errors import SourceError, UsageError
 from ..chunk import Chunk, Selection, assemble
 from ..compression import UTF8, why_not_decoded
 from ..format import InputFile, Schema
-from ..limits import LIMITS, Limits
 from .record_format import DELIMITERS, FEW_BYTES, NO_QUOTES, RecordFormat, ScanWanted, no_place, separated_by
 from .records import BOM, Guess, Readable, Records, Split, count_of, places
 
@@ -63,21 +62,54 @@ class _Patterns(NamedTuple):
     line_end: re.Pattern[bytes]
 
 
+@lru_cache
+def _patterns_of(delimiter: str, quote: str, cr_ends: bool) -> _Patterns:
+    mark, end = re.escape(quote.encode()), re.escape(delimiter.encode())
+    quoted = rb"%s(?:[^%s]++|%s%s)*+%s" % ((mark,) * 5) if quote else rb"(?!)"
+    rest, line_end = rb"[^\r\n%s]*+" % end, rb"\r?\n|\r"
+    if not cr_ends:
+        rest, line_end = rb"(?:[^\r\n%s]++|\r++(?=[^\r\n]))*+" % end, rb"(?<!\r)\r*+\n"
+    return _Patterns(*map(re.compile, (quoted, rest, line_end)))
+
+
+def _fields(
+    array: NDArray[np.uint8],
+    quotes: NDArray[np.int64],
+    delimiter: int,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """How many fields records have, if all quotes are where a quoted field may open or close.
+
+    Parameters
+    ----------
+    array : ndarray
+        uint8, the bytes of the buffer.
+    quotes : ndarray
+        int64, where the quotes are.
+    delimiter : int
+        The byte between two fields.
+    starts, ends : ndarray
+        int64 [n], where the records begin and end.
+
+    """
+    delimiters = np.flatnonzero(array == delimiter)
+    if len(quotes):
+        delimiters = delimiters[np.searchsorted(quotes, delimiters) & 1 == 0]
+    counts: NDArray[np.int64] = np.searchsorted(delimiters, ends) - np.searchsorted(delimiters, starts) + 1
+    return counts
+
+
 @dataclass(frozen=True)
-class Dialect:
-    """How records are found.
+class Csv(RecordFormat):
+    """Files of comma-separated values.
 
     Attributes
     ----------
     delimiter : str
         One ASCII character.
-    fields : int or None
-        Fields of each record; None while the header is read.
-    limits : Limits
-        The sizes to keep to.
-    every : bool
-        Whether fields are counted in every record; else only in those of several lines, where the count decides whether
-        a quote was left open.
+    columns : tuple of str
+        The names of a file's fields, in order; empty until they are known.
     quote, escape : str
         One ASCII character each; empty where there is none.
     cr_ends : bool
@@ -85,27 +117,57 @@ class Dialect:
 
     """
 
-    delimiter: str
-    fields: int | None
-    limits: Limits = LIMITS
-    every: bool = True
+    name = "csv"
+    suffixes = (".csv",)
+    takes_header = True
+
+    delimiter: str = ","
+    columns: tuple[str, ...] = ()
     quote: str = '"'
     escape: str = ""
     cr_ends: bool = True
-    _patterns: _Patterns = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        quote, delimiter = re.escape(self.quote.encode()), re.escape(self.delimiter.encode())
-        quoted = rb"%s(?:[^%s]++|%s%s)*+%s" % ((quote,) * 5) if quote else rb"(?!)"
-        rest, line_end = rb"[^\r\n%s]*+" % delimiter, rb"\r?\n|\r"
-        if not self.cr_ends:
-            rest, line_end = rb"(?:[^\r\n%s]++|\r++(?=[^\r\n]))*+" % delimiter, rb"(?<!\r)\r*+\n"
-        object.__setattr__(self, "_patterns", _Patterns(*map(re.compile, (quoted, rest, line_end))))
+    def for_options(self, selection: Selection) -> Csv:
+        """Raises UsageError where one character is to be two things."""
+        quote = "" if selection.quote == NO_QUOTES else selection.quote or self.quote
+        used = {"--delimiter": selection.delimiter or self.delimiter, "--quote": quote, "--escape": selection.escape}
+        given = {flag: character for flag, character in used.items() if character}
+        if len({*given.values()}) < len(given):
+            said = ", ".join(f"{flag} {character!r}" for flag, character in given.items())
+            raise UsageError(f"{self.name} files: {said}: these must be different characters")
+        dialect = replace(self, delimiter=given["--delimiter"], quote=quote, escape=selection.escape or "")
+        return replace(dialect, encoding=selection.encoding)
 
-    def __call__(self, buffer: bytes, final: bool) -> Split:
-        """The records of a buffer that begins at one: vectorised up to the first irregular one, then one by one."""
-        plain = self.plain(buffer)
-        split = self._regular(plain, buffer, final)
+    def for_schema(self, schema: Schema) -> Csv:
+        return replace(self, columns=schema.names or (), cr_ends=schema.cr_ends)
+
+    def counting(self, stream: Readable, most: int | None) -> Counting | None:
+        return Counting(stream, most, self) if self.quote else None
+
+    @property
+    def boundary(self) -> re.Pattern[bytes]:
+        return re.compile(rb"\r\n|\n|\r" if self.cr_ends else rb"\n")
+
+    def split(self, buffer: bytes, final: bool) -> Split:
+        """The records, each with a field for each of `columns`."""
+        return self._split(buffer, final, True)
+
+    def quick_split(self, buffer: bytes, final: bool) -> Split:
+        """The same, with fields counted by the parser: it refuses all records where one has too few or too many."""
+        return self._split(buffer, final, False)
+
+    @property
+    def _patterns(self) -> _Patterns:
+        return _patterns_of(self.delimiter, self.quote, self.cr_ends)
+
+    def _split(self, buffer: bytes, final: bool, every: bool) -> Split:
+        """The records of a buffer that begins at one: vectorised up to the first irregular one, then one by one.
+
+        every: whether fields are counted in every record; else only in those of several lines, where the count decides
+        whether a quote was left open.
+        """
+        plain = self._plain(buffer)
+        split = self._regular(plain, buffer, final, every)
         starts: list[int] = []
         ends: list[int] = []
         problems, at, overlong = split.problems, split.consumed, b""
@@ -126,12 +188,7 @@ class Dialect:
             return Split(split.starts, split.ends, problems, at, overlong)
         return Split(np.append(split.starts, starts), np.append(split.ends, ends), problems, at, overlong)
 
-    def problem(self, record: bytes) -> str | None:
-        """What is wrong with a record."""
-        place = self._record(self.plain(record), record, 0, True)
-        return place[2] if place else None
-
-    def plain(self, buffer: bytes) -> bytes:
+    def _plain(self, buffer: bytes) -> bytes:
         """A buffer that begins at a record, with another byte in place of each that is escaped."""
         if not self.escape or self.escape.encode() not in buffer:
             return buffer
@@ -181,9 +238,9 @@ class Dialect:
                 return self._first_line(buffer, at, final, self.limits.long_line)
             if self.escape and position == total and plain.endswith(self.escape.encode()):
                 return self._first_line(buffer, at, final, "the file ends with the escape character")
-            if self.fields in (None, fields) or position == at:
+            if len(self.columns) in (0, fields) or position == at:
                 return position, after, None
-            problem = f"expected {self.fields} fields, found {fields}"
+            problem = f"expected {len(self.columns)} fields, found {fields}"
             if line_end.search(buffer, at, position):
                 return self._first_line(buffer, at, final, problem + " (a quote left open?)")
             return position, after, problem
@@ -201,7 +258,7 @@ class Dialect:
         after = len(buffer) if line is None else line.end()
         return None if after == len(buffer) and buffer[-1] == _CR and not final else after
 
-    def _regular(self, plain: bytes, buffer: bytes, final: bool) -> Split:
+    def _regular(self, plain: bytes, buffer: bytes, final: bool, every: bool) -> Split:
         """All records up to the first that needs the exact scan, by counting quotes: after an odd number, in a field.
 
         The count is right as long as every quote is where a quoted field may open or close. plain: of the buffer, which
@@ -212,7 +269,7 @@ class Dialect:
         is_break = array == _LF
         if has_cr and self.cr_ends:
             is_break |= array == _CR
-        marks = np.flatnonzero(is_break | self.is_quote(array))
+        marks = np.flatnonzero(is_break | self._is_quote(array))
         is_quote = ~is_break[marks]
         quotes, breaks = marks[is_quote], marks[~is_quote]
         ends = np.flatnonzero((np.cumsum(is_quote) & 1 == 0)[~is_quote])  # which line ends are outside of quotes
@@ -223,7 +280,7 @@ class Dialect:
             ends = (np.cumsum(~second) - 1)[ends[~second[ends]]]
             breaks = breaks[~second]
         if len(quotes):
-            ends = ends[: np.searchsorted(breaks[ends], self.first_misplaced(array, quotes))]
+            ends = ends[: np.searchsorted(breaks[ends], self._first_misplaced(array, quotes))]
         line_ends = breaks[ends]
         after = line_ends + 1
         if has_cr and self.cr_ends:
@@ -241,9 +298,9 @@ class Dialect:
         if plain is not buffer:  # an escaped line end counts as one here
             inner = np.flatnonzero((array == _ESCAPED) & np.isin(np.frombuffer(buffer, np.uint8), (_LF, _CR)))
             spans |= np.searchsorted(inner, starts) < np.searchsorted(inner, line_ends)
-        if self.fields is not None and (self.every or spans.any()):
+        if self.columns and (every or spans.any()):
             counts = _fields(array, quotes, ord(self.delimiter), starts, line_ends)
-            wrong = (counts != self.fields) & ~blank
+            wrong = (counts != len(self.columns)) & ~blank
             exact |= wrong & spans
         stop = int(exact.argmax()) if exact.any() else len(starts)
         consumed = int(after[stop - 1]) if stop else 0
@@ -251,13 +308,13 @@ class Dialect:
         problems = {}
         if counts is not None and wrong is not None:
             bad = np.flatnonzero(wrong[:stop][keep])
-            problems = {int(i): f"expected {self.fields} fields, found {counts[keep[i]]}" for i in bad}
+            problems = {int(i): f"expected {len(self.columns)} fields, found {counts[keep[i]]}" for i in bad}
         return Split(starts[keep], line_ends[keep], problems, consumed)
 
-    def is_quote(self, array: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    def _is_quote(self, array: NDArray[np.uint8]) -> NDArray[np.bool_]:
         return array == ord(self.quote) if self.quote else np.zeros(len(array), np.bool_)
 
-    def first_misplaced(self, array: NDArray[np.uint8], quotes: NDArray[np.int64]) -> int:
+    def _first_misplaced(self, array: NDArray[np.uint8], quotes: NDArray[np.int64]) -> int:
         """The first quote that neither opens nor closes a field nor is next to another quote; else the length.
 
         Counted from the start, every other quote opens a field, and the one after it closes that. A closing quote
@@ -278,103 +335,15 @@ class Dialect:
         bad = np.flatnonzero(~good)
         return int(quotes[bad[0]]) if len(bad) else len(array)
 
-
-def _fields(
-    array: NDArray[np.uint8],
-    quotes: NDArray[np.int64],
-    delimiter: int,
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """How many fields records have, if all quotes are where a quoted field may open or close.
-
-    Parameters
-    ----------
-    array : ndarray
-        uint8, the bytes of the buffer.
-    quotes : ndarray
-        int64, where the quotes are.
-    delimiter : int
-        The byte between two fields.
-    starts, ends : ndarray
-        int64 [n], where the records begin and end.
-
-    """
-    delimiters = np.flatnonzero(array == delimiter)
-    if len(quotes):
-        delimiters = delimiters[np.searchsorted(quotes, delimiters) & 1 == 0]
-    counts: NDArray[np.int64] = np.searchsorted(delimiters, ends) - np.searchsorted(delimiters, starts) + 1
-    return counts
-
-
-@dataclass(frozen=True)
-class Csv(RecordFormat):
-    """Files of comma-separated values.
-
-    Attributes
-    ----------
-    delimiter, quote, escape, cr_ends
-        As of `Dialect`.
-    columns : tuple of str
-        The names of a file's fields, in order; empty until they are known.
-
-    """
-
-    name = "csv"
-    suffixes = (".csv",)
-    takes_header = True
-
-    delimiter: str = ","
-    columns: tuple[str, ...] = ()
-    quote: str = '"'
-    escape: str = ""
-    cr_ends: bool = True
-
-    def for_options(self, selection: Selection) -> Csv:
-        """Raises UsageError where one character is to be two things."""
-        quote = "" if selection.quote == NO_QUOTES else selection.quote or self.quote
-        used = {"--delimiter": selection.delimiter or self.delimiter, "--quote": quote, "--escape": selection.escape}
-        given = {flag: character for flag, character in used.items() if character}
-        if len({*given.values()}) < len(given):
-            said = ", ".join(f"{flag} {character!r}" for flag, character in given.items())
-            raise UsageError(f"{self.name} files: {said}: these must be different characters")
-        dialect = replace(self, delimiter=given["--delimiter"], quote=quote, escape=selection.escape or "")
-        return replace(dialect, encoding=selection.encoding)
-
-    def for_schema(self, schema: Schema) -> Csv:
-        return replace(self, columns=schema.names or (), cr_ends=schema.cr_ends)
-
-    def counting(self, stream: Readable, most: int | None) -> Counting | None:
-        return Counting(stream, most, self) if self.quote else None
-
-    @property
-    def boundary(self) -> re.Pattern[bytes]:
-        return re.compile(rb"\r\n|\n|\r" if self.cr_ends else rb"\n")
-
-    def split(self, buffer: bytes, final: bool) -> Split:
-        """The records, each with a field for each of `columns`."""
-        return self._dialect(buffer, final)
-
-    def quick_split(self, buffer: bytes, final: bool) -> Split:
-        """The same, with fields counted by the parser: it refuses all records where one has too few or too many."""
-        return replace(self._dialect, every=False)(buffer, final)
-
-    @property
-    def _dialect(self) -> Dialect:
-        return self._dialect_of(len(self.columns), self.cr_ends)
-
-    def _dialect_of(self, fields: int | None, cr_ends: bool) -> Dialect:
-        return Dialect(self.delimiter, fields, self.limits, True, self.quote, self.escape, cr_ends)
-
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         header = selection.header
-        dialect = self._dialect_of(None if header is None else len(header), True)
+        form = replace(self, columns=header or (), cr_ends=True)
         for head in self.heads(file):
-            records, cr_ends = dialect(head.data, head.final), False
+            records, cr_ends = form.split(head.data, head.final), False
             if b"\r" in head.data and len(records.starts):
                 line_end = head.data[records.ends[0] :]
                 cr_ends = line_end.startswith(b"\r") and not line_end.lstrip(b"\r").startswith(b"\n")
-                records = records if cr_ends else replace(dialect, cr_ends=False)(head.data, head.final)
+                records = records if cr_ends else replace(form, cr_ends=False).split(head.data, head.final)
             if len(records.starts) > max(1, len(records.problems)):
                 break
         if header is not None:
@@ -436,18 +405,19 @@ class Csv(RecordFormat):
 
     def _counted(self, records: Records) -> Records:
         """The records, with the problems of those that have too few fields or too many."""
-        begin, end, dialect = int(records.starts[0]), int(records.ends[-1]), self._dialect
-        array = np.frombuffer(dialect.plain(records.data[begin:end]), np.uint8)
+        begin, end = int(records.starts[0]), int(records.ends[-1])
+        array = np.frombuffer(self._plain(records.data[begin:end]), np.uint8)
         starts, ends = records.starts - begin, records.ends - begin
-        quotes = np.flatnonzero(dialect.is_quote(array))
+        quotes = np.flatnonzero(self._is_quote(array))
         which = np.arange(len(records))
-        is_regular = dialect.first_misplaced(array, quotes) == len(array) if len(quotes) else True
+        is_regular = self._first_misplaced(array, quotes) == len(array) if len(quotes) else True
         if is_regular and not (np.searchsorted(quotes, starts) & 1).any():
             which = np.flatnonzero(_fields(array, quotes, ord(self.delimiter), starts, ends) != len(self.columns))
         problems = dict(records.problems)
         for i in which.tolist():
-            if i not in problems and (problem := dialect.problem(records.data[starts[i] + begin : ends[i] + begin])):
-                problems[i] = problem
+            record = records.data[starts[i] + begin : ends[i] + begin]
+            if i not in problems and (place := self._record(self._plain(record), record, 0, True)) and place[2]:
+                problems[i] = place[2]
         return replace(records, problems=problems)
 
     def _table(self, data: bytes | memoryview, columns: tuple[str, ...]) -> pa.Table:
