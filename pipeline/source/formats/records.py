@@ -257,9 +257,10 @@ class Extent:
     after: int | None = None
 
     @property
-    def bounds(self) -> tuple[int | None, int | None]:
-        """`begin` and `after`, which are one where there is no record."""
-        return self.after if self.begin is None else self.begin, self.after
+    def bounds(self) -> tuple[int, int]:
+        """`begin` and `after`, which are one where there is no record; -1 for what is not known."""
+        after = -1 if self.after is None else self.after
+        return after if self.begin is None else self.begin, after
 
 
 _TAIL_BYTES = 64 << 10

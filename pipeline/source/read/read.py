@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -19,14 +19,14 @@ from ...errors import InputChanged, SourceError, UsageError
 from ...processes.threads import threads
 from ...telemetry.spans import Span
 from ..chunk import Chunk, RowRange, Selection, concat, empty_chunk, held_bytes, held_of_record, numbered, rows_between
-from ..format import Fragment, InputFile, Seek
+from ..format import Fragment, InputFile, Schema, Seek
 from ..formats.record_format import Parsed, RecordFormat
 from ..formats.records import Cutting, Extent, Records, read_records
 from ..formats.tables import most_decoded
 from ..open.ahead import PARSING, in_order
 from ..open.front_to_back import FrontToBack
 from ..open.opening import Held, open_at
-from ..plan.examine import EmptyFile, Examined, examine_like, held, identified
+from ..plan.examine import EmptyFile, examine_like, held, identified
 from ..plan.plan import Range, RangeEnd, UnreadFile, part_name, range_bytes, rows_of
 from ..plan.search import Problem
 
@@ -121,8 +121,9 @@ class ParsedRows:
 Piece = Lines | ParsedRows
 
 
-class Opened(NamedTuple):
-    """A file that was opened.
+class _Opened:
+    """A file of a range that was opened, and its beginning read; several are opened side by side, and read one after
+    the other.
 
     Attributes
     ----------
@@ -134,25 +135,8 @@ class Opened(NamedTuple):
         What is wrong with it, all of which is known once its pieces are read.
     notes : list of str
         The same of what may be wrong, and is no problem.
-    stored : callable
-        Returns how many bytes have been read of it as it is stored; 0 where that is not known.
     extent : Extent or None
         Which records have been read, where the file is read in parts; None where it cannot be.
-
-    """
-
-    file: InputFile
-    pieces: Iterator[Piece]
-    problems: list[str]
-    notes: list[str]
-    stored: Callable[[], int]
-    extent: Extent | None
-
-
-def open_pieces(
-    file: InputFile, part: Range, selection: Selection, chunk_rows: int, spans: list[Span] | None
-) -> Opened:
-    """Open a file of a range and read its beginning; several are opened side by side, and read one after the other.
 
     Parameters
     ----------
@@ -173,96 +157,123 @@ def open_pieces(
         Where it is no longer the file that was listed.
 
     """
-    try:
-        examined = examine_like(held(file) if part.parts == 1 else identified(file), selection, part.first)
-        selection = replace(selection, of_path=examined.of_path)
-        problems = [examined.remark] if examined.remark else []
-        notes = [*examined.notes]
-        read: list[Callable[[], int]] = []
-        is_cut = part.parts > 1 and examined.file.format.seeks is Seek.RECORDS and not examined.file.front_to_back
-        extent = Extent(None if part.is_last or not is_cut else part.bounds[1])
-        pieces = _pieces(examined, part, selection, chunk_rows, problems, notes, read, spans, extent)
-        stored = lambda: sum(count() for count in read)
-        return Opened(examined.file, _begun(pieces), problems, notes, stored, extent if is_cut else None)
-    except InputChanged:
-        raise
-    except EmptyFile:
-        return Opened(file, iter(()), [], [], lambda: 0, None)
-    except (SourceError, UsageError) as error:
-        return Opened(file, iter(()), [error.message], [], lambda: 0, None)
+
+    def __init__(
+        self, file: InputFile, part: Range, selection: Selection, chunk_rows: int, spans: list[Span] | None
+    ) -> None:
+        self.file, self._part, self._chunk_rows, self._spans = file, part, chunk_rows, spans
+        self.pieces: Iterator[Piece] = iter(())
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+        self.extent: Extent | None = None
+        self._stream: BinaryIO | None = None
+        try:
+            examined = examine_like(held(file) if part.parts == 1 else identified(file), selection, part.first)
+        except InputChanged:
+            raise
+        except EmptyFile:
+            return
+        except (SourceError, UsageError) as error:
+            self.problems.append(error.message)
+            return
+        self.file = examined.file
+        self._selection = replace(selection, of_path=examined.of_path)
+        self.problems += [examined.remark] if examined.remark else []
+        self.notes += examined.notes
+        if part.parts > 1 and self.file.format.seeks is Seek.RECORDS and not self.file.front_to_back:
+            self.extent = Extent(None if part.is_last else part.bounds[1])
+        form, schema = self.file.format, examined.schema
+        self.pieces = _begun(
+            self._records(form, schema.start) if isinstance(form, RecordFormat) else self._rows(schema)
+        )
+
+    @property
+    def stored(self) -> int:
+        """How many bytes have been read of it as it is stored; 0 where that is not known."""
+        if isinstance(self._stream, FrontToBack):
+            return self._stream.stored
+        with suppress(ValueError):  # it is closed
+            if self._stream is not None and not (self.file.front_to_back or isinstance(self.file, Held)):
+                return self._stream.tell() - self._part.bounds[0]
+        return 0
+
+    def _rows(self, schema: Schema) -> Iterator[Piece]:
+        """The pieces of a file that is not one of records, or of a part of one."""
+        file, form, part = self.file, self.file.format, self._part
+        plan = form.plan(file, schema, self._selection, self._chunk_rows)
+        self.problems += plan.problems
+        begin, stop = part.bounds
+        fragments = [f for f in plan.fragments if part.parts == 1 or begin <= f.at < stop]
+        firsts = [fragment.first_row for fragment in fragments]
+        is_large = len(part.files) == 1 and part.rows is None and file.stored > range_bytes(self._chunk_rows)
+        begins = _begin_chunks(fragments, self._chunk_rows, form.limits.chunk_bytes) if is_large and fragments else None
+        if form.seeks is Seek.NOTHING:
+            chunks = form.stream(file, self._selection, self._chunk_rows)
+        else:
+            chunks = form.read(fragments, self._selection, self._spans)
+        row = firsts[0] if firsts else 0
+        for chunk in chunks:
+            self.problems += [problem for problem in chunk.problems if problem not in self.problems]
+            if chunk.rows_read:
+                is_new = None if begins is None else begins[bisect_right(firsts, row) - 1]
+                yield ParsedRows(file, row, replace(chunk, problems=()), None, is_new)
+                row += chunk.rows_read
+
+    def _records(self, form: RecordFormat, start: int) -> Iterator[Piece]:
+        """The pieces of a file of records; of a part of one, with numbers from that of its first record, or 0 if it is
+        not known. start: the byte of the file at which its first record begins.
+        """
+        file, part, extent, row = self.file, self._part, self.extent or Extent(), 0
+        if part.part:
+            if file.front_to_back:  # by its first bytes it is compressed: the first part is the whole file
+                return
+            row, begin = part.start or (0, form.first_record(file, part.bounds[0]))
+            extent.begin = part.start.byte if part.start else None
+            if begin is None:
+                return
+            if extent.stop is not None and begin >= extent.stop:
+                extent.begin = extent.after = begin
+                return
+            start = begin
+        first = row
+        with open_at(file, start, extent.stop) as stream:
+            self._stream = stream
+            counting = form.counting(stream, None if extent.stop is None else extent.stop - start)
+            source = counting or stream
+            if form.guesses and len(part.files) == 1 and part.rows is None:
+                for block in form.parsed(source, start, extent, file.path, self._selection, self._spans):
+                    if block.chunk.rows_read:
+                        yield ParsedRows(file, row, numbered(block.chunk, row), block)
+                        row += block.chunk.rows_read
+            else:
+                for records in read_records(source, form.quick_split, start, extent, form.limits):
+                    yield Lines(file, form, row, records, self._selection.of_path)
+                    row += len(records)
+        self.notes += counting.notes(row - first) if counting else []
 
 
 def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
     """The same, the first of them read now."""
     begun: list[Piece] = []
     failure: SourceError | UsageError | None = None
-    room, more = _HELD_AHEAD, True
-    while more and room > 0:
-        try:
-            begun.append(next(pieces))
-            room -= begun[-1].size
-        except StopIteration:
-            more = False
-        except (SourceError, UsageError) as error:
-            failure, more = error, False
+    room = _HELD_AHEAD
+    try:
+        for piece in pieces:
+            begun.append(piece)
+            room -= piece.size
+            if room <= 0:
+                break
+    except (SourceError, UsageError) as error:
+        failure = error
 
     def rest() -> Iterator[Piece]:
         yield from begun
         begun.clear()
         if failure is not None:
             raise failure
-        if more:
-            yield from pieces
+        yield from pieces
 
     return rest()
-
-
-def _pieces(
-    examined: Examined,
-    part: Range,
-    selection: Selection,
-    chunk_rows: int,
-    problems: list[str],
-    notes: list[str],
-    read: list[Callable[[], int]],
-    spans: list[Span] | None,
-    extent: Extent,
-) -> Iterator[Piece]:
-    """The pieces of a file, or of a part of one.
-
-    Parameters
-    ----------
-    examined : Examined
-        The file.
-    part, selection, chunk_rows, spans
-        As of `open_pieces`.
-    problems, notes : list of str
-        What is wrong with the file, or may be, is appended.
-    read : list of callable
-        What returns the stored bytes that have been read is appended.
-    extent : Extent
-        Which records are read; its other fields are set.
-
-    """
-    file, form, start = examined.file, examined.file.format, examined.schema.start
-    if isinstance(form, RecordFormat):
-        yield from _records(form, file, start, part, selection, notes, read, spans, extent)
-        return
-    plan = form.plan(file, examined.schema, selection, chunk_rows)
-    problems += plan.problems
-    begin, stop = part.bounds
-    fragments = [f for f in plan.fragments if part.parts == 1 or begin <= f.at < stop]
-    firsts = [fragment.first_row for fragment in fragments]
-    is_large = len(part.files) == 1 and part.rows is None and file.stored > range_bytes(chunk_rows)
-    begins = _begin_chunks(fragments, chunk_rows, form.limits.chunk_bytes) if is_large and fragments else None
-    is_streamed = form.seeks is Seek.NOTHING
-    row = firsts[0] if firsts else 0
-    for chunk in form.stream(file, selection, chunk_rows) if is_streamed else form.read(fragments, selection, spans):
-        problems += [problem for problem in chunk.problems if problem not in problems]
-        if chunk.rows_read:
-            is_new = None if begins is None else begins[bisect_right(firsts, row) - 1]
-            yield ParsedRows(file, row, replace(chunk, problems=()), None, is_new)
-            row += chunk.rows_read
 
 
 def _begin_chunks(fragments: Sequence[Fragment], chunk_rows: int, most: int) -> list[bool]:
@@ -279,69 +290,6 @@ def _begin_chunks(fragments: Sequence[Fragment], chunk_rows: int, most: int) -> 
         rows, size = (0, 0) if begins[-1] else (rows, size)
         rows, size = rows + fragment.rows, size + fragment.held
     return begins
-
-
-def _records(
-    form: RecordFormat,
-    file: InputFile,
-    start: int,
-    part: Range,
-    selection: Selection,
-    notes: list[str],
-    read: list[Callable[[], int]],
-    spans: list[Span] | None,
-    extent: Extent,
-) -> Iterator[Piece]:
-    """Of a file of records; of a part of one, with numbers from that of its first record, or 0 if it is not known.
-
-    Parameters
-    ----------
-    form : RecordFormat
-        The format of the file.
-    file : InputFile
-        The file.
-    start : int
-        The byte of the file at which its first record begins.
-    part, selection, notes, read, spans, extent
-        As of `_pieces`.
-
-    """
-    row = 0
-    if part.part:
-        if file.front_to_back:  # by its first bytes it is compressed: the first part is the whole file
-            return
-        row, begin = part.start or (0, form.first_record(file, part.bounds[0]))
-        extent.begin = part.start.byte if part.start else None
-        if begin is None:
-            return
-        if extent.stop is not None and begin >= extent.stop:
-            extent.begin = extent.after = begin
-            return
-        start = begin
-    first = row
-    with open_at(file, start, extent.stop) as stream:
-        read.append(partial(_stored, stream, file, part.bounds[0]))
-        counting = form.counting(stream, None if extent.stop is None else extent.stop - start)
-        source = counting or stream
-        if form.guesses and len(part.files) == 1 and part.rows is None:
-            for block in form.parsed(source, start, extent, file.path, selection, spans):
-                if block.chunk.rows_read:
-                    yield ParsedRows(file, row, numbered(block.chunk, row), block)
-                    row += block.chunk.rows_read
-        else:
-            for records in read_records(source, form.quick_split, start, extent, form.limits):
-                yield Lines(file, form, row, records, selection.of_path)
-                row += len(records)
-    notes += counting.notes(row - first) if counting else []
-
-
-def _stored(source: BinaryIO, file: InputFile, begin: int) -> int:
-    """How many bytes have been read of a file from `begin` on, as it is stored; 0 where that is not known."""
-    if isinstance(source, FrontToBack):
-        return source.stored
-    with suppress(ValueError):  # it is closed
-        return 0 if file.front_to_back or isinstance(file, Held) else source.tell() - begin
-    return 0
 
 
 def parsed(pieces: Sequence[Piece], selection: Selection, spans: list[Span] | None) -> Chunk:
@@ -443,59 +391,28 @@ def read_range(
 
     """
     reading = _Reading(part, selection, chunk_rows, skip, spans)
-    last: _Part | None = None
-    pieces: list[_Part] = []
-    for piece in PARSING.in_order(reading.calls()):
-        if last is not None and piece.number != last.number:
-            yield _closed(part, pieces)
-            pieces = []
-        last = piece
-        pieces.append(piece)
-    if last is not None:
-        yield _closed(part, pieces)
-    elif not part.number:  # the output has a part, and so a schema, even if no row can be read
+    for _, pieces in groupby(PARSING.in_order(reading.calls()), lambda piece: piece.name):
+        yield _closed(list(pieces))
+    if not (reading.chunks or part.number):  # the output has a part, and so a schema, even if no row can be read
         name = part_name(part.number, 0)
         reading.chunks = 1
         yield Skipped(name) if skip(name) else replace(empty_chunk(selection), name=name)
     yield reading.end
 
 
-class _Part(NamedTuple):
-    """Rows of one chunk.
-
-    Attributes
-    ----------
-    number : int
-        Of the chunk.
-    sources : list of RowRange
-        Where they are in the input.
-    chunk : Chunk or None
-        None where it is skipped.
-    stored : int
-        As of `Chunk`.
-
-    """
-
-    number: int
-    sources: list[RowRange]
-    chunk: Chunk | None
-    stored: int
-
-
-def _closed(part: Range, pieces: Sequence[_Part]) -> Chunk | Skipped:
-    """The chunk that these are."""
-    name = part_name(part.number, pieces[0].number)
-    chunks = [piece.chunk for piece in pieces if piece.chunk is not None]
+def _closed(pieces: Sequence[Chunk | Skipped]) -> Chunk | Skipped:
+    """The chunk whose rows these hold, in order."""
+    chunks = [piece for piece in pieces if isinstance(piece, Chunk)]
     if not chunks:
-        return Skipped(name)
-    sources: list[RowRange] = []
-    for source in (source for piece in pieces for source in piece.sources):
+        return pieces[0]
+    whole, sources = concat(chunks), list[RowRange]()
+    for source in whole.sources:
         before = sources[-1] if sources else None
         if before is not None and (before.path, before.first + before.rows) == source[:2]:
             sources[-1] = before._replace(rows=before.rows + source.rows)
         else:
             sources.append(source)
-    return replace(concat(chunks), name=name, sources=tuple(sources), stored=pieces[-1].stored)
+    return replace(whole, name=chunks[0].name, sources=tuple(sources), stored=chunks[-1].stored)
 
 
 @dataclass
@@ -515,7 +432,7 @@ class _Reading:
     stored : int
         As of `Chunk`.
     extent : Extent or None
-        As of `Opened`.
+        As of `_Opened`.
     held : int
         Bytes of the chunk's rows, where they come in parsed runs.
 
@@ -542,16 +459,12 @@ class _Reading:
     def end(self) -> RangeEnd:
         part = self.part
         rows = tuple((file.path, count) for file, count in zip(part.files, self.rows, strict=True))
-        end = RangeEnd(
-            part.number, rows, self.chunks, tuple(self.problems), tuple(self.unread), notes=tuple(self.notes)
-        )
-        if self.extent is None:
-            return end
-        begin, after = self.extent.bounds
-        return replace(end, begin=-1 if begin is None else begin, after=-1 if after is None else after)
+        problems, unread, notes = tuple(self.problems), tuple(self.unread), tuple(self.notes)
+        begin, after = self.extent.bounds if self.extent else (None, None)
+        return RangeEnd(part.number, rows, self.chunks, problems, unread, begin, after, notes=notes)
 
-    def calls(self) -> Iterator[Callable[[], _Part]]:
-        """What makes each part: pieces of a chunk that are parsed together."""
+    def calls(self) -> Iterator[Callable[[], Chunk | Skipped]]:
+        """What makes each part of a chunk, with its name: pieces that are parsed together."""
         most = min((file.format.limits.chunk_bytes for file in self.part.files), default=0)
         cutting = Cutting(self.chunk_rows, most)
         waiting: list[Piece] = []
@@ -584,12 +497,12 @@ class _Reading:
         most = min(most, len(piece) * held_of_record(most, self.selection))
         return cutting.cut_unsized(len(piece), most, lambda: held_bytes(sizes(), self.selection))
 
-    def _call(self, pieces: list[Piece], skipped: bool) -> Callable[[], _Part]:
-        number, sources = self.chunks - 1, [RowRange(piece.file.path, piece.row, len(piece)) for piece in pieces]
-        stored = self.stored
+    def _call(self, pieces: list[Piece], skipped: bool) -> Callable[[], Chunk | Skipped]:
+        name, stored = part_name(self.part.number, self.chunks - 1), self.stored
         if skipped:
-            return lambda: _Part(number, sources, None, stored)
-        return lambda: _Part(number, sources, parsed(pieces, self.selection, self.spans), stored)
+            return lambda: Skipped(name)
+        sources = tuple(RowRange(piece.file.path, piece.row, len(piece)) for piece in pieces)
+        return lambda: replace(parsed(pieces, self.selection, self.spans), name=name, sources=sources, stored=stored)
 
     def _pieces(self) -> Iterator[Piece]:
         """The pieces of all files, up to the limit; the others and their problems are noted."""
@@ -602,7 +515,7 @@ class _Reading:
                     for piece in opened.pieces:
                         piece = piece if left is None else piece.slice(0, min(left, len(piece)))
                         self.rows[number] += len(piece)
-                        self.stored = before + opened.stored()
+                        self.stored = before + opened.stored
                         left = None if left is None else left - len(piece)
                         yield piece
                         if left == 0:
@@ -620,10 +533,10 @@ class _Reading:
                 if left == 0:
                     return
 
-    def _opened(self) -> Generator[Opened, None, None]:
+    def _opened(self) -> Generator[_Opened, None, None]:
         """The files in order, several opened ahead; without a look ahead where there is a limit."""
         open_one = partial(
-            open_pieces, part=self.part, selection=self.selection, chunk_rows=self.chunk_rows, spans=self.spans
+            _Opened, part=self.part, selection=self.selection, chunk_rows=self.chunk_rows, spans=self.spans
         )
         if self.part.rows is not None or len(self.part.files) == 1:
             yield from map(open_one, self.part.files)
@@ -646,5 +559,5 @@ def count_range(part: Range, selection: Selection) -> RangeEnd:
             with open_at(examined.file, begin, extent.stop) as source:
                 blocks = read_records(source, form.split, begin, extent, form.limits)
                 rows = sum(len(records) for records in blocks)
-    begin, after = (-1 if byte is None else byte for byte in extent.bounds)
-    return RangeEnd(part.number, ((file.path, rows),), 0, begin=begin, after=after)
+    first, after = extent.bounds
+    return RangeEnd(part.number, ((file.path, rows),), 0, begin=first, after=after)
