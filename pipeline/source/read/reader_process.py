@@ -25,7 +25,7 @@ from ..chunk import Chunk  # noqa: E402
 from ..open.ahead import PARSING, ahead  # noqa: E402
 from ..plan.plan import RangeEnd  # noqa: E402
 from .read import Skipped, count_range, read_range  # noqa: E402
-from .readers import Answer, End, Failure, Item, Question, Request, Share, Size, bytes_of  # noqa: E402
+from .readers import Failure, Item, Question, Request, Share, Size, bytes_of  # noqa: E402
 
 
 class _Reading:
@@ -52,8 +52,6 @@ class _Reading:
         except BaseException as error:
             told = "".join(traceback.format_exception(error, limit=-8))
             self._send(Failure(RuntimeError(f"{type(error).__name__}: {error}\n{told}"), spans))
-        else:
-            self._send(End())
 
     def _items(self, request: Request, spans: list[Span]) -> Iterator[Chunk | Skipped | RangeEnd]:
         part, selection = request.part, request.selection
@@ -64,10 +62,10 @@ class _Reading:
 
     def _is_skipped(self, name: str) -> bool:
         self._send(Question(name))
-        answer: Answer = unpacked(receive(self._connection))
-        return answer.is_skipped
+        is_skipped: bool = unpacked(receive(self._connection))
+        return is_skipped
 
-    def _send(self, message: Size | Item | Question | Failure | End) -> None:
+    def _send(self, message: Size | Item | Question | Failure) -> None:
         frames = packed(message)
         with self._sending:
             send(self._connection, frames)

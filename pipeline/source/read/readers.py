@@ -107,14 +107,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Question:
-    """A reader's, in the middle of an answer: whether the chunk of that name is to be skipped."""
+    """A reader's, in the middle of an answer: whether the chunk of that name is to be skipped. A bool answers it."""
 
     name: str
-
-
-@dataclass(frozen=True)
-class Answer:
-    is_skipped: bool
 
 
 @dataclass(frozen=True)
@@ -126,7 +121,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Item:
-    """One of an answer's, and the spans of its reading."""
+    """One of an answer's, and the spans of its reading. The last is a `RangeEnd`."""
 
     value: Any
     spans: list[Span]
@@ -138,11 +133,6 @@ class Failure:
 
     error: Exception
     spans: list[Span]
-
-
-@dataclass(frozen=True)
-class End:
-    """The end of an answer."""
 
 
 class Share:
@@ -264,18 +254,12 @@ class Readers:
                         return
                     continue
                 if isinstance(message, Question):
-                    reader.tell(Answer(skip(message.name)))
+                    reader.tell(skip(message.name))
                     continue
-                if isinstance(message, Item | Failure):
-                    spans += [replace(one, where=here()) for one in message.spans]
+                spans += [replace(one, where=here()) for one in message.spans]
+                whole = isinstance(message, Failure) or isinstance(message.value, RangeEnd)
                 if isinstance(message, Failure):
-                    whole = True
                     raise message.error
-                if isinstance(message, End):
-                    whole = True
-                    return
-                if isinstance(message.value, RangeEnd):
-                    whole = isinstance(reader.next(request), End)
                 yield message.value
         finally:
             self._note(-1)
@@ -328,14 +312,14 @@ class _Reader:
         with suppress(Closed):  # `next` says so
             send(self._child.connection, [cloudpickle.dumps(request)])
 
-    def tell(self, answer: Answer) -> None:
+    def tell(self, is_skipped: bool) -> None:
         with suppress(Closed):
-            send(self._child.connection, packed(answer))
+            send(self._child.connection, packed(is_skipped))
 
-    def next(self, request: Request) -> Size | Item | Question | Failure | End:
+    def next(self, request: Request) -> Size | Item | Question | Failure:
         """The next message. Raises ReaderLost."""
         try:
-            message: Size | Item | Question | Failure | End = unpacked(receive(self._child.connection))
+            message: Size | Item | Question | Failure = unpacked(receive(self._child.connection))
         except Closed as error:
             raise ReaderLost(f"{request.files}: the process that read it {self._child.how_it_ended()}") from error
         return message
