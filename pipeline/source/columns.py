@@ -24,6 +24,9 @@ from .compression import why_not_decoded
 
 NO_TRUTH = -1
 
+_STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+
 _FEW = 32
 """One text of so many: rather than all, those between the cut ones are copied, each run at once."""
 
@@ -81,19 +84,7 @@ def _label_text(value: object) -> str:
 def is_textual(kind: pa.DataType) -> bool:
     """Whether a column of this type may hold text: strings or bytes in any layout, or nulls only."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    types = pa.types
-    return any(
-        test(kind)
-        for test in (
-            types.is_string,
-            types.is_large_string,
-            types.is_string_view,
-            types.is_binary,
-            types.is_large_binary,
-            types.is_binary_view,
-            types.is_null,
-        )
-    )
+    return any(test(kind) for test in (*_STRINGS, *_BYTES, pa.types.is_null))
 
 
 def as_bytes(table: pa.Table) -> pa.Table:
@@ -117,8 +108,6 @@ def not_utf8(values: pa.Array, first: int = 0) -> list[int]:
 
 
 _SPACE = pa.scalar(" ", pa.large_string())
-_STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
