@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from ..labelling.scored import rows_of, texts_of
+from ..labelling.scored import texts_of
 from ..measures.reliability import improvement, reliability
 from ..model import cascade as cascades
 from ..model.cascade import AGREEMENT, ASKS, Cascade, asked, cuts, margins
@@ -254,7 +254,7 @@ def _with_truth(chunks: Iterable[Chunk], share: float | None) -> Iterator[Chunk]
         rows = _truth(chunk) != NO_TRUTH if held is None else held[first : first + len(chunk)]
         first += len(chunk)
         if rows.any():
-            yield rows_of(chunk, rows)
+            yield chunk.take(rows)
 
 
 def _truth(chunk: Chunk) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ import numpy as np
 from ..engine.base import Engine, Texts
 from ..engine.open import opened, why_no_gpu
 from ..errors import UsageError
-from ..labelling.scored import ScoredChunk, Scoring, rows_of, score, score_chunk, texts_of
+from ..labelling.scored import ScoredChunk, Scoring, score, score_chunk, texts_of
 from ..model.charcnn import Model
 from ..model.layers import WHOLE
 from ..model.several import Models, load_models
@@ -299,7 +299,7 @@ def _of_encoders(
     """
     if not rows or not len(chunk) or not any(model.encoder and model.cascade for model in models.loaded):
         return None
-    some = rows_of(chunk, np.arange(len(chunk)) % -(-len(chunk) // _FEW) == 0)
+    some = chunk.take(np.arange(len(chunk)) % -(-len(chunk) // _FEW) == 0)
     alone = [model.asking("all") if model.encoder else model for model in models.loaded]
     with opened(alone, settings.device, settings.precision, settings.kernels) as engines:
         return rows / _label(some, engines, scoring)[1]

@@ -203,20 +203,6 @@ def texts_of(chunk: Chunk) -> Texts:
     return Texts(chunk.data, chunk.offsets, chunk.ids, chunk.n_chars, prepared=chunk.prepared)
 
 
-def rows_of(chunk: Chunk, rows: NDArray[np.bool_]) -> Chunk:
-    """The readable rows of a chunk where `rows`, [N], is true. Those in its quarantine stay."""
-    kept = pa.array(rows)
-    return replace(
-        chunk,
-        text=chunk.text.filter(kept),
-        prepared={name: texts.filter(kept) for name, texts in chunk.prepared.items()},
-        rows=chunk.rows.filter(kept),
-        ids=None if chunk.ids is None else chunk.ids[rows],
-        truth=None if chunk.truth is None else chunk.truth[rows],
-        n_chars=None if chunk.n_chars is None else chunk.n_chars[rows],
-    )
-
-
 def _refuse_other_ids(engine: Engine, first: Engine) -> None:
     if engine.model.length == WHOLE:
         raise UsageError(f"the input is encoded already, and {engine.model.name} reads text: give it the texts")
@@ -253,7 +239,7 @@ def set_aside(chunk: Chunk, lost: NDArray[np.bool_], reason: str) -> Chunk:
         pc.binary_slice(chunk.text.filter(mask), 0, HEAD_BYTES).cast(pa.binary()),
     ]
     return replace(
-        rows_of(chunk, ~lost),
+        chunk.take(~lost),
         quarantine=pa.concat_tables([chunk.quarantine, pa.table(columns, QUARANTINE_SCHEMA)]),
         bad=None if chunk.bad is None else pa.concat_tables([chunk.bad, rows.select(chunk.bad.column_names)]),
     )

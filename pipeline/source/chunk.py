@@ -38,6 +38,12 @@ HEAD_BYTES, SHOWN_BYTES = 256, 400
 NOT_COPIED = 16
 """Keys of a chunk at most whose rows are counted: where keys are data, each row may have others."""
 
+MOST = 1 << 53
+"""The most of anything that is counted: every JSON reader and NumPy have such an integer."""
+
+_OTHER_THAN_TEXT = 256
+"""Bytes of a record beside its text, about: keys, other columns, marks."""
+
 _OURS = {"file", "row", "truth", "n_chars", "reason"}
 """Names of columns that the output may have beside the kept ones."""
 
@@ -138,6 +144,15 @@ class Selection:
         return {*self.text, *((self.truth,) if self.truth else ())}
 
     @property
+    def most_held(self) -> int:
+        """Bytes of a record that count at most: what the model reads of a long one, a character as one byte.
+
+        It is known before a record is parsed. All of a record counts where columns are kept, since they may be the long
+        ones, and where the whole text is read. A text of characters of four bytes takes up to four times as much.
+        """
+        return MOST if not self.reads or self.kept else self.reads + _OTHER_THAN_TEXT
+
+    @property
     def kept_names(self) -> tuple[str, ...]:
         """The kept columns as the output calls them. With `keep_all`, one called like a column of the output itself
         gets the suffix `_source`: nobody named it.
@@ -158,10 +173,6 @@ class Selection:
     def row_schema(self) -> pa.Schema:
         kept = zip(self.kept_names, self.kept_types or [pa.string()] * len(self.kept), strict=True)
         return pa.schema([("file", pa.string()), ("row", pa.int64()), *kept])
-
-
-MOST = 1 << 53
-"""The most of anything that is counted: every JSON reader and NumPy have such an integer."""
 
 
 class RowRange(NamedTuple):
@@ -297,6 +308,19 @@ class Chunk:
     def without_text(self) -> Chunk:
         """The chunk without its text, which is not needed once it is classified."""
         return replace(self, text=pa.array([], pa.large_binary()), ids=None, prepared={})
+
+    def take(self, which: NDArray[np.bool_]) -> Chunk:
+        """The chunk with those of its readable rows where `which`, [N], is true. Those in its quarantine stay."""
+        kept = pa.array(which)
+        return replace(
+            self,
+            text=self.text.filter(kept),
+            prepared={name: texts.filter(kept) for name, texts in self.prepared.items()},
+            rows=self.rows.filter(kept),
+            ids=None if self.ids is None else self.ids[which],
+            truth=None if self.truth is None else self.truth[which],
+            n_chars=None if self.n_chars is None else self.n_chars[which],
+        )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -469,29 +493,9 @@ def empty_chunk(selection: Selection, problems: tuple[str, ...] = ()) -> Chunk:
     return Chunk(none, rows, quarantine, None, truth, problems, prepared=prepared)
 
 
-_OTHER_THAN_TEXT = 256
-"""Bytes of a record beside its text, about: keys, other columns, marks."""
-
-
-def held_bytes(sizes: NDArray[np.int64], selection: Selection) -> NDArray[np.int64]:
-    """Bytes that count of records of these sizes: what the model reads of a long one, a character as one byte.
-
-    It is known before a record is parsed. All of a record counts where columns are kept, since they may be the long
-    ones, and where the whole text is read. A text of characters of four bytes takes up to four times as much.
-    """
-    if not selection.reads or selection.kept:
-        return sizes
-    return np.minimum(sizes, selection.reads + _OTHER_THAN_TEXT)
-
-
-def held_of_record(size: int, selection: Selection) -> int:
-    """`held_bytes` of one record."""
-    return size if not selection.reads or selection.kept else min(size, selection.reads + _OTHER_THAN_TEXT)
-
-
 def held_together(size: int, rows: int, selection: Selection) -> int:
     """Bytes that count of rows that take `size` bytes together, where a row's own size is not known."""
-    return min(size, held_of_record(-(-size // max(rows, 1)), selection) * rows)
+    return min(size, min(-(-size // max(rows, 1)), selection.most_held) * rows)
 
 
 def numbered(chunk: Chunk, first: int) -> Chunk:
@@ -524,22 +528,11 @@ def first_chunks(chunks: Iterable[Chunk], rows: int | None) -> Iterator[Chunk]:
 
 def rows_between(chunk: Chunk, first: int, last: int) -> Chunk:
     """The rows of a chunk of one file that have numbers from `first` to before `last`."""
-    return _chosen(chunk, _between(chunk.rows, first, last), _between(chunk.quarantine, first, last))
-
-
-def _chosen(chunk: Chunk, good: NDArray[np.bool_], bad: NDArray[np.bool_]) -> Chunk:
-    """Some of its rows, and of those in its quarantine."""
-    mask = pa.array(good)
+    bad = pa.array(_between(chunk.quarantine, first, last))
     return replace(
-        chunk,
-        text=chunk.text.filter(mask),
-        prepared={name: texts.filter(mask) for name, texts in chunk.prepared.items()},
-        rows=chunk.rows.filter(mask),
-        quarantine=chunk.quarantine.filter(pa.array(bad)),
-        ids=None if chunk.ids is None else chunk.ids[good],
-        truth=None if chunk.truth is None else chunk.truth[good],
-        n_chars=None if chunk.n_chars is None else chunk.n_chars[good],
-        bad=None if chunk.bad is None else chunk.bad.filter(pa.array(bad)),
+        chunk.take(_between(chunk.rows, first, last)),
+        quarantine=chunk.quarantine.filter(bad),
+        bad=None if chunk.bad is None else chunk.bad.filter(bad),
     )
 
 

@@ -39,7 +39,7 @@ class Limits:
     block_bytes : int
         Read at once from a stream, and parsed by one thread: of a block that large, what holds the GIL is a small part.
     chunk_bytes : int
-        The most that is held of a chunk's records (`held_bytes`), so that long articles do not make it large.
+        The most that is held of a chunk's records (`Selection.most_held`), so that long articles do not make it large.
     guess_bytes : int
         Searched for the first record of a part of a file.
     part_bytes : int

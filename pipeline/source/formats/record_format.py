@@ -308,7 +308,7 @@ class RecordFormat(Format):
                 yield partial(self._of_records, records, path, selection, spans)
 
     def _of_records(self, records: Records, path: str, selection: Selection, spans: list[Span] | None) -> Parsed:
-        sizes = records.ends - records.starts
+        sizes = records.sizes
         return Parsed(self.chunk_of(records, path, 0, selection, spans), lambda: sizes, int(sizes.sum()))
 
     def chunk_of(

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..chunk import HEAD_BYTES, BadRow, Selection, held_bytes
+from ..chunk import HEAD_BYTES, BadRow
 from ..limits import LIMITS, Limits
 
 _Piece = TypeVar("_Piece")
@@ -150,6 +150,11 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of each record."""
+        return self.ends - self.starts
 
     @cached_property
     def _bad(self) -> list[int]:
@@ -346,20 +351,6 @@ def read_records(
             yield _single(buffer[:HEAD_BYTES], offset, "cut off where the file could not be read on")
         raise failure
     extent.after = offset + len(buffer)
-
-
-def cut(
-    blocks: Iterable[Records], most_rows: int, most_bytes: int, selection: Selection
-) -> Iterator[tuple[Records, bool]]:
-    """The records in pieces, each with whether it begins a new chunk of up to `most_rows` rows, of which up to
-    `most_bytes` bytes are held (`held_bytes`).
-
-    A chunk of one record may be larger. Where records are cut does not depend on the blocks in which they arrive.
-    """
-    cutting = Cutting(most_rows, most_bytes)
-    for records in blocks:
-        for first, last, new in cutting.cut(held_bytes(records.ends - records.starts, selection)):
-            yield records.slice(first, last), new
 
 
 def _single(head: bytes, offset: int, reason: str) -> Records:

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import UsageError
-from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, assemble, concat, held_of_record
+from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, assemble, concat
 from ..columns import is_name, is_textual, keys_within, printable_name, value_at, value_or_none
 from ..limits import LIMITS, Limits
 from ..plan.files import format_of, is_known
@@ -126,7 +126,7 @@ class Items:
         """The rows in chunks of up to `chunk_rows` rows, of which about `limits.chunk_bytes` characters of text are
         held; one empty chunk where there are none. An item is drawn when its chunk is made.
         """
-        items, row = itertools.chain(self._drawn, self._items), 0
+        items, row, most = itertools.chain(self._drawn, self._items), 0, selection.most_held
         while True:
             parts: list[Chunk] = []
             drawn: list[Any] = []
@@ -134,7 +134,7 @@ class Items:
             for item in items:
                 drawn.append(item)
                 length = _length(item, selection.text)
-                rows, size, held = rows + 1, size + length, held + held_of_record(length, selection)
+                rows, size, held = rows + 1, size + length, held + min(length, most)
                 if rows == chunk_rows or held >= limits.chunk_bytes:
                     break
                 if size >= limits.chunk_bytes:  # what is not held of long texts is let go

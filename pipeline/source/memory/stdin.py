@@ -14,13 +14,15 @@ from io import RawIOBase
 from itertools import islice
 from typing import BinaryIO, cast
 
+import numpy as np
+
 from ...errors import UsageError
 from ..chunk import Chunk, Selection, concat
 from ..compression import HEAD_BYTES, UTF8, Transcoded, compression_of
 from ..formats.csv import Csv, Tsv
 from ..formats.jsonl import Jsonl
 from ..formats.record_format import DELIMITERS, Head, Piped, RecordFormat, Text
-from ..formats.records import BOM, cut, gathered, read_records
+from ..formats.records import BOM, Cutting, gathered, read_records
 from ..formats.wet import Wet
 from ..plan.examine import refuse_twice, resolve
 from ..plan.files import Identity
@@ -99,10 +101,12 @@ class Stdin:
         """What has arrived, its rows, and whether it begins a new chunk."""
         row, limits, split = 0, self._format.limits, self._format.quick_split
         blocks = read_records(cast(BinaryIO, self), split, self._start, limits=limits, as_they_arrive=True)
-        for records, new in cut(blocks, chunk_rows, limits.chunk_bytes, selection):
-            chunk = self._format.parse(records, STDIN, row, selection)
-            yield chunk, chunk.rows_read, new
-            row += len(records)
+        cutting = Cutting(chunk_rows, limits.chunk_bytes)
+        for records in blocks:
+            for first, last, new in cutting.cut(np.minimum(records.sizes, selection.most_held)):
+                chunk = self._format.parse(records.slice(first, last), STDIN, row, selection)
+                yield chunk, chunk.rows_read, new
+                row += last - first
 
     def read(self, size: int) -> bytes:
         """What has arrived, up to `size` bytes; none at the end."""

@@ -16,7 +16,7 @@ import pyarrow.dataset as pa_dataset
 from numpy.typing import NDArray
 
 from ...errors import BroadsheetError, UsageError, did_you_mean
-from ..chunk import Chunk, RowRange, Selection, concat, held_bytes
+from ..chunk import Chunk, RowRange, Selection, concat
 from ..columns import fields_of, holding, is_textual, plain_type, projected
 from ..formats.records import Cutting, gathered
 from ..formats.tables import plain, table_chunk
@@ -85,7 +85,7 @@ class Tables:
         for table in self.read(holding(self.schema, selection.columns)):
             for at in range(0, len(table), most):
                 piece = plain(projected(table.slice(at, most), selection.columns))
-                for first, last, new in cutting.cut(held_bytes(_text_bytes(piece, selection), selection)):
+                for first, last, new in cutting.cut(np.minimum(_text_bytes(piece, selection), selection.most_held)):
                     yield piece.slice(first, last - first), last - first, new
 
 

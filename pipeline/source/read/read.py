@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...errors import InputChanged, SourceError, UsageError
 from ...processes.threads import threads
 from ...telemetry.spans import Span
-from ..chunk import Chunk, RowRange, Selection, concat, empty_chunk, held_bytes, held_of_record, numbered, rows_between
+from ..chunk import Chunk, RowRange, Selection, concat, empty_chunk, numbered, rows_between
 from ..format import Fragment, InputFile, Schema, Seek
 from ..formats.record_format import Parsed, RecordFormat
 from ..formats.records import Cutting, Extent, Records, read_records
@@ -65,7 +65,7 @@ class Lines:
     @property
     def sizes(self) -> NDArray[np.int64]:
         """Bytes of each record."""
-        return self.records.ends - self.records.starts
+        return self.records.sizes
 
     @property
     def size(self) -> int:
@@ -486,7 +486,7 @@ class _Reading:
 
     def _cut(self, cutting: Cutting, piece: Piece) -> Iterator[tuple[int, int, bool]]:
         if isinstance(piece, Lines):
-            return cutting.cut(held_bytes(piece.sizes, self.selection))
+            return cutting.cut(np.minimum(piece.sizes, self.selection.most_held))
         if piece.is_new is not None:
             is_new = piece.is_new or self.held + piece.size > most_decoded(piece.file.format.limits)
             self.held = piece.size + (0 if is_new else self.held)
@@ -494,8 +494,9 @@ class _Reading:
         if piece.block is None:
             return cutting.cut(piece.sizes)
         most, sizes = piece.block.most, piece.block.sizes
-        most = min(most, len(piece) * held_of_record(most, self.selection))
-        return cutting.cut_unsized(len(piece), most, lambda: held_bytes(sizes(), self.selection))
+        most_held = self.selection.most_held
+        most = min(most, len(piece) * min(most, most_held))
+        return cutting.cut_unsized(len(piece), most, lambda: np.minimum(sizes(), most_held))
 
     def _call(self, pieces: list[Piece], skipped: bool) -> Callable[[], Chunk | Skipped]:
         name, stored = part_name(self.part.number, self.chunks - 1), self.stored
