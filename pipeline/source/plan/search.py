@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from typing import Any
 
 from fsspec import AbstractFileSystem
@@ -46,7 +45,6 @@ from ...storage.names import (
     absolute,
     as_url,
     in_archive,
-    is_url,
     is_web,
     member_name,
     without_secrets,
@@ -127,7 +125,6 @@ def search(names: Sequence[str], is_known: Callable[[str], bool], endpoint: str 
     is_known: whether the suffix of a path or URL belongs to what can be read. endpoint: as of `bucket_client`. Raises
     UsageError where a name stands for nothing.
     """
-    is_known = _by_suffix(is_known)
     urls = [None if "://" not in name and os.path.lexists(name) else as_url(name) for name in names]
 
     def look(name: str, url: str | None) -> Found:
@@ -150,19 +147,6 @@ def _meant(path: str) -> str:
     with suppress(OSError, ValueError):
         return did_you_mean(name, {*os.listdir(folder or ".")[:_LOOKED_AT]} - {name})
     return ""
-
-
-def _by_suffix(is_known: Callable[[str], bool]) -> Callable[[str], bool]:
-    """The same, asked once for names that end in the same two suffixes: folders hold a hundred thousand such."""
-    known = lru_cache(1024)(is_known)
-
-    def ask(name: str) -> bool:
-        if is_url(name):
-            return is_known(name)
-        first, *suffixes = name.rpartition("/")[2].rsplit(".", 2)
-        return known(".".join(["part-" if first.startswith("part-") else "name", *suffixes]))
-
-    return ask
 
 
 def _search_local(name: str, is_known: Callable[[str], bool]) -> Found:
