@@ -152,17 +152,9 @@ def _magic(magic: bytes) -> Callable[[bytes], bool]:
     return lambda head: bool(head) and head[: len(magic)] == magic[: len(head)]
 
 
-_is_gzip = _magic(b"\x1f\x8b\x08")
-_is_zstd_frame = _magic(b"\x28\xb5\x2f\xfd")
-_is_lz4_frame = _magic(b"\x04\x22\x4d\x18")
-
-
-def _is_zstd(head: bytes) -> bool:
-    return _is_zstd_frame(head) or _is_skippable(head)
-
-
-def _is_lz4(head: bytes) -> bool:
-    return _is_lz4_frame(head) or _is_skippable(head)
+def _frame(magic: bytes) -> Callable[[bytes], bool]:
+    """The same of a frame of zstd's or lz4's, also of one that is skipped."""
+    return lambda head: _magic(magic)(head) or _is_skippable(head)
 
 
 def _is_bz2(head: bytes) -> bool:
@@ -181,11 +173,11 @@ def _is_skippable(head: bytes) -> bool:
 COMPRESSIONS = {
     compression.name: compression
     for compression in (
-        Compression("gzip", ".gz", "member", _is_gzip),
-        Compression("zstd", ".zst", "frame", _is_zstd),
+        Compression("gzip", ".gz", "member", _magic(b"\x1f\x8b\x08")),
+        Compression("zstd", ".zst", "frame", _frame(b"\x28\xb5\x2f\xfd")),
         Compression("bz2", ".bz2", "stream", _is_bz2),
         Compression("xz", ".xz", "stream", _magic(b"\xfd7zXZ\x00")),
-        Compression("lz4", ".lz4", "frame", _is_lz4),
+        Compression("lz4", ".lz4", "frame", _frame(b"\x04\x22\x4d\x18")),
     )
 }
 """By Arrow's names."""
