@@ -184,7 +184,12 @@ def identify(
         return source
     paths = paths_of(source)
     if paths is not None:
-        return _find(source, paths, symbols, length, whole_hash, root, endpoint, input_format)
+        try:
+            return find_files(paths, symbols, length, whole_hash, root, endpoint, input_format)
+        except UsageError as error:
+            if message := _instead_of_path(source, error.message):
+                raise UsageError(message) from error
+            raise
     if _is_dask(source):
         frame = _dask_frame(source)
         return DaskFrame(frame, [{"path": MEMORY, "digest": frame._name}])
@@ -217,35 +222,13 @@ def local_paths(source: Any, input_format: str | None = None) -> list[str]:
     return [file.location for file in search(here, bool if input_format else may_be_input).files] if here else []
 
 
-def _find(
-    source: Any,
-    paths: list[str],
-    symbols: int,
-    length: int,
-    whole_hash: bool,
-    root: str | os.PathLike[str] | None,
-    endpoint: str | None,
-    input_format: str | None,
-) -> Files:
-    """The files of an input. Raises UsageError where there are none.
-
-    Parameters
-    ----------
-    source, symbols, length, whole_hash, root, endpoint, input_format
-        As of `identify`.
-    paths : list of str
-        The paths, patterns and URLs that the source is.
-
-    """
-    try:
-        return find_files(paths, symbols, length, whole_hash, root, endpoint, input_format)
-    except UsageError as error:
-        if isinstance(source, str) and "://" not in source and not os.path.lexists(source):
-            shown = source if len(source) <= _SHOWN else f"{source[:_SHOWN]}…"
-            message = error.message.replace(repr(source), repr(shown))
-            end = "" if message.endswith("?") else "."
-            raise UsageError(f"{message}{end} To label a text, give a list of texts") from error
-        raise
+def _instead_of_path(source: Any, message: str) -> str | None:
+    """The message for a string that is probably no path, but a text to label; None for any other source."""
+    if not isinstance(source, str) or "://" in source or os.path.lexists(source):
+        return None
+    shown = source if len(source) <= _SHOWN else f"{source[:_SHOWN]}…"
+    message = message.replace(repr(source), repr(shown))
+    return f"{message}{'' if message.endswith('?') else '.'} To label a text, give a list of texts"
 
 
 def _is_dask(source: Any) -> bool:
