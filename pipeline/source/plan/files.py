@@ -359,13 +359,7 @@ class _Find:
             self.problems.append((name, error.message))
 
     def _take(
-        self,
-        listed: Listed,
-        name: str,
-        form: Format,
-        compression: str | None,
-        member: Member | None = None,
-        digest: str = "",
+        self, listed: Listed, name: str, form: Format, compression: str | None, member: Member | None = None
     ) -> None:
         """Add an input file.
 
@@ -380,11 +374,13 @@ class _Find:
         compression : str or None
             By its suffix.
         member : Member, optional
-            What the archive says of it.
-        digest : str
-            Of what identifies it beside its size and time.
+            What the archive says of it, which identifies it beside the archive's size and time.
 
         """
+        digest = ""
+        if member:
+            about = f"{member.checksum:08x} {member.length} {member.name}"
+            digest = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()
         file = InputFile(
             path=name,
             format=self._for_model(form),
@@ -425,30 +421,16 @@ class _Find:
                         f"{name}: the archive holds another file of this name, which was read; this one was not"
                     )
                 seen.add(member.name)
-                self._add_member(listed, name, member, _format_of(suffix, compression, name), compression)
+                form = _format_of(suffix, compression, name)
+                if form.jumps:
+                    raise SourceError(f"{name}: {_ONE_READER.format(form.name, 'unpack the archive first')}")
+                if member.problem:
+                    raise SourceError(f"{name}: {member.problem}")
+                self._take(listed, name, form, compression, member)
             except (SourceError, UsageError) as error:
                 self.problems.append((name, error.message))
         if not (seen or self.problems or self.left_out):
             self.left_out.append(shown)
-
-    def _add_member(self, listed: Listed, name: str, member: Member, form: Format, compression: str | None) -> None:
-        """Add a member of an archive, whose digest is of what the archive says of it.
-
-        Parameters
-        ----------
-        listed : Listed
-            The archive.
-        name, member, form, compression
-            As of `_take`.
-
-        """
-        if form.jumps:
-            raise SourceError(f"{name}: {_ONE_READER.format(form.name, 'unpack the archive first')}")
-        if member.problem:
-            raise SourceError(f"{name}: {member.problem}")
-        about = f"{member.checksum:08x} {member.length} {member.name}"
-        digest = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()
-        self._take(listed, name, form, compression, member, digest)
 
 
 def _members(location: str, name: str, endpoint: str | None) -> list[Member]:

@@ -20,7 +20,7 @@ from ..chunk import Selection
 from ..compression import UTF8
 from ..format import Format, InputFile, Schema, Seek
 from ..open.opening import changed_files
-from .examine import Examined, examine, kept_types, resolve
+from .examine import examine, kept_types, resolve
 from .search import Problem
 
 _LEAST_BYTES = 64 << 10
@@ -310,7 +310,9 @@ def plan_files(
     refused: list[UsageError] = []
     for number, file in enumerate(every[first:], first):
         try:
-            opened, selection = examine_first(file, selection)
+            opened = examine(file, selection, None)
+            resolved = resolve(opened.file, opened.schema, selection)
+            selection = replace(resolved, kept_types=kept_types([opened.schema], resolved.kept))
         except SourceError:  # whoever reads the range that it is in reports it
             continue
         except UsageError as error:  # it is for another use, if another file is as the user says
@@ -325,15 +327,6 @@ def plan_files(
         raise refused[0]
     cuts = tuple(sizes or [0]), tuple(parts or [1])
     return Plan(tuple(files), *cuts, selection, chunk_rows, like, limit, whole=tuple(whole))
-
-
-def examine_first(file: InputFile, selection: Selection) -> tuple[Examined, Selection]:
-    """Open the first file of an input, and resolve the selection by it. Raises SourceError where it cannot be read,
-    UsageError for columns that it lacks.
-    """
-    opened = examine(file, selection, None)
-    selection = resolve(opened.file, opened.schema, selection)
-    return opened, replace(selection, kept_types=kept_types([opened.schema], selection.kept))
 
 
 def _with_types(first: Schema, others: Sequence[InputFile], selection: Selection) -> Selection:
