@@ -402,21 +402,15 @@ def read_here(job_input: JobInput) -> Iterator[Chunk | RangeEnd | Unread]:
     if job_input.plan is not None:
         plan, selection = job_input.plan, job_input.selection
         whole = replace(plan, parts=(1,) * len(plan.sizes))
-        reads = (partial(_read_here, part, selection, plan.chunk_rows) for part in whole.ranges)
+        reads = (partial(read_range, part, selection, plan.chunk_rows, lambda _: False) for part in whole.ranges)
         with closing(ahead(reads, _RANGES_AT_ONCE, 1)) as items:
-            yield from items
+            yield from (item for item in items if not isinstance(item, Skipped))  # of which there are none
         return
     for source in job_input.ranges(NothingBefore()):
         if isinstance(source, Unread):
             yield source
         else:
             yield source.content if isinstance(source.content, Chunk) else source.content.compute()
-
-
-def _read_here(part: Range, selection: Selection, chunk_rows: int) -> Iterator[Chunk | RangeEnd]:
-    for item in read_range(part, selection, chunk_rows, lambda _: False):
-        if not isinstance(item, Skipped):
-            yield item
 
 
 def chunks_here(job_input: JobInput) -> Iterator[Chunk]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
-from typing import BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 
 import lz4.frame
 
@@ -46,19 +46,8 @@ class Content(Protocol):
         """Up to `size` bytes; none at the end. One that raises drops what it has read."""
 
 
-class _Decoder(Protocol):
-    """Decompresses one frame or stream."""
-
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def needs_input(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes | None: ...
-
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+_Decoder: TypeAlias = bz2.BZ2Decompressor
+"""Decompresses one frame or stream. Those of the other libraries have the same methods."""
 
 
 def content_of(stored: BinaryIO, compression: Compression | None, exact: bool = False) -> Content:
@@ -130,12 +119,12 @@ def _most_window() -> int:
     return max(least, min(most, (available_memory() // (2 * available_cores())).bit_length() - 1))
 
 
-def _zstd() -> _Decoder:
+def _zstd() -> Any:
     limit = {int(zstd.DecompressionParameter.window_log_max): _most_window()}
-    return cast(_Decoder, zstd.ZstdDecompressor(options=limit))
+    return zstd.ZstdDecompressor(options=limit)
 
 
-_DECODERS: dict[str, Callable[[], _Decoder]] = {
+_DECODERS: dict[str, Callable[[], Any]] = {
     "zstd": _zstd,
     "bz2": bz2.BZ2Decompressor,
     "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_XZ),
