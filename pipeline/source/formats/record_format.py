@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -240,9 +240,9 @@ class RecordFormat(Format):
         """
         begin = at
         for guess in self.guesses:
-            left = None if extent.stop is None else max(0, extent.stop - at)
-            source = blocks = Blocks(source, guess, left, self.limits.block_bytes)
-            with closing(PARSING.in_order(self._calls_of_blocks(blocks, path, at, selection, spans))) as results:
+            source = blocks = Blocks(source, guess, at, extent.stop, self.limits.block_bytes)
+            calls = (partial(self._of_block, data, path, begins, selection, spans) for data, begins in blocks)
+            with closing(PARSING.in_order(calls)) as results:
                 for block in results:
                     if block is None:
                         break
@@ -251,25 +251,8 @@ class RecordFormat(Format):
                         extent.begin = begin
                         yield block
                     at += block.most
-        records = read_records(source, self.quick_split, at, extent, self.limits)
-        yield from PARSING.in_order(self._calls(records, path, selection, spans))
-
-    def _calls_of_blocks(
-        self, blocks: Iterable[memoryview], path: str, at: int, selection: Selection, spans: list[Span] | None
-    ) -> Iterator[Callable[[], Parsed | None]]:
-        """A call of `_of_block` for each block.
-
-        Parameters
-        ----------
-        blocks : iterable of memoryview
-            The blocks, one after the other.
-        path, at, selection, spans
-            As of `parsed`.
-
-        """
-        for data in blocks:
-            yield partial(self._of_block, data, path, at, selection, spans)
-            at += len(data)
+        scanned = read_records(source, self.quick_split, at, extent, self.limits)
+        yield from PARSING.in_order(partial(self._of_records, records, path, selection, spans) for records in scanned)
 
     def _of_block(
         self, block: memoryview, path: str, at: int, selection: Selection, spans: list[Span] | None
@@ -299,13 +282,6 @@ class RecordFormat(Format):
     def _sizes(self, block: memoryview) -> NDArray[np.int64]:
         split = self.quick_split(bytes(block), False)
         return split.ends - split.starts
-
-    def _calls(
-        self, blocks: Iterator[Records], path: str, selection: Selection, spans: list[Span] | None
-    ) -> Iterator[Callable[[], Parsed]]:
-        for records in blocks:
-            if len(records):
-                yield partial(self._of_records, records, path, selection, spans)
 
     def _of_records(self, records: Records, path: str, selection: Selection, spans: list[Span] | None) -> Parsed:
         sizes = records.sizes

@@ -191,15 +191,20 @@ Guess = Callable[[bytes], int]
 
 
 class Blocks:
-    """Blocks of a stream that end where a record probably does; then a stream of those that do not, and of the rest."""
+    """Blocks of a stream that end where a record probably does; then a stream of those that do not, and of the rest.
 
-    def __init__(self, stream: Readable, guess: Guess, size: int | None, block_bytes: int) -> None:
-        self._stream, self._guess, self._left, self._block_bytes = stream, guess, size, block_bytes
+    at: the byte of the file at which the stream is. stop: the byte up to which there are blocks, if not to the end.
+    """
+
+    def __init__(self, stream: Readable, guess: Guess, at: int, stop: int | None, block_bytes: int) -> None:
+        self._stream, self._guess, self._at, self._block_bytes = stream, guess, at, block_bytes
+        self._left = None if stop is None else max(0, stop - at)
         self._given: deque[memoryview] = deque()
         self._held = b""
         self._failure: Exception | None = None
 
-    def __iter__(self) -> Iterator[memoryview]:
+    def __iter__(self) -> Iterator[tuple[memoryview, int]]:
+        """Each, and the byte of the file at which it begins."""
         while True:
             wanted = self._block_bytes if self._left is None else min(self._block_bytes, self._left)
             data, self._failure = _read_onto(self._held, self._stream, wanted)
@@ -210,7 +215,8 @@ class Blocks:
             if not stop:
                 return
             self._given.append(memoryview(data)[:stop])
-            yield self._given[-1]
+            yield self._given[-1], self._at
+            self._at += stop
 
     def accept(self) -> None:
         """The first of the blocks that were given, and not accepted, does end where a record does."""
