@@ -157,7 +157,7 @@ def _gathered(values: pa.Array, indices: pa.Array) -> NDArray[np.int64]:
 
 
 def _chunk(
-    table: pa.Table, path: str, first_row: int, selection: Selection, n_chars: NDArray[np.int64] | None
+    table: pa.Table, path: str, first_row: int, selection: Selection, n_chars: NDArray[np.int64] | None = None
 ) -> Chunk:
     """A chunk of the rows of a table.
 
@@ -171,24 +171,20 @@ def _chunk(
         The number of the first row.
     selection : Selection
         The columns that the job uses.
-    n_chars : ndarray or None
+    n_chars : ndarray, optional
         int64 [N], characters of each text where the table holds only its beginning.
 
     """
-    chunk = _assembled(table, path, first_row, selection)
-    if n_chars is None:
-        return chunk
-    return replace(chunk, n_chars=n_chars[chunk.rows.column("row").to_numpy() - first_row])
-
-
-def _assembled(table: pa.Table, path: str, first_row: int, selection: Selection) -> Chunk:
     texts = table.column(selection.text[0])
 
     def raw(i: int) -> tuple[None, bytes]:
         value = texts[i].as_py() or b""
         return None, (value.encode() if isinstance(value, str) else value)[:HEAD_BYTES]
 
-    return assemble(path, first_row + np.arange(len(table)), table, selection, raw)
+    chunk = assemble(path, first_row + np.arange(len(table)), table, selection, raw)
+    if n_chars is None:
+        return chunk
+    return replace(chunk, n_chars=n_chars[chunk.rows.column("row").to_numpy() - first_row])
 
 
 def plain(table: pa.Table) -> pa.Table:
@@ -204,4 +200,4 @@ def plain(table: pa.Table) -> pa.Table:
 
 def table_chunk(table: pa.Table, file: str, row: int, selection: Selection) -> Chunk:
     """A chunk of a table's rows, the first of which is row `row`."""
-    return _assembled(plain(projected(table, selection.columns)), file, row, selection)
+    return _chunk(plain(projected(table, selection.columns)), file, row, selection)
