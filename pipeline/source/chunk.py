@@ -336,16 +336,8 @@ class Chunk:
 
 
 def bad_rows_table(file: str, bad: Sequence[BadRow]) -> pa.Table:
-    if not bad:
-        return QUARANTINE_SCHEMA.empty_table()
-    columns = [
-        [file] * len(bad),
-        [b.row for b in bad],
-        [b.offset for b in bad],
-        [b.reason for b in bad],
-        [b.head[:HEAD_BYTES] for b in bad],
-    ]
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, QUARANTINE_SCHEMA, strict=True)], QUARANTINE_SCHEMA)
+    names, values = QUARANTINE_SCHEMA.names, ((file, b.row, b.offset, b.reason, b.head[:HEAD_BYTES]) for b in bad)
+    return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in values], QUARANTINE_SCHEMA)
 
 
 def assemble(
