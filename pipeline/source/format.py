@@ -357,9 +357,7 @@ class Format(ABC):
         """
         return FilePlan()
 
-    def read(
-        self, fragments: Sequence[Fragment], selection: Selection, spans: list[Span] | None = None
-    ) -> Iterator[Chunk]:
+    def read(self, fragments: Sequence[Fragment], selection: Selection, spans: list[Span] | None) -> Iterator[Chunk]:
         """Read fragments of `plan`; runs on a worker.
 
         Parameters
@@ -368,7 +366,7 @@ class Format(ABC):
             The rows to read, of one file, which follow one another.
         selection : Selection
             The columns that the job uses.
-        spans : list of Span, optional
+        spans : list of Span or None
             A span "decode" is appended for the time spent parsing.
 
         Yields

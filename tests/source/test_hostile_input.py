@@ -368,7 +368,7 @@ def test_batches_of_a_row_group_are_read_in_any_order(tmp_path: Path, chunk_byte
     fragments = limited.format.plan(limited, plan.first[1], plan.selection, 100).fragments
     assert len(fragments) > 1
     for fragment in [*reversed(fragments[:4]), *fragments]:
-        (chunk,) = limited.format.read([fragment], plan.selection)
+        (chunk,) = limited.format.read([fragment], plan.selection, None)
         rows = range(fragment.first_row, fragment.first_row + fragment.rows)
         whole = [f"{title[i]} {texts[i]}".strip() for i in rows]
         assert [len(text) for text in whole] == (

@@ -278,9 +278,7 @@ class Arrow(Format):
         problems = [f"{file.path}: {index.problem}, {row:,} rows"] if index.problem else []
         return FilePlan(fragments, problems)
 
-    def read(
-        self, fragments: Sequence[Fragment], selection: Selection, spans: list[Span] | None = None
-    ) -> Iterator[Chunk]:
+    def read(self, fragments: Sequence[Fragment], selection: Selection, spans: list[Span] | None) -> Iterator[Chunk]:
         rows: Rows | None = None
         for fragment in fragments:
             with span("decode", spans, "read"):

@@ -53,9 +53,7 @@ class OneHot(Format):
         size = self._row_bytes
         return FilePlan([Fragment(file, at, at, count, at * size, count * size) for at, count in counts], problems)
 
-    def read(
-        self, fragments: Sequence[Fragment], selection: Selection, spans: list[Span] | None = None
-    ) -> Iterator[Chunk]:
+    def read(self, fragments: Sequence[Fragment], selection: Selection, spans: list[Span] | None) -> Iterator[Chunk]:
         return (self._chunk(fragment, selection) for fragment in fragments)
 
     def _chunk(self, fragment: Fragment, selection: Selection) -> Chunk:

@@ -158,9 +158,7 @@ class Parquet(Format):
             row += about.num_rows
         return FilePlan(fragments)
 
-    def read(
-        self, fragments: Sequence[Fragment], selection: Selection, spans: list[Span] | None = None
-    ) -> Iterator[Chunk]:
+    def read(self, fragments: Sequence[Fragment], selection: Selection, spans: list[Span] | None) -> Iterator[Chunk]:
         for group, inside in groupby(fragments, lambda fragment: fragment.group):
             first, *others = inside
             rows = Rows(_decoded(first.file, group, selection.columns), first.start, first.file.path)
