@@ -193,7 +193,19 @@ Guess = Callable[[bytes], int]
 class Blocks:
     """Blocks of a stream that end where a record probably does; then a stream of those that do not, and of the rest.
 
-    at: the byte of the file at which the stream is. stop: the byte up to which there are blocks, if not to the end.
+    Parameters
+    ----------
+    stream : Readable
+        The stream.
+    guess : callable
+        Where a block ends, probably.
+    at : int
+        The byte of the file at which the stream is.
+    stop : int or None
+        The byte up to which there are blocks; None for the end.
+    block_bytes : int
+        Read at once.
+
     """
 
     def __init__(self, stream: Readable, guess: Guess, at: int, stop: int | None, block_bytes: int) -> None:
