@@ -345,7 +345,7 @@ def assemble(
     numbers: NDArray[np.int64],
     table: pa.Table,
     selection: Selection,
-    raw: Callable[[int], tuple[int | None, bytes]],
+    raw: Callable[[int], tuple[int | None, bytes]] | None = None,
     bad: Sequence[BadRow] = (),
     problems: tuple[str, ...] = (),
     is_utf8: bool = False,
@@ -364,8 +364,8 @@ def assemble(
         missing: then they are null.
     selection : Selection
         The columns that the job uses.
-    raw : callable
-        Returns byte offset and first bytes of row i, for the quarantine.
+    raw : callable, optional
+        Returns byte offset and first bytes of row i, for the quarantine; by default those of its first text.
     bad : sequence of BadRow
         Rows that could not be parsed; those whose text is null, too long or not UTF-8 are added to them.
     problems : tuple of str
@@ -403,8 +403,9 @@ def assemble(
     if selection.truth:
         truth = truth_indices(decoded[selection.truth], selection.classes)
     set_aside: list[tuple[BadRow, int | None]] = [(row, None) for row in bad]
+    first_text = held[selection.text[0]]
     for i, reason in reasons.items():
-        offset, head = raw(i)
+        offset, head = raw(i) if raw else (None, first_text[i].cast(pa.large_binary()).as_py() or b"")
         set_aside.append((BadRow(int(numbers[i]), offset, reason, head), i))
     set_aside.sort(key=lambda item: item[0].row)
     keep = np.ones(len(numbers), np.bool_)

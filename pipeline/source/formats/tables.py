@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ...errors import SourceError
-from ..chunk import HEAD_BYTES, Chunk, Selection, assemble, concat
+from ..chunk import Chunk, Selection, assemble, concat
 from ..columns import as_bytes, fields_of, is_textual, plain_type, projected
 from ..format import Fragment
 from ..limits import LIMITS, Limits
@@ -175,13 +175,7 @@ def _chunk(
         int64 [N], characters of each text where the table holds only its beginning.
 
     """
-    texts = table.column(selection.text[0])
-
-    def raw(i: int) -> tuple[None, bytes]:
-        value = texts[i].as_py() or b""
-        return None, (value.encode() if isinstance(value, str) else value)[:HEAD_BYTES]
-
-    chunk = assemble(path, first_row + np.arange(len(table)), table, selection, raw)
+    chunk = assemble(path, first_row + np.arange(len(table)), table, selection)
     if n_chars is None:
         return chunk
     return replace(chunk, n_chars=n_chars[chunk.rows.column("row").to_numpy() - first_row])

@@ -159,13 +159,8 @@ class Items:
             bad = [BadRow(row + i, None, why, _head(drawn[i])) for i, why in enumerate(problems) if why]
             numbers = [i for i, why in enumerate(problems) if not why]
             table = self._table([drawn[i] for i in numbers], selection)
-        texts = table.column(selection.text[0])
         rows = row + np.fromiter(numbers, np.int64, len(numbers))
-
-        def raw(i: int) -> tuple[None, bytes]:
-            return None, (texts[i].as_py() or b"")[:HEAD_BYTES]
-
-        return assemble(MEMORY, rows, table, selection, raw, bad, not_copied=_not_copied(drawn, selection))
+        return assemble(MEMORY, rows, table, selection, bad=bad, not_copied=_not_copied(drawn, selection))
 
     def _table(self, items: list[Any], selection: Selection) -> pa.Table:
         """The selection's columns. Raises one of `_CANNOT` for an item that is no article."""
