@@ -166,7 +166,10 @@ class FrontToBack:
     def _open(self) -> BinaryIO:
         """The bytes of the file, or of the member of an archive, as they are stored."""
         raw = cast(BinaryIO, io.BufferedReader(self._open_planned(), _BUFFER_BYTES))
-        return _member(raw, self._file.member, self._file.path) if self._file.member else raw
+        try:
+            return open_member(raw, self._file.member) if self._file.member else raw
+        except (*DAMAGE, OSError) as error:
+            raise SourceError(f"{self._file.path}: {error}") from error
 
     def _told(self, error: Exception) -> Exception:
         if isinstance(error, InputChanged | InputUnavailable):
@@ -236,10 +239,3 @@ def _blocks(pieces: Iterator[bytes]) -> Iterator[list[bytes]]:
         yield block
         raise
     yield block
-
-
-def _member(raw: BinaryIO, member: Member, path: str) -> BinaryIO:
-    try:
-        return open_member(raw, member)
-    except (*DAMAGE, OSError) as error:
-        raise SourceError(f"{path}: {error}") from error

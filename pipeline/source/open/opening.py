@@ -39,6 +39,9 @@ _KINDS = {
 }
 
 
+_SKIPPED_AT_ONCE = 4 << 20
+
+
 @dataclass(frozen=True)
 class Held(InputFile):
     """A file whose content is in memory already: as it is stored, or decoded: decompressed, and as UTF-8 where its
@@ -99,7 +102,8 @@ def open_at(file: InputFile, start: int = 0, stop: int | None = None, peek: bool
     if file.format.encoding != UTF8:
         stream = cast(BinaryIO, Transcoded(stream, file.format.encoding))
     if file.front_to_back:
-        _skip(stream, start)
+        while start and (block := stream.read(min(start, _SKIPPED_AT_ONCE))):
+            start -= len(block)
     else:
         stream.seek(start)
     return stream
@@ -121,19 +125,6 @@ def read_local(path: str) -> bytes:
     """All of a regular file. Raises OSError."""
     with LocalFile(path) as file:
         return file.readall()
-
-
-def check_unchanged(file: InputFile) -> None:
-    """Raise InputChanged where the file at that path is no longer the one that was planned; InputUnavailable where that
-    cannot be found out now.
-    """
-    try:
-        now = state_now(file.location, file.endpoint) if is_url(file.location) else _state_of(os.stat(file.location))
-    except OSError as error:
-        if error.errno == errno.ETIMEDOUT:
-            raise _failed(file, error) from error
-        raise InputChanged(f"{file.path}: it can no longer be read: {reason(error)}") from error
-    _compare(file, now)
 
 
 def reason(error: OSError) -> str:
@@ -247,11 +238,6 @@ class _Planned(io.RawIOBase):
         super().close()
 
 
-def _skip(stream: Any, count: int, most: int = 1 << 22) -> None:
-    while count and (block := stream.read(min(count, most))):
-        count -= len(block)
-
-
 _AT_ONCE = 32
 """Requests for what a file is now: each takes time rather than work on a remote file system."""
 
@@ -293,10 +279,16 @@ def _remote(files: Sequence[InputFile]) -> Iterator[Callable[[], _Changed]]:
 
 
 def _changed(files: Sequence[InputFile]) -> _Changed:
+    """Those that are no longer as they were planned. Raises InputUnavailable where that cannot be found out now."""
     changed: _Changed = []
     for file in files:
+        place = file.location
         try:
-            check_unchanged(file)
+            _compare(file, state_now(place, file.endpoint) if is_url(place) else _state_of(os.stat(place)))
+        except OSError as error:
+            if error.errno == errno.ETIMEDOUT:
+                raise _failed(file, error) from error
+            changed.append((place, f": it can no longer be read: {reason(error)}"))
         except InputChanged as error:
             changed.append((file.location, error.message.removeprefix(file.path)))
     return changed

@@ -313,7 +313,10 @@ def open_remote(
     """
     origin: Origin
     if is_bucket(url):
-        origin = _object(url, expected, endpoint)
+        try:
+            origin = BucketObject(url, expected, endpoint)
+        except UsageError as error:
+            raise OSError(error.message) from error
     elif is_web(url):
         from .web import WebFile  # urllib3 takes long to import
 
@@ -331,10 +334,3 @@ def state_now(url: str, endpoint: str | None = None) -> State:
         with open_remote(url) as file:
             return file.state()
     return state_by_driver(url)
-
-
-def _object(url: str, expected: State | None, endpoint: str | None) -> BucketObject:
-    try:
-        return BucketObject(url, expected, endpoint)
-    except UsageError as error:
-        raise OSError(error.message) from error
