@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import pyarrow as pa
 
@@ -242,7 +242,7 @@ class Format(ABC):
     limits: Limits = LIMITS
     encoding: str = UTF8
 
-    def for_model(self, symbols: int, length: int) -> Format:
+    def for_model(self, symbols: int, length: int) -> Self:
         """Bind the model's frame, for formats of encoded articles.
 
         Parameters
@@ -260,7 +260,7 @@ class Format(ABC):
         """
         return self
 
-    def for_options(self, selection: Selection) -> Format:
+    def for_options(self, selection: Selection) -> Self:
         """Bind what the user says of the files, for formats of text.
 
         Parameters
@@ -276,7 +276,7 @@ class Format(ABC):
         """
         return self
 
-    def for_schema(self, schema: Schema) -> Format:
+    def for_schema(self, schema: Schema) -> Self:
         """Bind the columns of a file.
 
         Parameters

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -127,7 +127,7 @@ class Csv(RecordFormat):
     escape: str = ""
     cr_ends: bool = True
 
-    def for_options(self, selection: Selection) -> Csv:
+    def for_options(self, selection: Selection) -> Self:
         """Raises UsageError where one character is to be two things."""
         quote = "" if selection.quote == NO_QUOTES else selection.quote or self.quote
         used = {"--delimiter": selection.delimiter or self.delimiter, "--quote": quote, "--escape": selection.escape}
@@ -138,7 +138,7 @@ class Csv(RecordFormat):
         dialect = replace(self, delimiter=given["--delimiter"], quote=quote, escape=selection.escape or "")
         return replace(dialect, encoding=selection.encoding)
 
-    def for_schema(self, schema: Schema) -> Csv:
+    def for_schema(self, schema: Schema) -> Self:
         return replace(self, columns=schema.names or (), cr_ends=schema.cr_ends)
 
     def counting(self, stream: Readable, most: int | None) -> Counting | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +30,7 @@ class OneHot(Format):
     symbols: int = 0
     length: int = 0
 
-    def for_model(self, symbols: int, length: int) -> OneHot:
+    def for_model(self, symbols: int, length: int) -> Self:
         return replace(self, symbols=symbols, length=length)
 
     @property

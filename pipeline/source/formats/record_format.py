@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -119,11 +119,8 @@ class RecordFormat(Format):
         """What is before a record, by which one is looked for in the middle of a file."""
         return re.compile(rb"\n")
 
-    def for_options(self, selection: Selection) -> RecordFormat:
-        return replace(self, encoding=selection.encoding)
-
-    def for_schema(self, schema: Schema) -> RecordFormat:
-        return self
+    def for_options(self, selection: Selection) -> Self:
+        return replace(self, encoding=selection.encoding if self.takes_encoding else UTF8)
 
     @abstractmethod
     def split(self, buffer: bytes, final: bool) -> Split:

@@ -77,15 +77,11 @@ class Wet(RecordFormat):
     name = "wet"
     suffixes = (".wet", ".warc")
     magic = b"WARC/1."
-    takes_encoding = False
+    takes_encoding = False  # the text of a conversion is UTF-8
 
     @property
     def boundary(self) -> re.Pattern[bytes]:
         return re.compile(rb"\r\n\r\n(?=WARC/[01]\.[01]\r\n)")
-
-    def for_options(self, selection: Selection) -> Wet:
-        """The text of a conversion is UTF-8."""
-        return self
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         kinds: set[bytes] = set()
