@@ -72,34 +72,6 @@ def _patterns_of(delimiter: str, quote: str, cr_ends: bool) -> _Patterns:
     return _Patterns(*map(re.compile, (quoted, rest, line_end)))
 
 
-def _fields(
-    array: NDArray[np.uint8],
-    quotes: NDArray[np.int64],
-    delimiter: int,
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """How many fields records have, if all quotes are where a quoted field may open or close.
-
-    Parameters
-    ----------
-    array : ndarray
-        uint8, the bytes of the buffer.
-    quotes : ndarray
-        int64, where the quotes are.
-    delimiter : int
-        The byte between two fields.
-    starts, ends : ndarray
-        int64 [n], where the records begin and end.
-
-    """
-    delimiters = np.flatnonzero(array == delimiter)
-    if len(quotes):
-        delimiters = delimiters[np.searchsorted(quotes, delimiters) & 1 == 0]
-    counts: NDArray[np.int64] = np.searchsorted(delimiters, ends) - np.searchsorted(delimiters, starts) + 1
-    return counts
-
-
 @dataclass(frozen=True)
 class Csv(RecordFormat):
     """Files of comma-separated values.
@@ -299,7 +271,7 @@ class Csv(RecordFormat):
             inner = np.flatnonzero((array == _ESCAPED) & np.isin(np.frombuffer(buffer, np.uint8), (_LF, _CR)))
             spans |= np.searchsorted(inner, starts) < np.searchsorted(inner, line_ends)
         if self.columns and (every or spans.any()):
-            counts = _fields(array, quotes, ord(self.delimiter), starts, line_ends)
+            counts = self._fields(array, quotes, starts, line_ends)
             wrong = (counts != len(self.columns)) & ~blank
             exact |= wrong & spans
         stop = int(exact.argmax()) if exact.any() else len(starts)
@@ -310,6 +282,27 @@ class Csv(RecordFormat):
             bad = np.flatnonzero(wrong[:stop][keep])
             problems = {int(i): f"expected {len(self.columns)} fields, found {counts[keep[i]]}" for i in bad}
         return Split(starts[keep], line_ends[keep], problems, consumed)
+
+    def _fields(
+        self, array: NDArray[np.uint8], quotes: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """How many fields records have, if all quotes are where a quoted field may open or close.
+
+        Parameters
+        ----------
+        array : ndarray
+            uint8, the bytes of the buffer.
+        quotes : ndarray
+            int64, where the quotes are.
+        starts, ends : ndarray
+            int64 [n], where the records begin and end.
+
+        """
+        delimiters = np.flatnonzero(array == ord(self.delimiter))
+        if len(quotes):
+            delimiters = delimiters[np.searchsorted(quotes, delimiters) & 1 == 0]
+        counts: NDArray[np.int64] = np.searchsorted(delimiters, ends) - np.searchsorted(delimiters, starts) + 1
+        return counts
 
     def _is_quote(self, array: NDArray[np.uint8]) -> NDArray[np.bool_]:
         return array == ord(self.quote) if self.quote else np.zeros(len(array), np.bool_)
@@ -412,7 +405,7 @@ class Csv(RecordFormat):
         which = np.arange(len(records))
         is_regular = self._first_misplaced(array, quotes) == len(array) if len(quotes) else True
         if is_regular and not (np.searchsorted(quotes, starts) & 1).any():
-            which = np.flatnonzero(_fields(array, quotes, ord(self.delimiter), starts, ends) != len(self.columns))
+            which = np.flatnonzero(self._fields(array, quotes, starts, ends) != len(self.columns))
         problems = dict(records.problems)
         for i in which.tolist():
             record = records.data[starts[i] + begin : ends[i] + begin]
