@@ -30,17 +30,8 @@ def in_order(
     An error of `calls` itself is raised after the results of those before it.
     """
     waiting: deque[Future[_Result]] = deque()
-    failure: Exception | None = None
-    drawn = iter(calls)
     try:
-        while True:
-            try:
-                call = next(drawn)
-            except StopIteration:
-                break
-            except Exception as error:
-                failure = error
-                break
+        for call in _ending_in_a_call(calls):
             waiting.append(pool.submit(call))
             while len(waiting) > ahead():
                 yield waiting.popleft().result()
@@ -49,8 +40,19 @@ def in_order(
     finally:
         for future in waiting:
             future.cancel()
-    if failure is not None:
-        raise failure
+
+
+def _ending_in_a_call(calls: Iterable[Callable[[], _Result]]) -> Iterator[Callable[[], _Result]]:
+    """The calls; an error of theirs is raised by one more."""
+    try:
+        yield from calls
+    except Exception as error:
+        failure = error  # `error` is gone by the time of the call
+
+        def fail() -> _Result:
+            raise failure
+
+        yield fail
 
 
 class Parsing:
