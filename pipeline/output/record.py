@@ -63,12 +63,11 @@ class FileRecord(Struct, frozen=True, forbid_unknown_fields=True):
     sha256: Digest
 
 
-class Judged(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a model says of rows: in a chunk's entry of its own, in totals of all. The figures are those of `Entry`."""
+class Figures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a model says of rows. What each figure is: see `Entry`."""
 
     labels: dict[str, Count]
     unlabelled: Count = 0
-    multi_label: bool = False
     truncated: Count
     unknown_chars: Count
     saturated: Count = 0
@@ -77,6 +76,12 @@ class Judged(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     confusion: tuple[tuple[int, int, Count], ...] | None
     scores: Scores = UNSET
     right: Scores = UNSET
+
+
+class Judged(Figures, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The figures of one of several models: in a chunk's entry its own, in totals those of all."""
+
+    multi_label: bool = False
 
     def check(self, written: int, labelled: int) -> None:
         """Raise ValueError where the figures contradict each other. written, labelled: rows."""
@@ -98,7 +103,20 @@ class Judged(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("`confusion` does not add up to `rows_written` and `rows_filtered`")
 
 
-class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="chunk"):
+class Accounted(Figures, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What became of rows that were read, with the figures of the first model. What each is: see `Entry`."""
+
+    rows_read: Count
+    rows_written: Count
+    rows_filtered: Count
+    rows_quarantined: Count
+    chars: Count
+    lengths: tuple[Count, ...]
+    not_copied: dict[str, Count] = {}
+    others: tuple[Judged, ...] | UnsetType = UNSET
+
+
+class Entry(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="chunk"):
     """The commit of a chunk: its files, and its share of the job's totals.
 
     sources: (file, first row, rows) of each piece it was read from. rows_read = rows_written + rows_filtered +
@@ -119,27 +137,9 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_f
     chunk: ChunkName
     job: JobId
     sources: tuple[RowRange, ...]
-    rows_read: Count
-    rows_written: Count
-    rows_filtered: Count
-    rows_quarantined: Count
-    labels: dict[str, Count]
-    unlabelled: Count = 0
     multi_label: bool = False
-    chars: Count
-    truncated: Count
-    unknown_chars: Count
-    saturated: Count = 0
-    asked: Count = 0
-    lengths: tuple[Count, ...]
-    doubtful: dict[str, Count]
-    confusion: tuple[tuple[int, int, Count], ...] | None
     problems: tuple[str, ...]
-    not_copied: dict[str, Count] = {}
     files: tuple[FileRecord, ...] = ()
-    others: tuple[Judged, ...] | UnsetType = UNSET
-    scores: Scores = UNSET
-    right: Scores = UNSET
 
     def __post_init__(self) -> None:
         """Raise ValueError where the figures contradict each other; in a file that is read, an error of that file."""
@@ -318,7 +318,7 @@ class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True):
         return hashlib.sha256(to_json(self)).hexdigest()[:16]
 
 
-class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Totals(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sums over all chunks of a job; the same however often it was interrupted.
 
     Attributes
@@ -359,26 +359,8 @@ class Totals(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     chunks: Count
-    rows_read: Count
-    rows_written: Count
-    rows_filtered: Count
-    rows_quarantined: Count
-    chars: Count
-    truncated: Count
-    unknown_chars: Count
-    saturated: Count = 0
-    asked: Count = 0
-    unlabelled: Count = 0
-    labels: dict[str, Count]
-    doubtful: dict[str, Count]
-    lengths: tuple[Count, ...]
-    confusion: tuple[tuple[int, int, Count], ...] | None
     problems: tuple[tuple[str, str], ...]
     unread: tuple[tuple[str, Count | None], ...]
-    not_copied: dict[str, Count] = {}
-    others: tuple[Judged, ...] | UnsetType = UNSET
-    scores: Scores = UNSET
-    right: Scores = UNSET
 
 
 class Update(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
