@@ -89,11 +89,11 @@ class App:
         docs = openapi.page(described, settings.default_model).encode()
         routes = [
             *(Route(path, _Raw(partial(self._classify, spoken)), methods=["POST"]) for path, spoken in SPOKEN.items()),
-            Route("/v1/models", self._guarded(partial(self._call, "models"))),
+            Route("/v1/models", self._guarded(partial(self._call, "models", JSON))),
             Route("/v1/models/{name:path}/reload", self._reload_model, methods=["POST"]),
-            Route("/metrics", self._guarded(self._show_metrics)),
+            Route("/metrics", self._guarded(partial(self._call, "metrics", "text/plain; version=0.0.4"))),
             Route("/healthz", lambda request: _json(openapi.ServerState("alive"))),
-            *(Route(path, partial(self._call, "ready")) for path in ("/readyz", "/health", "/ping")),
+            *(Route(path, partial(self._call, "ready", JSON)) for path in ("/readyz", "/health", "/ping")),
             Route("/info", self._guarded(self._show_info)),
             Route("/v2", lambda request: _json(protocols.about_server())),
             Route("/v2/health/live", lambda request: _json({"live": True})),
@@ -104,7 +104,7 @@ class App:
             Route("/docs", lambda request: Response(docs, media_type="text/html", headers=_PAGE_HEADERS)),
             Route("/", lambda request: Response(page, media_type="text/html", headers=_PAGE_HEADERS)),
         ]
-        self._others = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+        self._others = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, BadRequest: _refused})
 
     async def asgi(self, scope: Any, receive: Receive, send: Send) -> None:
         """Most requests are to classify, and need none of what finds and calls the others."""
@@ -222,51 +222,46 @@ class App:
                 seen.arrived = scope["arrived"]
                 return b"".join(pieces) if len(pieces) > 1 else piece
 
-    async def _call(self, what: str, request: Request) -> Response:
+    async def _call(self, what: str, kind: str, request: Request) -> Response:
         """What the main process answers."""
         returned = await self._main.call(what)
-        return Response(returned.body, returned.status, media_type=JSON)
-
-    async def _show_metrics(self, request: Request) -> Response:
-        returned = await self._main.call("metrics")
-        return Response(returned.body, media_type="text/plain; version=0.0.4")
+        return Response(returned.body, returned.status, media_type=kind)
 
     async def _show_info(self, request: Request) -> Response:
         models = await self._models()
         return _json(protocols.tei_info(models[self._settings.default_model], self._settings))
 
     async def _show_model(self, request: Request) -> Response:
-        models, name = await self._models(), request.path_params["name"]
-        return _json(protocols.about_model(models[name])) if name in models else _no_model(name)
+        name = self._named(request)
+        return _json(protocols.about_model((await self._models())[name]))
 
     async def _is_ready(self, request: Request) -> Response:
         status = (await self._main.call("ready")).status
         return _json({"ready": status == 200}, status)
 
     async def _is_model_ready(self, request: Request) -> Response:
-        name, status = request.path_params["name"], (await self._main.call("ready")).status
-        if name not in self._main.models:
-            return _no_model(name)
+        name, status = self._named(request), (await self._main.call("ready")).status
         return _json({"name": name, "ready": status == 200}, status)
+
+    def _named(self, request: Request) -> str:
+        """The model that the path names. Raises BadRequest where there is none of that name."""
+        name: str = request.path_params["name"]
+        if name not in self._main.models:
+            raise BadRequest(404, f"there is no model {name!r} here")
+        return name
 
     async def _models(self) -> dict[str, openapi.ModelAbout]:
         listed = msgspec.json.decode((await self._main.call("models")).body, type=openapi.ModelList)
         return {model.name: model for model in listed.models}
 
     async def _reload_model(self, request: Request) -> Response:
-        try:
-            self._check_admin(dict(request.scope["headers"]))
-        except BadRequest as error:
-            return _error(error)
+        self._check_admin(dict(request.scope["headers"]))
         returned = await self._main.call("reload", request.path_params["name"])
         return Response(returned.body, returned.status, media_type=JSON)
 
     def _guarded(self, page: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
-            try:
-                self._check_token(dict(request.scope["headers"]))
-            except BadRequest as error:
-                return _error(error)
+            self._check_token(dict(request.scope["headers"]))
             return await page(request)
 
         return guarded
@@ -338,20 +333,12 @@ def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type=JSON)
 
 
-def _no_model(name: str) -> Response:
-    return _json(openapi.ErrorMessage(f"there is no model {name!r} here"), 404)
-
-
-def _message(told: str) -> bytes:
-    return msgspec.json.encode(openapi.ErrorMessage(told))
-
-
-def _error(error: BadRequest) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, BadRequest)
     headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
-    return Response(_message(str(error)), error.status, headers, JSON)
+    return await _http_error(request, HTTPException(error.status, str(error), headers))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    headers = dict(error.headers) if error.headers else None
-    return Response(_message(error.detail), error.status_code, headers, JSON)
+    return Response(msgspec.json.encode(openapi.ErrorMessage(error.detail)), error.status_code, error.headers, JSON)
