@@ -13,7 +13,7 @@ from distributed import Client
 from .ecosystem.frames import function_for
 from .ecosystem.resident import release
 from .errors import UsageError
-from .job.beginning import OnDemand, Request, Running, of_one_file, rooted
+from .job.beginning import Request, of_one_file, rooted
 from .job.run import run_job
 from .model.charcnn import Model
 from .model.quantised import scales_of
@@ -105,13 +105,13 @@ def classify(
         raise UsageError(f"client is a {type(client).__name__}: give a distributed.Client, e.g. of cluster.connect()")
     if client is not None and settings.workers is not None:
         raise UsageError("workers is for a cluster that is started here, and client has its own: leave one of them out")
-    cluster = Running(client) if isinstance(client, Client) else OnDemand(client or _embedded(settings.workers))
     loaded = load_models(model, settings.network, settings.preparation)
     if settings.precision == "int8":
         for own in loaded.every:
             if own.has_network:
                 scales_of(own)  # each worker needs them: without them none is started
-    request = Request(source, folder, loaded, cluster, settings, progress or Progress(), stop)
+    on = client or _embedded(settings.workers)
+    request = Request(source, folder, loaded, on, settings, progress or Progress(), stop)
     result = run_job(request)
     if one_file and folder and folder.store.has(SUCCESS):
         result = result.in_file(one_file)

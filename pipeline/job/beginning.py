@@ -43,20 +43,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Running:
-    """A cluster that runs already. Its workers' devices determine the chunk size."""
-
-    client: Client
-
-
-@dataclass(frozen=True)
-class OnDemand:
-    """A cluster that is started while the job is planned; it ends with the job."""
-
-    connect: Callable[[], AbstractContextManager[Client]]
-
-
-@dataclass(frozen=True)
 class Request:
     """What the user requests.
 
@@ -68,8 +54,9 @@ class Request:
         The output folder; None for results in memory.
     models : Models
         The models that label it.
-    cluster : Running or OnDemand
-        The workers.
+    client : distributed.Client or callable
+        Of a cluster that runs already, whose workers' devices determine the chunk size; or what connects to one that is
+        started while the job is planned, and ends with the job.
     options : Options
         The options of the job.
     progress : Progress
@@ -82,7 +69,7 @@ class Request:
     source: Any
     folder: OutputFolder | None
     models: Models
-    cluster: Running | OnDemand
+    client: Client | Callable[[], AbstractContextManager[Client]]
     options: Options
     progress: Progress
     stop: Callable[[], bool]
@@ -182,22 +169,76 @@ class Resumed:
 
 
 @dataclass(frozen=True)
-class Updated:
-    """A finished job to which files are added, or an update of it that goes on."""
+class Update:
+    """A finished job to which files are added, or an update of it that goes on.
+
+    Attributes
+    ----------
+    before : Manifest
+        The manifest of the job.
+    number : int
+        Its number among the updates of the job, from 1.
+    saved : SavedPlan or None
+        Its plan, where an earlier run has begun it.
+    whole : SavedPlan
+        The plan of all that was labelled before and stays.
+    earlier : Totals
+        The totals of that.
+    files : sequence of InputFile
+        The files that it labels.
+    withdrawn : tuple of int
+        The numbers of the earlier ranges that do not stay: files of theirs have changed or are gone.
+    growth : Growth
+        What has changed since the job, for the report.
+    first_range : int
+        The number of its first range.
+
+    """
 
     before: Manifest
-    update: Update
+    number: int
+    saved: SavedPlan | None
+    whole: SavedPlan
+    earlier: Totals
+    files: Sequence[InputFile]
+    withdrawn: tuple[int, ...]
+    growth: Growth
+    first_range: int
     is_updated = True
 
     @property
-    def growth(self) -> Growth:
-        return self.update.growth
+    def is_empty(self) -> bool:
+        return self.saved is None and not (self.files or self.withdrawn)
 
-    def plan(self, folder: OutputFolder, files: Files, asked: Selection, cut: bool) -> Plan:
-        return self.update.plan(files, asked, cut)
+    def plan(self, _: OutputFolder, listed: Files, asked: Selection, cut: bool) -> Plan:
+        """Its plan: by the columns of the job that it adds to, and with ranges numbered on from there.
+
+        listed: the input. asked: what the options select. cut: as of `plan_files`. Raises OutputError.
+        """
+        if self.saved is not None:
+            return plan_again(self.saved, self.files, asked)
+        if self.whole.first is None:
+            raise OutputError(
+                "no file of the job could be read, so its columns are not known. Start again with --overwrite"
+            )
+        path, names = self.whole.first
+        selection = resolved(self.whole, asked)
+        files = bound(self.files, selection)
+        sizes = files_in_ranges(files, self.whole.chunk_rows)
+        return Plan(
+            files=tuple(files),
+            sizes=tuple(sizes),
+            parts=tuple(parts_of(files, sizes, self.whole.chunk_rows) if cut else [1] * len(sizes)),
+            selection=selection,
+            chunk_rows=self.whole.chunk_rows,
+            first=(path, Schema(names)),
+            problems=listed.problems,
+            unread=tuple((path, None) for path, _ in listed.problems),
+            first_range=self.first_range,
+        )
 
 
-Beginning = Resumed | Updated | None
+Beginning = Resumed | Update | None
 """None: fresh, with rows in memory or a folder without a manifest, or in place of whatever is in its folder."""
 
 
@@ -219,9 +260,8 @@ def beginning_of(request: Request, given: Given, identity: str) -> Beginning:
     now = msgspec.structs.replace(before.fingerprint, settings=settings, model=digest, writer=WRITER)
     refuse_difference(folder, before.fingerprint, now, options.update)
     if options.update:
-        return Updated(before, _begin_update(folder, before, given, options))
-    update = _continued(folder, before, given)
-    return _resumed(folder, before, given, identity) if update is None else Updated(before, update)
+        return _begin_update(folder, before, given, options)
+    return _continued(folder, before, given) or _resumed(folder, before, given, identity)
 
 
 def _resumed(folder: OutputFolder, before: Manifest, given: Given, identity: str) -> Resumed:
@@ -249,72 +289,6 @@ def _continued(folder: OutputFolder, before: Manifest, given: Given) -> Update |
         differ = replace(differ, new=())
         raise UsageError(f"cannot resume the update of {folder.path}: {differ}. --update begins it anew without that")
     return update
-
-
-@dataclass(frozen=True)
-class Update:
-    """An update that a run is to do.
-
-    Attributes
-    ----------
-    number : int
-        Its number among the updates of the job, from 1.
-    saved : SavedPlan or None
-        Its plan, where an earlier run has begun it.
-    whole : SavedPlan
-        The plan of all that was labelled before and stays.
-    earlier : Totals
-        The totals of that.
-    files : sequence of InputFile
-        The files that it labels.
-    withdrawn : tuple of int
-        The numbers of the earlier ranges that do not stay: files of theirs have changed or are gone.
-    growth : Growth
-        What has changed since the job, for the report.
-    first_range : int
-        The number of its first range.
-
-    """
-
-    number: int
-    saved: SavedPlan | None
-    whole: SavedPlan
-    earlier: Totals
-    files: Sequence[InputFile]
-    withdrawn: tuple[int, ...]
-    growth: Growth
-    first_range: int
-
-    @property
-    def is_empty(self) -> bool:
-        return self.saved is None and not (self.files or self.withdrawn)
-
-    def plan(self, listed: Files, asked: Selection, cut: bool) -> Plan:
-        """Its plan: by the columns of the job that it adds to, and with ranges numbered on from there.
-
-        listed: the input. asked: what the options select. cut: as of `plan_files`. Raises OutputError.
-        """
-        if self.saved is not None:
-            return plan_again(self.saved, self.files, asked)
-        if self.whole.first is None:
-            raise OutputError(
-                "no file of the job could be read, so its columns are not known. Start again with --overwrite"
-            )
-        path, names = self.whole.first
-        selection = resolved(self.whole, asked)
-        files = bound(self.files, selection)
-        sizes = files_in_ranges(files, self.whole.chunk_rows)
-        return Plan(
-            files=tuple(files),
-            sizes=tuple(sizes),
-            parts=tuple(parts_of(files, sizes, self.whole.chunk_rows) if cut else [1] * len(sizes)),
-            selection=selection,
-            chunk_rows=self.whole.chunk_rows,
-            first=(path, Schema(names)),
-            problems=listed.problems,
-            unread=tuple((path, None) for path, _ in listed.problems),
-            first_range=self.first_range,
-        )
 
 
 def _begin_update(folder: OutputFolder, manifest: Manifest, now: Given, options: Options) -> Update:
@@ -419,7 +393,7 @@ def update_of(
         removed=len({*differ.gone} - stay),
     )
     files, first = [by_path[path] for path in own if path in by_path], max(least, whole.ranges)
-    return Update(len(manifest.updates) + 1, saved, left, earlier, files, withdrawn, growth, first)
+    return Update(manifest, len(manifest.updates) + 1, saved, left, earlier, files, withdrawn, growth, first)
 
 
 def only_known(whole: SavedPlan, now: Files) -> Files:

@@ -28,7 +28,7 @@ from ..source.plan.files import Files
 from ..source.plan.plan import Range, RangeEnd, part_name, range_name
 from ..source.sample import slow_to_read
 from .again import refuse_difference, save_asked
-from .beginning import Engines, Outcome, Planned, Prepared, Updated
+from .beginning import Engines, Outcome, Planned, Prepared, Update
 from .graph import classify_chunks
 from .progress import DashboardProgress
 from .tasks import Done, Event, Job, Noted, SetAside, Stopped, profile_engine
@@ -55,7 +55,7 @@ def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
         no_gpu = next(iter(client.run(why_gpu_unused).values()), None)
     facts = facts_of(prepared, backend, planned.chunk_rows, no_gpu)
     unread = planned.input.plan.unread if planned.input.plan else ()
-    earlier = prepared.beginning.update.earlier if isinstance(prepared.beginning, Updated) else None
+    earlier = prepared.beginning.earlier if isinstance(prepared.beginning, Update) else None
     tally = Tally.after(earlier, models.first.classes, planned.input.problems, unread)
     origin = origin_of(request.source, planned.input.selection)
     results = Results(planned.columns.written, folder, fingerprint.id, origin)
@@ -102,12 +102,12 @@ def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprin
     schema, job, number, goes_on = planned.columns.written, fingerprint.id, 0, options.resume
     if beginning is not None:
         refuse_difference(folder, beginning.before.fingerprint, fingerprint, options.update)
-        if isinstance(beginning, Updated) and plan is not None:
-            number, goes_on = beginning.update.number, beginning.update.saved is not None
+        if isinstance(beginning, Update) and plan is not None:
+            number, goes_on = beginning.number, beginning.saved is not None
             if goes_on:
                 folder.go_on(job)
             else:
-                folder.begin_update(number, plan_bytes(plan, beginning.update.withdrawn), job)
+                folder.begin_update(number, plan_bytes(plan, beginning.withdrawn), job)
         elif plan is not None and folder.plan() is None:
             folder.restore_plan(plan_bytes(plan), job)
     else:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from ..output.finish import finish as finish_folder
 from ..output.folder import OutputFolder
 from ..output.formats import check_writable
 from ..output.layout import PLAN
-from ..output.record import Fingerprint, ListedFile, Manifest, SavedPlan, from_json, to_json
+from ..output.record import Fingerprint, ListedFile, SavedPlan, from_json, to_json
 from ..output.saved_plan import listing_digest
 from ..output.sidecars import check_names
 from ..processes.threads import in_background
@@ -45,15 +45,12 @@ from ..storage.names import is_url
 from ..telemetry.spans import Clock
 from .beginning import (
     Engines,
-    OnDemand,
     Outcome,
     Planned,
     Prepared,
     Request,
     Resumed,
-    Running,
     Update,
-    Updated,
     beginning_of,
     named_input,
     only_known,
@@ -82,10 +79,10 @@ def run_job(request: Request) -> JobReport:
             return report
     prepared = prepare(request)
     beginning = prepared.beginning
-    if isinstance(beginning, Updated) and beginning.update.is_empty:
-        return _nothing_new(prepared, beginning.before, beginning.update)
+    if isinstance(beginning, Update) and beginning.is_empty:
+        return _nothing_new(prepared, beginning)
     report = _run(prepared)
-    later = options.update and isinstance(beginning, Updated) and beginning.growth.later
+    later = options.update and isinstance(beginning, Update) and beginning.growth.later
     if later and not (report.run.set_aside or report.run.stopped):
         return run_job(request)
     return report
@@ -109,12 +106,11 @@ def _run(prepared: Prepared) -> JobReport:
 
 def _steps(prepared: Prepared) -> JobReport:
     request = prepared.request
-    if isinstance(request.cluster, Running):
-        client = request.cluster.client
-        engines = _start_engines(client, prepared)
+    if not callable(request.client):
+        engines = _start_engines(request.client, prepared)
         planned = plan(prepared, engines)
-        return finish(planned, run_chunks(planned, client, engines))
-    with in_background(_with_engines(request.cluster, prepared), _HEAD_START_SECONDS) as started:
+        return finish(planned, run_chunks(planned, request.client, engines))
+    with in_background(_with_engines(request.client, prepared), _HEAD_START_SECONDS) as started:
         planned = plan(prepared, None)
         began = time.perf_counter()
         client, engines = started()
@@ -124,8 +120,10 @@ def _steps(prepared: Prepared) -> JobReport:
 
 
 @contextmanager
-def _with_engines(cluster: OnDemand, prepared: Prepared) -> Iterator[tuple[Client, Engines]]:
-    with cluster.connect() as client:
+def _with_engines(
+    connect: Callable[[], AbstractContextManager[Client]], prepared: Prepared
+) -> Iterator[tuple[Client, Engines]]:
+    with connect() as client:
         yield client, _start_engines(client, prepared)
 
 
@@ -174,13 +172,13 @@ def _share_of(given: Given, request: Request) -> Given:
     return divided(given, shard, known)
 
 
-def _nothing_new(prepared: Prepared, before: Manifest, update: Update) -> JobReport:
+def _nothing_new(prepared: Prepared, update: Update) -> JobReport:
     """The report of an update that has nothing to do. Nothing is written, and no worker is started."""
-    request, fingerprint = prepared.request, before.fingerprint
+    request, fingerprint = prepared.request, update.before.fingerprint
     options, models, folder, given = request.options, request.models, request.folder, prepared.found
     problems = given.problems if isinstance(given, Files) else ()
     tally = Tally.after(update.earlier, models.first.classes, problems, [(path, None) for path, _ in problems])
-    schema = folder.schema(before) if folder else pa.schema([])
+    schema = folder.schema(update.before) if folder else pa.schema([])
     results = Results(schema, folder, fingerprint.id, origin_of(request.source, options.selection(models)))
     facts = facts_of(prepared, fingerprint.backend, fingerprint.settings.chunk_size)
     facts = replace(facts, answers=None)  # nothing is compared
@@ -218,7 +216,7 @@ def plan(prepared: Prepared, engines: Engines | None) -> Planned:
     if options.layout != "parts":
         if request.folder is None or job_input.plan is None:
             raise UsageError("--layout attributes writes a file beside each input file: give a folder for these")
-        known = [file.path for file in beginning.update.whole.files] if isinstance(beginning, Updated) else []
+        known = [file.path for file in beginning.whole.files] if isinstance(beginning, Update) else []
         check_names([*known, *(file.path for file in job_input.plan.files)], options.format)
     if request.folder is not None:
         names = options.settings(chunk_rows, models).names
@@ -243,7 +241,7 @@ def finish(planned: Planned, outcome: Outcome) -> JobReport:
         folder.check_claim(job)
         if not run.set_aside and not run.stopped:
             beginning = prepared.beginning
-            number = beginning.update.number if isinstance(beginning, Updated) else 0
+            number = beginning.number if isinstance(beginning, Update) else 0
             updates = len(beginning.before.updates) if beginning else 0
             totals, schema = report.tally.totals, planned.columns.written
             finish_folder(folder, totals, schema, job, outcome.counted, number, updates)
