@@ -21,9 +21,10 @@ from ..errors import BroadsheetError
 from ..processes.child import parent_of
 from ..processes.messages import Closed, packed, receive, send, unpacked
 from .group import ProcessGroup
+from .job import Outcome
 from .loop import device_of, run
-from .processes import Done, Failed, Part, Told, WasStopped
-from .progress import Cost, Epoch, Fit, Note, Step, TrainingStopped
+from .processes import Part
+from .progress import Step, Told, TrainingStopped
 
 _SECONDS_BETWEEN_STEPS = 0.2  # that are reported
 
@@ -48,16 +49,16 @@ def main(descriptor: str) -> None:
     stop = threading.Event()
     told = time.monotonic()
 
-    def answer(message: Told | Done | Failed | WasStopped) -> None:
+    def answer(message: Told | Outcome | BaseException | None) -> None:
         with sending:
             send(connection, packed(message))
 
-    def tell(what: Cost | Fit | Step | Epoch | Note) -> None:
+    def tell(what: Told) -> None:
         nonlocal told
         now = time.monotonic()
         if part.rank == 0 and (not isinstance(what, Step) or now - told >= _SECONDS_BETWEEN_STEPS):
             told = now
-            answer(Told(what))
+            answer(what)
 
     def listen() -> None:
         """Any message says that the run is to stop."""
@@ -73,13 +74,11 @@ def main(descriptor: str) -> None:
     try:
         with joined(part) as group:
             outcome = run(part.job, examples, tell, stop.is_set, group)
-        answer(Done(outcome if part.rank == 0 else None))
-    except TrainingStopped:
-        answer(WasStopped())
-    except BroadsheetError as error:
-        answer(Failed(error))
+        answer(outcome if part.rank == 0 else None)
+    except (TrainingStopped, BroadsheetError) as error:
+        answer(error)
     except BaseException as error:
-        answer(Failed(RuntimeError(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-8)}")))
+        answer(RuntimeError(f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-8)}"))
     os._exit(0)  # what is left of a group that has failed may wait for the others
 
 

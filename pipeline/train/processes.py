@@ -21,7 +21,7 @@ from ..processes.child import Child
 from ..processes.messages import Closed, packed, receive, send, unpacked
 from ..processes.threads import share_of_cores
 from .job import Examples, Outcome, TrainingJob
-from .progress import Cost, Epoch, Fit, Note, Step, Tell, TrainingStopped
+from .progress import Epoch, Tell, Told, TrainingStopped
 
 _OTHERS_SECONDS = 2.0  # in which the others of a run may say why they fail too
 _PATIENCE = {"OMP_WAIT_POLICY": "PASSIVE"}  # its threads do not take cores from other processes while they wait
@@ -58,38 +58,14 @@ class Part:
     threads: int = 1
 
 
-@dataclass(frozen=True)
-class Told:
-    """A report of the progress of a run."""
-
-    what: Cost | Fit | Step | Epoch | Note
-
-
-@dataclass(frozen=True)
-class Done:
-    """A run has ended. outcome: with the first of its processes only."""
-
-    outcome: Outcome | None
-
-
-@dataclass(frozen=True)
-class WasStopped:
-    """A run has stopped because it was asked to."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The error that ended a run."""
-
-    error: Exception
-
-
 class Lost(BroadsheetError):
     """A process of a run has ended in the middle of it."""
 
 
 class Process:
-    """A process for one part. loopback: whether all of the run are on this machine."""
+    """A process for one part. It sends what it has to tell; then its outcome, of the first process only, or the error
+    that ended it. loopback: whether all of the run are on this machine.
+    """
 
     def __init__(self, part: Part, examples: Examples, loopback: bool) -> None:
         self._part, self._examples = part, examples
@@ -101,15 +77,13 @@ class Process:
         try:
             send(self._child.connection, packed((self._part, self._examples)))
             while isinstance(message := unpacked(receive(self._child.connection)), Told):
-                tell(message.what)
+                tell(message)
         except Closed:
             raise Lost(f"process {self._part.rank + 1} of {self._part.size} {self._child.how_it_ended()}") from None
-        if isinstance(message, WasStopped):
-            raise TrainingStopped
-        if isinstance(message, Failed):
-            raise message.error
-        done: Done = message
-        return done.outcome
+        if isinstance(message, BaseException):
+            raise message
+        left: Outcome | None = message
+        return left
 
     def stop(self) -> None:
         """Ask it to stop between two steps."""
@@ -149,7 +123,7 @@ def run_here(job: TrainingJob, examples: Examples, count: int, tell: Tell, stop:
             f"{count} GPUs are wanted, and PyTorch finds {torch.cuda.device_count()} here (with --device cpu, so many "
             "processes use its cores)"
         )
-    reports: SimpleQueue[Cost | Fit | Step | Epoch | Note] = SimpleQueue()
+    reports: SimpleQueue[Told] = SimpleQueue()
     threads = share_of_cores(count)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(count) as pool:
         meeting = f"file://{folder}/meeting"
