@@ -13,7 +13,7 @@ from ..engine.base import Texts
 from ..errors import BroadsheetError, UsageError
 from .engines import LONGEST_S, BatchTime, EngineLost, LoadedModel, Ready, RemoteEngine, Rows
 from .metrics import Metrics
-from .requests import NOTHING, STRETCH, Batch, Gone, Piece, Refused, Request, Waiting, cut
+from .requests import NOTHING, STRETCH, Batch, Gone, Piece, Refused, Request, Waiting, cut, settle
 from .settings import log
 from .tracing import Traces
 
@@ -357,7 +357,7 @@ class Dispatcher:
             while self.waiting and len(device.under_way) < device.depth:
                 if device.under_way and not self._fills(device):
                     break
-                batch = self._next_batch(device, now)
+                batch = self._next_batch(device)
                 if batch is None:
                     break
                 self._number += 1
@@ -374,14 +374,13 @@ class Dispatcher:
         average = first.all_chars / max(1, len(first.texts))
         return self.waiting.texts >= self._most_texts(device, first.key, average)
 
-    def _next_batch(self, device: Device, now: float) -> Batch | None:
+    def _next_batch(self, device: Device) -> Batch | None:
+        """The request with the earliest deadline decides the model."""
         first = next((request for request in self.waiting if request.key in device.times), None)
         if first is None:
             return None
-        most = device.ready[first.key].batch
-        return self.waiting.take(
-            device.times, self._longest(device, first.key), most or len(first.texts) + self.waiting.texts
-        )
+        most = device.ready[first.key].batch or len(first.texts) + self.waiting.texts
+        return self.waiting.take(first.key, device.times[first.key], self._longest(device, first.key), most)
 
     def _start(self, device: Device, number: int, batch: Batch, now: float) -> None:
         for request, first, _ in batch.pieces:
@@ -431,14 +430,7 @@ class Dispatcher:
         if request.tries >= self._retries or request.answer.done():
             self._fail(request, Refused(error.message))
             return
-        offsets, n_chars = request.texts.offsets, request.texts.n_chars
-        assert n_chars is not None
-        data = request.texts.data[offsets[piece.first] : offsets[piece.last]]
-        texts = Texts(
-            data,
-            offsets[piece.first : piece.last + 1] - offsets[piece.first],
-            n_chars=n_chars[piece.first : piece.last],
-        )
+        texts = Batch(request.key, (piece,), piece.last - piece.first, 0).joined()
         again: asyncio.Future[bytes] = self._loop.create_future()
         child = Request(request.key, request.model, texts, request.top_k, request.arrived, again, request.trace)
         child.deadline = max(request.deadline, self._clock() + self.target)
@@ -460,8 +452,7 @@ class Dispatcher:
 
     def _fail(self, request: Request, error: BaseException) -> None:
         self.waiting.remove(request)
-        if not request.answer.done():
-            request.answer.set_exception(error)
+        settle(request.answer, error)
 
     def _close(self, key: str) -> None:
         """Count a request for a model as ended; an old model is unloaded after its last one."""

@@ -17,7 +17,7 @@ import msgspec
 
 from ..engine.base import Predictions
 from .metrics import RequestCounts
-from .requests import Gone, ModelChanged, Packed, Refused, from_rows
+from .requests import Gone, ModelChanged, Packed, Refused, from_rows, settle
 
 _LENGTH = struct.Struct("<Q")
 
@@ -442,13 +442,8 @@ class Main:
             self._stop(message.now)
 
     def _resolve(self, number: int, result: object) -> None:
-        answer = self._open.get(number)
-        if answer is None or answer.done():
-            return
-        if isinstance(result, Exception):
-            answer.set_exception(result)
-        else:
-            answer.set_result(result)
+        if (answer := self._open.get(number)) is not None:
+            settle(answer, result)
 
     def _lost(self) -> None:
         if not self._is_over:  # nobody answers any more

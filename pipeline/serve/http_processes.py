@@ -43,7 +43,7 @@ from .http_link import (
 )
 from .http_process import Begin
 from .metrics import Metrics, name_of
-from .requests import Gone, Refused, Request
+from .requests import Gone, Refused, Request, settle
 from .settings import Settings, log
 
 _COUNT_WITHIN = 1.0
@@ -237,10 +237,10 @@ class _HttpProcess:
             self._metrics.requests.add(message.requests, message.texts, message.seconds, message.buckets)
             if message.is_asked:
                 self._counting.popleft().set_result(None)
-        elif isinstance(message, Listens) and not self.listens.done():
-            self.listens.set_result(None)
-        elif isinstance(message, Answers) and not self.answers.done():
-            self.answers.set_result(None)
+        elif isinstance(message, Listens):
+            settle(self.listens, None)
+        elif isinstance(message, Answers):
+            settle(self.answers, None)
 
     def _ask(self, ask: Ask) -> None:
         loaded = self._dispatcher.models[name_of(ask.key)]
@@ -276,8 +276,7 @@ class _HttpProcess:
         for request in list(self._open.values()):
             self._dispatcher.forget(request)
         for waits in (self.listens, self.answers, self.ended, *self._counting):
-            if not waits.done():
-                waits.set_result(None)
+            settle(waits, None)
         self._counting.clear()
 
 

@@ -22,7 +22,7 @@ from ..processes.threads import available_cores
 from .dispatcher import Dispatcher
 from .engines import Choice, Classified, Classify, EngineLost, Failed, Load, Loaded, LoadedModel, Ready, Rows, Unload
 from .metrics import Metrics
-from .requests import kind_of
+from .requests import kind_of, settle
 from .settings import log
 
 _BUFFER_BYTES = 4 << 20
@@ -190,13 +190,11 @@ class ProcessEngine(asyncio.Protocol):
         """Pass an answer of the process on to the request that waits for it."""
         if isinstance(message, Classified):
             rows = np.frombuffer(message.rows, kind_of(message.classes, message.top_k))
-            _resolve(self._computing.pop(message.number), (rows, message.seconds))
+            settle(self._computing.pop(message.number), (rows, message.seconds))
         elif isinstance(message, Loaded):
-            _resolve(self._loading.pop(message.key), message.ready)
+            settle(self._loading.pop(message.key), message.ready)
         elif isinstance(message, Failed) and message.key:
-            loading = self._loading.pop(message.key)
-            if not loading.done():
-                loading.set_exception(message.error)
+            settle(self._loading.pop(message.key), message.error)
         else:
             self._why = message.error.message
 
@@ -217,10 +215,4 @@ class ProcessEngine(asyncio.Protocol):
         if why != "the server stops":
             self._child.kill()
         for answer in [*self._loading.values(), *self._computing.values()]:
-            if not answer.done():
-                answer.set_exception(EngineLost(f"the engine on {self.name} is gone: {why}"))
-
-
-def _resolve(answer: asyncio.Future[Any], value: object) -> None:
-    if not answer.done():
-        answer.set_result(value)
+            settle(answer, EngineLost(f"the engine on {self.name} is gone: {why}"))

@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,16 @@ class Refused(Exception):
     def __init__(self, message: str, retry_after: float = 1.0, until: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after, self.until = max(1, math.ceil(retry_after)), until
+
+
+def settle(answer: asyncio.Future[Any], result: object) -> None:
+    """Give a future its result, or its error, unless it has one."""
+    if answer.done():
+        return
+    if isinstance(result, BaseException):
+        answer.set_exception(result)
+    else:
+        answer.set_result(result)
 
 
 class Gone(Exception):
@@ -353,18 +363,14 @@ class Waiting:
                 late.append(request)
         return late
 
-    def take(self, times: dict[str, BatchTime], seconds: float, most: int) -> Batch | None:
-        """A batch for a device on which it is expected to take `seconds` at most, of `most` texts at most.
+    def take(self, key: str, time_of: BatchTime, seconds: float, most: int) -> Batch:
+        """A batch for a model, for which requests wait, and a device on which `time_of` says how long it takes:
+        `seconds` at most, of `most` texts at most.
 
-        `times` has the models on that device, by their keys. The request with the earliest deadline decides the model,
-        and the others for that model follow by their deadlines. A request that is larger than a batch gets no more than
-        an equal share of it, unless the other requests leave room. A batch has one text at least, and takes all that
-        waits rather than leave a few for one of their own.
+        Requests follow by their deadlines. One that is larger than a batch gets no more than an equal share of it,
+        unless the others leave room. A batch has one text at least, and takes all that waits rather than leave a few
+        for one of their own.
         """
-        first = next((request for request in self._requests if request.key in times), None)
-        if first is None:
-            return None
-        key, time_of = first.key, times[first.key]
         candidates = [request for request in self._requests if request.key == key]
         sums = self.of[key]
         taken = [request.left for request in candidates]
