@@ -207,7 +207,7 @@ def from_json_or_arrow(received: Received) -> Asked:
         raise BadRequest(422, "with JSON, options are fields of the body, not of the URL")
     asked = decoded(_decoder, received.body)
     check_count(len(asked.texts), received.most)
-    return Asked(asked.texts, asked.model, asked.top_k, partial(_json, asked))
+    return Asked(asked.texts, asked.model, asked.top_k, partial(_reply, _JSON, asked))
 
 
 def _from_arrow(received: Received) -> Asked:
@@ -219,17 +219,13 @@ def _from_arrow(received: Received) -> Asked:
         texts = _column(received.body, received.most)
     except (pa.ArrowException, struct.error, OSError, ValueError) as error:
         raise BadRequest(400, f"the body is not an Arrow IPC stream: {error}") from error
-    return Asked(texts, options.model, options.top_k, partial(_arrow, options))
+    return Asked(texts, options.model, options.top_k, partial(_reply, _ARROW, options))
 
 
-def _json(asked: ClassifyOptions, served: Served, predictions: Predictions) -> Reply:
+def _reply(kind: bytes, asked: ClassifyOptions, served: Served, predictions: Predictions) -> Reply:
     columns = _columns_of(served.classes, served.thresholds, asked.top_k, asked.scores)
-    return Reply(_JSON, to_json(served.name, predictions, columns))
-
-
-def _arrow(asked: ClassifyOptions, served: Served, predictions: Predictions) -> Reply:
-    columns = _columns_of(served.classes, served.thresholds, asked.top_k, asked.scores)
-    return Reply(_ARROW, to_arrow(predictions, columns))
+    is_json = kind == _JSON
+    return Reply(kind, to_json(served.name, predictions, columns) if is_json else to_arrow(predictions, columns))
 
 
 @lru_cache(maxsize=256)

@@ -17,7 +17,7 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
 class RequestCounts:
-    """Counts of the requests that have ended.
+    """Counts of the requests that have ended; in the main process, those of all that speak HTTP.
 
     Attributes
     ----------
@@ -61,6 +61,28 @@ class RequestCounts:
             self.seconds[model] += seconds[model]
             self.buckets[model] = [a + b for a, b in zip(self.buckets[model], counts, strict=True)]
 
+    def collect(self) -> Iterable[Metric]:
+        """As Prometheus's client asks for them."""
+        requests = CounterMetricFamily(
+            "broadsheet_requests", "Requests to classify, by HTTP status", labels=["model", "status"]
+        )
+        shed = CounterMetricFamily("broadsheet_shed_requests", "Requests refused with a 503", labels=["model"])
+        for (model, status), count in self.requests.items():
+            requests.add_metric([model, str(status)], count)
+            if status == 503:
+                shed.add_metric([model], count)
+        texts = CounterMetricFamily("broadsheet_texts", "Texts that were answered", labels=["model"])
+        for model, count in self.texts.items():
+            texts.add_metric([model], count)
+        seconds = HistogramMetricFamily(
+            "broadsheet_request_seconds", "Seconds from arrival to the answer", labels=["model"]
+        )
+        bounds = [*(str(float(bound)) for bound in SECONDS), "+Inf"]
+        for model, buckets in self.buckets.items():
+            below = list(zip(bounds, accumulate(buckets), strict=True))
+            seconds.add_metric([model], below, self.seconds[model])
+        yield from (requests, texts, shed, seconds)
+
 
 _USED_SECONDS = 10.0
 _TEXTS = tuple(4**i for i in range(9))
@@ -73,7 +95,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.requests = RequestCounts()
-        self.registry.register(_Requests(self.requests))
+        self.registry.register(self.requests)
         options: dict[str, Any] = {"namespace": "broadsheet", "registry": self.registry}
         self._batch = Histogram("batch_texts", "Texts in a batch", ["model", "device"], buckets=_TEXTS, **options)
         self._in_queue = Histogram(
@@ -122,44 +144,13 @@ class Metrics:
     def http_restarted(self) -> None:
         self._http_restarts.inc()
 
-    def show_queue(self, texts: Callable[[], float]) -> None:
-        self._queue.set_function(texts)
-
-    def show_busy(self, shares: Callable[[], dict[str, float]]) -> None:
-        """Show the share of time in which each device computed, by its name."""
-        self.registry.register(_Busy(shares))
+    def show(self, waiting: Callable[[], float], busy: Callable[[], dict[str, float]]) -> None:
+        """Show how many texts wait, and by its name the share of time in which each device computed."""
+        self._queue.set_function(waiting)
+        self.registry.register(_Busy(busy))
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
-
-
-class _Requests:
-    """What all HTTP processes have counted."""
-
-    def __init__(self, counts: RequestCounts) -> None:
-        self._counts = counts
-
-    def collect(self) -> Iterable[Metric]:
-        counts = self._counts
-        requests = CounterMetricFamily(
-            "broadsheet_requests", "Requests to classify, by HTTP status", labels=["model", "status"]
-        )
-        shed = CounterMetricFamily("broadsheet_shed_requests", "Requests refused with a 503", labels=["model"])
-        for (model, status), count in counts.requests.items():
-            requests.add_metric([model, str(status)], count)
-            if status == 503:
-                shed.add_metric([model], count)
-        texts = CounterMetricFamily("broadsheet_texts", "Texts that were answered", labels=["model"])
-        for model, count in counts.texts.items():
-            texts.add_metric([model], count)
-        seconds = HistogramMetricFamily(
-            "broadsheet_request_seconds", "Seconds from arrival to the answer", labels=["model"]
-        )
-        bounds = [*(str(float(bound)) for bound in SECONDS), "+Inf"]
-        for model, buckets in counts.buckets.items():
-            below = list(zip(bounds, accumulate(buckets), strict=True))
-            seconds.add_metric([model], below, counts.seconds[model])
-        yield from (requests, texts, shed, seconds)
 
 
 class _Busy:

@@ -88,8 +88,7 @@ class _Server:
         self._dispatcher.models |= {loaded.name: loaded for loaded in self._models}
         choice = Choice(settings.device, settings.precision, settings.kernels, settings.target_s)
         self._fleet = self._fleet_of(choice, metrics)
-        metrics.show_queue(lambda: self._dispatcher.waiting.texts)
-        metrics.show_busy(self._busy)
+        metrics.show(lambda: self._dispatcher.waiting.texts, self._busy)
         self._http = HttpProcesses(settings, self._listening, self._dispatcher, metrics, self._call)
         self._take_signals()
         starting: asyncio.Task[None] | None = None
