@@ -8,9 +8,9 @@ the fewest digits that reads back as the same float32: 0.9, not 0.89999997615814
 from __future__ import annotations
 
 import base64
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cache, reduce
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -42,14 +42,12 @@ _REPEATING = ("file", TRUTH.name)
 _DAY = "1970-01-01 "
 
 
-class PartFormat(ABC):
+class PartFormat(Protocol):
     """Rows as the bytes of a file, and back. The same rows are always the same bytes."""
 
-    @abstractmethod
     def write(self, table: pa.Table) -> bytes:
         """The file. Raises UnwritableType for a column of a type that it cannot hold."""
 
-    @abstractmethod
     def read(self, data: bytes, schema: pa.Schema, chosen: pa.Schema) -> pa.Table:
         """Some columns of the rows. schema: of the table that was written. Raises ValueError, KeyError, TypeError,
         OSError, RecursionError or pyarrow.ArrowException where `data` is something else.

@@ -6,10 +6,9 @@ checked against it (see `Store.add`), so that a job whose folder has been taken 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
 from ..errors import OutputError
 from ..storage.buckets import BucketPath
@@ -26,7 +25,7 @@ def no_check() -> None:
     """For a write that nothing has to be checked for."""
 
 
-class Store(ABC):
+class Store(Protocol):
     """A folder of whole files. Nobody sees a file incomplete, and there are no locks.
 
     Every method raises OutputError where the store cannot be read or written, and OutputUnavailable where that is not
@@ -44,13 +43,12 @@ class Store(ABC):
     root: Location
 
     @property
-    @abstractmethod
     def readers(self) -> int: ...
 
-    def probe(self) -> None:  # noqa: B027 - nothing to do is the usual case
+    def probe(self) -> None:
         """Raise OutputError where jobs in it could not be kept apart. Called once, before a job writes anything."""
+        return  # nothing to do is the usual case
 
-    @abstractmethod
     def put(self, name: str, data: bytes, check: Callable[[], None] = no_check) -> None:
         """Write a file, or replace it. check: raises where it must not be written (any more)."""
 
@@ -61,11 +59,9 @@ class Store(ABC):
         """
         self.add_all([(name, data)], check)
 
-    @abstractmethod
     def add_all(self, files: Sequence[tuple[str, bytes]], check: Callable[[], None]) -> None:
         """`add` several files, side by side where that is faster."""
 
-    @abstractmethod
     def update(self, name: str, before: bytes, data: bytes, check: Callable[[], None]) -> None:
         """Replace a file whose content is `before`."""
 
@@ -73,72 +69,56 @@ class Store(ABC):
         """`add` a file that another store has, under the name `there`."""
         self.add(name, source.read(there), check)
 
-    @abstractmethod
     def put_stream(self, name: str, write: Callable[[BinaryIO], _Result], check: Callable[[], None]) -> _Result:
         """Write a file that need not fit into memory, or replace it. write: writes it; what it returns is returned.
         check: as of `put`. Raises FileNotFoundError where another run of the job has removed what was begun.
         """
 
-    @abstractmethod
     def blocks(self, name: str, size: int) -> Iterator[bytes]:
         """A file in blocks of about that size."""
 
-    @abstractmethod
     def create(self, name: str, data: bytes) -> bool:
         """Write a file unless it exists; return whether this call wrote it."""
 
-    @abstractmethod
     def read(self, name: str) -> bytes:
         """Raises OutputError also where there is no such file."""
 
-    @abstractmethod
     def size(self, name: str) -> int | None:
         """The size of a file; None where there is none."""
 
     def has(self, name: str) -> bool:
         return self.size(name) is not None
 
-    @abstractmethod
     def sizes(self, folders: tuple[str, ...]) -> Callable[[str], int | None]:
         """`size` for many files in these folders: they are listed first where that takes fewer requests."""
 
-    @abstractmethod
     def names(self) -> set[str]:
         """What is in the root; nothing where there is none."""
 
-    @abstractmethod
     def exists(self) -> bool:
         """Whether there is anything at the root."""
 
-    @abstractmethod
     def is_empty(self, folder: str) -> bool:
         """Whether there is nothing in a folder, or no folder."""
 
-    @abstractmethod
     def files(self, folder: str) -> list[str]:
         """The names of all files in a folder and below it, sorted, without hidden ones."""
 
-    @abstractmethod
     def make(self, folders: tuple[str, ...]) -> None:
         """Create the root and folders in it."""
 
-    @abstractmethod
     def remove(self, name: str) -> None:
         """Remove a file, or a folder with its content, if it exists."""
 
-    @abstractmethod
     def remove_all(self, names: Collection[str]) -> None:
         """Remove files, those that exist."""
 
-    @abstractmethod
     def remove_attempts(self, folders: tuple[str, ...]) -> None:
         """Remove what writes that were stopped have left."""
 
-    @abstractmethod
     def is_attempt(self, name: str) -> bool:
         """Whether a file in the root is what such a write has left."""
 
-    @abstractmethod
     def remove_empty_folders(self, folder: str) -> None:
         """Remove the empty folders in a folder."""
 
