@@ -29,11 +29,14 @@ from ..source.plan.plan import RangeEnd
 from .formats import part_files, read_part
 from .layout import QUARANTINE, PartNames, entry_file, quarantine_file
 from .model_columns import N_CHARS, ModelColumns, Names
-from .record import ClosingEntry, Entry, FileRecord, from_json, to_json
+from .record import ClosingEntry, Entry, FileRecord, Judged, from_json, to_json
 from .store import Store, check_claim
 from .where import Where
 
 _ROWS = ["file", "row"]
+_OF_COLUMNS = ("labels", "unlabelled", "truncated", "unknown_chars")
+"""Figures of a model that must be those of its columns."""
+
 _ESCAPE = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
 
 
@@ -173,7 +176,7 @@ def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | No
     """
     named = where.columns if where is not None else set()
     decided = where if named <= set(schema.names) else None
-    filled = {*_ROWS, N_CHARS.name, *(column for own in names for column in _figures(own).values())}
+    filled = {*_ROWS, N_CHARS.name, *(column for own in names for column in (own.truncated, own.unknown_chars))}
     judged = filled | {name for own in names for name in (own.label, own.score)}
     looked_at = judged | (named if decided else set())
     columns = pa.schema([field for field in schema if field.name in looked_at])
@@ -198,27 +201,20 @@ def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | No
         _check_figures(entry, pa.concat_tables([columns.empty_table(), *parts]), names)
 
 
-def _figures(names: Names) -> dict[str, str]:
-    """Figures of a model that are the sums of columns, and these."""
-    return {"truncated": names.truncated, "unknown_chars": names.unknown_chars}
-
-
 def _check_figures(entry: Entry, rows: pa.Table, names: Sequence[Names]) -> None:
     """The entry's share of the totals must be that of its written rows."""
     same = len(entry.judged) == len(names) and entry.chars == (pc.sum(rows.column(N_CHARS.name)).as_py() or 0)
     for own, judged in zip(names, entry.judged, strict=False):
-        scores, unlabelled = scores_of(rows.column(own.label), rows.column(own.score))
-        sums = {name: pc.sum(rows.column(column)).as_py() or 0 for name, column in _figures(own).items()}
-        labels = {name: sum(bins) for name, bins in scores.items()}
-        same = same and (labels, unlabelled) == (judged.labels, judged.unlabelled)
-        same = same and judged.scores in (UNSET, scores)
-        same = same and all(getattr(judged, name) == sums[name] for name in sums)
+        found = judged_by(own, rows)
+        same = same and judged.scores in (UNSET, found.scores)
+        same = same and all(getattr(judged, name) == getattr(found, name) for name in _OF_COLUMNS)
     if not same:
         raise OutputError(f"{entry.chunk}: the labels or counts in its entry are not those of its part")
 
 
-def scores_of(labels: pa.ChunkedArray, scores: pa.ChunkedArray) -> tuple[dict[str, tuple[int, ...]], int]:
-    """Rows by label and score, and rows without a label, of columns of labels and scores, or of lists of them."""
+def judged_by(names: Names, rows: pa.Table) -> Judged:
+    """What a model says of written rows, by its columns in them."""
+    labels, scores = rows.column(names.label), rows.column(names.score)
     without = labels.null_count
     if pa.types.is_list(labels.type):
         without = pc.sum(pc.equal(pc.list_value_length(labels), 0)).as_py() or 0
@@ -226,7 +222,17 @@ def scores_of(labels: pa.ChunkedArray, scores: pa.ChunkedArray) -> tuple[dict[st
     given = labels.is_valid()
     coded = labels.filter(given).combine_chunks().dictionary_encode()
     classes, numbers = coded.dictionary.to_pylist(), coded.indices.to_numpy()
-    return count_scores(classes, numbers, scores.filter(given).to_numpy()), without
+    counts = count_scores(classes, numbers, scores.filter(given).to_numpy())
+    return Judged(
+        labels={name: sum(bins) for name, bins in counts.items()},
+        scores=counts,
+        unlabelled=without,
+        multi_label=names.multi_label,
+        truncated=pc.sum(rows.column(names.truncated)).as_py() or 0,
+        unknown_chars=pc.sum(rows.column(names.unknown_chars)).as_py() or 0,
+        doubtful={},
+        confusion=None,
+    )
 
 
 def _check_rows(entry: Entry, tables: Iterable[pa.Table]) -> None:
@@ -266,7 +272,7 @@ def is_of(entry: Entry, models: Sequence[ModelColumns]) -> bool:
         return False
     for judged, model in zip(entry.judged, models, strict=True):
         count = len(model.classes)
-        if not judged.labels.keys() <= {*model.labels}:
+        if not judged.labels.keys() <= {*model.classes}:
             return False
         if not all(NO_TRUTH <= a < count and NO_LABEL <= b < count for a, b, _ in judged.confusion or ()):
             return False

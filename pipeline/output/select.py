@@ -32,7 +32,7 @@ from ..source.plan.plan import Plan
 from ..storage.disk import refuse_outputs, write_file
 from ..storage.names import located, root_of
 from .account import Sums, groups_of
-from .commit import commit_chunk, committed_rows, scores_of
+from .commit import commit_chunk, committed_rows, judged_by
 from .cut import Amount, Chosen, Cut, ranking
 from .finish import finish
 from .folder import OutputFolder
@@ -530,14 +530,6 @@ def _entry(labelled: Entry, rows: pa.Table, models: Sequence[Names], job: str) -
 
 
 def _judged(names: Names, labelled: Judged, rows: pa.Table) -> Judged:
-    scores, unlabelled = scores_of(rows.column(names.label), rows.column(names.score))
-    return Judged(
-        labels={name: sum(bins) for name, bins in scores.items()},
-        scores=UNSET if labelled.scores is UNSET else scores,  # those of a model of numbers are not counted
-        unlabelled=unlabelled,
-        multi_label=names.multi_label,
-        truncated=pc.sum(rows.column(names.truncated)).as_py() or 0,
-        unknown_chars=pc.sum(rows.column(names.unknown_chars)).as_py() or 0,
-        doubtful={},
-        confusion=None,
-    )
+    judged = judged_by(names, rows)
+    # Those of a model of numbers are not counted.
+    return msgspec.structs.replace(judged, scores=UNSET) if labelled.scores is UNSET else judged
