@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.base import Backend
 from ..engine.open import why_gpu_unused
 from ..output.account import Entries
-from ..output.commit import is_of
+from ..output.commit import commit_end, is_of
 from ..output.folder import OutputFolder
 from ..output.record import WRITER, Fingerprint
 from ..output.saved_plan import plan_bytes
@@ -147,7 +147,7 @@ def _timeline(client: Client, started: float) -> Timeline:
 def _close(folder: OutputFolder | None, job: str, report: JobReport, end: RangeEnd) -> None:
     """Commit the end of what is not closed by a worker, where there is an output folder."""
     if folder is not None:
-        folder.close(end, job)
+        commit_end(folder.store, end, job)
     _close_range(report, end)
 
 

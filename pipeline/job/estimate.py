@@ -196,7 +196,7 @@ def dry_run(
     bins = columns.models[0].counts(judged.predictions[0])
     rows, chunk_rows = sample.rows, settings.chunk_size or usual_chunk_rows(backend.device, models.cost)
     names = settings.settings(chunk_rows, models).names
-    check_writable(columns.written, names, columns.models[0].labels)
+    check_writable(columns.written, names, columns.models[0].classes)
     in_range = -(
         -(rows or chunk_rows)
         // max(1, sum(parts_of(files.found, files_in_ranges(files.found, chunk_rows), chunk_rows)))
@@ -312,7 +312,7 @@ def _output_bytes(judged: ScoredChunk, columns: Columns, names: PartNames, chunk
     if not len(part):
         return 0.0
     files = part_files(columns.of_written(part, columns.chosen(part)), names, _CHUNK, _JOB)
-    entry = (_ENTRY_BYTES + _LABEL_BYTES * len(columns.models[0].labels)) / chunk_rows
+    entry = (_ENTRY_BYTES + _LABEL_BYTES * len(columns.models[0].classes)) / chunk_rows
     return (sum(len(data) for *_, data in files) / len(part) + entry) * len(table) / judged.chunk.rows_read
 
 

@@ -40,7 +40,7 @@ from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.memory.stdin import Stdin
 from ..source.plan.files import Files, divided
 from ..source.plan.plan import changed_chunks
-from ..storage.disk import refuse_outputs
+from ..storage.disk import refuse_outputs, write_file
 from ..storage.names import is_url
 from ..telemetry.spans import Clock
 from .beginning import (
@@ -220,7 +220,7 @@ def plan(prepared: Prepared, engines: Engines | None) -> Planned:
         check_names([*known, *(file.path for file in job_input.plan.files)], options.format)
     if request.folder is not None:
         names = options.settings(chunk_rows, models).names
-        check_writable(columns.written, names, columns.models[0].labels)
+        check_writable(columns.written, names, columns.models[0].classes)
     seconds = time.perf_counter() - prepared.began - (engines.seconds if engines else 0.0)
     return Planned(prepared, job_input, columns, chunk_rows, seconds)
 
@@ -271,9 +271,9 @@ def _explain(report: JobReport, options: Options) -> None:
     if options.trace is not None:
         save_trace(report.run.timeline, os.fspath(options.trace))
     if options.report is not None:
-        from ..report.page import save_page  # Matplotlib takes a while to load
+        from ..report.page import page  # Matplotlib takes a while to load
 
-        save_page(report, os.fspath(options.report))
+        write_file(options.report, page(report).encode())
         report.run.page = os.fspath(options.report)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -51,20 +51,6 @@ def computed_columns(models: Sequence[ModelColumns], truth: bool) -> pa.Schema:
     return pa.schema(fields)
 
 
-def label_table(
-    chunk: Chunk, predictions: Sequence[Predictions], schema: pa.Schema, models: Sequence[ModelColumns]
-) -> pa.Table:
-    """The labelled rows: the columns of `chunk.rows` and of its predictions by each model, in the order of `schema`."""
-    arrays = {N_CHARS.name: pa.array(predictions[0].n_chars)}
-    for model, predicted in zip(models, predictions, strict=True):
-        arrays |= model.columns(predicted)
-    if chunk.truth is not None:
-        names = pa.array(models[0].truths or models[0].classes, pa.string())
-        arrays[TRUTH.name] = names.take(pa.array(chunk.truth, mask=chunk.truth == NO_TRUTH))
-    computed = schema.names[chunk.rows.num_columns :]
-    return pa.table([*chunk.rows.columns, *(arrays[name] for name in computed)], schema)
-
-
 @dataclass(frozen=True)
 class Columns:
     """The columns of a job's output.
@@ -93,8 +79,15 @@ class Columns:
         return tuple(columns.scoring for columns in self.models)
 
     def table(self, chunk: Chunk, predictions: Sequence[Predictions]) -> pa.Table:
-        """The labelled rows of a chunk. predictions: by each model."""
-        return label_table(chunk, predictions, self.computed, self.models)
+        """The labelled rows of a chunk: the columns of `chunk.rows`, then of its predictions by each model."""
+        arrays = {N_CHARS.name: pa.array(predictions[0].n_chars)}
+        for model, predicted in zip(self.models, predictions, strict=True):
+            arrays |= model.columns(predicted)
+        if chunk.truth is not None:
+            names = pa.array(self.models[0].truths or self.models[0].classes, pa.string())
+            arrays[TRUTH.name] = names.take(pa.array(chunk.truth, mask=chunk.truth == NO_TRUTH))
+        computed = self.computed.names[chunk.rows.num_columns :]
+        return pa.table([*chunk.rows.columns, *(arrays[name] for name in computed)], self.computed)
 
     def chosen(self, table: pa.Table) -> NDArray[np.bool_]:
         """Which of the labelled rows are written, [N]."""
@@ -115,10 +108,10 @@ def columns_of(selection: Selection, models: Sequence[ModelColumns], expression:
     written = output_schema(selection, every)
     if expression is None:
         return Columns(written, written, every, None)
-    every_score = tuple(columns.with_every_score for columns in every)
+    every_score = tuple(replace(columns, scores=True) for columns in every)
     where, all_of_them = Where(expression), output_schema(selection, every_score)
     where.check(all_of_them)
-    labels = {columns.names.label: columns.labels for columns in every}
+    labels = {columns.names.label: columns.classes for columns in every}
     where.check_labels({TRUTH.name: every[0].truths or every[0].classes, **labels})
     if where.columns <= {*written.names}:
         return Columns(written, written, every, where)

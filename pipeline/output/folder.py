@@ -17,10 +17,10 @@ import pyarrow as pa
 from ..errors import BroadsheetError, OutputError, OutputUnavailable, UsageError
 from ..processes.threads import threads
 from ..source.open.ahead import in_order
-from ..source.plan.plan import RangeEnd, part_name
+from ..source.plan.plan import part_name
 from . import layout
 from .account import Entries, gaps, groups_of, open_to_change
-from .commit import check_chunk, commit_end, committed_entry
+from .commit import check_chunk, committed_entry
 from .layout import (
     CLAIM,
     ENTRIES,
@@ -431,10 +431,6 @@ class OutputFolder:
             for entry, seen in in_order(pool, (partial(read, name) for name in files), lambda: 2 * readers):
                 if isinstance(entry, OutputError) or entry.job == job:
                     yield entry, seen
-
-    def close(self, end: RangeEnd, job: str) -> None:
-        """Commit the end of a range. Raises OutputError, also where another job took the folder."""
-        commit_end(self.store, end, job)
 
     def entries_of(self, which: int | str, job: str, names: PartNames) -> dict[str, Entry]:
         """The entries of the chunks of a group that are committed, by name, in order; or of one chunk. which: the

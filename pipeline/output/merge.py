@@ -7,7 +7,7 @@ copied here; their entries are written anew, and the end of it checks all of the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -129,7 +129,7 @@ def merge(
         calls = (
             partial(_take, share, entry, offset, place, fingerprint.id)
             for share, offset in zip(opened, starts, strict=False)
-            for entry in _entries(share)
+            for entry, _ in share.folder.each_entry(share.manifest.fingerprint.id, None, lambda _: None)
             if isinstance(entry, ClosingEntry) or _moved(entry.chunk, offset) not in counted
         )
         counted |= {entry.chunk: entry.digest for entry in in_order(pool, calls, lambda: 2 * readers) if entry}
@@ -210,11 +210,6 @@ def _differ(one: object, other: object) -> str:
         pairs = ((name, getattr(one, name), getattr(other, name)) for name in one.__struct_fields__)
         return ", ".join(f"{name} {a!r}, not {b!r}" for name, a, b in pairs if a != b)
     return f"{one}, not {other}"
-
-
-def _entries(share: _Share) -> Iterator[Entry | ClosingEntry]:
-    for entry, _ in share.folder.each_entry(share.manifest.fingerprint.id, None, lambda _: None):
-        yield entry
 
 
 def _moved(chunk: str, offset: int) -> str:

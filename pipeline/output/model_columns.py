@@ -6,7 +6,7 @@ Formats, results in memory, `verify` and the report know the columns of a model 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -120,19 +120,9 @@ class ModelColumns:
     counts_scores: bool = True
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        """What the column of labels may hold."""
-        return self.classes
-
-    @property
     def scoring(self) -> Scoring:
         """What these columns need of the model."""
         return Scoring(self.top_k, self.scores or self.thresholds is not None, self.windows)
-
-    @property
-    def with_every_score(self) -> ModelColumns:
-        """The same with the score of every class."""
-        return replace(self, scores=True)
 
     @cached_property
     def first(self) -> tuple[pa.Field, ...]:
