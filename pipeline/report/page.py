@@ -101,11 +101,6 @@ class Bar:
     length: float
 
 
-def save_page(report: JobReport, path: str) -> None:
-    """Write the page of a finished job. Raises OutputError."""
-    write_file(path, page(report).encode())
-
-
 def save_looked(name: str, tables: Sequence[Facts], path: str) -> None:
     """Show scores by value on the page of a job, in place of earlier ones, or on a new page. Raises UsageError for a
     file that is no such page, OutputError where it cannot be written. tables: as `look` has them.
@@ -217,10 +212,6 @@ def _kept(model: ModelFigures) -> tuple[list[str], list[tuple[float, int, list[f
 
 def _picture(draw: Callable[[float], Figure]) -> dict[str, str]:
     """A drawing for desktop and one for mobile, as values of `src`."""
-    return {
-        name: _source(plots.to_svg(draw(width))) for name, width in (("wide", plots.WIDE), ("narrow", plots.NARROW))
-    }
-
-
-def _source(svg: str) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+    drawn = {"wide": draw(plots.WIDE), "narrow": draw(plots.NARROW)}
+    encoded = ((name, base64.b64encode(plots.to_svg(one).encode()).decode()) for name, one in drawn.items())
+    return {name: f"data:image/svg+xml;base64,{svg}" for name, svg in encoded}

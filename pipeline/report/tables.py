@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Group, OverflowMethod, RenderableType
@@ -70,24 +70,14 @@ def _summary(breakdown: Breakdown) -> Table:
         table.add_row(name, *map(moment_text, (min(times), statistics.median(times), max(times))), device_name(latest))
     table.add_row("end", "", "", moment_text(breakdown.seconds), "", end_section=True)
     table.add_row(f"{len(devices)} devices", "least", "median", "most", "the least has", end_section=True)
-    for label, value, show in (("busy", _busy, "{:.0%}"), ("articles", _rows, "{:,.0f}")):
-        table.add_row(label, *_least_median_most(devices, value, show), device_name(min(devices, key=value)))
+    figures: dict[str, tuple[list[float], str]] = {
+        "busy": ([d.busy for d in devices], "{:.0%}"),
+        "articles": ([d.rows for d in devices], "{:,.0f}"),
+    }
+    for label, (values, show) in figures.items():
+        shown = map(show.format, (min(values), statistics.median(values), max(values)))
+        table.add_row(label, *shown, device_name(devices[values.index(min(values))]))
     return table
-
-
-def _busy(device: DeviceTimes) -> float:
-    return device.busy
-
-
-def _rows(device: DeviceTimes) -> float:
-    return device.rows
-
-
-def _least_median_most(
-    devices: tuple[DeviceTimes, ...], value: Callable[[DeviceTimes], float], show: str
-) -> tuple[str, str, str]:
-    values = [value(d) for d in devices]
-    return show.format(min(values)), show.format(statistics.median(values)), show.format(max(values))
 
 
 def moment_text(seconds: float) -> str:

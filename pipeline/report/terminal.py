@@ -108,7 +108,10 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
 
     The breakdown of chunks that were done in a moment is shown only where kernels were profiled; else its verdict is.
     """
-    _print_totals(report, console)
+    console.print(facts_table(facts(report.job, report.tally, report.run)))
+    for name, path in (("output", report.job.output), ("page", report.run.page)):
+        if path:
+            print_fact(name, path, console)
     for model in report.models:
         if len(report.models) > 1:
             console.print(lines(model.name, "bold"), soft_wrap=True)
@@ -134,13 +137,6 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
     for remark in (*growth, unfinished(report.job, report.run), doubt(report.job, report.tally), *report.hints):
         if remark:
             console.print(lines(remark, "yellow"), soft_wrap=True)
-
-
-def _print_totals(report: JobReport, console: PlainConsole) -> None:
-    console.print(facts_table(facts(report.job, report.tally, report.run)))
-    for name, path in (("output", report.job.output), ("page", report.run.page)):
-        if path:
-            print_fact(name, path, console)
 
 
 def _label_table(model: ModelFigures, written: int) -> Table:
