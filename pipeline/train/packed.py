@@ -16,7 +16,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,26 +82,6 @@ def lay_out(reached: Tensor, total: int) -> Layout:
     return Layout(article, index - begins[article], torch.cat([reached, zero]), torch.cat([groups, rest]))
 
 
-class FirstBlockParameters(NamedTuple):
-    """What is learnt of block 1.
-
-    Attributes
-    ----------
-    table : Tensor [taps * ids, channels]
-        The weights by tap and id, with the bias in them.
-    bias : Tensor [channels]
-        The bias.
-    gamma, beta : Tensor [rows, channels]
-        Of the norm.
-
-    """
-
-    table: Tensor
-    bias: Tensor
-    gamma: Tensor
-    beta: Tensor
-
-
 def can_compute(device: torch.device, layer: Layer) -> bool:
     """Whether the kernels run on a device: a GPU new enough, with the packages that compile and launch kernels."""
     if device.type != "cuda":
@@ -123,32 +103,9 @@ def _can_compute(device: int, layer: Layer) -> bool:
     return True
 
 
-def first_block_pooled(
-    given: FirstBlockParameters, windows: Tensor, layout: Layout, layer: Layer, compute: torch.dtype
-) -> Tensor:
-    """The rows that block 2 reads, [3 G, channels], with gradients of the parameters.
-
-    Parameters
-    ----------
-    given : FirstBlockParameters
-        The parameters.
-    windows : int64 [9 G, 7]
-        Table rows of each row's characters.
-    layout : Layout
-        The groups of the articles.
-    layer : Layer
-        Block 1.
-    compute : torch.dtype
-        The type of the result.
-
-    """
-    pooled_rows: Tensor = _FirstBlock.apply(*given, windows, layout, layer, compute)  # type: ignore[no-untyped-call]
-    return pooled_rows
-
-
 class _FirstBlock(torch.autograd.Function):
-    """Rows that the text does not reach are the bias. Of those that an article has beyond its groups only the number
-    counts; it is negative where the groups have more rows than the article.
+    """The rows that block 2 reads. Those that the text does not reach are the bias. Of those that an article has beyond
+    its groups only the number counts; it is negative where the groups have more rows than the article.
     """
 
     @staticmethod
@@ -169,10 +126,20 @@ class _FirstBlock(torch.autograd.Function):
         ----------
         ctx : FunctionCtx
             Keeps what the backward pass needs.
-        table, bias, gamma, beta : Tensor
-            As of `FirstBlockParameters`.
-        windows, layout, layer, compute : Tensor
-            As of `first_block_pooled`.
+        table : Tensor [taps * ids, channels]
+            The weights by tap and id, with the bias in them.
+        bias : Tensor [channels]
+            The bias.
+        gamma, beta : Tensor [rows, channels]
+            Of the norm.
+        windows : int64 [9 G, 7]
+            Table rows of each row's characters.
+        layout : Layout
+            The groups of the articles.
+        layer : Layer
+            Block 1.
+        compute : torch.dtype
+            The type of the result.
 
         """
         groups, channels = len(layout.article), layer.outputs
@@ -296,8 +263,9 @@ class PackedCNN(CharCNN):
         assert isinstance(norm, nn.LayerNorm)
         windows, text = self._windows(ids, layout)
         if can_compute(ids.device, layer):
-            given = FirstBlockParameters(self._table(), bias, norm.weight.t(), norm.bias.t())
-            return first_block_pooled(given, windows, layout, layer, self._compute)
+            learnt = self._table(), bias, norm.weight.t(), norm.bias.t()
+            rows: Tensor = _FirstBlock.apply(*learnt, windows, layout, layer, self._compute)  # type: ignore[no-untyped-call]
+            return rows
         sums: Tensor = _TableSum.apply(self._table(), windows, self._compute)  # type: ignore[no-untyped-call]
         x = sums.view(len(text), -1)  # [G, 9 * channels]
         others = (layer.rows_out - GROUP * layout.groups).to(x.dtype)
