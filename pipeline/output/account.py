@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import add
+from typing import Any
 
 from msgspec import UNSET
 
@@ -17,11 +18,15 @@ from ..source.chunk import RowRange
 from ..source.columns import NO_TRUTH
 from ..source.plan.plan import Start, part_name, range_name
 from .layout import group_of
-from .record import SUMS, ClosingEntry, Entry, Judged, ListedFile, SavedPlan, Scores, Totals
+from .record import Accounted, ClosingEntry, Entry, Figures, Judged, ListedFile, SavedPlan, Scores, Totals
 from .saved_plan import files_of
 
 Sources = tuple[RowRange, ...]
 """From where a chunk was read."""
+
+_SUMS = ("rows_read", "rows_written", "rows_filtered", "rows_quarantined", "chars")
+_SUMS_OF_MODEL = ("truncated", "unknown_chars", "saturated", "asked", "unlabelled")
+"""The figures of an entry whose sums are those of the totals."""
 
 
 @dataclass(frozen=True)
@@ -173,8 +178,8 @@ def most_quarantined(limit: str | int, rows: int) -> int:
 
 
 @dataclass
-class Counts:
-    """Sums over entries, which are counted one by one. What they are: see `Totals`, which has the same fields.
+class ModelCounts:
+    """Sums of what one model says of rows. What they are: see `Figures`, which has the same fields.
 
     Attributes
     ----------
@@ -183,12 +188,6 @@ class Counts:
 
     """
 
-    chunks: int = 0
-    rows_read: int = 0
-    rows_written: int = 0
-    rows_filtered: int = 0
-    rows_quarantined: int = 0
-    chars: int = 0
     truncated: int = 0
     unknown_chars: int = 0
     saturated: int = 0
@@ -196,32 +195,65 @@ class Counts:
     unlabelled: int = 0
     labels: Counter[str] = field(default_factory=Counter)
     doubtful: Counter[str] = field(default_factory=Counter)
-    not_copied: Counter[str] = field(default_factory=Counter)
-    lengths: tuple[int, ...] = (0,) * len(LENGTHS)
     pairs: Counter[tuple[int, int]] | None = None
     scores: Scores = field(default_factory=dict)
     right: Scores = field(default_factory=dict)
-    others: tuple[Judged, ...] = ()
+    multi_label: bool = False
+
+    def judge(self, said: Figures) -> None:
+        """Add what the model says of more rows."""
+        for name in _SUMS_OF_MODEL:
+            setattr(self, name, getattr(self, name) + getattr(said, name))
+        self.labels.update(said.labels)
+        self.doubtful.update(said.doubtful)
+        self.scores = _summed(self.scores, said.scores)
+        self.right = _summed(self.right, said.right)
+        if said.confusion is not None:
+            self.pairs = Counter() if self.pairs is None else self.pairs
+            for true, label, rows in said.confusion:
+                self.pairs[true, 0 if true == NO_TRUTH else label] += rows
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The fields of `Figures`, in one order whatever the order in which they were added up."""
+        pairs = None if self.pairs is None else sorted(self.pairs.items())
+        return {
+            **{name: getattr(self, name) for name in _SUMS_OF_MODEL},
+            "labels": dict(sorted(self.labels.items())),
+            "doubtful": dict(sorted(self.doubtful.items())),
+            "confusion": None if pairs is None else tuple((*pair, rows) for pair, rows in pairs),
+            "scores": self.scores,
+            "right": self.right or UNSET,
+        }
+
+
+@dataclass
+class Counts(ModelCounts):
+    """Sums over entries, which are counted one by one. What they are: see `Totals`, which has the same fields."""
+
+    chunks: int = 0
+    rows_read: int = 0
+    rows_written: int = 0
+    rows_filtered: int = 0
+    rows_quarantined: int = 0
+    chars: int = 0
+    not_copied: Counter[str] = field(default_factory=Counter)
+    lengths: tuple[int, ...] = (0,) * len(LENGTHS)
+    others: list[ModelCounts] = field(default_factory=list)
     problems: list[tuple[str, str]] = field(default_factory=list)
     unread: list[tuple[str, int | None]] = field(default_factory=list)
 
-    def count(self, entry: Entry | Totals) -> None:
+    def count(self, entry: Accounted) -> None:
         """Add the figures of a chunk, or of many, but for what was amiss with files."""
-        for name in SUMS:
+        self.judge(entry)
+        for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(entry, name))
-        self.labels.update(entry.labels)
-        self.doubtful.update(entry.doubtful)
         self.not_copied.update(entry.not_copied)
         self.lengths = tuple(map(add, self.lengths, entry.lengths))
-        self.scores = summed_scores((self.scores, entry.scores))
-        self.right = summed_scores((self.right, entry.right))
-        if entry.confusion is not None:
-            self.pairs = Counter() if self.pairs is None else self.pairs
-            for true, label, rows in entry.confusion:
-                self.pairs[true, 0 if true == NO_TRUTH else label] += rows
         others = () if entry.others is UNSET else entry.others
-        pairs = zip(self.others, others, strict=True) if self.others else ((model,) for model in others)
-        self.others = tuple(map(summed, pairs))
+        self.others = self.others or [ModelCounts(multi_label=model.multi_label) for model in others]
+        for counts, model in zip(self.others, others, strict=True):
+            counts.judge(model)
 
     def count_chunk(self, entry: Entry) -> None:
         """Add the figures of a chunk."""
@@ -234,17 +266,13 @@ class Counts:
         """The sums, in one order whatever the order in which entries were counted."""
         return Totals(
             chunks=self.chunks,
-            **{name: getattr(self, name) for name in SUMS},
-            labels=dict(sorted(self.labels.items())),
-            doubtful=dict(sorted(self.doubtful.items())),
+            **{name: getattr(self, name) for name in _SUMS},
+            **self.figures,
             lengths=self.lengths,
-            confusion=None if self.pairs is None else tuple((*pair, rows) for pair, rows in sorted(self.pairs.items())),
             problems=tuple(sorted({*self.problems})),
             unread=tuple(sorted({*self.unread}, key=str)),
             not_copied=dict(sorted(self.not_copied.items())),
-            others=self.others or UNSET,
-            scores=self.scores,
-            right=self.right or UNSET,
+            others=tuple(Judged(multi_label=one.multi_label, **one.figures) for one in self.others) or UNSET,
         )
 
 
@@ -265,24 +293,7 @@ class Sums(Counts):
             self.unread += entry.unread
 
 
-def summed(judged: Sequence[Judged]) -> Judged:
-    """What one model says of the rows of several entries, together."""
-    return Judged(
-        labels=_sum(model.labels for model in judged),
-        unlabelled=sum(model.unlabelled for model in judged),
-        multi_label=any(model.multi_label for model in judged),
-        truncated=sum(model.truncated for model in judged),
-        unknown_chars=sum(model.unknown_chars for model in judged),
-        saturated=sum(model.saturated for model in judged),
-        asked=sum(model.asked for model in judged),
-        doubtful=_sum(model.doubtful for model in judged),
-        confusion=_confusion(model.confusion for model in judged),
-        scores=summed_scores(model.scores for model in judged),
-        right=summed_scores(model.right for model in judged),
-    )
-
-
-def summed_scores(counts: Iterable[Scores]) -> Scores:
+def _summed(*counts: Scores) -> Scores:
     """Rows by label and bin of all entries; UNSET where one of them, of an earlier version, has no such counts."""
     total: dict[str, tuple[int, ...]] = {}
     for scores in counts:
@@ -291,19 +302,3 @@ def summed_scores(counts: Iterable[Scores]) -> Scores:
         for label, bins in scores.items():
             total[label] = tuple(map(add, total[label], bins)) if label in total else bins
     return dict(sorted(total.items()))
-
-
-def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for labels in counts:
-        total.update(labels)
-    return dict(total)
-
-
-def _confusion(given: Iterable[tuple[tuple[int, int, int], ...] | None]) -> tuple[tuple[int, int, int], ...] | None:
-    """As `accuracy.Confusion.pairs` has it; None where no entry has one."""
-    counts: Counter[tuple[int, int]] = Counter()
-    known = [pairs for pairs in given if pairs is not None]
-    for true, label, rows in (pair for pairs in known for pair in pairs):
-        counts[true, 0 if true == NO_TRUTH else label] += rows
-    return tuple((true, label, rows) for (true, label), rows in sorted(counts.items())) if known else None

@@ -37,12 +37,6 @@ from .layout import (
 )
 from .model_columns import Names
 
-SUMS = (
-    *("rows_read", "rows_written", "rows_filtered", "rows_quarantined"),
-    *("chars", "truncated", "unknown_chars", "saturated", "asked", "unlabelled"),
-)
-"""The figures of an entry whose sums are those of the totals."""
-
 Count = Annotated[int, Meta(ge=0, le=MOST)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=MOST)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from ..errors import counted, first_of
 from ..labelling.counts import kept
-from ..measures.accuracy import Confusion, Example, confusion_of
+from ..measures.accuracy import Confusion, Example
 from ..telemetry.profile import Profile
-from .tally import Reach, Tally
+from .tally import Reach, Tally, confusion_in
 from .timeline import Timeline
 
 EXAMPLES = 10
@@ -72,10 +71,6 @@ class Growth:
             verb, them = ("is", "it") if self.later == 1 else ("are", "them")
             lines.append(f"{counted(self.later, 'file')} {verb} new since this began: --update labels {them}")
         return lines
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -238,19 +233,9 @@ class RunFacts:
 
 def models_of(job: JobFacts, tally: Tally) -> tuple[ModelFigures, ...]:
     """What each model says, in the order in which they were named."""
-    name = job.models[0][0] if job.models else job.model
-    others = zip(job.models[1:], tally.others, strict=False)
-    return (
-        ModelFigures(name, tally.labels, tally.scores or None, tally.unlabelled, tally.confusion, tally.right or None),
-        *(
-            ModelFigures(
-                name,
-                Counter(judged.labels),
-                judged.scores or None,
-                judged.unlabelled,
-                None if judged.confusion is None else confusion_of(judged.confusion, classes),
-                judged.right or None,
-            )
-            for (name, classes), judged in others
-        ),
+    return tuple(
+        ModelFigures(
+            name, one.labels, one.scores or None, one.unlabelled, confusion_in(one, classes), one.right or None
+        )
+        for (name, classes), one in zip(job.models or [(job.model, job.classes)], (tally, *tally.others), strict=False)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -289,7 +289,7 @@ class JobReport:
             "rows_this_run": run.rows,
             "read_again_bytes": run.read_again,
             "stopped": run.stopped,
-            "update": self.job.growth and self.job.growth.to_dict(),
+            "update": self.job.growth and asdict(self.job.growth),
             "left_out": {"count": len(job.left_out), "first": list(job.left_out[:_NAMED])},
             "set_aside": [list(item) for item in run.set_aside],
             "not_read": self.not_read,

@@ -10,7 +10,7 @@ import msgspec
 
 from ..errors import BroadsheetError
 from ..measures.accuracy import Confusion, confusion_of
-from ..output.account import Counts
+from ..output.account import Counts, ModelCounts
 from ..output.record import Totals
 from ..source.plan.plan import RangeEnd
 
@@ -23,6 +23,12 @@ def balance(totals: Totals | Tally) -> str:
     if totals.rows_filtered:
         written = f"{totals.rows_written:,} written + {totals.rows_filtered:,} filtered"
     return f"read = {written} + {totals.rows_quarantined:,} quarantined"
+
+
+def confusion_in(counts: ModelCounts, classes: tuple[str, ...]) -> Confusion | None:
+    """What a model says of rows with a truth; None where none has one."""
+    pairs = counts.pairs
+    return None if pairs is None else confusion_of(((*pair, rows) for pair, rows in pairs.items()), classes)
 
 
 @dataclass
@@ -52,7 +58,7 @@ class Tally(Counts):
     @property
     def confusion(self) -> Confusion | None:
         """Rows by true and predicted class, where there is a truth column; the filtered ones too."""
-        return None if self.pairs is None else confusion_of(((*p, n) for p, n in self.pairs.items()), self.classes)
+        return confusion_in(self, self.classes)
 
     @classmethod
     def after(
