@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from ..engine.base import Predictions
 from ..model.layers import CLASSES
+from ..model.preparation import buffers_of
 from ..output.columns import REASON, computed_columns
 from ..output.formats import to_plain
 from ..output.model_columns import N_CHARS, ModelColumns, Names
@@ -255,17 +256,8 @@ def packed_of(asked: Asked, reads: int) -> Packed:
     n_chars = pc.utf8_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
     if n_chars.max(initial=0) > reads:
         column = pc.utf8_slice_codeunits(column, 0, reads)
-    return Packed(*_buffers(column), n_chars.tobytes())
-
-
-def _buffers(column: pa.Array) -> tuple[bytes, bytes]:
-    """Texts and offsets."""
-    _, offsets, data = column.buffers()
-    if not len(column):
-        return b"", np.zeros(1, np.int64).tobytes()
-    bounds = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
-    whole = memoryview(data) if data is not None else memoryview(b"")
-    return bytes(whole[bounds[0] : bounds[-1]]), (bounds - bounds[0]).tobytes()
+    data, bounds = buffers_of(column)
+    return Packed(data.tobytes(), bounds.tobytes(), n_chars.tobytes())
 
 
 def _column(body: bytes, most: int) -> pa.Array:

@@ -23,6 +23,7 @@ from ..evaluation.rows import chosen_input, numbered
 from ..model.alphabet import Alphabet, encode
 from ..model.layers import CLASSES
 from ..model.ngrams import MOST_READ, Kinds, find
+from ..model.preparation import buffers_of, column_of
 from ..model.scores import Heads, Levels, of_head, parts_of
 from ..options import ReadKeywords
 from ..source.chunk import Chunk
@@ -48,17 +49,18 @@ class TextBuffers(NamedTuple):
     data: NDArray[np.uint8]
     offsets: NDArray[np.int64]
 
+    @property
+    def column(self) -> pa.LargeStringArray:
+        """The same as Arrow has it."""
+        return column_of(self.data, self.offsets)
+
     def rows(self, rows: NDArray[np.int64]) -> TextBuffers:
         """Some of the texts."""
-        sizes = np.diff(self.offsets)[rows]
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        at = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], sizes)
-        return TextBuffers(self.data[at], offsets)
+        return TextBuffers(*buffers_of(self.column.take(pa.array(rows))))
 
     def numbered(self) -> NDArray[np.int64]:
         """A number for each text, the same for equal texts."""
-        buffers = [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
-        return numbered(pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(self.offsets) - 1, buffers))
+        return numbered(self.column)
 
 
 class LabelColumn(NamedTuple):
@@ -217,8 +219,11 @@ class ArticleReader:
     ) -> tuple[_Articles, list[T]]:
         """Every article of `source` (as `classify` takes it), and what `of_chunk` makes of each chunk.
 
-        kept: columns beside the text. wanted: what a one-hot file lacks.
+        kept: columns beside the text, to learn. wanted: what a one-hot file lacks. Raises UsageError for a column that
+        is of both.
         """
+        if both := set(kept) & set(self.text_columns):
+            raise UsageError(f"column {min(both)!r} is a label or target, it cannot be the text too")
         how = (self.reading, self.alphabet, self.length, True)  # by a hash of the content
         given, selection = chosen_input(source, self.text_columns, *how, kept=kept, reads=MOST_READ)
         ids, texts, places, others, skipped = [], [], [], [], 0
@@ -227,9 +232,7 @@ class ArticleReader:
                 raise UsageError(f"a one-hot file holds no {wanted} to train on")
             others.append(of_chunk(chunk))
             ids.append(encode(chunk.data, chunk.offsets, self.alphabet, self.length).ids)
-            texts.append(
-                TextBuffers(chunk.data[chunk.offsets[0] : chunk.offsets[-1]], chunk.offsets - chunk.offsets[0])
-            )
+            texts.append(TextBuffers(*buffers_of(chunk.text)))
             places.append(chunk.rows.select(["file", "row"]))
             skipped += len(chunk.quarantine)
         files = tuple({"path": f["path"], "digest": f["digest"]} for f in given.identity)
@@ -267,8 +270,6 @@ def read_labelled(
 
     """
     names = None if classes is None else tuple(classes)
-    if label_column in reading.text_columns:
-        raise UsageError(f"column {label_column!r} is the label, it cannot be the text too")
 
     def labels_of(chunk: Chunk) -> pa.Array:
         if multi_label:
@@ -302,9 +303,6 @@ def read_heads(
     Raises UsageError for a column that is missing, an unknown label, or fewer than two classes; SourceError for a file
     that cannot be read.
     """
-    for column in label_columns:
-        if column in reading.text_columns:
-            raise UsageError(f"column {column!r} is a label, it cannot be the text too")
 
     def labels_of(chunk: Chunk) -> list[pa.Array]:
         return [labels_in(chunk.rows, column) for column in label_columns]
@@ -357,8 +355,6 @@ def read_numbers(
         Articles whose levels these have.
 
     """
-    if column in reading.text_columns:
-        raise UsageError(f"column {column!r} is the target, it cannot be the text too")
 
     def numbers_of(chunk: Chunk) -> NDArray[np.float64]:
         numbers_here = numbers_in(chunk.rows, column, names or ())
@@ -418,9 +414,7 @@ def indices_of(labels: pa.Array, classes: tuple[str, ...], column: str | None) -
 
 def joined(parts: list[TextBuffers]) -> TextBuffers:
     """The articles of the first, then those of the next, and so on."""
-    sizes = np.concatenate([np.diff(part.offsets) for part in parts])
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return TextBuffers(np.concatenate([part.data for part in parts]), offsets)
+    return TextBuffers(*buffers_of(pa.concat_arrays([part.column for part in parts])))
 
 
 def sorted_names(values: list[str]) -> tuple[str, ...]:

@@ -353,8 +353,6 @@ def read_taught(
 
     """
     kept = tuple(dict.fromkeys((*([label_column] if label_column else []), *soft_columns)))
-    if both := set(kept) & set(reading.text_columns):
-        raise UsageError(f"column {min(both)!r} is a label, it cannot be the text too")
 
     def labels_of(chunk: Chunk) -> tuple[pa.Array, pa.Table]:
         nothing = pa.nulls(len(chunk.rows), pa.large_string())
