@@ -26,7 +26,7 @@ from ..model.cascade import AGREEMENT
 from ..model.charcnn import Model, load_encoder
 from ..options.training import TRAIN, TrainKeywords, TrainRequest
 from ..processes.threads import free_cores
-from .after import Compared, model_of
+from .after import Compared, Parts, model_of
 from .branch import Answers, Branch, fit_branch, fit_head
 from .data import ArticleReader, LabelledArticles, TrainingData, copies, read_heads, read_labelled, read_numbers
 from .job import Examples, Outcome, TrainingJob, without_network
@@ -147,7 +147,8 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     if request.soft_labels:
         right = {} if prepared.taught_right is None else {"teacher_accuracy": round(prepared.taught_right, 6)}
         card["soft_labels"] = {**request.soft_labels.about(), **right}
-    model, compared, suspects = model_of(outcome, job, prepared, request.dtype, card, branch, request.keep_network)
+    parts = Parts(outcome, job, prepared, request.dtype, branch, request.keep_network)
+    model, compared, suspects = model_of(parts, card)
     if request.keep_teacher:
         model = _chain(model, request, prepared)
     if outcome.is_trained and not model.has_network:

@@ -47,15 +47,7 @@ _LEAST_SPREAD = 0.05
 """The least spread of a model of numbers, in steps."""
 
 
-def model_of(
-    outcome: Outcome,
-    job: TrainingJob,
-    prepared: TrainingData,
-    dtype: str,
-    about: Mapping[str, Any],
-    branch: Branch | None,
-    keep_network: bool = False,
-) -> tuple[Model, dict[str, Compared], pa.Table | None]:
+def model_of(parts: Parts, about: Mapping[str, Any]) -> tuple[Model, dict[str, Compared], pa.Table | None]:
     """The finished model: the weights rounded to `dtype`, a card, the scales for int8, and a temperature or thresholds.
 
     Its accuracy and temperature come from rows that nothing was fitted to: the held-out ones, or if there are none and
@@ -63,26 +55,9 @@ def model_of(
     where each text has one label, by the name of the head, or ""; and of one column of labels, those that are probably
     wrong.
 
-    Parameters
-    ----------
-    outcome : Outcome
-        What the run left.
-    job : TrainingJob
-        How the run went.
-    prepared : TrainingData
-        The rows.
-    dtype : str
-        The type of the tensors in the model, such as "float16".
-    about : mapping
-        What else the card says.
-    branch : Branch or None
-        The n-grams, if they were fitted.
-    keep_network : bool
-        Keep the network also where the rows are not likelier with it.
-
+    about: what else the card says.
     """
-    parts = _Parts(outcome, job, prepared, dtype, branch, keep_network)
-    card = parts.card(about)
+    prepared, card = parts.prepared, parts.card(about)
     if prepared.data.levels is not None:
         return _number_model(parts, card, prepared.data.levels), {}, None
     if prepared.data.is_multi_label:
@@ -107,9 +82,7 @@ def suspects(data: LabelledArticles, rows: Labels, scores: Doubles) -> pa.Table:
     usual = np.bincount(truth, own, count) / np.maximum(np.bincount(truth, minlength=count), 1)
     found = np.flatnonzero((label != truth) & (best >= usual[label]))
     found = found[np.argsort((own - best)[found], kind="stable")]
-    text = data.text.rows(rows[found])
-    buffers = [None, pa.py_buffer(text.offsets), pa.py_buffer(text.data)]
-    texts = pa.Array.from_buffers(pa.large_string(), len(found), buffers)
+    texts = data.text.rows(rows[found]).column
     assert data.places is not None
     table = data.places.take(pa.array(rows[found]))
     for name, numbers in (("truth", truth), ("label", label)):
@@ -118,7 +91,7 @@ def suspects(data: LabelledArticles, rows: Labels, scores: Doubles) -> pa.Table:
     return table.append_column("text", pc.utf8_slice_codeunits(texts, 0, _SHOWN))
 
 
-def _model_of_heads(parts: _Parts, card: dict[str, Any]) -> tuple[Model, dict[str, Compared]]:
+def _model_of_heads(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[str, Compared]]:
     """A model with several heads. The logits of each head are divided by a temperature of its own."""
     prepared, rows, data = parts.prepared, parts.rows, parts.prepared.data
     tested = None if prepared.tested is None else (prepared.tested, parts.logits_of(prepared.tested))
@@ -144,7 +117,7 @@ def _model_of_heads(parts: _Parts, card: dict[str, Any]) -> tuple[Model, dict[st
     return parts.model({**card, **about, "heads": figures}), against
 
 
-def _one_label_model(parts: _Parts, card: dict[str, Any]) -> tuple[Model, dict[str, Compared]]:
+def _one_label_model(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[str, Compared]]:
     """A model that gives one label, with a temperature."""
     prepared, branch, rows, logits = parts.prepared, parts.branch, parts.rows, parts.logits
     data = prepared.data
@@ -173,7 +146,7 @@ def _one_label_model(parts: _Parts, card: dict[str, Any]) -> tuple[Model, dict[s
     return parts.model(card, temperature=temperature or 1.0, cascade=cascade), against
 
 
-def _multi_label_model(parts: _Parts, card: dict[str, Any]) -> Model:
+def _multi_label_model(parts: Parts, card: dict[str, Any]) -> Model:
     """A model that gives several labels, with the thresholds of the best F1 on the rows that nothing was fitted to."""
     data = parts.prepared.data
     truth = data.labels[parts.rows]
@@ -194,7 +167,7 @@ def _multi_label_model(parts: _Parts, card: dict[str, Any]) -> Model:
     return parts.model(card, thresholds=thresholds, cascade=cascade)
 
 
-def _number_model(parts: _Parts, card: dict[str, Any], levels: Levels) -> Model:
+def _number_model(parts: Parts, card: dict[str, Any], levels: Levels) -> Model:
     """A model of numbers, with the spread of true numbers around those that it gives to rows that nothing was fitted
     to.
     """
@@ -215,13 +188,23 @@ def _number_model(parts: _Parts, card: dict[str, Any], levels: Levels) -> Model:
     return parts.model(card, levels=msgspec.structs.replace(levels, spread=spread))
 
 
-class _Parts:
+class Parts:
     """The network and the branch of a run, each with its factor; one may be missing.
 
     Parameters
     ----------
-    outcome, job, prepared, dtype, branch, keep_network : Outcome
-        As of `model_of`.
+    outcome : Outcome
+        What the run left.
+    job : TrainingJob
+        How the run went.
+    prepared : TrainingData
+        The rows.
+    dtype : str
+        The type of the tensors in the model, such as "float16".
+    branch : Branch or None
+        The n-grams, if they were fitted.
+    keep_network : bool
+        Keep the network also where the rows are not likelier with it.
 
     Attributes
     ----------
