@@ -20,7 +20,7 @@ from ..output.record import WRITER, Fingerprint
 from ..output.saved_plan import plan_bytes
 from ..report.facts import EXAMPLES, JobFacts, RunFacts
 from ..report.job import JobReport, Progress
-from ..report.results import Results, origin_of
+from ..report.results import Results
 from ..report.tally import Reach, Tally
 from ..report.timeline import Timeline
 from ..source.inputs import JobInput, Unread
@@ -57,8 +57,7 @@ def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
     unread = planned.input.plan.unread if planned.input.plan else ()
     earlier = prepared.beginning.earlier if isinstance(prepared.beginning, Update) else None
     tally = Tally.after(earlier, models.first.classes, planned.input.problems, unread)
-    origin = origin_of(request.source, planned.input.selection)
-    results = Results(planned.columns.written, folder, fingerprint.id, origin)
+    results = Results(planned.columns.written, folder, fingerprint.id, request.source, planned.input.selection)
     of_files = planned.input.plan.ranges if planned.input.plan else ()
     reach = Reach(planned.input.rows, {part.number: part.bytes for part in of_files})
     report = JobReport(facts, tally, RunFacts(_timeline(client, prepared.started), reach), results)
@@ -238,8 +237,8 @@ def _count(report: JobReport, event: Event) -> None:
         report.results.set_aside(event.name, event.sources, event.reason)
         run.set_aside.append((event.name, event.reason))
     else:
-        if event.table is not None and event.quarantine is not None:
-            report.results.add(event.name, event.table, event.quarantine, event.index, event.texts)
+        if event.rows is not None:
+            report.results.add(event.name, event.rows)
         report.tally.count_chunk(event.entry)
         run.rows += event.entry.rows_read
         run.reach.add(event.name, event.entry.rows_read)

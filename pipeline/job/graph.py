@@ -25,10 +25,10 @@ from ...cluster.settings import NO_SCHEDULER, NO_WORKERS
 from ..errors import BroadsheetError, SourceError
 from ..source.chunk import Chunk
 from ..source.inputs import Unread
-from ..source.plan.plan import Range, Start, part_name
+from ..source.plan.plan import Range, RangeEnd, Start, part_name
 from ..source.read.readers import ReaderLost
 from . import tasks
-from .range_tasks import TOPIC, ChunksDone, Read, begin_no_more, count_rows, label_range
+from .range_tasks import TOPIC, ChunksDone, begin_no_more, count_rows, label_range
 from .starts import Starts
 from .tasks import Event, Job, Noted, SetAside, Stopped
 from .watchdog import Watchdog, run_of, task_key
@@ -223,7 +223,7 @@ class _Run:
         self._job = job
         self._name = uuid.uuid4().hex[:8]
         self._count = itertools.count()
-        self._heard: SimpleQueue[tuple[Any, ChunksDone | Noted | Read | BaseException | None]] = SimpleQueue()
+        self._heard: SimpleQueue[tuple[Any, ChunksDone | Noted | RangeEnd | BaseException | None]] = SimpleQueue()
         self._workers, self._threads, self._asked = 0, 0, float("-inf")
         self._starts = Starts()
         self._began = time.time() - time.monotonic()
@@ -357,8 +357,8 @@ class _Run:
             if isinstance(result, Noted):
                 self._progressed.add(key)
                 return result
-            if isinstance(result, Read):
-                known = self._starts.read(result.end)
+            if isinstance(result, RangeEnd):
+                known = self._starts.read(result)
                 self._say(known)
                 for suspect in self.suspects:
                     if suspect.number in known and self._starts.is_misread(suspect):

@@ -18,7 +18,7 @@ from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from distributed import Worker, get_worker, secede
 from distributed.core import Status
@@ -38,7 +38,9 @@ from .watchdog import Key, run_of
 from .worker import STATE
 
 TOPIC = "broadsheet-chunks"
-"""Dask's topic of what tasks report before their end: of each the key of its task, and a `Noted` or `Read`."""
+"""Dask's topic of what tasks report before their end: of each the key of its task, and a `Noted`; or a `RangeEnd` where
+a part of a file has been read to its end: with that, the next part has row numbers.
+"""
 
 _ENDING = (Status.closing, Status.closed, Status.failed)
 
@@ -55,12 +57,6 @@ _PACKED_TOGETHER = 64
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 _LOOKS_BETWEEN_REPORTS = 10
-
-
-class Read(NamedTuple):
-    """A part of a file has been read to its end: with that, the next part has row numbers."""
-
-    end: RangeEnd
 
 
 @dataclass(frozen=True)
@@ -148,7 +144,7 @@ def _read(chunks: _Chunks, job: Job) -> RangeEnd | None:
 def count_rows(part: Range, job: Job) -> None:
     """Report how many rows a part of a file has that is not labelled yet. Raises SourceError."""
     worker = get_worker()
-    _report(worker, worker.get_current_task(), Read(STATE.count_range(part, job.selection)))
+    _report(worker, worker.get_current_task(), STATE.count_range(part, job.selection))
 
 
 def begin_no_more(run: str) -> None:
@@ -156,7 +152,7 @@ def begin_no_more(run: str) -> None:
     STATE.stopped.add(run)
 
 
-def _report(worker: Worker, key: Key, what: Noted | Read) -> None:
+def _report(worker: Worker, key: Key, what: Noted | RangeEnd) -> None:
     worker.log_event(TOPIC, {"task": list(key), "noted": pickle.dumps(what)})
 
 
@@ -209,7 +205,7 @@ class _Chunks(AbstractContextManager["_Chunks"]):
         done = first if isinstance(first, Done) else first.result()
         self._examples = sorted([*self._examples, *done.examples])[: self._job.examples]
         done = replace(done, spans=done.spans if with_spans else [], examples=[])
-        if done.table is not None:
+        if done.rows is not None:
             self._packed.append(done)
             return
         self._ended.append(done)
@@ -280,7 +276,7 @@ class _Chunks(AbstractContextManager["_Chunks"]):
 
         Raises SourceError where there are no row numbers, since a part before it cannot be read.
         """
-        _report(self._worker, self._key, Read(end))
+        _report(self._worker, self._key, end)
         if not self._is_unplaced:
             return True
         self._secede()
@@ -289,7 +285,7 @@ class _Chunks(AbstractContextManager["_Chunks"]):
         while start is None and self.may_read:
             start, looks = STATE.starts.get(run_of(self._key), self.part.number, _SECONDS_BETWEEN_LOOKS), looks + 1
             if looks % _LOOKS_BETWEEN_REPORTS == 0:  # this worker may have joined after it was said
-                _report(self._worker, self._key, Read(end))
+                _report(self._worker, self._key, end)
         unplaced, self._unplaced = self._unplaced, []
         if isinstance(start, str):
             raise SourceError(start)

@@ -32,7 +32,7 @@ from ..output.sidecars import check_names
 from ..processes.threads import in_background
 from ..report.facts import RunFacts
 from ..report.job import JobReport
-from ..report.results import Results, origin_of
+from ..report.results import Results
 from ..report.tally import Tally
 from ..report.timeline import Timeline, save_trace
 from ..source.inputs import Given, RowsInMemory, open_input, planned_files
@@ -179,7 +179,7 @@ def _nothing_new(prepared: Prepared, update: Update) -> JobReport:
     problems = given.problems if isinstance(given, Files) else ()
     tally = Tally.after(update.earlier, models.first.classes, problems, [(path, None) for path, _ in problems])
     schema = folder.schema(update.before) if folder else pa.schema([])
-    results = Results(schema, folder, fingerprint.id, origin_of(request.source, options.selection(models)))
+    results = Results(schema, folder, fingerprint.id, request.source, options.selection(models))
     facts = facts_of(prepared, fingerprint.backend, fingerprint.settings.chunk_size)
     facts = replace(facts, answers=None)  # nothing is compared
     report = JobReport(facts, tally, RunFacts(Timeline(prepared.started, Clock(0.0, 0.0))), results)

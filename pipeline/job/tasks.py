@@ -7,11 +7,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 from msgspec import UNSET
 from numpy.typing import NDArray
 
@@ -22,7 +21,7 @@ from ..labelling.counts import count_lengths
 from ..labelling.engines import ENGINES
 from ..labelling.scored import score, score_chunk
 from ..measures.accuracy import Example, closest
-from ..output.columns import Columns, every_row
+from ..output.columns import ChunkRows, Columns, every_row
 from ..output.formats import with_folders
 from ..output.layout import PARTS, PartNames
 from ..output.model_columns import ModelColumns
@@ -36,9 +35,6 @@ from ..telemetry.activity import ACTIVITY, COUNTS
 from ..telemetry.profile import Profile
 from ..telemetry.spans import STORE_WAITS, Place, Span, clock, here, span, take
 from .worker import STATE
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -162,9 +158,8 @@ class Done:
         The worker that classified it; None where it was committed before.
     examples : list of Example
         The rows between two classes.
-    table, quarantine, index, texts
-        Where there is no output folder: all its rows, those in quarantine, the index of a Dask DataFrame's partition,
-        and the digest of the texts.
+    rows : ChunkRows or None
+        Its rows, where there is no output folder.
 
     """
 
@@ -173,10 +168,7 @@ class Done:
     spans: list[Span]
     place: Place | None
     examples: list[Example]
-    table: pa.Table | None = None
-    quarantine: pa.Table | None = None
-    index: pd.Index | None = None
-    texts: bytes = b""
+    rows: ChunkRows | None = None
 
 
 @dataclass(frozen=True)
@@ -312,7 +304,7 @@ def write(work: Work, job: Job) -> Done:
         if store is None:
             rows = every_row(table, chunk)
             _count(entry)
-            return replace(done, table=rows, quarantine=chunk.quarantine, index=chunk.index, texts=work.texts)
+            return replace(done, rows=ChunkRows(rows, chunk.quarantine, chunk.index, work.texts))
         bad = chunk.quarantine if job.names.folder == PARTS else with_ids(chunk)
         entry = STATE.commit(store, table, bad, entry, job.names)
     spans += take(STORE_WAITS)

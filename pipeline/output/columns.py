@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,9 @@ from ..source.chunk import Chunk, RowRange, Selection
 from ..source.columns import NO_TRUTH
 from .model_columns import N_CHARS, TRUTH, ModelColumns
 from .where import Where
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 REASON = pa.field("reason", pa.string())
 """The last column of results in memory: why a row has no label."""
@@ -116,6 +120,29 @@ def columns_of(selection: Selection, models: Sequence[ModelColumns], expression:
     if where.columns <= {*written.names}:
         return Columns(written, written, every, where)
     return Columns(written, all_of_them, every_score, where)
+
+
+@dataclass(frozen=True)
+class ChunkRows:
+    """The rows of a chunk of results in memory.
+
+    Attributes
+    ----------
+    table : pyarrow.Table
+        All of them.
+    quarantine : pyarrow.Table
+        Those in quarantine.
+    index : pandas.Index or None
+        Of a Dask DataFrame's partition.
+    texts : bytes
+        The digest of the texts; empty for a chunk that was set aside.
+
+    """
+
+    table: pa.Table
+    quarantine: pa.Table
+    index: pd.Index | None = None
+    texts: bytes = b""
 
 
 def every_row(labelled: pa.Table, chunk: Chunk) -> pa.Table:

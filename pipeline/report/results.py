@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from ..errors import BroadsheetError, UsageError
-from ..output.columns import REASON, rows_set_aside
+from ..output.columns import REASON, ChunkRows, rows_set_aside
 from ..output.commit import committed_rows, quarantine_table
 from ..output.folder import OutputFolder
 from ..output.layout import QUARANTINE
@@ -36,79 +36,33 @@ Frame = TypeVar("Frame")
 _AGAIN = "Give the frame that was classified, as it was"
 
 
-@dataclass(frozen=True)
-class Origin:
-    """What rows in memory are joined by. index: of a pandas Series or DataFrame. selection: by which texts were taken
-    from the input.
-    """
-
-    index: pd.Index | None
-    selection: Selection
-
-    @property
-    def copied(self) -> int:
-        """How many columns come before the label: `file`, `row` and the kept ones."""
-        return len(self.selection.row_schema)
-
-
-def origin_of(source: Any, selection: Selection) -> Origin:
-    """The origin of a job's rows."""
-    pandas = sys.modules.get("pandas")  # whoever has a pandas object has imported it
-    indexed = pandas is not None and isinstance(source, pandas.DataFrame | pandas.Series)
-    return Origin(source.index if indexed else None, selection)
-
-
-@dataclass(frozen=True)
-class _ChunkRows:
-    """The rows of a chunk.
-
-    Attributes
-    ----------
-    table : pyarrow.Table
-        All of them.
-    quarantine : pyarrow.Table
-        Those in quarantine.
-    index : pandas.Index or None
-        Of a Dask DataFrame's partition.
-    texts : bytes
-        The digest of the texts; empty for a chunk that was set aside.
-
-    """
-
-    table: pa.Table
-    quarantine: pa.Table
-    index: pd.Index | None
-    texts: bytes
-
-
 class Results:
-    """The rows of a job. schema: of its parts. folder: the output folder; None for rows in memory. job: its id."""
+    """The rows of a job. schema: of its parts. folder: the output folder; None for rows in memory. job: its id. source:
+    the input, to which rows in memory may be joined. selection: by which texts were taken from it.
+    """
 
-    def __init__(self, schema: pa.Schema, folder: OutputFolder | None, job: str, origin: Origin) -> None:
+    def __init__(
+        self, schema: pa.Schema, folder: OutputFolder | None, job: str, source: Any, selection: Selection
+    ) -> None:
         self._schema = schema if folder else schema.append(REASON)
         self._folder = folder
         self._job = job
-        self._origin = origin
-        self._chunks: dict[str, _ChunkRows] = {}
+        self._selection = selection
+        pandas = sys.modules.get("pandas")  # whoever has a pandas object has imported it
+        indexed = pandas is not None and isinstance(source, pandas.DataFrame | pandas.Series)
+        self._index_of_source: pd.Index | None = source.index if indexed else None
+        self._copied = len(selection.row_schema)  # columns before the label: `file`, `row` and the kept ones
+        self._chunks: dict[str, ChunkRows] = {}
         self._written: pa.Table | None = None
 
-    def add(self, chunk: str, table: pa.Table, quarantine: pa.Table, index: pd.Index | None, texts: bytes) -> None:
-        """Keep the rows of a chunk of results in memory.
-
-        Parameters
-        ----------
-        chunk : str
-            The name of the chunk.
-        table, quarantine, index, texts
-            As of `_ChunkRows`.
-
-        """
-        self._chunks[chunk] = _ChunkRows(table, quarantine, index, texts)
+    def add(self, chunk: str, rows: ChunkRows) -> None:
+        """Keep the rows of a chunk of results in memory. chunk: its name."""
+        self._chunks[chunk] = rows
 
     def set_aside(self, chunk: str, sources: Sequence[RowRange], reason: str) -> None:
         """Keep the rows of a chunk without a result, where there is no output folder."""
         if self._folder is None:
-            self.add(chunk, rows_set_aside(self._schema, sources, reason), QUARANTINE_SCHEMA.empty_table(), None, b"")
+            self.add(chunk, ChunkRows(rows_set_aside(self._schema, sources, reason), QUARANTINE_SCHEMA.empty_table()))
 
     def write(self, file: OneFile, keep_folder: bool) -> None:
         """Write the rows into one file. Where their folder is not kept, they stay in memory."""
@@ -139,7 +93,7 @@ class Results:
 
     def _index(self, rows: pa.Table) -> pd.Index | None:
         """The index of the input; None where it has none."""
-        index = self._origin.index
+        index = self._index_of_source
         if index is not None:
             return index if len(index) == len(rows) else index.take(rows["row"].to_numpy())
         partitions = [
@@ -149,21 +103,21 @@ class Results:
 
     def join(self, frame: Frame, suffix: str | None) -> Frame:
         """The frame with the columns that the job computed. Raises UsageError for a frame that has other rows."""
-        refuse_taken(frame, self._schema.names[self._origin.copied :], suffix)
+        refuse_taken(frame, self._schema.names[self._copied :], suffix)
         if self._folder is not None:
             raise UsageError(
                 f"the rows of this job are in {self._folder.path}, not in memory: join them by file and row, as "
                 "docs/output.md shows, or classify without an output folder"
             )
         rows = self.rows()
-        _refuse_other_rows(frame, len(rows), self._origin.index)
+        _refuse_other_rows(frame, len(rows), self._index_of_source)
         self._refuse_other_texts(frame)
-        joined: Frame = with_columns(frame, rows.drop_columns(self._schema.names[: self._origin.copied]), suffix)
+        joined: Frame = with_columns(frame, rows.drop_columns(self._schema.names[: self._copied]), suffix)
         return joined
 
     def _refuse_other_texts(self, frame: Any) -> None:
         """Raise UsageError for a frame with other texts than those that were classified, or in another order."""
-        asked = replace(self._origin.selection, kept=(), kept_types=(), truth=None)
+        asked = replace(self._selection, kept=(), kept_types=(), truth=None)
         names = [str(name) for name in _names(frame)]  # as Arrow has them
         # The texts of a list have no name: they may be in any column.
         is_named = all(may_hold(names, [name]) for name in asked.text)
@@ -208,7 +162,7 @@ class Results:
         else:
             yield from (quarantine_table(data, path) for data, path in self._quarantine_files(self._folder))
 
-    def _in_order(self) -> Iterator[_ChunkRows]:
+    def _in_order(self) -> Iterator[ChunkRows]:
         return (rows for _, rows in sorted(self._chunks.items()))
 
     def _quarantine_files(self, folder: OutputFolder) -> Iterator[tuple[bytes, Location]]:

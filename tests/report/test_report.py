@@ -33,7 +33,7 @@ from broadsheet.pipeline.report.console import PlainConsole
 from broadsheet.pipeline.report.facts import JobFacts, RunFacts
 from broadsheet.pipeline.report.job import JobReport
 from broadsheet.pipeline.report.page import save_looked
-from broadsheet.pipeline.report.results import Results, origin_of
+from broadsheet.pipeline.report.results import Results
 from broadsheet.pipeline.report.tally import Reach, Tally
 from broadsheet.pipeline.report.terminal import TerminalProgress, print_report
 from broadsheet.pipeline.source.chunk import Selection
@@ -127,7 +127,7 @@ def test_the_link_of_the_dashboard_is_printed_once_and_only_by_a_job_that_goes_o
         job = JobFacts("a model", ("a",), None, "cpu", "fp32", 10)
         run = RunFacts(reach=Reach(rows))
         report = JobReport(
-            job, Tally(classes=job.classes), run, Results(pa.schema([]), None, "", origin_of([], Selection(("text",))))
+            job, Tally(classes=job.classes), run, Results(pa.schema([]), None, "", [], Selection(("text",)))
         )
         console = PlainConsole()
         console.file = io.StringIO()
