@@ -8,7 +8,7 @@ least max(F / peak, Q / bandwidth).
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -150,15 +150,9 @@ class Breakdown:
     def to_dict(self) -> dict[str, Any]:
         return {
             "devices": [
-                {
-                    "host": d.host,
-                    "device": d.device,
-                    "where": d.where,
-                    "rows": d.rows,
-                    "chunks": d.chunks,
-                    "moments": {name: round(at, 6) for name, at in d.moments.items()},
-                    "shares": {name: round(share, 4) for name, share in d.shares.items()},
-                }
+                asdict(d)
+                | {"moments": {name: round(at, 6) for name, at in d.moments.items()}}
+                | {"shares": {name: round(share, 4) for name, share in d.shares.items()}}
                 for d in self.devices
             ],
             "end": round(self.seconds, 6),

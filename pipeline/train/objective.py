@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,21 +18,6 @@ Doubles = NDArray[np.float64]
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-
-class Objective(Protocol):
-    """The loss of a run, and what its accuracy counts.
-
-    Targets have one row an article, of whatever dtype and width the objective takes; they lie on the training device.
-    """
-
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss, a mean over the rows of `logits`, float32 [N, classes]."""
-        ...
-
-    def right(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Whether each row is labelled right, bool [N]."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -121,6 +106,11 @@ class SeveralLabels:
         """Whether exactly the row's labels have a score of one half or more."""
         return ((logits >= 0) == targets).all(1)
 
+
+Objective: TypeAlias = OneLabel | SeveralColumns | SeveralLabels
+"""The loss of a run, a mean over the rows of float32 logits [N, classes], and which rows its accuracy counts as right.
+Targets have one row an article, of whatever dtype and width it takes; they lie on the training device.
+"""
 
 _NO_ROWS = 1e-30  # of weights, where there are none
 
