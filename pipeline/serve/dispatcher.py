@@ -223,7 +223,7 @@ class Dispatcher:
         now = self._clock()
         answer: asyncio.Future[bytes] = self._loop.create_future()
         arrived = now if arrived is None else arrived
-        request = Request(loaded.key, loaded.model, texts, top_k, arrived, answer, trace)
+        request = Request(loaded, texts, top_k, arrived, answer, trace)
         self._admit(request, now, back)
         self._open[request.key] += 1
         answer.add_done_callback(lambda _: self._close(request.key))
@@ -432,7 +432,7 @@ class Dispatcher:
             return
         texts = Batch(request.key, (piece,), piece.last - piece.first, 0).joined()
         again: asyncio.Future[bytes] = self._loop.create_future()
-        child = Request(request.key, request.model, texts, request.top_k, request.arrived, again, request.trace)
+        child = Request(request.loaded, texts, request.top_k, request.arrived, again, request.trace)
         child.deadline = max(request.deadline, self._clock() + self.target)
         child.is_large, child.tries = request.is_large, request.tries + 1
 

@@ -139,13 +139,11 @@ class HttpProcesses:
         await asyncio.gather(*(process.close() for process in self._processes))
 
     async def _start(self, number: int) -> _HttpProcess:
-        process = await _HttpProcess.start(self._begin(number), self._dispatcher, self._metrics, self._calls)
+        begin = Begin(self._settings, self._listening[number].fileno(), self._held.fileno(), number)
+        process = await _HttpProcess.start(begin, self._dispatcher, self._metrics, self._calls)
         for loaded in self._dispatcher.models.values():
             process.send(_served(loaded))
         return process
-
-    def _begin(self, number: int) -> Begin:
-        return Begin(self._settings, self._listening[number].fileno(), self._held.fileno(), number)
 
     async def _keep(self, number: int) -> None:
         """Start a process again whenever it has ended."""
@@ -234,7 +232,7 @@ class _HttpProcess:
             self._calling.add(task)
             task.add_done_callback(self._calling.discard)
         elif isinstance(message, Counted):
-            self._metrics.requests.add(message.requests, message.texts, message.seconds, message.buckets)
+            self._metrics.requests.add(message)
             if message.is_asked:
                 self._counting.popleft().set_result(None)
         elif isinstance(message, Listens):

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.base import Predictions, Texts
-from ..model.charcnn import Model
-from .engines import BatchTime, Rows
+from .engines import BatchTime, LoadedModel, Rows
 
 
 class Packed(NamedTuple):
@@ -119,10 +118,8 @@ class Request:
 
     Parameters
     ----------
-    key : str
-        By which engines know the model that the texts are for.
-    model : Model
-        That model.
+    loaded : LoadedModel
+        The model that the texts are for.
     texts : Texts
         The texts, with `n_chars`.
     top_k : int
@@ -136,6 +133,8 @@ class Request:
 
     Attributes
     ----------
+    key : str
+        By which engines know the model.
     deadline : float
         When the answer is due, by the monotonic clock.
     is_large : bool
@@ -154,21 +153,14 @@ class Request:
     """
 
     __slots__ = (
-        *("key", "model", "texts", "top_k", "arrived", "deadline", "answer", "is_large", "all_chars", "started"),
+        *("key", "loaded", "texts", "top_k", "arrived", "deadline", "answer", "is_large", "all_chars", "started"),
         *("tries", "parts", "finished", "trace", "_before"),
     )
 
     def __init__(
-        self,
-        key: str,
-        model: Model,
-        texts: Texts,
-        top_k: int,
-        arrived: float,
-        answer: asyncio.Future[bytes],
-        trace: str = "",
+        self, loaded: LoadedModel, texts: Texts, top_k: int, arrived: float, answer: asyncio.Future[bytes], trace: str
     ) -> None:
-        self.key, self.model, self.texts, self.top_k = key, model, texts, top_k
+        self.key, self.loaded, self.texts, self.top_k = loaded.key, loaded, texts, top_k
         self.arrived, self.answer, self.trace = arrived, answer, trace
         self.deadline = math.inf
         self.is_large, self.started, self.tries, self.finished = False, 0, 0, 0
@@ -176,9 +168,9 @@ class Request:
         self._before: NDArray[np.int64] | None = None
         assert texts.n_chars is not None
         if len(texts.n_chars) == 1:
-            self.all_chars = min(int(texts.n_chars[0]), model.reads)
+            self.all_chars = min(int(texts.n_chars[0]), loaded.model.reads)
         else:
-            self.all_chars = int(np.minimum(texts.n_chars, model.reads).sum())
+            self.all_chars = int(np.minimum(texts.n_chars, loaded.model.reads).sum())
 
     def __lt__(self, other: Request) -> bool:
         return bool(self.deadline < other.deadline)
@@ -198,7 +190,7 @@ class Request:
         if self._before is None:
             assert self.texts.n_chars is not None
             self._before = np.zeros(len(self.texts) + 1, np.int64)
-            np.cumsum(np.minimum(self.texts.n_chars, self.model.reads), out=self._before[1:])
+            np.cumsum(np.minimum(self.texts.n_chars, self.loaded.model.reads), out=self._before[1:])
         return int(self._before[last] - self._before[first])
 
     def add(self, first: int, last: int, rows: bytes) -> None:
