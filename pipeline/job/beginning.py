@@ -312,7 +312,7 @@ def _begin_update(folder: OutputFolder, manifest: Manifest, now: Given, options:
             update = None
     if update is None and not folder.store.has(SUCCESS):
         seal(folder, manifest)
-    update = update or update_of(folder, manifest, manifest.totals, now, None, options.changed, least)
+    update = update or update_of(folder, manifest, now, None, options.changed, least)
     if options.strict and update.growth.changed:
         raise SourceError(f"{update.growth.lines[0]} (--strict stops here)")
     return update
@@ -325,7 +325,7 @@ def _unfinished(folder: OutputFolder, manifest: Manifest, now: Given, changed: b
     number = folder.under_way(manifest)
     if number is None or manifest.totals is None or not isinstance(now, Files):
         return None
-    return update_of(folder, manifest, manifest.totals, now, folder.plan_of(manifest, number), changed)
+    return update_of(folder, manifest, now, folder.plan_of(manifest, number), changed)
 
 
 def asked_update(folder: OutputFolder, now: Files, changed: bool) -> Update | None:
@@ -334,17 +334,11 @@ def asked_update(folder: OutputFolder, now: Files, changed: bool) -> Update | No
     if manifest is None or manifest.totals is None:
         return None
     begun = _unfinished(folder, manifest, now, changed)
-    return begun or update_of(folder, manifest, manifest.totals, now, None, changed)
+    return begun or update_of(folder, manifest, now, None, changed)
 
 
 def update_of(
-    folder: OutputFolder,
-    manifest: Manifest,
-    earlier: Totals,
-    now: Files,
-    saved: SavedPlan | None,
-    changed: bool,
-    least: int = 0,
+    folder: OutputFolder, manifest: Manifest, now: Files, saved: SavedPlan | None, changed: bool, least: int = 0
 ) -> Update:
     """The update that adds what is new in a listing, or goes on with a saved one. Raises SourceError where it is not
     known which files are gone.
@@ -354,9 +348,7 @@ def update_of(
     folder : OutputFolder
         The folder of the job.
     manifest : Manifest
-        Its manifest.
-    earlier : Totals
-        The totals of that.
+        Its manifest, with totals.
     now : Files
         The input as it is listed now.
     saved : SavedPlan or None
@@ -367,7 +359,8 @@ def update_of(
         The number of its first range is this one or a later one.
 
     """
-    whole = folder.checked_plan(manifest)
+    earlier, whole = manifest.totals, folder.checked_plan(manifest)
+    assert earlier is not None
     if whole is None:
         raise UsageError(f"cannot update {folder.path}: the rows of its job were in memory, and not in files")
     differ = changes(whole, now)

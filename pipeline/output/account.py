@@ -229,7 +229,14 @@ class ModelCounts:
 
 @dataclass
 class Counts(ModelCounts):
-    """Sums over entries, which are counted one by one. What they are: see `Totals`, which has the same fields."""
+    """Sums over entries, which are counted one by one. What they are: see `Totals`, which has the same fields.
+
+    Attributes
+    ----------
+    others : list of ModelCounts
+        Those of the second and further models.
+
+    """
 
     chunks: int = 0
     rows_read: int = 0

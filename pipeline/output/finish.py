@@ -77,7 +77,7 @@ def finish(
     withdrawn = {*(plan.withdrawn or ())} if plan else set()
     numbers = range(1 if withdrawn else update or 1, 1 + (update or len(manifest.updates)))
     sums = {number: Sums(folder.plan_of(manifest, number)) for number in numbers}
-    parts = _check_committed(folder, manifest, plan, counted, list(sums.values()), check)
+    parts = _check_committed(folder, manifest, plan, counted, list(sums.values()))
     if withdrawn:
         for entry, _ in folder.each_entry(job, others - withdrawn, lambda _: None):
             for of_update in sums.values():
@@ -105,7 +105,7 @@ def seal(folder: OutputFolder, manifest: Manifest) -> None:
     count = sum(not layout.is_closing(name) for name in files)
     if totals is not None and count != totals.chunks:
         raise OutputError(f"{folder.path} has {count:,} entries, its job had {totals.chunks:,} chunks: {REPAIR}")
-    _check_committed(folder, manifest, plan, {}, [], check)
+    _check_committed(folder, manifest, plan, {}, [])
     folder.store.remove_attempts(EVERY_FOLDER)
     folder.store.add(SUCCESS, b"", check)
 
@@ -129,12 +129,7 @@ def _remove_others(
 
 
 def _check_committed(
-    folder: OutputFolder,
-    manifest: Manifest,
-    plan: SavedPlan | None,
-    counted: Mapping[str, bytes],
-    sums: Sequence[Sums],
-    check: Callable[[], None],
+    folder: OutputFolder, manifest: Manifest, plan: SavedPlan | None, counted: Mapping[str, bytes], sums: Sequence[Sums]
 ) -> set[str]:
     """The names of the chunks' files. Their entries must be those that were counted, with their files as they were
     written.
@@ -154,8 +149,6 @@ def _check_committed(
         As of `finish`.
     sums : sequence of Sums
         Every entry is added to each of them.
-    check : callable
-        Raises where another job has taken the folder.
 
     """
     job = manifest.fingerprint.id
@@ -187,11 +180,11 @@ def _check_committed(
     lost = [Gap(f"{folder.path / layout.entry_file(n, job)} was removed while the job ran", n) for n in counted]
     wrong = [*changed, *(gap for gap in lost if gap.chunk not in chunks), *gaps(chunks, closed, plan), *damaged]
     for chunk in {gap.chunk for gap in wrong if gap.chunk}:
-        check()
+        folder.check_claim(job)
         folder.store.remove(layout.entry_file(chunk, job))
         folder.store.remove_all([name for name in parts if name.rpartition("/")[2].startswith(f"{chunk}-")])
     for group in {gap.group for gap in wrong if gap.group is not None}:
-        check()
+        folder.check_claim(job)
         folder.store.remove(layout.closing_file(group, job))
     for gap in wrong:
         raise OutputError(f"{gap.message}: {REPAIR}")
