@@ -332,10 +332,7 @@ def _entry(work: Work, chosen: NDArray[np.bool_], job: Job) -> Entry:
     """The entry without its files: the chunk's share of the job's totals. chosen: the rows that are written."""
     chunk = work.chunk
     n_chars = work.predictions[0].n_chars[chosen]
-    first, *others = (
-        _judged(columns, predictions, doubtful, chunk, chosen)
-        for columns, predictions, doubtful in zip(job.columns.models, work.predictions, work.doubtful, strict=True)
-    )
+    first, *others = (_judged(work, number, columns, chosen) for number, columns in enumerate(job.columns.models))
     return Entry(
         chunk=chunk.name,
         job=job.fingerprint,
@@ -353,29 +350,9 @@ def _entry(work: Work, chosen: NDArray[np.bool_], job: Job) -> Entry:
     )
 
 
-def _judged(
-    columns: ModelColumns,
-    predictions: Predictions,
-    doubtful: dict[str, int],
-    chunk: Chunk,
-    chosen: NDArray[np.bool_],
-) -> Judged:
-    """One model's share of the totals.
-
-    Parameters
-    ----------
-    columns : ModelColumns
-        What is written of the model.
-    predictions : Predictions
-        Its predictions for all rows of the chunk.
-    doubtful : dict of str to int
-        The rows that it could hardly judge, by reason.
-    chunk : Chunk
-        The chunk.
-    chosen : numpy.ndarray
-        Which rows are written, as booleans of shape [rows].
-
-    """
+def _judged(work: Work, number: int, columns: ModelColumns, chosen: NDArray[np.bool_]) -> Judged:
+    """One model's share of the totals. number: of the model. columns: its own. chosen: the rows that are written."""
+    chunk, predictions = work.chunk, work.predictions[number]
     written = predictions if chosen.all() else predictions.take(chosen)
     scores = columns.counts(written)
     return Judged(
@@ -387,7 +364,7 @@ def _judged(
         unknown_chars=int(written.unknown_chars.sum()),
         saturated=predictions.saturated,
         asked=predictions.asked,
-        doubtful=doubtful,
+        doubtful=work.doubtful[number],
         confusion=None if chunk.truth is None else tuple(columns.pairs(predictions, chunk.truth)),
         right=UNSET if chunk.truth is None else columns.right(written, chunk.truth[chosen]),
     )

@@ -73,7 +73,7 @@ def finish(
     folder.store.remove_attempts(EVERY_FOLDER)
     ours = {layout.entry_file(chunk, job) for chunk in counted}
     ours |= {layout.closing_file(number, job) for number in groups}
-    _remove_others(folder, (ENTRIES,), lambda name: name in ours or layout.group_in(name, job) in others, check)
+    _remove_others(folder, (ENTRIES,), lambda name: name in ours or layout.group_in(name, job) in others, job)
     withdrawn = {*(plan.withdrawn or ())} if plan else set()
     numbers = range(1 if withdrawn else update or 1, 1 + (update or len(manifest.updates)))
     sums = {number: Sums(folder.plan_of(manifest, number)) for number in numbers}
@@ -82,7 +82,7 @@ def finish(
         for entry, _ in folder.each_entry(job, others - withdrawn, lambda _: None):
             for of_update in sums.values():
                 of_update.add(entry)
-    _remove_others(folder, OF_CHUNKS, lambda name: name in parts or layout.group_in(name, job) in others, check)
+    _remove_others(folder, OF_CHUNKS, lambda name: name in parts or layout.group_in(name, job) in others, job)
     folder.store.remove_empty_folders(manifest.fingerprint.settings.names.folder)
     write_sidecars(folder.store, manifest, schema, groups)
     manifest = msgspec.structs.replace(
@@ -119,12 +119,10 @@ def _updates(folder: OutputFolder, manifest: Manifest, sums: Mapping[int, Sums])
     return (*manifest.updates[: min(sums, default=1) - 1], *counted)
 
 
-def _remove_others(
-    folder: OutputFolder, places: tuple[str, ...], is_ours: Callable[[str], bool], check: Callable[[], None]
-) -> None:
+def _remove_others(folder: OutputFolder, places: tuple[str, ...], is_ours: Callable[[str], bool], job: str) -> None:
     for name in (name for place in places for name in folder.store.files(place)):
         if not is_ours(name):
-            check()  # it might be that of a job that has taken the folder just now
+            folder.check_claim(job)  # it might be that of a job that has taken the folder just now
             folder.store.remove(name)
 
 

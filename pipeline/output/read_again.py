@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -27,6 +28,9 @@ from .saved_plan import listed, parts_of_saved
 
 MOST_ROWS = 1 << 44
 """Of a file."""
+
+SomeRows: TypeAlias = tuple[Entry, pa.Table]
+"""Of a chunk: its entry, and those rows."""
 
 
 def unchanged_input(
@@ -88,7 +92,7 @@ def input_again(
     return replace(again, sizes=plan.groups, parts=parts_of_saved(plan), first_range=plan.first_group)
 
 
-def with_input(chosen: Iterable[tuple[Entry, pa.Table]], plan: Plan) -> Iterator[tuple[Entry, pa.Table]]:
+def with_input(chosen: Iterable[SomeRows], plan: Plan) -> Iterator[SomeRows]:
     """The same with the columns of the input, read beside them. Raises SourceError where a row is not there."""
     whole = {part.number: replace(part, part=0, parts=1) for part in plan.ranges}  # a file of several ranges once
     schema, part = plan.selection.row_schema, None

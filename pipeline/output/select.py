@@ -41,7 +41,7 @@ from .layout import CLAIM, EVERY_FOLDER, FORMATS, MANIFEST, PLAN, QUARANTINE, SU
 from .merge import begin
 from .model_columns import N_CHARS, Names
 from .object_store import open_store, place_of
-from .read_again import input_again, with_input
+from .read_again import SomeRows, input_again, with_input
 from .record import WRITER, Entry, Fingerprint, Judged, Totals, to_json
 from .saved_plan import listing_digest
 from .store import Location, Store, check_claim
@@ -327,9 +327,7 @@ class _Choice:
         check_columns(schema, path, self.by, [] if self.per is None else [self.per])
 
     @contextmanager
-    def made(
-        self, columns: Iterable[str], source: Plan | None
-    ) -> Iterator[tuple[dict[Any, Cut], Iterator[tuple[Entry, pa.Table]]]]:
+    def made(self, columns: Iterable[str], source: Plan | None) -> Iterator[tuple[dict[Any, Cut], Iterator[SomeRows]]]:
         """The cuts; and each chunk's entry with its chosen rows, with these columns and those of `source`."""
         if self.amount.is_all:
             yield {}, self._chosen(columns, source, lambda first, end: None)
@@ -360,10 +358,10 @@ class _Choice:
 
     def _chosen(
         self, columns: Iterable[str], source: Plan | None, places: Callable[[int, int], NDArray[np.int64] | None]
-    ) -> Iterator[tuple[Entry, pa.Table]]:
+    ) -> Iterator[SomeRows]:
         """places: of the chosen rows among those from one to another; None where `where` alone decides."""
 
-        def choose(entry: Entry, places: NDArray[np.int64] | None) -> tuple[Entry, pa.Table]:
+        def choose(entry: Entry, places: NDArray[np.int64] | None) -> SomeRows:
             where = self.where if places is None else None
             rows = self.job.rows(entry, {*columns, *(where.columns if where else ())})
             if where is not None:
@@ -453,7 +451,7 @@ def _fingerprint(
 
 def _write(
     job: Labels,
-    chosen: Iterable[tuple[Entry, pa.Table]],
+    chosen: Iterable[SomeRows],
     schema: pa.Schema,
     place: OutputFolder,
     fingerprint: Fingerprint,

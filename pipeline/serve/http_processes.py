@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -46,6 +46,9 @@ from .metrics import Metrics, name_of
 from .requests import Gone, Refused, Request, settle
 from .settings import Settings, log
 
+Calls: TypeAlias = Callable[[str, str], Awaitable[tuple[int, bytes]]]
+"""Of `what` and `model` of a `Call`, the HTTP status and the body."""
+
 _COUNT_WITHIN = 1.0
 """Seconds within which each process must report what it has counted; then metrics are shown without."""
 
@@ -67,18 +70,13 @@ class HttpProcesses:
         Receives the requests to classify.
     metrics : Metrics
         Receives what the processes count.
-    calls : callable
-        Answers all other requests: of `what` and `model` of a `Call`, it returns the HTTP status and the body.
+    calls : Calls
+        Answers all other requests.
 
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        listening: list[socket.socket],
-        dispatcher: Dispatcher,
-        metrics: Metrics,
-        calls: Callable[[str, str], Awaitable[tuple[int, bytes]]],
+        self, settings: Settings, listening: list[socket.socket], dispatcher: Dispatcher, metrics: Metrics, calls: Calls
     ) -> None:
         self._settings, self._listening, self._dispatcher = settings, listening, dispatcher
         self._metrics, self._calls = metrics, calls
@@ -174,13 +172,7 @@ class HttpProcesses:
 class _HttpProcess:
     """A process that speaks HTTP, and its requests that are not answered yet."""
 
-    def __init__(
-        self,
-        child: Child,
-        dispatcher: Dispatcher,
-        metrics: Metrics,
-        calls: Callable[[str, str], Awaitable[tuple[int, bytes]]],
-    ) -> None:
+    def __init__(self, child: Child, dispatcher: Dispatcher, metrics: Metrics, calls: Calls) -> None:
         self.pid = child.process.pid
         loop = asyncio.get_running_loop()
         self.listens: asyncio.Future[None] = loop.create_future()
