@@ -37,8 +37,21 @@ _AGAIN = "Give the frame that was classified, as it was"
 
 
 class Results:
-    """The rows of a job. schema: of its parts. folder: the output folder; None for rows in memory. job: its id. source:
-    the input, to which rows in memory may be joined. selection: by which texts were taken from it.
+    """The rows of a job.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        Of its parts.
+    folder : OutputFolder or None
+        The output folder; None for rows in memory.
+    job : str
+        Its id.
+    source : object
+        The input, to which rows in memory may be joined.
+    selection : Selection
+        By which texts were taken from it.
+
     """
 
     def __init__(
