@@ -298,7 +298,8 @@ def wait_for_texts(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_a_large_request_does_not_hold_up_single_ones(server: Server) -> None:
+def test_a_large_request_and_single_ones_amid_it_get_their_own_answers(server: Server) -> None:
+    """Which is answered first is seen where no clock decides it, in test_queue.py."""
     large = json.dumps({"texts": [f"text number {i}" for i in range(MANY)]}).encode()
     with ThreadPoolExecutor(1) as pool, server.client() as client:
         with engine_held(server):
@@ -306,7 +307,6 @@ def test_a_large_request_does_not_hold_up_single_ones(server: Server) -> None:
             wait_for_texts(server)
         for _ in range(3):
             assert client.classify(["a single one"])[0]["n_chars"] == 12
-        assert not waiting.done()
         results = waiting.result().json()["results"]
     assert [result["n_chars"] for result in results] == [len(f"text number {i}") for i in range(MANY)]
 
