@@ -22,7 +22,7 @@ __device__ __forceinline__ float2 two_biases(const float* at) {
     return two;
 }
 
-// Volatile too: what follows from it would stay in registers from one tile to the next.
+// The thread's lane. Volatile too, or addresses computed from it would stay in registers from one tile to the next.
 __device__ __forceinline__ int own_lane() {
     int lane;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -136,7 +136,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREAD
     const int group = threadIdx.x / GROUP, thread = threadIdx.x % GROUP, rows = *row_count;
     const int clusters = gridDim.x / CLUSTER, own = blockIdx.x / CLUSTER;
     const int tiles = (rows + TILE_M * CLUSTER - 1) / (TILE_M * CLUSTER) * n_tiles;  // of a whole cluster
-    const int blocks = tiles * CLUSTER;  // of one each
+    const int blocks = tiles * CLUSTER;  // a tile each: compared in place of `tiles`, which takes a register more
     D product{{(uint32)__cvta_generic_to_shared(shared), (int)(blockIdx.x % CLUSTER), slabs, n_tiles}};
     if (threadIdx.x == 0) product.feed.init_barriers();
     sync_cluster();
@@ -149,7 +149,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREAD
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTE_REGISTERS));
         for (int i = group; (int)(blockIdx.x + i * gridDim.x) < blocks; i += COMPUTE_GROUPS) {
             const int tile = own + i * clusters;
-            float sum[D::M_BLOCKS][TILE_N / 2] = {};  // what was in them takes no registers until here
+            float sum[D::M_BLOCKS][TILE_N / 2] = {};  // zeroed, the last tile's sums leave their registers once stored
             product.multiply(sum, i, tile + clusters >= tiles, thread);
             product.finish(sum, tile, thread, bias, output);
         }
