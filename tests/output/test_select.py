@@ -118,17 +118,17 @@ def test_what_does_not_fit_into_memory_is_ranked_on_disk_and_a_full_disk_is_told
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    scores = np.random.default_rng(0).random(2_000_000, np.float32)
+    scores = np.random.default_rng(0).random(5_000_000, np.float32)
     places, part = np.arange(len(scores)), np.zeros(len(scores), np.int32)
     table = pa.table({"place": places, "score": scores, "part": part})
     chunks = [table.slice(first, 100_000) for first in range(0, len(table), 100_000)]
-    with ranking(chunks, Amount.of("10%", None), memory=40_000_000) as best:
+    with ranking(chunks, Amount.of("10%", None), memory=80_000_000) as best:
         best_places = best.between(0, len(scores))
-    assert list(best_places) == sorted(np.argsort(-scores, kind="stable")[:200_000])
+    assert list(best_places) == sorted(np.argsort(-scores, kind="stable")[:500_000])
     with (
         file_size_limit(1000),
         pytest.raises(OutputError, match=rf"in {tmp_path}/.+ Free some space there, or set TMPDIR to a folder"),
-        ranking(chunks, Amount.of("10%", None), memory=40_000_000) as best,
+        ranking(chunks, Amount.of("10%", None), memory=80_000_000) as best,
     ):
         pass
     assert not list(tmp_path.iterdir())
