@@ -13,10 +13,10 @@ from weakref import WeakValueDictionary
 
 from distributed import Client, LocalCluster, Scheduler, Worker, WorkerPlugin
 
-from ..pipeline.engine.base import Backend, Engine, Texts
+from ..pipeline.engine.base import Backend, Engine
 from ..pipeline.engine.open import expected_device, is_short_of_memory
 from ..pipeline.errors import BroadsheetError, UsageError
-from ..pipeline.labelling.engines import ENGINES
+from ..pipeline.labelling.engines import ENGINES, engine_key
 from ..pipeline.model.charcnn import Model, carried, taken
 from ..pipeline.processes.child import unset_safe_path
 from ..pipeline.processes.threads import available_cores, share_of_cores
@@ -28,7 +28,6 @@ from .settings import GPU_EXECUTOR, THREADS_PER_WORKER, no_workers_seconds
 NAME = "broadsheet-engine"
 
 _NO_WORKERS = "the cluster has no workers: start some, and call again"
-_ONE_ARTICLE = Texts.of([b"x"])
 _BEGUN = {False: 1, True: 2}
 """Threads of the `gpu` executor. On a GPU the next chunk begins while the last labels of the one before are awaited."""
 
@@ -102,8 +101,7 @@ class EnginePlugin(WorkerPlugin):
         def load() -> Engine:
             began = time.perf_counter()
             model = here or taken(self._model)
-            engine = ENGINES.open_engine(model, self._device, self._precision, threads, self._kernels)
-            engine.classify(_ONE_ARTICLE)  # loads or compiles the kernels and allocates memory before the first chunk
+            engine = ENGINES.load(model, self._device, self._precision, self._kernels, threads)
             _log.info("ready in %.1f s: %s", time.perf_counter() - began, engine.backend)
             return engine
 
@@ -127,10 +125,6 @@ def read_for_a_gpu(workers_per_host: int, read_in_processes: Callable[[int], Non
     sys.setswitchinterval(_SWITCH_SECONDS)
     cores = share_of_cores(workers_per_host)
     read_in_processes(min(cores - cores // 8, THREADS_PER_WORKER))
-
-
-def engine_key(model: Model, device: str, precision: str, kernels: str) -> str:
-    return f"{model.digest[:16]}-{device}-{precision}-{kernels}"
 
 
 def start_engines(

@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from glob import glob
@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any
+from warnings import catch_warnings, simplefilter
 
 import typer
 from rich.filesize import decimal
@@ -83,10 +84,11 @@ def command(
     """
     from ..processes.child import FORKS, spare_pandas
 
+    has_lone_gpu = False
     if not dry_run and output not in (None, _STDOUT) and _starts_workers(inputs, cluster, scheduler_file, flags):
         FORKS.begin("broadsheet.pipeline.job.preload")
     elif cluster is None and scheduler_file is None and flags.get("workers") is None and flags.get("device") != "cpu":
-        _wake_a_lone_gpu()
+        has_lone_gpu = _wake_a_lone_gpu()
     spare_pandas()
     from ..job.again import how_to_go_on, taken_up
     from ..output.object_store import place_of
@@ -120,7 +122,9 @@ def command(
     elif place is None:
         raise UsageError("give a folder or a file for the labels: -o OUT/ or -o labels.csv (or -o - for stdout)")
     else:
-        with _telling_how_to_go_on(place, source, continued):
+        chosen = [name for name, value in connection.items() if value not in (None, "auto")]
+        ahead = _engines_ahead(models, options) if has_lone_gpu and not chosen else nullcontext()
+        with _telling_how_to_go_on(place, source, continued), ahead:
             report = _run(source, one_file.place if one_file else place, models, options, connection, quiet)
         if as_json:
             print_json(report.to_dict())
@@ -188,15 +192,16 @@ def _starts_workers(
     return flags.get("chunk_size") is not None or not _is_one_chunk(inputs or ())
 
 
-def _wake_a_lone_gpu() -> None:
-    """Where this process will compute on the only GPU, have the driver make its context in the background.
+def _wake_a_lone_gpu() -> bool:
+    """Where this process will compute on the only GPU, have the driver make its context in the background; whether it
+    will.
 
     That takes a quarter of a second, in which this process imports its modules.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible is not None else glob(_GPUS)
     if len(gpus) != 1 or gpus[0] in ("", "-1") or find_spec("dask_cuda") is None:
-        return
+        return False
 
     def wake() -> None:
         with suppress(OSError, AttributeError):  # there is no driver, or one without these functions
@@ -205,6 +210,32 @@ def _wake_a_lone_gpu() -> None:
                 driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
 
     Thread(target=wake, name="broadsheet-gpu", daemon=True).start()
+    return True
+
+
+@contextmanager
+def _engines_ahead(models: Any, options: dict[str, Any]) -> Iterator[None]:
+    """Have a thread load the engines on a lone GPU, which takes some 0.4 s, while this one imports Dask.
+
+    What goes wrong here goes wrong in the job too, which says so. The modules that both need are imported first, since
+    two threads that import the same modules may wait for each other.
+    """
+    from ..options import Options
+
+    with ExitStack() as stack:
+        with suppress(ImportError, BroadsheetError):
+            from ..engine import cuda  # noqa: F401
+            from ..labelling.engines import ENGINES, engine_key
+            from ..model.several import load_models
+
+            settings = Options(**options)
+            how = (settings.device, settings.precision, settings.kernels)
+            with catch_warnings():
+                simplefilter("ignore")  # the job gives them
+                loaded = load_models(models, settings.network, settings.preparation).loaded
+            loads = {engine_key(own, *how): partial(ENGINES.load, own, *how) for own in loaded}
+            stack.enter_context(ENGINES.offered(loads))
+        yield
 
 
 def _is_one_chunk(inputs: Sequence[str]) -> bool:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 _MODULES = [
     f"broadsheet.{name}"
     for name in ("pipeline.source.read.reader_process", "__main__", "cluster.plugin", "pipeline.job.range_tasks")
 ] + ["distributed.nanny"]  # the first spares pandas
+if Path("/proc/driver/nvidia").exists():
+    _MODULES.append("broadsheet.pipeline.engine.cuda")  # with CuPy, which begins with CUDA only where it is first used
 
 for _name in _MODULES:
     with suppress(Exception):

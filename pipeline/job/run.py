@@ -58,7 +58,7 @@ from .beginning import (
 )
 from .chunks import facts_of, run_chunks
 from .watchdog import Watchdog
-from .worker import read_in_processes
+from .worker import SMALL_BYTES, read_in_processes
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -297,7 +297,8 @@ def _start_engines(client: Client, prepared: Prepared) -> Engines:
     request, given = prepared.request, prepared.found
     began, options = time.perf_counter(), request.options
     stored = sum(file.stored for file in given.found) if isinstance(given, Files) else 0
-    reading = partial(read_in_processes, at_once=-(-stored // _BYTES_OF_A_READER))
+    at_once = 0 if stored <= SMALL_BYTES else -(-stored // _BYTES_OF_A_READER)
+    reading = partial(read_in_processes, at_once=at_once)
     how = (options.device, options.precision, options.kernels, options.allow_mixed, reading)
     with Watchdog(client, "the model is not loaded", request.progress.warn, request.progress.patience):
         started = [start_engines(client, model, *how) for model in request.models.loaded]

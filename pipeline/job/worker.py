@@ -18,6 +18,9 @@ from ..telemetry.spans import Span
 _MOST_AT_ONCE = 16
 """Chunks that are scored, or written, at a time."""
 
+SMALL_BYTES = 1 << 20
+"""Stored bytes of a range that this process reads by itself, at most: to start one that reads takes half a second."""
+
 Reading = Generator[Chunk | Skipped | RangeEnd, None, None]
 
 
@@ -99,7 +102,7 @@ class WorkerState:
         spans: list[Span],
         take: Callable[[int], bool],
     ) -> Reading:
-        """Read a range in a reader process, or in this one where there are none.
+        """Read a range in a reader process; in this one where there are none, or the range is small.
 
         Parameters
         ----------
@@ -107,7 +110,7 @@ class WorkerState:
             As of `Readers.read_range`.
 
         """
-        if self.readers:
+        if self.readers and not 0 < part.bytes <= SMALL_BYTES:
             return self.readers.read_range(part, selection, chunk_rows, skip, spans, take)
         return _as_room_allows(read_range(part, selection, chunk_rows, skip, spans), take)
 

@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, Thread
 
-from ..engine.base import Engine
+from ..engine.base import Engine, Texts
 from ..engine.open import open_engine
 from ..errors import BroadsheetError, NoRoom
+from ..model.charcnn import Model
 from ..telemetry.activity import COUNTS
 from ..telemetry.spans import Place, here
 
+_ONE_ARTICLE = Texts.of([b"x"])
+
 MOST_ENGINES = 8
 """Engines of a process at most. One takes some 200 MB of a host, and on a GPU what its batches take."""
+
+
+def engine_key(model: Model, device: str, precision: str, kernels: str) -> str:
+    """The key of an engine: by the model's content, and how it computes."""
+    return f"{model.digest[:16]}-{device}-{precision}-{kernels}"
 
 
 @dataclass
@@ -97,6 +105,40 @@ class EngineCache:
             self._close(held)
         if is_last:
             self.when_empty()
+
+    @contextmanager
+    def offered(self, loads: Mapping[str, Callable[[], Engine]]) -> Iterator[None]:
+        """In the block these are offered, and a thread loads them: whoever uses one waits for that. An error of loading
+        is left for them.
+        """
+
+        def load() -> None:
+            with suppress(Exception), self.use([*loads]):
+                pass
+
+        for key, own in loads.items():
+            self.offer(key, own)
+        thread = Thread(target=load, name="broadsheet-load")
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
+            for key in loads:
+                self.withdraw(key)
+
+    def load(self, model: Model, device: str, precision: str, kernels: str, threads: int | None = None) -> Engine:
+        """An engine that has labelled a text: its kernels are loaded, or compiled, and its memory is allocated.
+
+        Parameters
+        ----------
+        model, device, precision, kernels, threads
+            As of `broadsheet.pipeline.engine.open.open_engine`, which raises what this does.
+
+        """
+        engine = self.open_engine(model, device, precision, threads, kernels)
+        engine.classify(_ONE_ARTICLE)
+        return engine
 
     @contextmanager
     def use(self, keys: Sequence[str]) -> Iterator[list[tuple[Engine, Place]]]:
