@@ -6,7 +6,8 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
+from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
 from types import FrameType
@@ -17,7 +18,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..errors import BroadsheetError, printable
 from ..report.console import say
-from . import classify, evaluate, inspect, machine, models, select, serve, train
 
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__bases__[0])
 """Click's error for a wrong command line; some versions of Typer have a copy of it."""
@@ -55,38 +55,24 @@ def _without_words(parameters: Iterable[Any]) -> list[Any]:
     return listed
 
 
-app = typer.Typer(
-    name="broadsheet",
-    cls=_Group,
-    help="Label very large collections of short texts with a character-level CNN.",
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # brackets in a help text are text
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-_GROUPS: dict[str, dict[str, Callable[..., None]]] = {
-    "Label": {"classify": classify.command, "inspect": inspect.inspect, "select": select.command},
-    "Train": {
-        "train": train.command,
-        "evaluate": evaluate.command,
-        "calibrate": models.calibrate,
-        "convert": models.convert,
-        "recipes": models.recipes,
-        "push": models.push,
-    },
-    "Operate": {
-        "serve": serve.command,
-        "submit": classify.submit,
-        "verify": inspect.verify,
-        "merge": select.merge,
-        "doctor": machine.doctor,
-        "profile": machine.profile,
-    },
+_COMMANDS = {
+    "classify": ("Label", "classify.command"),
+    "inspect": ("Label", "inspect.inspect"),
+    "select": ("Label", "select.command"),
+    "train": ("Train", "train.command"),
+    "evaluate": ("Train", "evaluate.command"),
+    "calibrate": ("Train", "models.calibrate"),
+    "convert": ("Train", "models.convert"),
+    "recipes": ("Train", "models.recipes"),
+    "push": ("Train", "models.push"),
+    "serve": ("Operate", "serve.command"),
+    "submit": ("Operate", "classify.submit"),
+    "verify": ("Operate", "inspect.verify"),
+    "merge": ("Operate", "select.merge"),
+    "doctor": ("Operate", "machine.doctor"),
+    "profile": ("Operate", "machine.profile"),
 }
-_COMMANDS = {name: panel for panel, functions in _GROUPS.items() for name in functions}
-for _name, _panel in _COMMANDS.items():
-    _how: dict[str, Any] = {"help_option_names": ["-h", "--help", "--help-all"]}
-    _how |= {"allow_extra_args": True, "ignore_unknown_options": True} if _name == "submit" else {}
-    app.command(_name, cls=_Command, context_settings=_how, rich_help_panel=_panel)(_GROUPS[_panel][_name])
+"""By name the panel of the help, and the function in a module of this folder, which is imported where it is needed."""
 _RENAMED = {
     "": {"export": ["convert"], "quantise": ["calibrate", "--int8"]},
     "classify": {"--truth-column": ["--label-column"]},
@@ -110,7 +96,6 @@ def _as_now(arguments: list[str]) -> list[str]:
     return [*command, *(one for given in arguments[1:] for one in now(arguments[0], given))]
 
 
-@app.callback(invoke_without_command=True)
 def _options(
     context: typer.Context,
     asked: bool = typer.Option(False, "--version", help="Print version and facts for a bug report."),
@@ -127,6 +112,27 @@ def _options(
         raise typer.Exit(2)
 
 
+def application(names: Collection[str] = tuple(_COMMANDS)) -> typer.Typer:
+    """The command with these subcommands: Typer looks at the parameters of all that it has."""
+    made = typer.Typer(
+        name="broadsheet",
+        cls=_Group,
+        help="Label very large collections of short texts with a character-level CNN.",
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",  # brackets in a help text are text
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback(invoke_without_command=True)(_options)
+    for name in [name for name in _COMMANDS if name in names]:
+        panel, place = _COMMANDS[name]
+        module, _, function = place.partition(".")
+        how: dict[str, Any] = {"help_option_names": ["-h", "--help", "--help-all"]}
+        how |= {"allow_extra_args": True, "ignore_unknown_options": True} if name == "submit" else {}
+        command = made.command(name, cls=_Command, context_settings=how, rich_help_panel=panel)
+        command(getattr(import_module(f".{module}", __package__), function))
+    return made
+
+
 def run() -> None:
     """Run the command; errors a user can mend are one message on stderr, and the exit code says of what kind."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
@@ -136,11 +142,9 @@ def run() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may know fewer letters than UTF-8
     warnings.showwarning = _show_warning  # type: ignore[assignment]
-    every = app.registered_commands
     sys.argv[1:] = _as_now(sys.argv[1:])
-    if set(sys.argv[1:2]) & set(_COMMANDS):  # Typer would look at the parameters of all
-        needed = {sys.argv[1], "classify"}  # whose options `submit` takes
-        app.registered_commands = [one for one in every if one.name in needed]
+    is_known = {*sys.argv[1:2]} & {*_COMMANDS}
+    app = application({sys.argv[1], "classify"} if is_known else _COMMANDS)  # `submit` has the options of `classify`
     try:
         code = app(standalone_mode=False)
         if code == _INTERRUPTED:
@@ -161,8 +165,6 @@ def run() -> None:
     except Exception:
         say(f"broadsheet: please report this\n{traceback.format_exc()}", error=True)
         sys.exit(1)
-    finally:
-        app.registered_commands = every
 
 
 def _show_warning(message: Warning | str, *_where: object) -> None:

@@ -11,7 +11,7 @@ import pytest
 import typer
 from conftest import CommandHere
 
-from broadsheet.pipeline.cli.commands import app
+from broadsheet.pipeline.cli.commands import application
 from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.model.layers import FRAMES
 from broadsheet.pipeline.options import READ
@@ -20,7 +20,7 @@ from broadsheet.pipeline.train import train
 
 
 def test_an_option_of_training_is_one_entry_of_its_table() -> None:
-    command = typer.main.get_command(app).commands["train"]  # type: ignore[attr-defined]
+    command = typer.main.get_command(application()).commands["train"]  # type: ignore[attr-defined]
     flags = {param.name: param for param in command.params}
     for name, option in TRAIN.items():
         assert inspect.signature(train).parameters[name].default == option.default
@@ -52,7 +52,7 @@ def test_a_request_is_checked_once_it_is_made() -> None:
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "calibrate"])
 def test_commands_of_labelled_data_read_files_as_classify_does(name: str) -> None:
-    every = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    every = typer.main.get_command(application()).commands  # type: ignore[attr-defined]
     flags, theirs = ({param.name: param for param in every[one].params} for one in ("classify", name))
     assert {"columns", "delimiter", "encoding", "endpoint", "escape", "input_format", "quote"} == set(READ)
     assert [(theirs[one].opts, theirs[one].help) for one in READ] == [

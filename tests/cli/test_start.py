@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import broadsheet as face
 from broadsheet import pipeline
-from broadsheet.pipeline.cli.commands import app
+from broadsheet.pipeline.cli.commands import application
 from broadsheet.pipeline.errors import FLAGS, in_python
 from broadsheet.pipeline.labelling.windows import SCORES
 from broadsheet.pipeline.options import PANELS, TABLE, EngineKeywords, LabelKeywords, Options
@@ -249,7 +249,7 @@ def test_classify_takes_every_option_by_name_as_an_editor_shows_it() -> None:
 
 
 def commands() -> dict[str, Any]:
-    return typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return typer.main.get_command(application()).commands  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -289,6 +289,7 @@ TERMINAL = {"COLUMNS": "80", "TERM": "dumb"}
 
 
 def test_the_help_shows_what_a_first_month_needs_and_says_how_to_see_the_rest() -> None:
+    app = application()
     short, whole = (CliRunner().invoke(app, ["classify", how], env=TERMINAL).output for how in ("--help", "--help-all"))
     seldom = {"--kernels", "--nsys", "--profile", "--hash", "--truth", "--allow-mixed", "--window-score", "--escape"}
     often = {"--model", "--text-column", "--keep", "--format", "--where", "--resume", "--delimiter", "--workers"}
@@ -328,12 +329,13 @@ def test_names_of_earlier_versions_work_and_are_told_once(
 
 @pytest.mark.parametrize("name", ["", *commands()])
 def test_the_help_is_readable_at_80_columns(name: str) -> None:
-    told = CliRunner().invoke(app, [*([name] if name else []), "--help-all" if name else "--help"], env=TERMINAL)
+    asked = [name, "--help-all"] if name else ["--help"]
+    told = CliRunner().invoke(application(), asked, env=TERMINAL)
     assert told.exit_code == 0
     lines = told.output.splitlines()
     assert max(map(len, lines)) <= 80
     assert "<bool>" not in told.output
-    command = commands()[name] if name else typer.main.get_command(app)
+    command = commands()[name] if name else typer.main.get_command(application())
     for param in command.params:
         for flag in (*param.opts, *param.secondary_opts):
             assert flag[:1] != "-" or any(re.match(rf"│[ *]+.*(?<![\w-]){flag}(?![\w-])", line) for line in lines), flag
