@@ -5,6 +5,7 @@ GPU, text is copied and encoded once for models that read alike.
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
@@ -246,6 +247,32 @@ def test_where_memory_is_short_the_engine_used_longest_ago_makes_room(small_mode
     assert not empty
     loaded.withdraw("c")
     assert empty
+    assert not Counted.open_now
+
+
+def test_an_engine_that_is_offered_for_a_block_is_loaded_meanwhile_and_closed_after(small_model: Model) -> None:
+    loaded = EngineCache()
+    may_load, loads = threading.Event(), list[str]()
+
+    def load() -> Engine:
+        may_load.wait()
+        loads.append("a")
+        return Counted(small_model)
+
+    def fail() -> Engine:
+        raise pipeline.UsageError("there is no such precision")
+
+    with loaded.offered({"a": load, "b": fail}):
+        assert not loads  # the block goes on
+        loaded.offer("a", load)  # as the plugin of a worker does
+        may_load.set()
+        with loaded.use(["a"]) as [(engine, _)]:
+            assert engine in Counted.open_now
+        loaded.withdraw("a")
+        assert engine in Counted.open_now
+        with pytest.raises(pipeline.UsageError, match="no such precision"), loaded.use(["b"]):
+            pass
+    assert loads == ["a"]
     assert not Counted.open_now
 
 

@@ -24,6 +24,7 @@ from s3 import KEYS, Folder, Proxy, proxy, s3, s3_server  # noqa: F401
 
 from broadsheet.pipeline import classify, close
 from broadsheet.pipeline.errors import BroadsheetError, InputChanged
+from broadsheet.pipeline.job.worker import WorkerState
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import Progress
 from broadsheet.pipeline.report.tally import Reach
@@ -34,9 +35,10 @@ from broadsheet.pipeline.source.read.read import Skipped, read_range
 from broadsheet.pipeline.source.read.readers import ReaderLost, Readers
 
 PRELOAD = """
-from broadsheet.pipeline.job.worker import STATE
-def dask_setup(worker):
-    STATE.read_in_processes(2, 2)
+from broadsheet.pipeline.job import worker
+worker.SMALL_BYTES = 0
+def dask_setup(_):
+    worker.STATE.read_in_processes(2, 2)
 """
 
 
@@ -254,6 +256,21 @@ def test_processes_start_when_there_is_something_to_read(readers: Readers, large
             way.close()
     finally:
         more.close()
+
+
+def test_a_small_file_is_read_without_a_process(large: Path, tmp_path: Path) -> None:
+    """Which would take half a second to start."""
+    before, state = pids_of(os.getpid()), WorkerState()
+    state.read_in_processes(1, 0)
+    try:
+        for file, started in ((write_gzip(tmp_path / "small.jsonl.gz", 400), 0), (large, 1)):
+            plan = plan_of(file)
+            with closing(state.read_range(plan.ranges[0], plan.selection, 100, never, [], room)) as reading:
+                assert isinstance(next(reading), Chunk)
+                assert len(pids_of(os.getpid()) - before) == started
+    finally:
+        assert state.readers is not None
+        state.readers.close()
 
 
 def test_a_temporary_folder_that_is_full_is_named() -> None:
