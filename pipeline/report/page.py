@@ -52,35 +52,6 @@ _LENGTHS += [f"{LENGTHS[-1]:,} and more"]
 _SCORES = [f"{low:.2f} to {high:.2f}" for low, high in zip(SCORES, (*SCORES[1:], 1.0), strict=True)]
 _MOST_PAIRS = 10
 
-_STEPS = {
-    "plan": "finding the input, and where each chunk of it begins",
-    "start": "loading the model on each worker",
-    "classify": "reading, labelling and writing all chunks",
-    "commit": "comparing every file with its entry, and writing the totals",
-}
-_MOMENTS = {
-    "classifier start": "it began to load the model (“before”: its cluster had loaded it before the job)",
-    "memory ready": "weights and buffers were in its memory",
-    "engine ready": "it could label",
-    "input started": "it began to read its first chunk",
-    "first compute": "it began to compute",
-    "input finished": "its last chunk had been read",
-    "compute finished": "the last computation had ended",
-    "output gathered": "its last chunk was committed",
-    "end": "the job was over",
-    "busy": "the share of the time from the job's first input to its last output in which it computed",
-}
-_CAUSES = {
-    "compute": "it computed",
-    "store": "a request to a store or server failed, and was repeated until it was answered",
-    "transfer": "it copied to or from the GPU",
-    "reader": "it read, and had nothing to compute",
-    "writer": "it wrote, and had nothing to compute",
-    "hand-over": "a chunk had been read and waited to be started, or nothing was there",
-    "imbalance": "it had no chunk yet, or no more, while others had",
-}
-"""What each row of the breakdown says of a worker, in the order in which the page explains them."""
-
 
 @dataclass(frozen=True)
 class Bar:
@@ -149,9 +120,7 @@ def _content(report: JobReport) -> dict[str, Any]:
         "version": version("broadsheet"),
         "when": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(report.run.timeline.began)),
         "labels": _labels(report),
-        "more_labels": max(0, len(report.tally.labels) - _MOST_CLASSES),
         "most_classes": _MOST_CLASSES,
-        "more_figures": max(0, len(report.job.classes) - _MOST_CLASSES),
         "lengths": _bars(_LENGTHS, report.tally.lengths),
         "scores": [(model, _bars(_SCORES, model.bins), _kept(model)) for model in report.models if model.bins],
         "gpu": gpu,
@@ -159,12 +128,7 @@ def _content(report: JobReport) -> dict[str, Any]:
         "moments": MOMENTS,
         "device_name": device_name,
         "causes": {name: color for name, color in _CAUSE_COLORS.items() if gpu or name != "transfer"},
-        "explained": {
-            "steps": {name: (text, report.run.timings.get(name)) for name, text in _STEPS.items()},
-            "rest": max(0.0, report.run.seconds - sum(report.run.timings.values())),
-            "moments": _MOMENTS,
-            "causes": {name: text for name, text in _CAUSES.items() if gpu or name != "transfer"},
-        },
+        "rest": max(0.0, report.run.seconds - sum(report.run.timings.values())),
         "matrix": _matrix(report.confusion),
         "pairs": report.confusion.mistakes(_MOST_PAIRS) if report.confusion else [],
         "doubt": doubt(report.job, report.tally),
