@@ -200,10 +200,8 @@ def break_down(
         spans = of_place[place.where]
         chunks = {s.chunk for s in spans if s.lane == "write"}
         shares = _shares(spans, elsewhere, begin + timeline.began, end + timeline.began)
-        rows = sum(timeline.rows[chunk] for chunk in chunks)
-        devices.append(
-            DeviceTimes(place.host, place.device, place.where, rows, len(chunks), moments[place.where], shares)
-        )
+        done = sum(timeline.rows[chunk] for chunk in chunks), len(chunks)
+        devices.append(DeviceTimes(place.host, place.device, place.where, *done, moments[place.where], shares))
     whole = sum(timeline.rows.values()) < _WHOLE * chunk_rows * sum(device.chunks for device in devices)
     advice = asks(asked, second) if asked > MUCH_ASKED else None
     bound_by, verdict = _verdict(devices, precision, streamed=bool(elsewhere), whole=whole, advice=advice)
@@ -302,13 +300,11 @@ def _verdict(
         return kind, f"bound by the {kind}, busy {busy:.0%}: go faster with {faster}"
     cause = max(shares, key=lambda name: shares[name])
     few = max(d.chunks for d in devices) < _FEW_CHUNKS
-    reader = "more cores for each worker, or Parquet in place of another format"
-    if streamed:
-        reader = "uncompressed or several files: the client reads this input alone"
     larger = "more cores for each worker (chunks are as large as they can be)" if whole else "larger chunks"
+    in_parts = "more cores for each worker, or Parquet in place of another format"
     change = {
         "store": "again once it answers every request, or with fewer workers and jobs at a time",
-        "reader": reader,
+        "reader": "uncompressed or several files: the client reads this input alone" if streamed else in_parts,
         "transfer": larger,
         "writer": "a faster output disk, or more threads a worker",
         "hand-over": larger,
@@ -365,15 +361,8 @@ def judge(kernel: KernelProfile, ceilings: Ceilings) -> Judged:
         bound, reason = "memory", _memory_reason(kernel, least, moved, moved_bytes)
     else:
         bound, reason = "latency", _latency_reason(kernel, compute, moved)
-    return Judged(
-        kernel,
-        kernel.flop / kernel.seconds,
-        kernel.least_bytes / kernel.seconds,
-        kernel.flop / kernel.least_bytes,
-        max(compute, least),
-        bound,
-        reason,
-    )
+    rates = kernel.flop / kernel.seconds, kernel.least_bytes / kernel.seconds
+    return Judged(kernel, *rates, kernel.flop / kernel.least_bytes, max(compute, least), bound, reason)
 
 
 def _memory_reason(kernel: KernelProfile, least: float, moved: float, moved_bytes: int) -> str:

@@ -143,13 +143,11 @@ def _labels(judged: list[Judged]) -> list[tuple[tuple[float, float], str]]:
             groups[-1].append(j)
         else:
             groups.append([j])
-    return [
-        (
-            (float(np.exp(np.mean(np.log([j.intensity for j in group])))), min(j.flop_per_second for j in group)),
-            "\n".join(j.kernel.name for j in group),
-        )
-        for group in groups
-    ]
+    labels = []
+    for group in groups:
+        middle, lowest = np.exp(np.mean(np.log([j.intensity for j in group]))), min(j.flop_per_second for j in group)
+        labels.append(((float(middle), lowest), "\n".join(j.kernel.name for j in group)))
+    return labels
 
 
 def confusion_matrix(confusion: Confusion) -> Figure:
@@ -199,15 +197,8 @@ def reliability_diagram(reliability: Reliability, before: Reliability | None) ->
         axes.plot([0, 1], [0, 1], color="#8a8f98", linestyle=(0, (4, 3)), label="as they should be")
         label = f"scores: calibration error {reliability.expected_error:.4f}"
         left, width = [b.low for b in some], [b.high - b.low for b in some]
-        axes.bar(
-            left,
-            [b.accuracy for b in some],
-            width,
-            align="edge",
-            color=COLORS["compute"],
-            edgecolor="white",
-            label=label,
-        )
+        look = {"align": "edge", "edgecolor": "white"}
+        axes.bar(left, [b.accuracy for b in some], width, color=COLORS["compute"], label=label, **look)
         if before is not None:
             others = [b for b in before.bins if b.rows]
             name = f"without temperature: {before.expected_error:.4f}"
@@ -215,7 +206,7 @@ def reliability_diagram(reliability: Reliability, before: Reliability | None) ->
             axes.plot(*places, "o-", color=COLORS["write"], markersize=4, label=name)
         axes.set(xlim=(0, 1), ylim=(0, 1), ylabel="share of labels that are right")
         axes.legend(loc="upper left", frameon=False)
-        below.bar(left, [b.rows for b in some], width, align="edge", color="#c9ccd1", edgecolor="white")
+        below.bar(left, [b.rows for b in some], width, color="#c9ccd1", **look)
         below.set(xlabel="score of the label", ylabel="rows")
         below.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     return drawn

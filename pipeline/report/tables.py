@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Group, OverflowMethod, RenderableType
@@ -70,11 +71,8 @@ def _summary(breakdown: Breakdown) -> Table:
         table.add_row(name, *map(moment_text, (min(times), statistics.median(times), max(times))), device_name(latest))
     table.add_row("end", "", "", moment_text(breakdown.seconds), "", end_section=True)
     table.add_row(f"{len(devices)} devices", "least", "median", "most", "the least has", end_section=True)
-    figures: dict[str, tuple[list[float], str]] = {
-        "busy": ([d.busy for d in devices], "{:.0%}"),
-        "articles": ([d.rows for d in devices], "{:,.0f}"),
-    }
-    for label, (values, show) in figures.items():
+    busy, articles = [d.busy for d in devices], [float(d.rows) for d in devices]
+    for label, values, show in (("busy", busy, "{:.0%}"), ("articles", articles, "{:,.0f}")):
         shown = map(show.format, (min(values), statistics.median(values), max(values)))
         table.add_row(label, *shown, device_name(devices[values.index(min(values))]))
     return table
@@ -115,16 +113,10 @@ def _work(profile: Profile) -> Table:
     table = _kernel_table("kernel", "alone", "in stream", "FLOP", "least B", "moved B", "FLOP/s", "B/s")
     for kernel in profile.kernels:
         judged = judge(kernel, profile.ceilings)
-        table.add_row(
-            kernel.name,
-            time_text(kernel.seconds),
-            time_text(kernel.stream_seconds),
-            figure(kernel.flop),
-            figure(kernel.least_bytes),
-            figure(kernel.counted_bytes or kernel.modelled_bytes) + ("" if kernel.counted_bytes else "*"),
-            figure(judged.flop_per_second),
-            figure(judged.bytes_per_second),
-        )
+        times = map(time_text, (kernel.seconds, kernel.stream_seconds))
+        moved = figure(kernel.counted_bytes or kernel.modelled_bytes) + ("" if kernel.counted_bytes else "*")
+        rates = map(figure, (judged.flop_per_second, judged.bytes_per_second))
+        table.add_row(kernel.name, *times, figure(kernel.flop), figure(kernel.least_bytes), moved, *rates)
     if not all(kernel.counted_bytes for kernel in profile.kernels):
         table.caption = "* modelled, not counted by the hardware"
         table.caption_justify = "left"
@@ -137,33 +129,22 @@ def _roofline(profile: Profile) -> Table:
         column.justify = "left"
     for kernel in profile.kernels:
         judged = judge(kernel, profile.ceilings)
-        share = f"{judged.ceiling_share:.0%}"
-        intensity = f"{judged.intensity:,.1f}"
-        table.add_row(kernel.name, intensity, share, kernel.category, judged.bound, judged.reason)
+        figures = f"{judged.intensity:,.1f}", f"{judged.ceiling_share:.0%}"
+        table.add_row(kernel.name, *figures, kernel.category, judged.bound, judged.reason)
     return table
 
 
 def _fill(profile: Profile) -> Table:
     table = _kernel_table("kernel", "occupancy", "registers", "shared", "waves", "tail waste", "tile waste")
     for k in profile.kernels:
-        table.add_row(
-            k.name,
-            _or_blank(k.occupancy, "{:.0%}"),
-            _or_blank(k.registers, "{}"),
-            _or_blank(k.shared_bytes, "{:,}"),
-            _or_blank(k.waves, "{:.1f}"),
-            _or_blank(k.tail_waste, "{:.0%}"),
-            _or_blank(k.tile_waste, "{:.0%}"),
-        )
+        figures = (k.occupancy, k.registers, k.shared_bytes, k.waves, k.tail_waste, k.tile_waste)
+        shown = zip(figures, ("{:.0%}", "{}", "{:,}", "{:.1f}", "{:.0%}", "{:.0%}"), strict=True)
+        table.add_row(k.name, *("" if value is None else shape.format(value) for value, shape in shown))
     return table
 
 
 def _kernel_table(*columns: str) -> Table:
     return new_table(*columns, overflow="ellipsis", padding=(0, 1, 0, 0))
-
-
-def _or_blank(value: float | None, show: str) -> str:
-    return "" if value is None else show.format(value)
 
 
 def time_text(seconds: float) -> str:
@@ -234,19 +215,16 @@ def print_reliability(
     table.add_column("│ marks the mean score")
     for one in reliability.bins:
         if one.rows:
-            scores, right = f"{one.score:.3f}", f"{one.accuracy:.3f}"
-            table.add_row(
-                f"{one.low:.2f} – {one.high:.2f}", f"{one.rows:,}", scores, right, _bar(one.accuracy, one.score)
-            )
+            figures = f"{one.rows:,}", f"{one.score:.3f}", f"{one.accuracy:.3f}"
+            table.add_row(f"{one.low:.2f} – {one.high:.2f}", *figures, _bar(one.accuracy, one.score))
     console.print(table)
 
 
 def _bar(length: float, mark: float) -> str:
     """A bar of a length from 0 to 1, and a mark at another."""
     filled, at = round(length * _BAR), min(round(mark * _BAR), _BAR - 1)
-    cells = ["█" if i < filled else " " for i in range(_BAR)]
-    cells[at] = "│"
-    return "".join(cells).rstrip()
+    cells = ("█" * filled).ljust(_BAR)
+    return f"{cells[:at]}│{cells[at + 1 :]}".rstrip()
 
 
 def print_thresholds(thresholds: Sequence[Threshold], console: PlainConsole) -> None:
@@ -261,7 +239,7 @@ def print_thresholds(thresholds: Sequence[Threshold], console: PlainConsole) -> 
             score = math.ceil(one.score * 1e4) / 1e4
             table.add_row(name, f"{score:.4f}", f"{one.precision:.4f}", f"{one.rows:,}", f"{one.coverage:.1%}")
     if len(thresholds) > _MOST_CLASSES + 1:
-        table.add_row(f"{len(thresholds) - 1 - _MOST_CLASSES} more", "", "", "", "")
+        table.add_row(f"{len(thresholds) - 1 - _MOST_CLASSES} more")
     console.print(table)
 
 
@@ -271,13 +249,18 @@ def print_label_figures(counts: LabelCounts, console: PlainConsole) -> None:
         f"micro F1 {ratio_text(counts.micro_f1)}, macro F1 {ratio_text(counts.macro_f1)}; "
         f"{counts.exact:,} of {counts.rows:,} rows were given exactly their labels"
     )
-    table = new_table("class", "precision", "recall", "F1", "rows", "labelled")
     figures = sorted(counts.per_class(), key=lambda one: -one.support)
-    for name, precision, recall, f1, support, given in figures[:_MOST_CLASSES]:
-        table.add_row(name, ratio_text(precision), ratio_text(recall), ratio_text(f1), f"{support:,}", f"{given:,}")
+    console.print(_by_class(figures, "rows", "labelled"))
+
+
+def _by_class(figures: Sequence[Sequence[Any]], *counts: str) -> Table:
+    """The figures of each class, but of very many. counts: what the last of them count."""
+    table = new_table("class", "precision", "recall", "F1", *counts)
+    for name, precision, recall, f1, *rows in figures[:_MOST_CLASSES]:
+        table.add_row(name, *map(ratio_text, (precision, recall, f1)), *(f"{count:,}" for count in rows))
     if len(figures) > _MOST_CLASSES:
-        table.add_row(f"{len(figures) - _MOST_CLASSES} more", "", "", "", "", "")
-    console.print(table)
+        table.add_row(f"{len(figures) - _MOST_CLASSES} more")
+    return table
 
 
 def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
@@ -294,13 +277,7 @@ def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
         f"accuracy {confusion.accuracy:.2%} (standard error {confusion.standard_error:.2%}): "
         f"{confusion.correct:,} of {confusion.rows:,} right"
     )
-    table = new_table("class", "precision", "recall", "F1", "rows")
-    figures = confusion.per_class()
-    for name, precision, recall, f1, support in figures[:_MOST_CLASSES]:
-        table.add_row(name, ratio_text(precision), ratio_text(recall), ratio_text(f1), f"{support:,}")
-    if len(figures) > _MOST_CLASSES:
-        table.add_row(f"{len(figures) - _MOST_CLASSES} more", "", "", "", "")
-    console.print(table)
+    console.print(_by_class(confusion.per_class(), "rows"))
     if len(confusion.classes) > _MOST_CLASSES // 2:
         if pairs := confusion.mistakes(_MOST_CLASSES // 2):
             table = new_table("true class", "most frequent mistakes", "rows")

@@ -145,7 +145,7 @@ def _label_table(model: ModelFigures, written: int) -> Table:
     for name, rows in shown:
         table.add_row(name, f"{rows:,}", f"{rows / max(written, 1):.1%}")
     if len(model.labels) > len(shown):
-        table.add_row(f"{len(model.labels) - len(shown)} more", "", "")
+        table.add_row(f"{len(model.labels) - len(shown)} more")
     if model.unlabelled:
         table.add_row("(none)", f"{model.unlabelled:,}", f"{model.unlabelled / max(written, 1):.1%}")
     return table

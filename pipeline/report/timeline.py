@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +55,13 @@ class Spans:
 
     def to_table(self) -> pa.Table:
         """A row a span, a column a field of `Span`; strings are dictionary-encoded."""
-        times = {"start": pa.array(self._start, pa.float64()), "seconds": pa.array(self._seconds, pa.float64())}
-        columns: dict[str, Any] = {}
+        columns = {"start": pa.array(self._start, pa.float64()), "seconds": pa.array(self._seconds, pa.float64())}
         for number, name in enumerate(("name", "where", "lane", "device")):
             values = pa.array([what[number] for what in self._whats], pa.string())
             columns[name] = values.take(pa.array(self._what, pa.uint32())).dictionary_encode()
         chunks = pa.array(list(self._chunks), pa.string())
         columns["chunk"] = pa.DictionaryArray.from_arrays(pa.array(self._chunk, pa.int32()), chunks)
-        order = ("name", "start", "seconds", "where", "lane", "device", "chunk")
-        return pa.table({name: (times | columns)[name] for name in order})
+        return pa.table(columns).select([one.name for one in fields(Span)])
 
 
 @dataclass
@@ -120,12 +118,7 @@ class Timeline:
     def places_to_json(self) -> list[dict[str, Any]]:
         """The workers, with the offset that was added to their clocks and the error it may have, in seconds."""
         return [
-            {
-                "where": p.where,
-                "device": p.device,
-                "clock_offset": p.clock.offset,
-                "clock_error": p.clock.error,
-            }
+            {"where": p.where, "device": p.device, "clock_offset": p.clock.offset, "clock_error": p.clock.error}
             for p in sorted(self.places.values(), key=place_order)
         ]
 
@@ -182,15 +175,8 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
             named.add((about["pid"], about["tid"]))
             yield {"ph": "M", "name": "thread_name", **about, "args": {"name": one.lane}}
             yield {"ph": "M", "name": "thread_sort_index", **about, "args": {"sort_index": about["tid"]}}
-        yield {
-            "ph": "X",
-            "name": one.name,
-            "cat": one.lane,
-            **about,
-            "ts": round((one.start - timeline.began) * 1e6, 3),
-            "dur": round(one.seconds * 1e6, 3),
-            "args": {"chunk": one.chunk},
-        }
+        times = {"ts": round((one.start - timeline.began) * 1e6, 3), "dur": round(one.seconds * 1e6, 3)}
+        yield {"ph": "X", "name": one.name, "cat": one.lane, **about, **times, "args": {"chunk": one.chunk}}
 
 
 _SLACK = 50e-6  # start and duration of a span come from two clocks, so it may end a moment after its parent
