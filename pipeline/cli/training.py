@@ -9,13 +9,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn
-
 from ..errors import counted
 from ..evaluation.chain import promised
 from ..evaluation.numbers import NumberFigures
 from ..model.cascade import CARD
 from ..report.console import PlainConsole
+from ..report.terminal import Bar
 from ..train import Cost, Epoch, Fit, Note, Step, Trained
 from ..train.after import SURE_CARD
 from ..train.data import LabelledArticles
@@ -29,9 +28,9 @@ class TrainingProgress:
 
     def __init__(self, console: PlainConsole, epochs: int) -> None:
         self._console, self._epochs = console, epochs
-        self._began = self._last = self._spoke = time.monotonic()
+        self._began = self._last = time.monotonic()
         self._first: tuple[float, float] | None = None
-        self._bar: Progress | None = None
+        self._bar = Bar(console, _SECONDS_BETWEEN_LINES)
         self._held_out = "held out"
 
     def start(self, data: LabelledArticles, held_out: int) -> None:
@@ -46,22 +45,12 @@ class TrainingProgress:
 
     def __call__(self, what: Cost | Fit | Step | Epoch | Note) -> None:
         """Print a report of `train`."""
-        if isinstance(what, Cost):
-            self._cost(what)
-        elif isinstance(what, Fit):
-            self._fit(what)
-        elif isinstance(what, Step):
-            self._step(what)
-        elif isinstance(what, Note):
-            self._console.print(what.text, soft_wrap=True)
-        else:
-            self._epoch(what)
+        kinds = {Cost: self._cost, Fit: self._fit, Step: self._step, Note: self._note, Epoch: self._epoch}
+        kinds[type(what)](what)  # type: ignore[operator]
 
     def stop(self) -> None:
         """Remove the bar."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        self._bar.stop()
 
     def finish(self, trained: Trained, output: Path) -> None:
         """Print how good the model is, and where it was written."""
@@ -103,20 +92,15 @@ class TrainingProgress:
         self._console.print(f"  an epoch takes about {about(cost.seconds)}, {cost.epochs} epochs {about(whole)}")
         if cost.seconds_on_gpu is not None and whole > _LONG:
             self._console.print(f"  one NVIDIA H200 does it in {about(cost.seconds_on_gpu * cost.epochs)}")
-        self._last = self._spoke = time.monotonic()
-        self._first = None
-        self._start_bar()
+        self._last, self._first = time.monotonic(), None
+        self._bar.spoke()
+        self._bar.start("", "", 1.0)
 
-    def _start_bar(self) -> None:
-        if self._bar is None and self._console.is_terminal and not self._console.quiet:
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=None))
-            left = TextColumn("{task.fields[left]}", markup=False)
-            self._bar = Progress(*columns, left, console=self._console, transient=True)
-            self._task = self._bar.add_task("", total=1.0, left="")
-            self._bar.start()
+    def _note(self, note: Note) -> None:
+        self._console.print(note.text, soft_wrap=True)
 
     def _fit(self, fit: Fit) -> None:
-        self._start_bar()
+        self._bar.start("", "", 1.0)
         self._show(f"n-grams: fit {fit.done} of at most {fit.most}", fit.done, fit.most, fit.done / fit.most)
 
     def _step(self, step: Step) -> None:
@@ -131,11 +115,7 @@ class TrainingProgress:
             return
         began, at = self._first
         left = f"{timedelta(seconds=round((now - began) / (done - at) * (most - done)))} left"
-        if self._bar is not None:
-            self._bar.update(self._task, description=where, completed=share, left=left)
-        elif now - self._spoke >= _SECONDS_BETWEEN_LINES:
-            self._spoke = now
-            self._console.print(f"{where}  {share:.0%} of it, {left}", soft_wrap=True)
+        self._bar.show(where, share, left, f"{where}  {share:.0%} of it, {left}")
 
     def _epoch(self, epoch: Epoch) -> None:
         now = time.monotonic()
@@ -143,7 +123,8 @@ class TrainingProgress:
         self._console.print(
             f"epoch {epoch.number:>3}/{self._epochs}  loss {epoch.loss:.4f}{held_out}  {now - self._last:.1f} s"
         )
-        self._last = self._spoke = now
+        self._last = now
+        self._bar.spoke()
 
 
 def _numbers(figures: Mapping[str, Any]) -> str:

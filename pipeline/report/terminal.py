@@ -36,6 +36,52 @@ class NoProgress(Progress):
             say(f"broadsheet: {line}", error=True)
 
 
+class Bar:
+    """How far something is: a bar on a terminal, and where there is none, a line every so many seconds.
+
+    Parameters
+    ----------
+    console : PlainConsole
+        Where it is shown.
+    seconds : float
+        Between two lines.
+
+    """
+
+    def __init__(self, console: PlainConsole, seconds: float) -> None:
+        self._console, self._seconds = console, seconds
+        self._bar: RichProgress | None = None
+        self.spoke()
+
+    def spoke(self) -> None:
+        """Something else was printed: the next line can wait."""
+        self._spoke = time.monotonic()
+
+    def start(self, what: str, told: str, total: float | None) -> None:
+        """Show the bar, with a text on each side, unless it is shown. total: None where its end is not known yet."""
+        if self._bar is None and self._console.is_terminal and not self._console.quiet:
+            texts = ("{task.description}", "{task.fields[told]}")
+            before, after = (TextColumn(text, markup=False) for text in texts)
+            self._bar = RichProgress(before, BarColumn(bar_width=None), after, console=self._console, transient=True)
+            self._task = self._bar.add_task(what, total=total, told=told)
+            self._bar.start()
+
+    def show(self, what: str, share: float, told: str, line: str) -> None:
+        """Show a share of the bar, 0 where it is not known; or the line, if it is time."""
+        if self._bar is not None:
+            total = 1.0 if share else None
+            self._bar.update(self._task, total=total, completed=share, description=what, told=told)
+        elif time.monotonic() - self._spoke >= self._seconds:
+            self.spoke()
+            self._console.print(line, soft_wrap=True)
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
 class TerminalProgress(Progress):
     """A live bar with articles done, articles a second and time left; plain lines where there is no terminal.
 
@@ -43,38 +89,23 @@ class TerminalProgress(Progress):
     """
 
     def __init__(self, console: PlainConsole) -> None:
-        self._console = console
-        self._bar: RichProgress | None = None
-        self._began = self._spoke = 0.0
-        self._dashboard = ""
+        self._console, self._bar = console, Bar(console, _SECONDS_BETWEEN_LINES)
+        self._began, self._dashboard = 0.0, ""
 
     def start(self, rows: int, dashboard: str) -> None:
-        self._began = self._spoke = time.monotonic()
-        self._dashboard = dashboard
-        if self._console.is_terminal:
-            self._bar = RichProgress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[done]}", markup=False),
-                console=self._console,
-                transient=True,
-            )
-            self._task = self._bar.add_task("articles", total=None, done="0")
-            self._bar.start()
+        self._began, self._dashboard = time.monotonic(), dashboard
+        self._bar.spoke()
+        self._bar.start("articles", "0", None)
 
     def advance(self, report: JobReport) -> None:
-        now, reach = time.monotonic(), report.run.reach
-        seconds = max(now - self._began, 1e-9)
+        reach = report.run.reach
+        seconds = max(time.monotonic() - self._began, 1e-9)
         left = reach.seconds_left(seconds)
         self._show_link(seconds + (left or 0.0))
         pace = f"{(reach.rows - reach.rows_before) / seconds:,.0f}/s"
         pace += "" if left is None else f", {timedelta(seconds=round(left))} left"
-        if self._bar is not None:
-            total = 1.0 if reach.share else None
-            self._bar.update(self._task, total=total, completed=reach.share, done=f"{_done(reach)} {pace}")
-        elif now - self._spoke >= _SECONDS_BETWEEN_LINES:
-            self._spoke = now
-            self._console.print(f"{_done(reach)} articles done, {pace}", soft_wrap=True)
+        done = _done(reach)
+        self._bar.show("articles", reach.share, f"{done} {pace}", f"{done} articles done, {pace}")
 
     wait = advance
 
@@ -89,8 +120,7 @@ class TerminalProgress(Progress):
         self._console.print(lines(f"warning: {message}", "yellow"), soft_wrap=True)
 
     def stop(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.stop()
 
     def finished(self, report: JobReport) -> None:
         """The report says it."""
