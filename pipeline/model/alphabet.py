@@ -169,12 +169,8 @@ def encode(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphab
     data: uint8 [bytes]. offsets: int64 [N + 1], ascending; article i is data[offsets[i]:offsets[i + 1]].
     """
     count = len(offsets) - 1
-    out = Encoded(
-        np.full((count, length), alphabet.padding, np.uint8),
-        np.zeros(count, np.int64),
-        np.zeros(count, np.bool_),
-        np.zeros(count, np.int64),
-    )
+    ids, truncated = np.full((count, length), alphabet.padding, np.uint8), np.zeros(count, np.bool_)
+    out = Encoded(ids, np.zeros(count, np.int64), truncated, np.zeros(count, np.int64))
     head = head_bytes(length)
     first = 0
     while first < count:
@@ -274,12 +270,7 @@ def _sums(marked: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.i
 
 
 def _encode_batch(
-    data: NDArray[np.uint8],
-    bounds: NDArray[np.int64],
-    alphabet: Alphabet,
-    length: int,
-    out: Encoded,
-    part: slice,
+    data: NDArray[np.uint8], bounds: NDArray[np.int64], alphabet: Alphabet, length: int, out: Encoded, part: slice
 ) -> NDArray[np.int64]:
     """Encode some of the articles of `encode`; returns their numbers of characters, int64 [M].
 

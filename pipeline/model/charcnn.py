@@ -39,17 +39,7 @@ from .layers import (
 )
 from .model_file import MEANT_FOR, SHIPPED, ActivationScales
 from .ngrams import NGrams
-from .scores import (
-    DEFAULT_THRESHOLD,
-    GIVEN,
-    SIGMOID,
-    SOFTMAX,
-    TEMPERATURES,
-    ByClass,
-    Levels,
-    check_classes,
-    check_thresholds,
-)
+from .scores import ByClass, Levels
 
 if TYPE_CHECKING:
     from .preparation import Preparation
@@ -136,7 +126,7 @@ class Model:
     encoder: Encoder | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        check_classes(self.classes, self.name, self.heads)
+        scores.check_classes(self.classes, self.name, self.heads)
         if self.frame not in FRAMES:
             raise ModelError(f"{self.name}: frame {self.frame!r:.80}: a model has one of {', '.join(FRAMES)}")
         try:
@@ -149,8 +139,8 @@ class Model:
         if self.scales is not None:
             convolutions = [layer.name for layer in self.layers if layer.kind == "conv1d" and not layer.is_lookup]
             self.scales.check(convolutions, self.name)
-        if not TEMPERATURES[0] <= self.temperature <= TEMPERATURES[1]:
-            least, most = TEMPERATURES
+        if not scores.TEMPERATURES[0] <= self.temperature <= scores.TEMPERATURES[1]:
+            least, most = scores.TEMPERATURES
             raise ModelError(f"{self.name}: temperature {self.temperature:g} is outside {least:g} to {most:g}")
         if self.ngrams is not None:
             self.ngrams.check(len(self.classes), self.length, self.is_multi_label, self.name)
@@ -167,16 +157,16 @@ class Model:
                     f"{self.name}: an encoder with a network, heads, or n-grams that cannot be asked first"
                 )
         if self.thresholds is not None:
-            check_thresholds(self.thresholds, self.classes, self.name)
+            scores.check_thresholds(self.thresholds, self.classes, self.name)
         if self.levels is not None:
             self.levels.check(self._has_bias_alone and not self.is_multi_label, self.name)
-        if self.heads is not None and (self.link != SOFTMAX or self.cascade is not None or self.length == WHOLE):
+        if self.heads is not None and (self.link != scores.SOFTMAX or self.cascade is not None or self.length == WHOLE):
             raise ModelError(f"{self.name}: a model with heads has no thresholds, levels, margin or fastText's table")
         if self.by_class is not None:
             self.by_class.check(len(self.classes), self.name)
-        if self.by_class is not None and (self.link != SOFTMAX or self.heads is not None):
+        if self.by_class is not None and (self.link != scores.SOFTMAX or self.heads is not None):
             raise ModelError(f"{self.name}: a model that does not give one label by softmax has no scores by class")
-        if self.temperature != 1 and self.link != SOFTMAX:
+        if self.temperature != 1 and self.link != scores.SOFTMAX:
             raise ModelError(f"{self.name}: a model whose scores are no softmax has no temperature")
 
     @cached_property
@@ -272,7 +262,7 @@ class Model:
         """How scores follow from logits, as in `scores`."""
         if isinstance(self.ngrams, FastText):
             return self.ngrams.link
-        return GIVEN if self.levels is not None else SIGMOID if self.is_multi_label else SOFTMAX
+        return scores.GIVEN if self.levels is not None else scores.SIGMOID if self.is_multi_label else scores.SOFTMAX
 
     @property
     def parameters(self) -> int:
@@ -301,29 +291,21 @@ class Model:
         """sha256 of all that decides a score: alphabet, classes, length, frame, scales, temperature, n-grams,
         thresholds, heads, scores by class, preparation and tensors.
         """
-        about = [self.alphabet.symbols, self.classes, self.length]
-        if self.frame != "dense":  # digests of dense models are older than the choice
-            about.append({"frame": self.frame})
-        if self.scales is not None:
-            about.append({"steps": self.scales.steps})
-        if self.temperature != 1:
-            about.append({"temperature": self.temperature})
-        if self.ngrams is not None:
-            about.append({self.ngrams.feature: self.ngrams.about})
-        if self.thresholds is not None:
-            about.append({"thresholds": self.thresholds})
-        if self.cascade is not None:
-            about.append({"cascade": self.cascade.about})
-        if self.levels is not None:
-            about.append({"levels": [self.levels.low, self.levels.step, self.levels.spread]})
-        if self.heads is not None:
-            about.append({"heads": self.heads})
-        if self.by_class is not None:
-            about.append({"by_class": [self.by_class.slopes, self.by_class.shifts]})
-        if self.preparation is not None:
-            about.append({"preparation": self.preparation.id})
-        if self.encoder is not None:
-            about.append({"encoder": self.encoder.about})
+        features: dict[str, Any] = {
+            "frame": None if self.frame == "dense" else self.frame,  # digests of dense models are older than the choice
+            "steps": self.scales and self.scales.steps,
+            "temperature": None if self.temperature == 1 else self.temperature,
+            **({self.ngrams.feature: self.ngrams.about} if self.ngrams else {}),
+            "thresholds": self.thresholds,
+            "cascade": self.cascade and self.cascade.about,
+            "levels": self.levels and [self.levels.low, self.levels.step, self.levels.spread],
+            "heads": self.heads,
+            "by_class": self.by_class and [self.by_class.slopes, self.by_class.shifts],
+            "preparation": self.preparation and self.preparation.id,
+            "encoder": self.encoder and self.encoder.about,
+        }
+        about: list[Any] = [self.alphabet.symbols, self.classes, self.length]
+        about += [{name: value} for name, value in features.items() if value is not None]
         digest = hashlib.sha256(json.dumps(about).encode())
         for name in sorted(stored := {**self.tensors, **self._beside}):
             tensor = np.ascontiguousarray(stored[name])
@@ -361,13 +343,11 @@ class Model:
                 if not np.isfinite(tensor).all():
                     raise ModelError(f"tensor {name} does not fit {dtype}")
             digest = replace(self, tensors=tensors).digest
-        temperature = None if self.temperature == 1 else self.temperature
         about = model_file.About(
-            self.alphabet.symbols, list(self.classes), self.length, dict(self.card), self.frame, self.scales,
-            temperature=temperature, thresholds=None if self.thresholds is None else list(self.thresholds),
+            self.alphabet.symbols, self.classes, self.length, dict(self.card), self.frame, self.scales,
+            temperature=None if self.temperature == 1 else self.temperature, thresholds=self.thresholds,
             ngrams_alone=(self._has_bias_alone and self.encoder is None) or None,
-            cascade=self.cascade, levels=self.levels,
-            heads=None if self.heads is None else list(self.heads), by_class=self.by_class,
+            cascade=self.cascade, levels=self.levels, heads=self.heads, by_class=self.by_class,
             encoder=None if self.encoder is None else self.encoder.settings,
             **({} if self.ngrams is None else {self.ngrams.feature: self.ngrams.kinds}),  # type: ignore[arg-type]
         )  # fmt: skip
@@ -431,12 +411,9 @@ class Model:
 
             preparation = of_file(about.preparation, tensors.pop(model_file.TOKENIZER, np.empty(0)).tobytes(), name)
         temperature = 1.0 if about.temperature is None else about.temperature
-        classes = tuple(about.classes)
-        thresholds = None if about.thresholds is None else tuple(about.thresholds)
         model = cls(
-            alphabet, classes, about.length, tensors, card, name, about.frame, about.scales, temperature, branch,
-            thresholds, about.cascade, about.levels, None if about.heads is None else tuple(about.heads),
-            about.by_class, preparation, encoder,
+            alphabet, about.classes, about.length, tensors, card, name, about.frame, about.scales, temperature, branch,
+            about.thresholds, about.cascade, about.levels, about.heads, about.by_class, preparation, encoder,
         )  # fmt: skip
         if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
             raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")
@@ -560,7 +537,7 @@ def _of_encoder(path: Path, name: str) -> Model:
     encoder, classes, bias, kind, levels = encoder_file.read(path, name)
     if not classes:
         raise ModelError(f"{name} gives vectors and no labels: train a head on them, with --encoder")
-    thresholds = (DEFAULT_THRESHOLD,) * len(classes) if kind == "several" else None
+    thresholds = (scores.DEFAULT_THRESHOLD,) * len(classes) if kind == "several" else None
     card = {"origin": f"converted from {name}"}
     of_head = {"thresholds": thresholds, "levels": levels, "encoder": encoder}
     return Model(ALPHABET, classes, WHOLE, {BIAS: bias}, card, name, "text", **of_head)  # type: ignore[arg-type]
@@ -568,7 +545,7 @@ def _of_encoder(path: Path, name: str) -> Model:
 
 def _of_fasttext(path: Path, name: str) -> Model:
     classes, branch, card = fasttext_file.read(path, name)
-    thresholds = (DEFAULT_THRESHOLD,) * len(classes) if branch.kinds.loss == "one-vs-all" else None
+    thresholds = (scores.DEFAULT_THRESHOLD,) * len(classes) if branch.kinds.loss == "one-vs-all" else None
     tensors = {BIAS: np.zeros(len(classes), np.float32)}
     whole = branch.kinds.reads
     return Model(ALPHABET, classes, whole, tensors, card, name, "text", ngrams=branch, thresholds=thresholds)

@@ -22,7 +22,7 @@ from msgspec import Meta, Struct, to_builtins
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from .layers import check_tensors
+from .layers import check_tensors, refuse_missing
 from .wordpiece import Rules, Tokens, WordPiece
 
 Floats = NDArray[np.float32]
@@ -119,9 +119,8 @@ class Encoder:
     @classmethod
     def of_file(cls, settings: Settings, tensors: dict[str, NDArray[Any]], model: str) -> Encoder:
         """Take its tensors out of those of a model file. Raises ModelError where one is missing."""
+        refuse_missing((f"{PREFIX}{name}" for name in VOCABULARY), tensors, model)
         own = {name.removeprefix(PREFIX): tensors.pop(name) for name in [*tensors] if name.startswith(PREFIX)}
-        if missing := {*VOCABULARY} - {*own}:
-            raise ModelError(f"{model}: tensor {PREFIX}{min(missing)} is missing")
         return cls(settings, WordPiece(settings.rules, *(own.pop(name) for name in VOCABULARY)), own)
 
     def check(self, classes: int | None, model: str) -> None:

@@ -153,9 +153,8 @@ def read(folder: Path, name: str) -> Read:
         kind = config.get("model_type")
         if kind not in _BODIES:
             raise _refused(name, f"it is of the kind {kind!r:.40}", "BERT and DistilBERT")
-        modules = [
-            (one["type"].rpartition(".")[2], folder / one["path"]) for one in _json(folder / "modules.json") or ()
-        ]
+        listed = _json(folder / "modules.json") or ()
+        modules = [(one["type"].rpartition(".")[2], folder / one["path"]) for one in listed]
         for module, _ in modules:
             if module not in ("Transformer", "Pooling", "Normalize", "Dense"):
                 raise _refused(name, f"it has a module {module!r:.40}", "Pooling, Normalize and Dense")
@@ -265,9 +264,8 @@ def _tensors(path: Path, name: str) -> dict[str, Tensor]:
     if not path.is_file():
         raise ModelError(f"{name} has no {path.name}: save it with safetensors (save_pretrained does), in one file")
     tensors = {}
-    for key, about in safetensors.deserialize(  # type: ignore[no-untyped-call]
-        read_file(path, MOST_BYTES)
-    ):
+    stored = safetensors.deserialize(read_file(path, MOST_BYTES))  # type: ignore[no-untyped-call]
+    for key, about in stored:
         kind, data = about["dtype"], about["data"]
         if kind == "BF16":
             tensor = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
@@ -288,10 +286,8 @@ def _classes(config: Json) -> tuple[tuple[str, ...], str]:
 
 
 def _pooling(about: Json, name: str) -> Pooling:
-    modes = [
-        key.removeprefix("pooling_mode_") for key, value in about.items() if key.startswith("pooling_mode_") and value
-    ]
-    mode = about.get("pooling_mode") or "+".join(modes)
+    modes = [key for key, value in about.items() if key.startswith("pooling_mode_") and value]
+    mode = about.get("pooling_mode") or "+".join(key.removeprefix("pooling_mode_") for key in modes)
     known: dict[str, Pooling] = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
     if mode not in known:
         raise _refused(name, f"its pooling is {mode!r:.60}", "cls and mean")
@@ -322,10 +318,8 @@ def _word_piece(folder: Path, entries: int, name: str) -> WordPiece:
         tokenizer = _old_tokenizer(folder, name)
         text = tokenizer.to_str()
     about = json.loads(text)
-    model, kinds = (
-        about["model"],
-        [(about[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")],
-    )
+    model = about["model"]
+    kinds = [(about[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
     if kinds != [*_KINDS]:
         raise _refused(name, f"its tokenizer is of {', '.join(map(str, kinds))}", ", ".join(_KINDS))
     vocabulary = tokenizer.get_vocab()

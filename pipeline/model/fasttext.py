@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ..errors import ModelError
 from .alphabet import Alphabet
-from .layers import WHOLE
+from .layers import WHOLE, check_tensor, refuse_missing
 from .scores import GIVEN, SOFTMAX, STEPS
 
 Floats = NDArray[np.float32]
@@ -155,9 +155,7 @@ class FastText:
     @classmethod
     def of_file(cls, kinds: Settings, tensors: dict[str, NDArray[Any]], model: str) -> FastText:
         """Take its tensors out of those of a model file. Raises ModelError where one is missing."""
-        for name in (TABLE, WORDS, ENDS, COUNTS):
-            if name not in tensors:
-                raise ModelError(f"{model}: tensor {name} is missing")
+        refuse_missing((TABLE, WORDS, ENDS, COUNTS), tensors, model)
         return cls(kinds, *(tensors.pop(name, None) for name in (TABLE, OUTPUT, WORDS, ENDS, PRUNED, COUNTS)))  # type: ignore[arg-type]
 
     def check(self, classes: int, length: int, several: bool, model: str) -> None:
@@ -168,22 +166,17 @@ class FastText:
             raise ModelError(f"{model}: {classes:,} classes: a model of fastText's has 2 to {MOST_CLASSES:,} here")
         outputs = classes - (self.link == GIVEN)
         columns = self.table.shape[1] if self.output is not None and self.table.ndim == 2 else outputs
-        expected: dict[str, tuple[NDArray[Any] | None, str, tuple[int | None, ...]]] = {
-            TABLE: (self.table, "float32", (None, columns)),
-            OUTPUT: (self.output, "float32", (outputs, columns)),
-            WORDS: (self.words, "uint8", (None,)),
-            ENDS: (self.ends, "int64", (None,)),
-            PRUNED: (self.pruned, "int32", (None, 2)),
-            COUNTS: (self.counts, "int64", (classes,)),
+        expected: dict[str, tuple[str, tuple[int | None, ...]]] = {
+            TABLE: ("float32", (None, columns)),
+            OUTPUT: ("float32", (outputs, columns)),
+            WORDS: ("uint8", (None,)),
+            ENDS: ("int64", (None,)),
+            PRUNED: ("int32", (None, 2)),
+            COUNTS: ("int64", (classes,)),
         }
-        for name, (tensor, dtype, shape) in expected.items():
-            if tensor is None:
-                continue
-            same = tensor.ndim == len(shape) and all(b in (None, a) for a, b in zip(tensor.shape, shape, strict=True))
-            if tensor.dtype != dtype or not same:
-                actual = f"{tensor.dtype} {list(tensor.shape)}"
-                raise ModelError(f"{model}: tensor {name} is {actual}, expected {dtype} {shape}")
-            if dtype == "float32" and not all(np.isfinite(part).all() for part in _parts(tensor)):
+        for name, tensor in self.tensors().items():
+            check_tensor(f"{model}: tensor {name}", tensor, *expected[name])
+            if tensor.dtype == np.float32 and not all(np.isfinite(part).all() for part in _parts(tensor)):
                 raise ModelError(f"{model}: tensor {name} holds a value that is not finite")
         ends, buckets = self.ends, self.kinds.buckets if self.kinds.hashes else 0
         if len(ends) < classes or (np.diff(ends, prepend=0) < 0).any() or (len(ends) and ends[-1] != len(self.words)):
@@ -348,9 +341,8 @@ class Reader:
             for rows, texts in self.rows(data, offsets[first : last + 1]):
                 self._add(rows, texts + first, sums, rows_added)
             first = last
-        means: Floats = (
-            sums.astype(np.float32) * self.table.scale / np.maximum(rows_added, 1).astype(np.float32)[:, None]
-        )
+        counts = np.maximum(rows_added, 1).astype(np.float32)[:, None]
+        means: Floats = sums.astype(np.float32) * self.table.scale / counts
         return means
 
     def rows(self, data: NDArray[np.uint8], offsets: Offsets) -> Iterator[tuple[NDArray[np.int64], Offsets]]:

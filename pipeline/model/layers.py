@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -167,11 +167,25 @@ def parameter_count(symbols: int, classes: int, length: int = PUBLISHED_LENGTH) 
     return sum(int(np.prod(shape)) for layer in layers for shape in layer.shapes.values())
 
 
+def refuse_missing(names: Iterable[str], tensors: Mapping[str, NDArray[Any]], model: str) -> None:
+    """Raise ModelError where a tensor of these names is not there."""
+    for name in names:
+        if name not in tensors:
+            raise ModelError(f"{model}: tensor {name} is missing")
+
+
+def check_tensor(what: str, tensor: NDArray[Any], dtype: str, shape: tuple[int | None, ...]) -> None:
+    """Raise ModelError, which says `what`, unless a tensor has this type and shape, in which None is any length."""
+    same = tensor.ndim == len(shape) and all(b in (None, a) for a, b in zip(tensor.shape, shape, strict=True))
+    if tensor.dtype != dtype or not same:
+        actual = f"{tensor.dtype} {list(tensor.shape)}"
+        raise ModelError(f"{what} is {actual}, expected {dtype} {list(shape)}")
+
+
 def check_tensors(tensors: Mapping[str, NDArray[Any]], expected: Mapping[str, tuple[int, ...]], model: str) -> None:
     """Raise ModelError unless these are the tensors, fp32 or fp16, of these shapes."""
+    refuse_missing(expected, tensors, model)
     for tensor, shape in expected.items():
-        if tensor not in tensors:
-            raise ModelError(f"{model}: tensor {tensor} is missing")
         array = tensors[tensor]
         if array.shape != shape:
             raise ModelError(f"{model}: tensor {tensor} is {list(array.shape)}, expected {list(shape)}")

@@ -33,7 +33,7 @@ from .encoder import Settings as Encoding
 from .fasttext import MOST_BYTES, FastText, Settings
 from .layers import CLASSES, LENGTHS, Frame, parameter_count
 from .ngrams import MOST_TABLE_BYTES, Kinds, NGrams
-from .scores import ByClass, Levels
+from .scores import ByClass, Heads, Levels
 
 FORMAT = "broadsheet-charcnn/2"
 FEATURES = (
@@ -84,19 +84,19 @@ class About(Struct):
     """The metadata that gives the tensors their meaning."""
 
     alphabet: str
-    classes: list[str]
+    classes: tuple[str, ...]
     length: Annotated[int, Meta(ge=0, le=1 << 31)]
     card: dict[str, Any] = {}
     frame: Frame = "dense"
     scales: ActivationScales | None = None
     temperature: float | None = None
     ngrams: Kinds | None = None
-    thresholds: list[float] | None = None
+    thresholds: tuple[float, ...] | None = None
     ngrams_alone: bool | None = None
     cascade: Cascade | None = None
     fasttext: Settings | None = None
     levels: Levels | None = None
-    heads: list[tuple[str, int]] | None = None
+    heads: Heads | None = None
     by_class: ByClass | None = None
     preparation: list[dict[str, Any]] | None = None
     encoder: Encoding | None = None
@@ -379,19 +379,14 @@ class Shipped(NamedTuple):
     cascade: Cascade
 
 
+_BIAS_OF_NEWS = (-3.9263389110565186, -3.9402916431427, -4.070120811462402, -3.8009207248687744)
 SHIPPED = {
     "ag-news": Shipped(
         "ag_news.safetensors",
         "68b4d580cf3144366d4141da3e84d87b97b7d3b4ebbf1fc84896f1ea49b3d75f",
         "9d7d761dfaf933a171fbacaeb5bb154d0fdbb80d798cd6cbd00e392601459f93",
         "English news",
-        Cascade(
-            1.0974736213684082,
-            0.183402,
-            1.0,
-            (-3.9263389110565186, -3.9402916431427, -4.070120811462402, -3.8009207248687744),
-            0.5975771546363831,
-        ),
+        Cascade(1.0974736213684082, 0.183402, 1.0, _BIAS_OF_NEWS, 0.5975771546363831),
     )
 }
 

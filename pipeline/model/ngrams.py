@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from ..errors import ModelError, UsageError
 from .alphabet import Alphabet, characters, head_bytes, texts_of_ids
-from .layers import WHOLE
+from .layers import WHOLE, check_tensor, refuse_missing
 
 Floats = NDArray[np.float32]
 Hashes = NDArray[np.uint32]
@@ -220,9 +220,7 @@ class NGrams:
     @classmethod
     def of_file(cls, kinds: Kinds, tensors: dict[str, NDArray[Any]], model: str) -> NGrams:
         """Take the branch's tensors out of those of a model file. Raises ModelError where one is missing."""
-        for name in (TABLE, SCALE):
-            if name not in tensors:
-                raise ModelError(f"{model}: tensor {name} is missing")
+        refuse_missing((TABLE, SCALE), tensors, model)
         return cls(kinds, tensors.pop(TABLE), tensors.pop(SCALE))
 
     def check(self, classes: int, length: int, several: bool, model: str) -> None:
@@ -230,8 +228,8 @@ class NGrams:
         if length == WHOLE:
             raise ModelError(f"{model}: n-grams beside a network read the beginning of a text, not all of it")
         self.kinds.check(model)
-        _expect(model, TABLE, self.table, "int16", [1 << self.bits, classes + 1])
-        _expect(model, SCALE, self.scale, "float32", [2, classes])
+        check_tensor(f"{model}: tensor {TABLE}", self.table, "int16", (1 << self.bits, classes + 1))
+        check_tensor(f"{model}: tensor {SCALE}", self.scale, "float32", (2, classes))
         if not BITS[0] <= self.bits <= BITS[1] or self.table.nbytes > MOST_TABLE_BYTES:
             most = f"2^{BITS[0]} to 2^{BITS[1]} rows and at most {MOST_TABLE_BYTES:,} bytes"
             raise ModelError(
@@ -288,28 +286,6 @@ class NGrams:
     def tensors(self) -> dict[str, NDArray[Any]]:
         """The tensors by their names in a model file."""
         return {TABLE: self.table, SCALE: self.scale}
-
-
-def _expect(model: str, name: str, tensor: NDArray[Any], dtype: str, shape: list[int]) -> None:
-    """Raise ModelError unless a tensor has this type and shape.
-
-    Parameters
-    ----------
-    model : str
-        The model's name, for the message.
-    name : str
-        The tensor's name.
-    tensor : ndarray
-        The tensor.
-    dtype : str
-        The type that it should have.
-    shape : list of int
-        The shape that it should have.
-
-    """
-    if tensor.dtype != dtype or list(tensor.shape) != shape:
-        actual = f"{tensor.dtype} {list(tensor.shape)}"
-        raise ModelError(f"{model}: tensor {name} is {actual}, expected {dtype} {shape}")
 
 
 def of_network(branch: object, model: str, what: str) -> NGrams | None:
@@ -409,9 +385,8 @@ def _of_words(symbols: NDArray[np.uint16], begins: Offsets, highest: int) -> lis
 
 def counted(grams_of_kind: list[Grams], count: int, bits: int) -> CountedBuckets:
     """The buckets of each of N texts over all n of one kind, in ascending order, with the times that each counts."""
-    kind: type[np.unsignedinteger] = (
-        np.uint32 if count <= 1 << (32 - bits) else np.uint64
-    )  # the smaller one is sorted in half the time
+    # The smaller one is sorted in half the time.
+    kind: type[np.unsignedinteger] = np.uint32 if count <= 1 << (32 - bits) else np.uint64
     keys = [
         (np.repeat(np.arange(count, dtype=kind), np.diff(grams.offsets)) << kind(bits)) | grams.buckets.astype(kind)
         for grams in grams_of_kind
@@ -470,8 +445,7 @@ def _parts(
         bounds = np.concatenate([[0], ends[first:last] - before])
         part = data[offsets[first] : offsets[last]]
         if len(part) > bounds[-1]:
-            part = np.concatenate(
-                [data[at : at + size] for at, size in zip(offsets[first:last], sizes[first:last], strict=True)]
-            )
+            texts = zip(offsets[first:last], sizes[first:last], strict=True)
+            part = np.concatenate([data[at : at + size] for at, size in texts])
         yield slice(first, last), part, bounds
         first = last
