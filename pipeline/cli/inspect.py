@@ -100,15 +100,12 @@ def inspect(
 
 
 def _print_memory(title: str, buffers: Sequence[Buffer], console: PlainConsole) -> None:
-    from rich import box
-    from rich.table import Table
-
     from ..kernels.memory_plan import planned_bytes
+    from ..report.tables import new_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True)
-    table.add_column(title, "all of it")
-    table.add_column("count", justify="right")
-    table.add_column("MB", f"{planned_bytes(buffers) / 1e6:,.1f}", justify="right")
+    table = new_table(title, "count", "MB", overflow="ellipsis")
+    table.show_footer = True
+    table.columns[0].footer, table.columns[2].footer = "all of it", f"{planned_bytes(buffers) / 1e6:,.1f}"
     for buffer in buffers:
         table.add_row(buffer.name, str(buffer.count), f"{buffer.total / 1e6:,.1f}")
     console.print(table)
@@ -122,6 +119,7 @@ def about_model(model: Model) -> dict[str, object]:
     from ..model.several import heads_of
 
     whole = model.ngrams if isinstance(model.ngrams, FastText) else None
+    beside = model.ngrams if isinstance(model.ngrams, NGrams) else None
     return {
         "model": model.name,
         "digest": model.digest,
@@ -133,11 +131,9 @@ def about_model(model: Model) -> dict[str, object]:
         "temperature": model.temperature,
         "thresholds": model.thresholds,
         "scales": None if model.scales is None else msgspec.to_builtins(model.scales),
-        "ngrams": {**model.ngrams.about, "buckets": len(model.ngrams.table)}
-        if isinstance(model.ngrams, NGrams)
-        else None,
-        "fasttext": None if whole is None else {**whole.about, "words": whole.known, "rows": list(whole.table.shape)},
-        "encoder": None if model.encoder is None else _about_encoder(model.encoder),
+        "ngrams": beside and {**beside.about, "buckets": len(beside.table)},
+        "fasttext": whole and {**whole.about, "words": whole.known, "rows": list(whole.table.shape)},
+        "encoder": model.encoder and _about_encoder(model.encoder),
         "alphabet": model.alphabet.symbols if model.has_network else None,
         "classes": list(model.classes),
         "heads": None if model.heads is None else {head.name: list(head.classes) for head in heads_of(model)},
@@ -174,10 +170,8 @@ def _worded(ngrams: NGrams) -> str:
     grams = [f"1 to {kinds.words} words" if kinds.words > 1 else "1 word"] if kinds.words else []
     grams += [f"{low} to {high} characters" if low < high else f"{low} characters"] if high else []
     used = int(ngrams.table.any(axis=1).sum())
-    return (
-        f"of {' and of '.join(grams)}, in the first {kinds.reads:,} characters; {used:,} of {len(ngrams.table):,} "
-        "buckets used"
-    )
+    buckets = f"{used:,} of {len(ngrams.table):,} buckets used"
+    return f"of {' and of '.join(grams)}, in the first {kinds.reads:,} characters; {buckets}"
 
 
 def _of_fasttext(branch: FastText) -> dict[str, str]:
@@ -258,16 +252,13 @@ def print_model(model: Model, console: PlainConsole) -> None:
 
 
 def _layers(model: Model) -> Table:
-    from rich import box
-    from rich.table import Table
+    from ..report.tables import new_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column, justify in (("block", "left"), ("operation", "left"), ("output", "right"), ("MFLOP", "right")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    table = new_table("block", "operation", "output", "MFLOP", overflow="ellipsis")
+    table.columns[1].justify = "left"
     for layer in model.layers:
-        steps = [f"conv1d {layer.inputs}→{layer.outputs} k={layer.kernel}"]
-        if layer.kind == "linear":
-            steps = [f"linear {layer.inputs}→{layer.outputs}"]
+        kernel = f" k={layer.kernel}" if layer.kind == "conv1d" else ""
+        steps = [f"{layer.kind} {layer.inputs}→{layer.outputs}{kernel}"]
         steps += ["layer norm"] if layer.norm else []
         steps += ["ReLU"] if layer.relu else ["sigmoid" if model.is_multi_label else "softmax"]
         steps += [f"max pool {layer.pool}"] if layer.pool > 1 else []
@@ -305,23 +296,18 @@ def verify(
 def _show_output(name: str, as_json: bool) -> None:
     """Print the totals of a job so far, and its scores. Raises UsageError for a folder that is none of a job."""
     from ..labelling.counts import THRESHOLDS, kept
-    from ..output.account import Sums
     from ..output.folder import OutputFolder
     from ..output.object_store import place_of
     from ..report.tables import new_table
 
     folder = OutputFolder(place_of(name))
     if not folder.is_begun:
-        raise UsageError(
-            f"{name} is a folder, but not the output of a job: give one that has a _manifest.json, or a model"
-        )
+        remedy = "give one that has a _manifest.json, or a model"
+        raise UsageError(f"{name} is a folder, but not the output of a job: {remedy}")
     manifest = folder.manifest()
     totals = manifest.totals
     if totals is None:
-        sums = Sums(folder.checked_plan(manifest))
-        for entry, _ in folder.each_entry(manifest.fingerprint.id, None, lambda _: None):
-            sums.add(entry)
-        totals = sums.totals
+        totals = folder.totals(folder.checked_plan(manifest), manifest.fingerprint.id)
     judged = [(totals.labels, totals.scores), *((other.labels, other.scores) for other in totals.others or ())]
     by_model = [
         (names.label, labels, {label: kept(bins) for label, bins in (scores or {}).items()})

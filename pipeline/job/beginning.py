@@ -18,7 +18,7 @@ from ..engine.base import Backend
 from ..errors import OutputError, SourceError, UsageError
 from ..model.several import Models
 from ..options import TABLE, Options
-from ..output.account import Sums, groups_of
+from ..output.account import groups_of
 from ..output.columns import Columns
 from ..output.finish import seal
 from ..output.folder import OutputFolder
@@ -85,16 +85,11 @@ def refuse_files(source: Any, output: Location | None, models: Iterable[str], op
     if paths is None and options.root is not None:
         raise UsageError("--root is for the paths of files, and the input has none: leave it out")
     refuse_useless(options.endpoint, [*(paths or ()), str(output)])
-    refuse_outputs(
-        {"--trace": options.trace, "--report": options.report},
-        options.overwrite or options.resume or options.update,
-        lambda: [
-            *models,
-            *([] if options.truth is None else [os.fspath(options.truth)]),
-            *local_paths(source, options.input_format),
-        ],
-        str(output) if isinstance(output, Path) else None,
-    )
+    truth = [] if options.truth is None else [os.fspath(options.truth)]
+    read = lambda: [*models, *truth, *local_paths(source, options.input_format)]
+    written = {"--trace": options.trace, "--report": options.report}
+    may_replace = options.overwrite or options.resume or options.update
+    refuse_outputs(written, may_replace, read, str(output) if isinstance(output, Path) else None)
 
 
 def named_input(source: Any, models: Models, options: Options, **how: Any) -> Given:
@@ -126,10 +121,8 @@ def of_one_file(one: OneFile, source: Any, options: Options) -> Options:
     for name in ("format", "layout", "partition_by", "shard", "update"):
         given = getattr(options, name)
         if given not in (TABLE[name].default, one.format):
-            flag = name.replace("_", "-")
-            raise UsageError(
-                f"{one.place} is one file, made when the job is done: leave out --{flag}, or give a folder"
-            )
+            remedy = f"leave out --{name.replace('_', '-')}, or give a folder"
+            raise UsageError(f"{one.place} is one file, made when the job is done: {remedy}")
     goes_on = options.resume and OutputFolder(one.folder).is_begun
     one.refuse(options.overwrite or goes_on, lambda: local_paths(source, options.input_format))
     return options.replaced(format=one.format)
@@ -218,9 +211,8 @@ class Update:
         if self.saved is not None:
             return plan_again(self.saved, self.files, asked)
         if self.whole.first is None:
-            raise OutputError(
-                "no file of the job could be read, so its columns are not known. Start again with --overwrite"
-            )
+            what = "no file of the job could be read, so its columns are not known"
+            raise OutputError(f"{what}. Start again with --overwrite")
         path, names = self.whole.first
         selection = resolved(self.whole, asked)
         files = bound(self.files, selection)
@@ -370,10 +362,7 @@ def update_of(
     withdrawn = saved.withdrawn or () if saved else ranges_with(whole, stale)
     left = without(whole, withdrawn)
     if withdrawn:
-        sums, stays = Sums(left), {*groups_of(left)} - {*withdrawn}
-        for entry, _ in folder.each_entry(manifest.fingerprint.id, stays, lambda _: None):
-            sums.add(entry)
-        earlier = sums.totals
+        earlier = folder.totals(left, manifest.fingerprint.id, {*groups_of(left)} - {*withdrawn})
     by_path, stay = {file.path: file for file in now.found}, {file.path for file in left.files}
     own = [path for path in by_path if path not in stay] if saved is None else [file.path for file in saved.files]
     growth = Growth(

@@ -9,7 +9,6 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from ..engine.base import Backend, Engine, Predictions, Texts
 from ..engine.profile import measure
 from ..errors import BroadsheetError, SourceError
-from ..labelling.counts import count_lengths
 from ..labelling.engines import ENGINES
 from ..labelling.scored import score, score_chunk
 from ..measures.accuracy import Example, closest
@@ -313,14 +311,8 @@ def write(work: Work, job: Job) -> Done:
 
 
 def _count(entry: Entry) -> None:
-    COUNTS.add(
-        chunks=1,
-        rows_read=entry.rows_read,
-        rows_written=entry.rows_written,
-        rows_filtered=entry.rows_filtered,
-        rows_quarantined=entry.rows_quarantined,
-        written_bytes=sum(file.bytes for file in entry.files),
-    )
+    rows = {name: getattr(entry, name) for name in ("rows_read", "rows_written", "rows_filtered", "rows_quarantined")}
+    COUNTS.add(chunks=1, written_bytes=sum(file.bytes for file in entry.files), **rows)
 
 
 def number_of(name: str) -> int:
@@ -332,21 +324,17 @@ def _entry(work: Work, chosen: NDArray[np.bool_], job: Job) -> Entry:
     """The entry without its files: the chunk's share of the job's totals. chosen: the rows that are written."""
     chunk = work.chunk
     n_chars = work.predictions[0].n_chars[chosen]
-    first, *others = (_judged(work, number, columns, chosen) for number, columns in enumerate(job.columns.models))
-    return Entry(
+    return Entry.of(
+        [_judged(work, number, columns, chosen) for number, columns in enumerate(job.columns.models)],
+        n_chars,
         chunk=chunk.name,
         job=job.fingerprint,
         sources=chunk.sources,
         rows_read=chunk.rows_read,
-        rows_written=len(n_chars),
         rows_filtered=len(chunk) - len(n_chars),
         rows_quarantined=len(chunk.quarantine),
-        chars=int(n_chars.sum()),
-        lengths=tuple(count_lengths(n_chars)),
         problems=chunk.problems,
         not_copied=dict(chunk.not_copied),
-        others=tuple(others) or UNSET,
-        **msgspec.structs.asdict(first),
     )
 
 

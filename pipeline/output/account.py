@@ -24,6 +24,8 @@ from .saved_plan import files_of
 Sources = tuple[RowRange, ...]
 """From where a chunk was read."""
 
+_Listed = tuple[ListedFile, ...] | None
+"""The files of a range; None for rows in memory."""
 _SUMS = ("rows_read", "rows_written", "rows_filtered", "rows_quarantined", "chars")
 _SUMS_OF_MODEL = ("truncated", "unknown_chars", "saturated", "asked", "unlabelled")
 """The figures of an entry whose sums are those of the totals."""
@@ -99,9 +101,9 @@ def gaps(chunks: Mapping[str, Sources], closed: Mapping[int, ClosingEntry], plan
     entries: dict[int, dict[str, Sources]] = defaultdict(dict)
     for name, sources in chunks.items():
         entries[int(name.split("-")[1])][name] = sources
-    listed: Sequence[tuple[ListedFile, ...] | None] = files_of(plan) if plan else [None]
+    listed: Sequence[_Listed] = files_of(plan) if plan else [None]
     numbers = groups_of(plan)
-    before: tuple[ListedFile, ...] | None = None
+    before: _Listed = None
     known: set[int] = set()
     row: int | None = 0
     for number, files in zip(numbers, listed, strict=True):
@@ -119,11 +121,7 @@ def gaps(chunks: Mapping[str, Sources], closed: Mapping[int, ClosingEntry], plan
 
 
 def _of_group(
-    number: int,
-    files: tuple[ListedFile, ...] | None,
-    closing: ClosingEntry | None,
-    entries: dict[str, Sources],
-    row: int | None,
+    number: int, files: _Listed, closing: ClosingEntry | None, entries: dict[str, Sources], row: int | None
 ) -> Iterator[Gap]:
     """The chunks of a range are numbered from 0, and each begins where the one before it ends.
 

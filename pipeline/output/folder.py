@@ -19,27 +19,11 @@ from ..processes.threads import threads
 from ..source.open.ahead import in_order
 from ..source.plan.plan import part_name
 from . import layout
-from .account import Entries, gaps, groups_of, open_to_change
+from .account import Entries, Sums, gaps, groups_of, open_to_change
 from .commit import check_chunk, committed_entry
-from .layout import (
-    CLAIM,
-    ENTRIES,
-    MANIFEST,
-    PLAN,
-    SUCCESS,
-    PartNames,
-)
+from .layout import CLAIM, ENTRIES, MANIFEST, PLAN, SUCCESS, PartNames
 from .object_store import open_store
-from .record import (
-    ClosingEntry,
-    Entry,
-    Fingerprint,
-    Manifest,
-    OtherVersion,
-    SavedPlan,
-    from_json,
-    to_json,
-)
+from .record import ClosingEntry, Entry, Fingerprint, Manifest, OtherVersion, SavedPlan, Totals, from_json, to_json
 from .saved_plan import check_plan, listing_digest, schema_from, schema_hex, together
 from .sidecars import planned, remove_planned, remove_sidecars, write_sidecars
 from .store import Location, Store, check_claim, claim, claimed_by, is_claimed, take_over
@@ -348,6 +332,13 @@ class OutputFolder:
             if isinstance(entry, OutputError):
                 raise entry
             yield entry, seen
+
+    def totals(self, plan: SavedPlan | None, job: str, groups: Container[int] | None = None) -> Totals:
+        """The sums over the entries of a job, of these groups or all. plan: of the job. Raises OutputError."""
+        sums = Sums(plan)
+        for entry, _ in self.each_entry(job, groups, lambda _: None):
+            sums.add(entry)
+        return sums.totals
 
     def keep_entries(self, job: str, fits: Callable[[Entry], bool], schema: pa.Schema, update: int) -> Entries:
         """Keep the entries by which a resumed job skips chunks and groups, and remove the others: those that are

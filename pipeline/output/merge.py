@@ -22,7 +22,7 @@ from ..source.open.ahead import in_order
 from ..source.plan.files import share_of
 from ..source.plan.plan import part_name
 from ..storage.disk import refuse_outputs
-from .account import Entries, Sums
+from .account import Entries
 from .finish import finish
 from .folder import OutputFolder
 from .layout import closing_file, group_of
@@ -117,9 +117,8 @@ def merge(
     _refuse_others(opened, allow_mixed)
     first = opened[0]
     starts = [0, *accumulate(share.plan.ranges for share in opened)]
-    plan = together(
-        [msgspec.structs.replace(s.plan, first_group=at, whole=UNSET) for s, at in zip(opened, starts, strict=False)]
-    )
+    plans = [msgspec.structs.replace(share.plan, whole=UNSET) for share in opened]
+    plan = together([msgspec.structs.replace(p, first_group=at) for p, at in zip(plans, starts, strict=False)])
     fingerprint = msgspec.structs.replace(first.fingerprint, input=listing_digest(plan.files))
     schema = first.folder.schema(first.manifest)
     done = begin(place, fingerprint, schema, msgspec.json.encode(plan) + b"\n", resume, overwrite)
@@ -133,11 +132,9 @@ def merge(
             if isinstance(entry, ClosingEntry) or _moved(entry.chunk, offset) not in counted
         )
         counted |= {entry.chunk: entry.digest for entry in in_order(pool, calls, lambda: 2 * readers) if entry}
-    sums = Sums(plan)
-    for entry, _ in place.each_entry(fingerprint.id, None, lambda _: None):
-        sums.add(entry)
-    finish(place, sums.totals, schema, fingerprint.id, counted, 0, 0)
-    return sums.totals
+    totals = place.totals(plan, fingerprint.id)
+    finish(place, totals, schema, fingerprint.id, counted, 0, 0)
+    return totals
 
 
 def begin(
@@ -197,9 +194,8 @@ def _refuse_others(shares: Sequence[_Share], allow_mixed: bool) -> None:
             a, b = getattr(first.fingerprint, name), getattr(share.fingerprint, name)
             if a != b and not (allow_mixed and name == "backend"):
                 remedy = "; --allow-mixed takes them all the same" if name == "backend" else ""
-                raise UsageError(
-                    f"{share.folder.path} and {first.folder.path} differ in {name}: {_differ(b, a)}{remedy}"
-                )
+                both = f"{share.folder.path} and {first.folder.path}"
+                raise UsageError(f"{both} differ in {name}: {_differ(b, a)}{remedy}")
     missing = sorted({*range(1, count + 1)} - {share.number[0] for share in shares})
     if missing:
         raise UsageError(f"of {count} shares these are missing: {first_of([f'{n}/{count}' for n in missing])}")

@@ -7,41 +7,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from msgspec import UNSET, Meta, Struct, UnsetType
+from numpy.typing import NDArray
 
 from ..engine.base import Backend
 from ..errors import OutputError
-from ..labelling.counts import LENGTHS, SCORES
+from ..labelling.counts import LENGTHS, SCORES, count_lengths
 from ..source.chunk import MOST, RowRange
+from . import layout
 from .cut import Chosen
-from .layout import (
-    CHUNK_PATTERN,
-    FILE_PATTERN,
-    HIDDEN_PARTS,
-    JOB_PATTERN,
-    PART_ENCODING,
-    QUARANTINE,
-    VERSION,
-    WITHDRAWING,
-    PartNames,
-    closing_file,
-    entry_file,
-    folder_values,
-    quarantine_file,
-)
+from .layout import HIDDEN_PARTS, QUARANTINE, VERSION, WITHDRAWING, PartNames, folder_values
 from .model_columns import Names
 
 Count = Annotated[int, Meta(ge=0, le=MOST)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=MOST)]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-JobId = Annotated[str, Meta(pattern=JOB_PATTERN)]
-ChunkName = Annotated[str, Meta(pattern=CHUNK_PATTERN)]
+JobId = Annotated[str, Meta(pattern=layout.JOB_PATTERN)]
+ChunkName = Annotated[str, Meta(pattern=layout.CHUNK_PATTERN)]
 Scores = dict[str, tuple[Count, ...]] | UnsetType
 Version = Literal[4]
 PlanVersion = Literal[4, 5]
@@ -51,7 +40,7 @@ _Record = TypeVar("_Record")
 class FileRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """A committed file. name: within the output folder, e.g. "parts/part-000000-0000003-1a2b3c4d.parquet"."""
 
-    name: Annotated[str, Meta(pattern=FILE_PATTERN)]
+    name: Annotated[str, Meta(pattern=layout.FILE_PATTERN)]
     rows: Count
     bytes: Count
     sha256: Digest
@@ -151,6 +140,14 @@ class Entry(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
         if self.files and not self.has_files(PartNames.like(self.files[0].name)) and not self.has_files(_NO_PART):
             raise ValueError("`files` are not those of this chunk")
 
+    @classmethod
+    def of(cls, judged: Iterable[Judged], n_chars: NDArray[np.int64], **about: Any) -> Entry:
+        """Of some rows. judged: what each model says of them. n_chars: the characters of those that are written."""
+        first, *others = judged
+        about |= {"others": tuple(others) or UNSET, **msgspec.structs.asdict(first)}
+        lengths, chars = tuple(count_lengths(n_chars)), int(n_chars.sum())
+        return cls(rows_written=len(n_chars), lengths=lengths, chars=chars, **about)
+
     @property
     def judged(self) -> tuple[Judged, ...]:
         """What each model says."""
@@ -164,12 +161,12 @@ class Entry(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
         rows = [file.rows for file in parts] if names.by else [self.rows_written]
         expected = [(name, count) for (name, _), count in zip(of_parts, rows, strict=False)]
         if self.rows_quarantined:
-            expected.append((quarantine_file(self.chunk, self.job), self.rows_quarantined))
+            expected.append((layout.quarantine_file(self.chunk, self.job), self.rows_quarantined))
         return [(file.name, file.rows) for file in self.files] == expected and sum(rows) == self.rows_written
 
     @property
     def file_name(self) -> str:
-        return entry_file(self.chunk, self.job)
+        return layout.entry_file(self.chunk, self.job)
 
     @property
     def digest(self) -> bytes:
@@ -215,7 +212,7 @@ class ClosingEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def file_name(self) -> str:
-        return closing_file(self.group, self.job)
+        return layout.closing_file(self.group, self.job)
 
 
 class ListedFile(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -291,7 +288,7 @@ class Writer(Struct, frozen=True, forbid_unknown_fields=True):
     encoding: int
 
 
-WRITER = Writer(version("broadsheet"), pa.__version__, PART_ENCODING)
+WRITER = Writer(version("broadsheet"), pa.__version__, layout.PART_ENCODING)
 """This process's."""
 
 

@@ -23,7 +23,6 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from ..errors import BroadsheetError, OutputError, UsageError, did_you_mean, renamed
-from ..labelling.counts import count_lengths
 from ..processes.threads import available_cores, threads
 from ..source.chunk import QUARANTINE_SCHEMA
 from ..source.columns import distinct
@@ -350,9 +349,8 @@ class _Choice:
         """The rows of a chunk that may be chosen, with their group."""
         rows = self.job.rows(entry, {self.by, self.per or self.by, *(self.where.columns if self.where else ())})
         group = plain(rows.column(self.per)) if self.per else pa.chunked_array([pa.repeat("", len(rows))])
-        ranked = pa.table(
-            [np.arange(first, first + len(rows)), rows.column(self.by), group], ["place", "score", "part"]
-        )
+        columns = [np.arange(first, first + len(rows)), rows.column(self.by), group]
+        ranked = pa.table(columns, ["place", "score", "part"])
         may = ranked.column("score").is_valid()
         return ranked.filter(may if self.where is None else pc.and_(may, pa.array(self.where.mask(rows))))
 
@@ -436,9 +434,8 @@ def _fingerprint(
         The columns whose values have folders; None for those of the job.
 
     """
-    settings = msgspec.structs.replace(
-        job.settings, chosen=about, format=format_ or job.settings.names.format, layout=UNSET
-    )
+    kind = format_ or job.settings.names.format
+    settings = msgspec.structs.replace(job.settings, chosen=about, format=kind, layout=UNSET)
     named = distinct("partition_by", by) if by else tuple(name for name in settings.names.by if name in schema.names)
     settings = msgspec.structs.replace(settings, partition_by=named if len(named) > 1 else next(iter(named), None))
     if settings.format not in FORMATS:
@@ -509,21 +506,16 @@ def _write(
 
 def _entry(labelled: Entry, rows: pa.Table, models: Sequence[Names], job: str) -> Entry:
     """The entry of a chunk's chosen rows. labelled: that of the rows they are from."""
-    n_chars = rows.column(N_CHARS.name).to_numpy()
-    first, *others = map(partial(_judged, rows=rows), models, labelled.judged)
-    return Entry(
+    return Entry.of(
+        map(partial(_judged, rows=rows), models, labelled.judged),
+        rows.column(N_CHARS.name).to_numpy(),
         chunk=labelled.chunk,
         job=job,
         sources=labelled.sources,
         rows_read=labelled.rows_read,
-        rows_written=len(rows),
         rows_filtered=labelled.rows_read - len(rows),
         rows_quarantined=0,
-        chars=int(n_chars.sum()),
-        lengths=tuple(count_lengths(n_chars)),
         problems=labelled.problems,
-        others=tuple(others) or UNSET,
-        **msgspec.structs.asdict(first),
     )
 
 
