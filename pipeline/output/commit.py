@@ -89,15 +89,9 @@ def committed_entry(store: Store, chunk: str, job: str, names: PartNames) -> Ent
 
 def commit_end(store: Store, end: RangeEnd, job: str) -> None:
     """Write the closing entry of a range. Raises OutputError, also where another job has taken the folder."""
-    entry = ClosingEntry(
-        job=job,
-        group=end.number,
-        files=end.files,
-        chunks=end.chunks,
-        problems=end.problems,
-        unread=end.unread,
-        after=UNSET if end.after is None else end.after,
-    )
+    same = {name: getattr(end, name) for name in ("files", "chunks", "problems", "unread")}
+    after = UNSET if end.after is None else end.after
+    entry = ClosingEntry(job=job, group=end.number, **same, after=after)
     store.add(entry.file_name, to_json(entry), partial(check_claim, store, job))
 
 
@@ -119,9 +113,8 @@ def committed_rows(store: Store, entry: Entry, schema: pa.Schema, chosen: pa.Sch
     """
     chosen = schema if chosen is None else chosen
     files = [file for file in entry.files if not file.name.startswith(QUARANTINE)]
-    tables = [
-        read_part(read_committed(store, file), file.name, store.root / file.name, schema, chosen) for file in files
-    ]
+    read = ((read_committed(store, file), file.name, store.root / file.name) for file in files)
+    tables = [read_part(*about, schema, chosen) for about in read]
     rows = pa.concat_tables([chosen.empty_table(), *tables])
     if len(tables) < 2:
         return rows

@@ -71,13 +71,8 @@ class _Parquet(PartFormat):
             repeating.append(f"{names.top_labels}.list.element")
             counts.append(names.unknown_chars)
         sink = pa.BufferOutputStream()
-        pq.write_table(
-            table,
-            sink,
-            compression="zstd",
-            use_dictionary=repeating,
-            column_encoding=dict.fromkeys(counts, "DELTA_BINARY_PACKED"),
-        )
+        encoding = dict.fromkeys(counts, "DELTA_BINARY_PACKED")
+        pq.write_table(table, sink, compression="zstd", use_dictionary=repeating, column_encoding=encoding)
         return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
     def read(self, data: bytes, schema: pa.Schema, chosen: pa.Schema) -> pa.Table:
@@ -100,11 +95,8 @@ class _JsonLines(PartFormat):
         rows = msgspec.json.Decoder().decode_lines(data)
         if any(list(row) != schema.names for row in rows):
             raise ValueError("a line has other columns than the job")
-        arrays = [
-            from_plain(pa.array([row[field.name] for row in rows], writable_type(field.type)), field.type)
-            for field in chosen
-        ]
-        return pa.table(arrays, chosen)
+        columns = ((field.type, [row[field.name] for row in rows]) for field in chosen)
+        return pa.table([from_plain(pa.array(of, writable_type(kind)), kind) for kind, of in columns], chosen)
 
 
 class _Csv(PartFormat):
@@ -113,10 +105,8 @@ class _Csv(PartFormat):
     """
 
     def write(self, table: pa.Table) -> bytes:
-        columns = [
-            _flat(to_plain(column.combine_chunks()), _separator(field))
-            for field, column in zip(table.schema, table.columns, strict=True)
-        ]
+        plain = (to_plain(column.combine_chunks()) for column in table.columns)
+        columns = [_flat(column, _separator(field)) for field, column in zip(table.schema, plain, strict=True)]
         sink = pa.BufferOutputStream()
         csv.write_csv(pa.table(columns, table.column_names), sink, csv.WriteOptions(quoting_header="needed"))
         return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
@@ -387,5 +377,5 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _is_bytes(kind: pa.DataType) -> bool:
     types = pa.types
-    of_bytes = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
-    return any(is_one(kind) for is_one in of_bytes)
+    of_any_size = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+    return bool(of_any_size or types.is_fixed_size_binary(kind))

@@ -75,11 +75,8 @@ def look(name: str, per: Sequence[str], by: str | None = None, at: Sequence[floa
     with rows_on_disk("scores are counted") as database:
         pieces = chain([schema.empty_table()], read({*names}))
         _fill(database, "labelled", ({c: _best(rows.column(n)) for n, c in called.items()} for rows in pieces))
-        return [
-            {"column": column, "score": score, **_told(database, called, (column, label, score), at)}
-            for column in per
-            for label, score in models
-        ]
+        asked = [(column, label, score) for column in per for label, score in models]
+        return [{"column": one[0], "score": one[2], **_told(database, called, one, at)} for one in asked]
 
 
 def _told(
@@ -94,11 +91,8 @@ def _told(
     if not at and not _is_share(span):
         thresholds = sorted({float(f"{share:.2g}") for share in span["shares"]})
     kept = [f"coalesce({own} >= {least!r}::FLOAT, false)" for least in thresholds]
-    parts = {
-        "kept": "avg(({one})::INT)",
-        "long": f"avg({chars}) FILTER ({{one}})",
-        "short": f"avg({chars}) FILTER (NOT {{one}})",
-    }
+    parts = {"kept": "avg(({one})::INT)", "long": f"avg({chars}) FILTER ({{one}})"}
+    parts["short"] = f"avg({chars}) FILTER (NOT {{one}})"
     lists = {name: ", ".join(part.format(one=one) for one in kept) for name, part in parts.items()}
     names = {"score": own, "label": called.get(label or "", "NULL::VARCHAR"), "chars": chars}
     (every,) = _facts(database, _LOOKED.format(**lists, **names, value="NULL", of=""))
@@ -225,11 +219,8 @@ def _rows_of(name: str) -> tuple[object, pa.Schema, Callable[[set[str]], Iterato
     kinds = {field.name: pa.float32() for field in rows.schema if "score" in field.name and field.type == pa.float64()}
     schema = pa.schema([field.with_type(kinds.get(field.name, field.type)) for field in rows.schema])
     whole = ds.dataset(str(file.place), schema, format=rows.format)
-    return (
-        file.place,
-        schema,
-        lambda names: (pa.Table.from_batches([one]) for one in whole.to_batches(columns=[*names])),
-    )
+    read = lambda names: (pa.Table.from_batches([one]) for one in whole.to_batches(columns=[*names]))
+    return file.place, schema, read
 
 
 def _rows_of_job(job: Labels, names: set[str]) -> Iterator[pa.Table]:
@@ -238,9 +229,8 @@ def _rows_of_job(job: Labels, names: set[str]) -> Iterator[pa.Table]:
 
 def _scores_in(schema: pa.Schema, path: object, by: str | None, per: Iterable[str]) -> list[tuple[str | None, str]]:
     """Of each model the column of labels and that of scores; with `by`, those of one score. Raises UsageError."""
-    labels = {
-        name.removesuffix(end): name for end in ("labels", "label") for name in schema.names if name.endswith(end)
-    }
+    ends = [(name, end) for end in ("labels", "label") for name in schema.names if name.endswith(end)]
+    labels = {name.removesuffix(end): name for name, end in ends}
     kinds = {f"{prefix}score": pa.float32() for prefix in labels}
     kinds |= {f"{prefix}scores": pa.list_(pa.float32()) for prefix in labels}
     own = [field.name for field in schema if kinds.get(field.name) == field.type] if by is None else []

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
@@ -110,10 +110,8 @@ class ObjectStore(Store):
 
     def take(self, name: str, source: Store, there: str, check: Callable[[], None]) -> None:
         """By a copy within the bucket, where it is the same."""
-        if not isinstance(source, ObjectStore) or (source.root.bucket, source.root.endpoint) != (
-            self.root.bucket,
-            self.root.endpoint,
-        ):
+        bucket = self.root.bucket, self.root.endpoint
+        if not isinstance(source, ObjectStore) or (source.root.bucket, source.root.endpoint) != bucket:
             super().take(name, source, there, check)
             return
         check()
@@ -187,11 +185,7 @@ class ObjectStore(Store):
 
         def read() -> tuple[bytes, UpdateVersion]:
             answer = self._client.get(self._key(name))
-            version: UpdateVersion = {}
-            if answer.meta["e_tag"] is not None:
-                version["e_tag"] = answer.meta["e_tag"]
-            if answer.meta["version"] is not None:
-                version["version"] = answer.meta["version"]
+            version: Any = {part: answer.meta[part] for part in ("e_tag", "version") if answer.meta[part] is not None}
             return answer.bytes().to_bytes(), version
 
         there, version = self._existing(read, name)

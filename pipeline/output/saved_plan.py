@@ -9,7 +9,7 @@ from itertools import accumulate, chain
 
 import msgspec
 import pyarrow as pa
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from ..errors import OutputError, first_of
 from ..source.chunk import Selection
@@ -36,7 +36,7 @@ def plan_bytes(plan: Plan, withdrawn: tuple[int, ...] = ()) -> bytes:
         version=WITHDRAWING if withdrawn else VERSION,
         files=tuple(listed(plan.files)),
         groups=plan.sizes,
-        parts=UNSET if set(plan.parts) <= {1} else plan.parts,
+        parts=_saved_parts(plan.parts),
         first_group=plan.first_range,
         first=_first(plan),
         selection=_saved(plan.selection),
@@ -86,9 +86,8 @@ def plan_from(
 
 def check_plan(saved: SavedPlan) -> None:
     """Raise ValueError where a plan contradicts itself: each file is in one group, and one that is cut is alone."""
-    if len(parts_of_saved(saved)) != len(saved.groups) or any(
-        parts > 1 and count != 1 for parts, count in zip(parts_of_saved(saved), saved.groups, strict=True)
-    ):
+    cuts = parts_of_saved(saved)
+    if len(cuts) != len(saved.groups) or any(c > 1 and n != 1 for c, n in zip(cuts, saved.groups, strict=True)):
         raise ValueError("its parts are not those of its groups")
     if sum(saved.groups) != len(saved.files):
         raise ValueError(f"its groups have {sum(saved.groups):,} files, {len(saved.files):,} were listed")
@@ -128,7 +127,7 @@ def together(plans: Sequence[SavedPlan]) -> SavedPlan:
         plans[0],
         files=tuple(chain.from_iterable(plan.files for plan in plans)),
         groups=tuple(groups),
-        parts=UNSET if set(parts) <= {1} else tuple(parts),
+        parts=_saved_parts(parts),
         problems=tuple(chain.from_iterable(plan.problems for plan in plans)),
         unread=tuple(chain.from_iterable(plan.unread for plan in plans)),
     )
@@ -146,18 +145,13 @@ def without(plan: SavedPlan, withdrawn: Collection[int]) -> SavedPlan:
         files += () if number in gone else plan.files[end - count : end]
         groups += [0] * cut if number in gone else [count]
         parts += [1] * cut if number in gone else [cut]
-    return msgspec.structs.replace(
-        plan, files=tuple(files), groups=tuple(groups), parts=UNSET if set(parts) <= {1} else tuple(parts)
-    )
+    return msgspec.structs.replace(plan, files=tuple(files), groups=tuple(groups), parts=_saved_parts(parts))
 
 
 def ranges_with(plan: SavedPlan, paths: Collection[str]) -> tuple[int, ...]:
     """The numbers of the ranges that have one of these files."""
-    return tuple(
-        number
-        for number, files in enumerate(files_of(plan), plan.first_group)
-        if any(file.path in paths for file in files)
-    )
+    ranges = enumerate(files_of(plan), plan.first_group)
+    return tuple(number for number, files in ranges if any(file.path in paths for file in files))
 
 
 def files_of(saved: SavedPlan) -> list[tuple[ListedFile, ...]]:
@@ -165,6 +159,11 @@ def files_of(saved: SavedPlan) -> list[tuple[ListedFile, ...]]:
     ends = list(accumulate(saved.groups))
     together = [saved.files[end - count : end] for end, count in zip(ends, saved.groups, strict=True)]
     return [files for files, parts in zip(together, parts_of_saved(saved), strict=True) for _ in range(parts)]
+
+
+def _saved_parts(parts: Sequence[int]) -> tuple[int, ...] | UnsetType:
+    """What `parts_of_saved` finds again: nothing where no group is cut."""
+    return UNSET if set(parts) <= {1} else tuple(parts)
 
 
 def parts_of_saved(saved: SavedPlan) -> tuple[int, ...]:
@@ -209,9 +208,8 @@ def resolved(saved: SavedPlan, asked: Selection) -> Selection:
     try:
         types = schema_from(chosen.kept_types)
     except ValueError as error:
-        raise OutputError(
-            f"the plan is damaged: no types of columns ({error}). Start again with --overwrite"
-        ) from error
+        what = f"the plan is damaged: no types of columns ({error})"
+        raise OutputError(f"{what}. Start again with --overwrite") from error
     return replace(asked, text=chosen.text, kept=chosen.kept, kept_types=tuple(types.types))
 
 
@@ -234,15 +232,8 @@ def plan_again(saved: SavedPlan, files: Sequence[InputFile], asked: Selection) -
 
 def _saved(selection: Selection) -> SavedSelection:
     types = pa.schema(list(zip(selection.kept, selection.kept_types, strict=False)))
-    return SavedSelection(
-        text=selection.text,
-        kept=selection.kept,
-        kept_types=schema_hex(types),
-        truth=selection.truth,
-        header=selection.header,
-        classes=selection.classes,
-        answers=selection.answers,
-    )
+    same = {name: getattr(selection, name) for name in SavedSelection.__struct_fields__ if name != "kept_types"}
+    return SavedSelection(**same, kept_types=schema_hex(types))
 
 
 def schema_hex(schema: pa.Schema) -> str:
