@@ -211,19 +211,10 @@ def _fit_ngrams(request: TrainRequest, prepared: TrainingData, length: int, bits
     named = chosen_vectors(request.vectors, len(prepared.fit))
     known = None if named is None else read_vectors(named, data.text)
     in_one_process = request.client is None and (request.gpus or 1) == 1  # of several, the GPUs are for them
+    on_gpu = in_one_process and fits_on_gpu(request.device)
+    learned, settings = (data.text, answers, prepared.fit, prepared.held), (kinds, bits, request.balanced, known)
     with threadpool_limits(free_cores(), "blas"):
-        branch = fit_branch(
-            data.text,
-            answers,
-            prepared.fit,
-            prepared.held,
-            kinds,
-            bits,
-            request.balanced,
-            known,
-            request.tell,
-            on_gpu=in_one_process and fits_on_gpu(request.device),
-        )
+        branch = fit_branch(*learned, *settings, request.tell, on_gpu)
     if known is not None:
         count = f"count {branch.settings.vectors:g}" if branch.settings.vectors else "do not help and are left out"
         request.tell(Note(f"word vectors of {known.about['name']} {count}, by cross-validation"))

@@ -501,20 +501,16 @@ class Compared:
 
     def about(self) -> dict[str, Any]:
         """The figures as a model's card has them."""
-        return {
-            "rows": self.rows,
-            "most frequent class": round(self.most_frequent, 6),
-            "linear model on words": round(self.linear, 6),
-        }
+        others = {"most frequent class": self.most_frequent, "linear model on words": self.linear}
+        return {"rows": self.rows, **{name: round(share, 6) for name, share in others.items()}}
 
     def lines(self) -> list[str]:
         """For the user: the figures, and a warning where the model is not clearly better."""
         frequent = f"on the same {self.rows:,} rows: always the most frequent class {self.most_frequent:.2%}"
         lines = [f"{frequent}, a plain linear model on words {self.linear:.2%}"]
         if self.unclear:
-            lines.append(
-                f"warning: the model ({self.model:.2%}) is not clearly better than {' or '.join(self.unclear)}"
-            )
+            others = " or ".join(self.unclear)
+            lines.append(f"warning: the model ({self.model:.2%}) is not clearly better than {others}")
         return lines
 
 

@@ -268,17 +268,11 @@ class TrainingRun:
         float(self._losses)
         seconds = (time.perf_counter() - began) * len(rows) / count
         self._optimizer.zero_grad()
-        left = self._all_steps - self._steps
-        fast = None
+        steps, fast = self._steps_per_epoch, None
         if self._device.type == "cpu":
-            fast = groups[0] * self._batch / len(rows) * self._steps_per_epoch / _H200_GROUPS
-        return Cost(
-            name,
-            self._steps_per_epoch * self._batch,
-            -(-left // self._steps_per_epoch),
-            seconds * self._steps_per_epoch,
-            fast,
-        )
+            fast = groups[0] * self._batch / len(rows) * steps / _H200_GROUPS
+        epochs = -(-(self._all_steps - self._steps) // steps)
+        return Cost(name, steps * self._batch, epochs, seconds * steps, fast)
 
     def _save(self, saving: Saving | None, losses: float) -> None:
         """Write a checkpoint, in the process that has where. losses: of the epoch, so far."""
@@ -304,16 +298,10 @@ class TrainingRun:
             self.network.load_state_dict(checkpoint.tensors["weights"])
             self.average.load_state_dict(checkpoint.tensors["average"])
         for name, parameter in self.network.named_parameters():
-            moments = {"exp_avg": "first", "exp_avg_sq": "second"}
-            self._optimizer.state[parameter] = {
-                "step": torch.tensor(float(self._steps), device=self._device),
-                **{
-                    key: torch.zeros_like(parameter)
-                    if checkpoint is None
-                    else checkpoint.tensors[part][name].to(self._device)
-                    for key, part in moments.items()
-                },
-            }
+            own = self._optimizer.state[parameter] = {"step": torch.tensor(float(self._steps), device=self._device)}
+            for key, part in (("exp_avg", "first"), ("exp_avg_sq", "second")):
+                saved = None if checkpoint is None else checkpoint.tensors[part][name].to(self._device)
+                own[key] = torch.zeros_like(parameter) if saved is None else saved
         tensors = [p.detach() for p in (*self.network.parameters(), *self.average.parameters())]
         tensors += [state[key] for state in self._optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
         self._group.copy_of_first(tensors)

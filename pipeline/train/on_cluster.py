@@ -105,9 +105,8 @@ def _workers_of(client: Client, least: int) -> list[str]:
         client.wait_for_workers(least, timeout=_JOINING_SECONDS)
     addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
     if len(addresses) < least:
-        raise UsageError(
-            f"{least} GPUs are wanted, and the cluster has {len(addresses)} workers, each of which uses one"
-        )
+        there = f"the cluster has {len(addresses)} workers, each of which uses one"
+        raise UsageError(f"{least} GPUs are wanted, and {there}")
     return addresses
 
 

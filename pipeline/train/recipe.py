@@ -143,14 +143,9 @@ _MOST_BITS = 20
 _MOST_TEXTS = 0.95  # so many are read to their end
 _FEW_ROWS = 5_000
 _FEW = Recipe(
-    batch_size=32,
-    learning_rate=2e-4,
-    dropout=0.2,
-    input_dropout=0.1,
-    dropped_words=0.05,
-    random_characters=0.02,
-    erased_spans=1,
-)
+    batch_size=32, learning_rate=2e-4, dropout=0.2, input_dropout=0.1,
+    dropped_words=0.05, random_characters=0.02, erased_spans=1,
+)  # fmt: skip
 _MANY_ROWS = 20_000  # with which 4 and 5 characters say as much as 2 to 5, in half the time (docs/kernels.md)
 
 
@@ -201,9 +196,8 @@ def ngram_bits(buckets: int | None, classes: int) -> int | None:
         return None
     bits = buckets.bit_length() - 1
     if buckets != 1 << bits or not BITS[0] <= bits <= BITS[1]:
-        raise UsageError(
-            f"{buckets} buckets for n-grams: give a power of two from {1 << BITS[0]} to {1 << BITS[1]:,}, or 0"
-        )
+        known = f"a power of two from {1 << BITS[0]} to {1 << BITS[1]:,}, or 0"
+        raise UsageError(f"{buckets} buckets for n-grams: give {known}")
     if buckets * row > MOST_TABLE_BYTES:
         most = 1 << ((MOST_TABLE_BYTES // row).bit_length() - 1)
         raise UsageError(f"{buckets:,} buckets for n-grams are too many for {classes} classes: at most {most:,}")

@@ -148,10 +148,8 @@ class SoftLabels:
         answers = np.logical_not(np.isnan(parts).any(2, keepdims=True))
         for one, of_one in zip(self.models, answers, strict=True):
             if not of_one.any():
-                name = one.name if isinstance(one, Model) else one
-                raise UsageError(
-                    f"the teacher {name} has no probabilities for any of the texts, only NaN: name another"
-                )
+                what = f"the teacher {one.name if isinstance(one, Model) else one}"
+                raise UsageError(f"{what} has no probabilities for any of the texts, only NaN: name another")
         average = np.where(answers, parts, 0).sum(0) / np.where(answers.any(0), answers.sum(0), np.nan)
         given = np.nan_to_num(average)
         if self.levels is not None:
@@ -201,10 +199,8 @@ def _of_function(name: str, texts: list[str], classes: tuple[str, ...]) -> Doubl
     try:
         parts = [np.asarray(teacher(texts[at : at + _BATCH]), np.float64) for at in range(0, len(texts), _BATCH)]
     except Exception as error:  # so may the function
-        what = f"{type(error).__name__}: {error}"
-        raise UsageError(
-            f"the teacher {name} gave no probabilities ({what}): it takes texts, and returns them"
-        ) from error
+        what = f"the teacher {name} gave no probabilities ({type(error).__name__}: {error})"
+        raise UsageError(f"{what}: it takes texts, and returns them") from error
     for at, part in enumerate(parts):
         wanted = (len(texts[at * _BATCH : (at + 1) * _BATCH]), len(classes))
         if part.shape != wanted:
@@ -232,15 +228,13 @@ def _by_sentence_transformers(name: str, texts: list[str], device: str, refused:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        raise UsageError(
-            f"{refused}the teacher {name} needs sentence-transformers: pip install 'broadsheet[teacher]' ({error})"
-        ) from error
+        remedy = f"pip install 'broadsheet[teacher]' ({error})"
+        raise UsageError(f"{refused}the teacher {name} needs sentence-transformers: {remedy}") from error
     try:
         encoder = SentenceTransformer(name, device=None if device == "auto" else device)
     except Exception as error:  # of many libraries, which have many
-        raise UsageError(
-            f"{refused}{name} is no model of sentence-transformers that can be loaded ({error})"
-        ) from error
+        what = "is no model of sentence-transformers that can be loaded"
+        raise UsageError(f"{refused}{name} {what} ({error})") from error
     vectors: NDArray[np.float32] = encoder.encode(texts, normalize_embeddings=True, show_progress_bar=False)
     return vectors
 
@@ -278,19 +272,12 @@ class Taught(NamedTuple):
 
     def and_(self, more: Taught) -> Taught:
         """These articles, then those."""
-        data = LabelledArticles(
-            np.concatenate([self.data.ids, more.data.ids]),
-            joined([self.data.text, more.data.text]),
-            np.concatenate([self.data.labels, more.data.labels]),
-            self.data.classes,
-            (*self.data.files, *more.data.files),
-            self.data.skipped + more.data.skipped,
-        )
-        return Taught(
-            data,
-            np.concatenate([self.probabilities, more.probabilities]),
-            np.concatenate([self.labelled, more.labelled]),
-        )
+        one, other = self.data, more.data
+        ids, labels = np.concatenate([one.ids, other.ids]), np.concatenate([one.labels, other.labels])
+        text, files = joined([one.text, other.text]), (*one.files, *other.files)
+        data = LabelledArticles(ids, text, labels, one.classes, files, one.skipped + other.skipped)
+        probabilities = np.concatenate([self.probabilities, more.probabilities])
+        return Taught(data, probabilities, np.concatenate([self.labelled, more.labelled]))
 
     def targets(self, share: float, held: Rows) -> NDArray[np.float32]:
         """What is learned, float32 [N, classes]: where a row has a label and probabilities, `share` of these. A

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from ..engine.base import Texts
 from ..errors import ModelError, UsageError
 from ..model.fasttext import Reader
 from ..model.fasttext_file import is_fasttext
@@ -63,9 +64,8 @@ class WordVectors(NamedTuple):
 
     def buckets(self, bits: int) -> tuple[NDArray[np.uint32], Vectors]:
         """The buckets of single words, ascending, each with the sum of its words' vectors."""
-        data = [word.encode() for word in self.words]
-        offsets = np.concatenate([[0], np.cumsum([len(word) for word in data])]).astype(np.int64)
-        (grams,) = find(np.frombuffer(b"".join(data), np.uint8), offsets, Kinds(1, (0, 0), 1014), bits).words
+        texts = Texts.of([word.encode() for word in self.words])
+        (grams,) = find(texts.data, texts.offsets, Kinds(1, (0, 0), 1014), bits).words
         single = np.diff(grams.offsets) == 1
         buckets, of_word = np.unique(grams.buckets[grams.offsets[:-1][single]], return_inverse=True)
         vectors = np.zeros((len(buckets), self.vectors.shape[1]), np.float32)
@@ -198,9 +198,8 @@ def _of_fasttext(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
     for token in tokens:
         spelled.setdefault(token.lower(), token)
     words = _with_own(wanted, tokens)
-    data = [spelled.get(word, word).encode() for word in words]
-    offsets = np.concatenate([[0], np.cumsum([len(word) for word in data])]).astype(np.int64)
-    means = Reader(model).means(np.frombuffer(b"".join(data), np.uint8), offsets)
+    texts = Texts.of([spelled.get(word, word).encode() for word in words])
+    means = Reader(model).means(texts.data, texts.offsets)
     return {words[row]: means[row] for row in np.flatnonzero(means.any(axis=1)).tolist()}
 
 
