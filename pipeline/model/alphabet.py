@@ -8,8 +8,10 @@ bytes never raise an error, and each takes exactly one position.
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -74,9 +76,6 @@ class Alphabet:
     """
 
     symbols: str
-    _byte_ids: NDArray[np.uint8] = field(init=False, repr=False, compare=False)
-    _points: NDArray[np.uint32] = field(init=False, repr=False, compare=False)
-    _point_ids: NDArray[np.uint8] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.symbols) <= MAX_SYMBOLS:
@@ -88,28 +87,13 @@ class Alphabet:
             self.symbols.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValueError("an alphabet holds no lone surrogates") from error
-        byte_ids = np.full(256, self.unknown, np.uint8)
-        beyond: dict[int, int] = {}
-        for number, symbol in reversed(list(enumerate(self.symbols))):  # so that a symbol's first position wins
-            if ord(symbol) < 0x80:
-                byte_ids[ord(symbol)] = number
-            else:
-                beyond[ord(symbol)] = number
-        byte_ids[ord("A") : ord("Z") + 1] = byte_ids[ord("a") : ord("z") + 1]
-        points = sorted(beyond)
-        object.__setattr__(self, "_byte_ids", byte_ids)
-        object.__setattr__(self, "_points", np.array(points, np.uint32))
-        object.__setattr__(self, "_point_ids", np.array([beyond[p] for p in points], np.uint8))
 
     def __len__(self) -> int:
         return len(self.symbols)
 
-    def __getstate__(self) -> str:
-        return self.symbols
-
-    def __setstate__(self, symbols: str) -> None:
-        object.__setattr__(self, "symbols", symbols)
-        self.__post_init__()
+    def __reduce__(self) -> tuple[type[Alphabet], tuple[str]]:
+        """Without the tables."""
+        return Alphabet, (self.symbols,)
 
     @property
     def unknown(self) -> int:
@@ -121,19 +105,29 @@ class Alphabet:
         """The id of a position after the text: a zero column too."""
         return len(self.symbols) + 1
 
-    @property
+    @cached_property
     def tables(self) -> tuple[NDArray[np.uint8], NDArray[np.uint32], NDArray[np.uint8]]:
         """Ids of single bytes, [256]; then the code points beyond ASCII, ascending, and their ids."""
-        return self._byte_ids, self._points, self._point_ids
+        byte_ids = np.full(256, self.unknown, np.uint8)
+        beyond: dict[int, int] = {}
+        for number, symbol in reversed(list(enumerate(self.symbols))):  # so that a symbol's first position wins
+            if ord(symbol) < 0x80:
+                byte_ids[ord(symbol)] = number
+            else:
+                beyond[ord(symbol)] = number
+        byte_ids[ord("A") : ord("Z") + 1] = byte_ids[ord("a") : ord("z") + 1]
+        points = sorted(beyond)
+        return byte_ids, np.array(points, np.uint32), np.array([beyond[p] for p in points], np.uint8)
 
     def ids_of(self, data: NDArray[np.uint8], starts: NDArray[np.int64], leads: _Sequences) -> NDArray[np.uint8]:
         """Ids, uint8, of the characters that begin at `starts`; `leads` are the multi-byte sequences of `data`."""
-        ids = self._byte_ids[data[starts]]
-        if len(self._points) and len(leads.at):
+        byte_ids, known_points, point_ids = self.tables
+        ids = byte_ids[data[starts]]
+        if len(known_points) and len(leads.at):
             points = _code_points(data, leads)
-            slot = np.minimum(np.searchsorted(self._points, points), len(self._points) - 1)
-            known = self._points[slot] == points
-            ids[np.searchsorted(starts, leads.at[known])] = self._point_ids[slot[known]]
+            slot = np.minimum(np.searchsorted(known_points, points), len(known_points) - 1)
+            known = known_points[slot] == points
+            ids[np.searchsorted(starts, leads.at[known])] = point_ids[slot[known]]
         return ids
 
 
@@ -161,6 +155,15 @@ def text_ends(ids: NDArray[np.uint8], padding: int) -> NDArray[np.int64]:
 def head_bytes(length: int) -> int:
     """The first `length` characters of any article lie within so many bytes."""
     return _LONGEST_SEQUENCE * length
+
+
+def batches(offsets: NDArray[np.int64], most: int) -> Iterator[slice]:
+    """N texts in turn: as many at a time as lie within so many bytes, and one at least. offsets: as for `encode`."""
+    first = 0
+    while first < len(offsets) - 1:
+        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + most, side="right")) - 1)
+        yield slice(first, last)
+        first = last
 
 
 def encode(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet: Alphabet, length: int) -> Encoded:
@@ -239,14 +242,11 @@ def count_characters(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDA
 
 def unread(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Encoded:
     """The counts of characters of N articles of which none is encoded: ids are [N, 0]."""
-    count, first = len(offsets) - 1, 0
-    n_chars = np.diff(offsets)
-    while first < count:
-        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _BATCH_BYTES, side="right")) - 1)
-        leads = _sequences(data, offsets[1:], int(offsets[first]), int(offsets[last]))
+    count, n_chars, end = len(offsets) - 1, np.diff(offsets), int(offsets[-1])
+    for low in range(int(offsets[0]), end, _BATCH_BYTES):
+        leads = _sequences(data, offsets[1:], low, min(low + _BATCH_BYTES, end))
         of_article = np.searchsorted(offsets, leads.at, side="right") - 1
         np.subtract.at(n_chars, of_article, leads.size - 1)
-        first = last
     return Encoded(np.empty((count, 0), np.uint8), n_chars, np.zeros(count, np.bool_), np.zeros(count, np.int64))
 
 
@@ -265,8 +265,7 @@ def count_unknown(data: NDArray[np.uint8], offsets: NDArray[np.int64], alphabet:
 def _sums(marked: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many bytes of each article are marked."""
     before = np.concatenate([[0], np.cumsum(marked[offsets[0] : offsets[-1]], dtype=np.int64)])
-    sums: NDArray[np.int64] = np.diff(before[offsets - offsets[0]])
-    return sums
+    return np.asarray(np.diff(before[offsets - offsets[0]]))
 
 
 def _encode_batch(
@@ -310,12 +309,7 @@ def _count_characters(data: NDArray[np.uint8]) -> int:
     with suppress(UnicodeDecodeError):
         pieces = (data[low : low + _BATCH_BYTES].tobytes() for low in range(0, len(data), _BATCH_BYTES))
         return sum(len(decoder.decode(piece)) for piece in pieces) + len(decoder.decode(b"", final=True))
-    ends = np.array([len(data)])
-    count = len(data)
-    for low in range(0, len(data), _BATCH_BYTES):
-        leads = _sequences(data, ends, low, min(low + _BATCH_BYTES, len(data)))
-        count -= int((leads.size - 1).sum())
-    return count
+    return int(unread(data, np.array([0, len(data)])).n_chars[0])
 
 
 def _sequences(data: NDArray[np.uint8], ends: NDArray[np.int64], low: int, high: int) -> _Sequences:

@@ -28,7 +28,7 @@ from msgspec import Meta, Struct, to_builtins
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from .alphabet import Alphabet
+from .alphabet import Alphabet, batches
 from .layers import WHOLE, check_tensor, refuse_missing
 from .scores import GIVEN, SOFTMAX, STEPS
 
@@ -204,10 +204,9 @@ class FastText:
         return len(self.ends) - len(self.counts)
 
     @property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Any:
         """What decides its scores, beside the tensors, as JSON values."""
-        about: dict[str, Any] = to_builtins(self.kinds)
-        return about
+        return to_builtins(self.kinds)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """The tensors by their names in a model file."""
@@ -234,8 +233,7 @@ class FastText:
         largest = np.full(self.table.shape[1], 1e-30, np.float32)
         for part in _parts(self.table):
             np.maximum(largest, np.abs(part).max(axis=0), out=largest)
-        scale: Floats = (largest.astype(np.float64) / (2 ** (bits - 1) - 1)).astype(np.float32)
-        return scale
+        return np.asarray((largest.astype(np.float64) / (2 ** (bits - 1) - 1)).astype(np.float32))
 
     def fixed(self, bits: int) -> Table:
         """The table as integers of 16 or 32 bits."""
@@ -278,8 +276,7 @@ class FastText:
             right = np.float32(1) / (np.exp(-nodes) + np.float32(1))
         both = np.stack([np.float32(1) - right, right], axis=2).reshape(len(nodes), -1)
         steps, firsts = self.paths.steps, np.concatenate([[0], self.paths.ends[:-1]])
-        scores: Floats = np.multiply.reduceat(both[:, steps], firsts, axis=1)
-        return scores
+        return np.asarray(np.multiply.reduceat(both[:, steps], firsts, axis=1))
 
 
 def _parts(table: NDArray[Any]) -> Iterator[NDArray[Any]]:
@@ -335,15 +332,11 @@ class Reader:
         """
         count, columns = len(offsets) - 1, self.table.values.shape[1]
         sums, rows_added = np.zeros((count, columns), np.int64), np.zeros(count, np.int64)
-        first = 0
-        while first < count:
-            last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _BATCH_BYTES, side="right")) - 1)
-            for rows, texts in self.rows(data, offsets[first : last + 1]):
-                self._add(rows, texts + first, sums, rows_added)
-            first = last
+        for some in batches(offsets, _BATCH_BYTES):
+            for rows, texts in self.rows(data, offsets[some.start : some.stop + 1]):
+                self._add(rows, texts + some.start, sums, rows_added)
         counts = np.maximum(rows_added, 1).astype(np.float32)[:, None]
-        means: Floats = sums.astype(np.float32) * self.table.scale / counts
-        return means
+        return np.asarray(sums.astype(np.float32) * self.table.scale / counts)
 
     def rows(self, data: NDArray[np.uint8], offsets: Offsets) -> Iterator[tuple[NDArray[np.int64], Offsets]]:
         """The rows that N texts have, in several parts: numbers of rows, and for each the number of its text,

@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from ..errors import ModelError
+from .alphabet import batches
 
 ALONE = 1 << 21
 """Added to a code point that is a word of its own."""
@@ -128,14 +129,9 @@ class WordPiece:
             table[code_point] = points[0] if len(points) == 1 else -1 - (len(sequences) << LENGTH_BITS | len(points))
             sequences += points if len(points) > 1 else []
         pages, numbers = np.unique(table.reshape(-1, PAGE), axis=0, return_inverse=True)
-        return cls(
-            rules,
-            np.frombuffer(b"".join(encoded), np.uint8),
-            np.cumsum([len(word) for word in encoded], dtype=np.int64),
-            numbers.ravel().astype(np.uint16),
-            pages.ravel(),
-            np.array(sequences, np.int32),
-        )
+        words, ends = np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([*map(len, encoded)], dtype=np.int64)
+        characters = numbers.ravel().astype(np.uint16), pages.ravel(), np.array(sequences, np.int32)
+        return cls(rules, words, ends, *characters)
 
     def check(self, model: str) -> None:
         """Raise ModelError unless the arrays and rules fit each other."""
@@ -151,9 +147,8 @@ class WordPiece:
             and self.characters.max() < 2 * ALONE
         )
         tokens = self.rules.first, self.rules.last, self.rules.unknown, *self.rules.special.values()
-        in_order = (
-            len(self.ends) > 0 and (np.diff(self.ends, prepend=0) >= 0).all() and self.ends[-1] == len(self.words)
-        )
+        ends = self.ends
+        in_order = len(ends) > 0 and (np.diff(ends, prepend=0) >= 0).all() and ends[-1] == len(self.words)
         if not (fits and in_order and max(tokens) < len(self.ends) and len(self.rules.special) <= MOST_SPECIAL):
             raise ModelError(f"{model}: its vocabulary or its table of characters is damaged")
 
@@ -191,14 +186,11 @@ class WordPiece:
             Tokens of a text; what is beyond is cut off.
 
         """
-        parts: list[Tokens] = []
-        first, count = 0, len(offsets) - 1
-        while first < count or not parts:
-            room = int(np.searchsorted(offsets, offsets[first] + _BATCH_BYTES, side="right")) - 1
-            last = min(max(first + 1, room), count)
-            own = offsets[first : last + 1].tolist()
+        parts = []
+        for some in batches(offsets, _BATCH_BYTES):
+            own = offsets[some.start : some.stop + 1].tolist()
             parts.append(self._of_strings([data[a:b].tobytes().decode() for a, b in pairwise(own)], most))
-            first = last
+        parts = parts or [self._of_strings([], most)]
         ends = np.cumsum(np.concatenate([[0], *(np.diff(part.ends) for part in parts)]))
         ids, is_cut = (np.concatenate([part[i] for part in parts]) for i in (0, 2))
         return Tokens(ids, ends.astype(np.int64), is_cut)
@@ -252,8 +244,7 @@ class WordPiece:
     def _become(self, points: Integers) -> Integers:
         """What is in `characters` for code points."""
         places = self.pages[points // PAGE].astype(np.int64) * PAGE + points % PAGE
-        become: Integers = self.characters[places].astype(np.int64)
-        return become
+        return np.asarray(self.characters[places].astype(np.int64))
 
     def _expanded(self, become: Integers, of_text: Integers) -> tuple[Integers, Integers]:
         """The code points that become of some, and of which text each is."""
