@@ -264,11 +264,7 @@ def _truth(chunk: Chunk) -> NDArray[np.int64]:
 
 @READ.takes(ReadKeywords)
 def quantise(
-    model: str | Path | Model,
-    source: Any,
-    *,
-    text_column: str | Iterable[str] = (),
-    **options: Unpack[ReadKeywords],
+    model: str | Path | Model, source: Any, *, text_column: str | Iterable[str] = (), **options: Unpack[ReadKeywords]
 ) -> Model:
     """Find the activation scales by which a model computes in int8.
 
@@ -318,9 +314,8 @@ def quantise(
     sample = sample_input(given, selection, SCALE_ROWS, None)
     ids = texts_of(sample.chunk).as_read_by(loaded).encoded(loaded.alphabet, loaded.length).ids
     if not len(ids):
-        raise UsageError(
-            "there is no row with text to find activation scales on" + "".join(f": {p}" for p in sample.problems[:1])
-        )
+        why = "".join(f": {problem}" for problem in sample.problems[:1])
+        raise UsageError(f"there is no row with text to find activation scales on{why}")
     about = {"rows": len(ids), **files_of(given)}
     card = {name: value for name, value in loaded.card.items() if name != "calibrated on"}  # of older files, the same
     return replace(with_scales(loaded, ids), card={**card, "scales found on": about})
@@ -395,16 +390,11 @@ def fitted_cascade(
 
 def labels_of(logits: NDArray[Any], thresholds: tuple[float, ...] | None) -> NDArray[Any]:
     """The label of each row, [N], or which classes it is given, [N, classes]."""
-    labels: NDArray[Any] = logits.argmax(axis=1) if thresholds is None else logits >= cuts(thresholds)
-    return labels
+    return np.asarray(logits.argmax(axis=1) if thresholds is None else logits >= cuts(thresholds))
 
 
 def compare(
-    whole: Doubles,
-    branch: NDArray[np.float32],
-    truth: NDArray[np.int64],
-    cascade: Cascade,
-    temperature: float,
+    whole: Doubles, branch: NDArray[np.float32], truth: NDArray[np.int64], cascade: Cascade, temperature: float
 ) -> dict[str, Figures]:
     """The figures of N rows with the network asked about all of them, about some, and about none.
 

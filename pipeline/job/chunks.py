@@ -22,10 +22,10 @@ from ..report.facts import EXAMPLES, JobFacts, RunFacts
 from ..report.job import JobReport, Progress
 from ..report.results import Results
 from ..report.tally import Reach, Tally
-from ..report.timeline import Timeline
-from ..source.inputs import JobInput, Unread
+from ..report.timeline import Source, Timeline
+from ..source.inputs import JobInput
 from ..source.plan.files import Files
-from ..source.plan.plan import Range, RangeEnd, part_name, range_name
+from ..source.plan.plan import RangeEnd, part_name, range_name
 from ..source.sample import slow_to_read
 from .again import refuse_difference, save_asked
 from .beginning import Engines, Outcome, Planned, Prepared, Update
@@ -151,12 +151,7 @@ def _close(folder: OutputFolder | None, job: str, report: JobReport, end: RangeE
 
 
 def _compute(
-    client: Client,
-    planned: Planned,
-    job: Job,
-    report: JobReport,
-    ranges: Iterator[Range | Unread],
-    counted: dict[str, bytes],
+    client: Client, planned: Planned, job: Job, report: JobReport, ranges: Iterator[Source], counted: dict[str, bytes]
 ) -> None:
     """Run the ranges.
 
@@ -268,7 +263,7 @@ def _whole(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Even
         yield event
 
 
-def _until(stop: Callable[[], bool], ranges: Iterator[Range | Unread], run: RunFacts) -> Iterator[Range | Unread]:
+def _until(stop: Callable[[], bool], ranges: Iterator[Source], run: RunFacts) -> Iterator[Source]:
     for source in ranges:
         if stop():
             run.stopped = True

@@ -23,6 +23,7 @@ from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
 from ...cluster.settings import NO_SCHEDULER, NO_WORKERS
 from ..errors import BroadsheetError, SourceError
+from ..report.timeline import Source
 from ..source.chunk import Chunk
 from ..source.inputs import Unread
 from ..source.plan.plan import Range, RangeEnd, Start, part_name
@@ -50,7 +51,7 @@ _CLOCK_SECONDS = 60.0
 
 
 def classify_chunks(
-    client: Client, sources: Iterable[Range | Unread], job: Job, watchdog: Watchdog, stop: Callable[[], bool]
+    client: Client, sources: Iterable[Source], job: Job, watchdog: Watchdog, stop: Callable[[], bool]
 ) -> Iterator[Event | None]:
     """Run every range, and yield each chunk as it is done, in any order; None after a moment in which none was.
 
@@ -80,7 +81,7 @@ def classify_chunks(
         run.cancel()
 
 
-def _run_together(run: _Run, waiting: Iterator[Range | Unread], strict: bool) -> Iterator[Event | None]:
+def _run_together(run: _Run, waiting: Iterator[Source], strict: bool) -> Iterator[Event | None]:
     """Run all ranges, except those that are to run alone."""
     more = True
     while True:
@@ -112,9 +113,9 @@ def _run_together(run: _Run, waiting: Iterator[Range | Unread], strict: bool) ->
                 run.suspect(ended.source)
 
 
-def _next_of(waiting: Iterator[Range | Unread], most: int) -> tuple[list[Range | Unread], bool]:
+def _next_of(waiting: Iterator[Source], most: int) -> tuple[list[Source], bool]:
     """The next ranges, up to `most` and as many as there are in a moment; and whether there are more."""
-    sources: list[Range | Unread] = []
+    sources: list[Source] = []
     began = time.monotonic()
     while len(sources) < most and time.monotonic() - began < _SUBMIT_SECONDS:
         source = next(waiting, None)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError
 from .layers import CLASSES
 
+Doubles = NDArray[np.float64]
 TEMPERATURES = (0.05, 20.0)
 """The range in which a temperature is looked for, and that a model may have."""
 
@@ -33,33 +34,24 @@ BY_CLASS = "calibrated by class on"
 _STEPS = 60
 
 
-def log_scores(scores: NDArray[np.floating], temperature: float = 1.0) -> NDArray[np.float64]:
+def log_scores(scores: NDArray[np.floating], temperature: float = 1.0) -> Doubles:
     """Logits up to a constant of each row, of scores [N, classes] that were computed at `temperature`."""
-    logits: NDArray[np.float64] = np.log(np.maximum(scores, np.finfo(np.float32).tiny, dtype=np.float64)) * temperature
-    return logits
+    return np.asarray(np.log(np.maximum(scores, np.finfo(np.float32).tiny, dtype=np.float64)) * temperature)
 
 
-def probabilities(logits: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+def probabilities(logits: Doubles, temperature: float) -> Doubles:
     """Softmax of [N, classes] at a temperature, in float64."""
     powers = np.exp((logits - logits.max(axis=1, keepdims=True)) / temperature)
-    shares: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
-    return shares
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
-def log_loss(
-    logits: NDArray[np.float64],
-    truth: NDArray[np.int64],
-    temperature: float,
-    weights: NDArray[np.float64] | None = None,
-) -> float:
+def log_loss(logits: Doubles, truth: NDArray[np.int64], temperature: float, weights: Doubles | None = None) -> float:
     """The mean negative log likelihood of the true classes, [N], at a temperature. weights: [N], of the rows."""
     of_truth = probabilities(logits, temperature)[np.arange(len(truth)), truth]
     return float(np.average(-np.log(np.maximum(of_truth, np.finfo(np.float64).tiny)), weights=weights))
 
 
-def fitted(
-    logits: NDArray[np.float64], truth: NDArray[np.int64], weights: NDArray[np.float64] | None = None
-) -> float | None:
+def fitted(logits: Doubles, truth: NDArray[np.int64], weights: Doubles | None = None) -> float | None:
     """The temperature at which the negative log likelihood of the true classes is least.
 
     logits: float64 [N, classes], each row up to a constant. truth: class indices [N]. weights: [N], how much each row
@@ -111,14 +103,12 @@ class ByClass(Struct, frozen=True):
         """How likely labels, [N], are right, of their scores, [N]; NaN where these are."""
         class_ = np.maximum(labels, 0)
         logits = _logits(scores) * np.array(self.slopes)[class_] + np.array(self.shifts)[class_]
-        right: NDArray[np.float32] = (1 / (1 + np.exp(-logits))).astype(np.float32)
-        return right
+        return np.asarray((1 / (1 + np.exp(-logits))).astype(np.float32))
 
 
-def _logits(scores: NDArray[np.floating]) -> NDArray[np.float64]:
+def _logits(scores: NDArray[np.floating]) -> Doubles:
     within = np.clip(scores.astype(np.float64), _SURE, 1 - _SURE)
-    logits: NDArray[np.float64] = np.log(within / (1 - within))
-    return logits
+    return np.asarray(np.log(within / (1 - within)))
 
 
 def fitted_by_class(scores: NDArray[np.floating], truth: NDArray[np.int64]) -> ByClass:
@@ -188,11 +178,11 @@ class Levels(Struct, frozen=True):
         if not (np.isfinite(values).all() and self.step > 0 and self.spread > 0):
             raise ModelError(f"{model}: levels from {self.low:g} in steps of {self.step:g}, spread {self.spread:g}")
 
-    def steps(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    def steps(self, numbers: Doubles) -> Doubles:
         """Numbers counted in steps, from 1 at the lowest level."""
         return 1 + (numbers - self.low) / self.step
 
-    def numbers(self, steps: NDArray[np.float64], levels: int) -> NDArray[np.float64]:
+    def numbers(self, steps: Doubles, levels: int) -> Doubles:
         """The numbers for steps, which are first limited to the levels. levels: how many there are."""
         return self.low + self.step * (np.clip(steps, 1, levels) - 1)
 
@@ -211,11 +201,10 @@ class Levels(Struct, frozen=True):
         return probabilities(logits.astype(np.float64), self.spread**2).astype(np.float32)
 
 
-def of_levels(steps: NDArray[np.float64], levels: int, weights: bool) -> NDArray[np.float64]:
+def of_levels(steps: Doubles, levels: int, weights: bool) -> Doubles:
     """The weights or bias of each level's logit, [..., levels], from those of the number in steps, [..., 1]."""
     level = np.arange(1, levels + 1)
-    of_each_level: NDArray[np.float64] = steps * level if weights else steps * level - level**2 / 2
-    return of_each_level
+    return np.asarray(steps * level if weights else steps * level - level**2 / 2)
 
 
 def in_steps(logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -288,8 +277,7 @@ def assigned(scores: NDArray[np.float32], thresholds: Sequence[float]) -> NDArra
 
     scores: float32 [N, classes]. None of an article without scores, which are NaN.
     """
-    given: NDArray[np.bool_] = scores >= np.asarray(thresholds, np.float32)
-    return given
+    return np.asarray(scores >= np.asarray(thresholds, np.float32))
 
 
 def best_thresholds(scores: NDArray[np.float32], truth: NDArray[np.bool_]) -> tuple[float, ...]:

@@ -20,15 +20,12 @@ from .saved_plan import schema_hex
 from .sidecars import write_sidecars
 from .store import check_claim
 
+Digests = Mapping[str, bytes]
+"""Of the entries that a run has counted, by their chunks."""
+
 
 def finish(
-    folder: OutputFolder,
-    totals: Totals,
-    schema: pa.Schema,
-    job: str,
-    counted: Mapping[str, bytes],
-    update: int,
-    updates: int,
+    folder: OutputFolder, totals: Totals, schema: pa.Schema, job: str, counted: Digests, update: int, updates: int
 ) -> None:
     """Check all that was committed, and write the totals into the manifest, then _SUCCESS.
 
@@ -85,9 +82,8 @@ def finish(
     _remove_others(folder, OF_CHUNKS, lambda name: name in parts or layout.group_in(name, job) in others, job)
     folder.store.remove_empty_folders(manifest.fingerprint.settings.names.folder)
     write_sidecars(folder.store, manifest, schema, groups)
-    manifest = msgspec.structs.replace(
-        manifest, totals=totals, schema=schema_hex(schema), updates=_updates(folder, manifest, sums)
-    )
+    told = {"totals": totals, "schema": schema_hex(schema), "updates": _updates(folder, manifest, sums)}
+    manifest = msgspec.structs.replace(manifest, **told)
     folder.store.update(MANIFEST, before, to_json(manifest), check)
     folder.remove_withdrawn(manifest)
     folder.store.add(SUCCESS, b"", check)
@@ -127,7 +123,7 @@ def _remove_others(folder: OutputFolder, places: tuple[str, ...], is_ours: Calla
 
 
 def _check_committed(
-    folder: OutputFolder, manifest: Manifest, plan: SavedPlan | None, counted: Mapping[str, bytes], sums: Sequence[Sums]
+    folder: OutputFolder, manifest: Manifest, plan: SavedPlan | None, counted: Digests, sums: Sequence[Sums]
 ) -> set[str]:
     """The names of the chunks' files. Their entries must be those that were counted, with their files as they were
     written.

@@ -12,7 +12,8 @@ from ..errors import BroadsheetError
 from ..measures.accuracy import Confusion, confusion_of
 from ..output.account import Counts, ModelCounts
 from ..output.record import Totals
-from ..source.plan.plan import RangeEnd
+from ..source.plan.plan import RangeEnd, UnreadFile
+from ..source.plan.search import Problem
 
 
 def balance(totals: Totals | Tally) -> str:
@@ -62,11 +63,7 @@ class Tally(Counts):
 
     @classmethod
     def after(
-        cls,
-        earlier: Totals | None,
-        classes: tuple[str, ...],
-        problems: Iterable[tuple[str, str]],
-        unread: Iterable[tuple[str, int | None]],
+        cls, earlier: Totals | None, classes: tuple[str, ...], problems: Iterable[Problem], unread: Iterable[UnreadFile]
     ) -> Tally:
         """One that goes on from the totals of what was labelled before, whose problems were reported then."""
         tally = cls(classes=classes, problems=list(problems), unread=list(unread), earlier=earlier)
@@ -75,7 +72,7 @@ class Tally(Counts):
             tally.count(earlier)
         return tally
 
-    def close(self, problems: Iterable[tuple[str, str]], unread: Iterable[tuple[str, int | None]]) -> None:
+    def close(self, problems: Iterable[Problem], unread: Iterable[UnreadFile]) -> None:
         """Count what was amiss with the files of a group that has been read to its end; groups end in any order."""
         problems = list(problems)
         self.again = self.again or bool(problems)

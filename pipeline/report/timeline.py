@@ -24,6 +24,8 @@ from ..source.plan.plan import Range
 from ..storage.disk import write_file
 from ..telemetry.spans import LANES, Clock, Place, Span, brought_home, span
 
+Source = Range | Unread
+"""Of a chunk, or of several."""
 Intervals = NDArray[np.float64]
 """[n, 2]: begin and end, ascending and disjoint."""
 
@@ -98,7 +100,7 @@ class Timeline:
         self.rows[chunk] = rows
         self.spans.extend(brought_home(spans, place.clock.offset, chunk))
 
-    def watch(self, sources: Iterable[Range | Unread]) -> Iterator[Range | Unread]:
+    def watch(self, sources: Iterable[Source]) -> Iterator[Source]:
         """Yield `sources`, and record the time that this process spends reading each, as of a compressed stream."""
         iterator = iter(sources)
         while True:
