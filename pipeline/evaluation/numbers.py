@@ -66,8 +66,7 @@ class NumberFigures(NamedTuple):
 def _ranks(values: Numbers) -> NDArray[np.float64]:
     """Ranks from 1; equal values have the mean of theirs."""
     _, of_value, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[of_value]
-    return ranks
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[of_value])
 
 
 @dataclass(frozen=True)

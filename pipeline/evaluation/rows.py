@@ -131,5 +131,4 @@ def rarest(labels: NDArray[np.bool_]) -> NDArray[np.int64]:
     By it `hold_out` takes a share of every class.
     """
     counts = np.where(labels, labels.sum(axis=0), len(labels) + 1)
-    rarest_of_row: NDArray[np.int64] = np.where(labels.any(axis=1), counts.argmin(axis=1), labels.shape[1])
-    return rarest_of_row
+    return np.asarray(np.where(labels.any(axis=1), counts.argmin(axis=1), labels.shape[1]))

@@ -106,11 +106,9 @@ class Cascade(Struct, frozen=True):
 def margins(logits: NDArray[np.float32], thresholds: Sequence[float] | None) -> NDArray[np.float32]:
     """How sure the label of each text is, [N], of fp32 logits [N, classes]."""
     if thresholds is not None:
-        nearest: NDArray[np.float32] = np.abs(logits - cuts(thresholds)).min(axis=1)
-        return nearest
+        return np.asarray(np.abs(logits - cuts(thresholds)).min(axis=1))
     largest = np.sort(logits, axis=1)[:, -2:]
-    apart: NDArray[np.float32] = largest[:, 1] - largest[:, 0]
-    return apart
+    return np.asarray(largest[:, 1] - largest[:, 0])
 
 
 def asked(logits: NDArray[np.float32], margin: float, thresholds: Sequence[float] | None) -> NDArray[np.bool_]:

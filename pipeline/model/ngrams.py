@@ -232,9 +232,8 @@ class NGrams:
         check_tensor(f"{model}: tensor {SCALE}", self.scale, "float32", (2, classes))
         if not BITS[0] <= self.bits <= BITS[1] or self.table.nbytes > MOST_TABLE_BYTES:
             most = f"2^{BITS[0]} to 2^{BITS[1]} rows and at most {MOST_TABLE_BYTES:,} bytes"
-            raise ModelError(
-                f"{model}: tensor {TABLE} has {len(self.table):,} rows, {self.table.nbytes:,} bytes: not {most}"
-            )
+            there = f"{len(self.table):,} rows, {self.table.nbytes:,} bytes"
+            raise ModelError(f"{model}: tensor {TABLE} has {there}: not {most}")
         if self.table[:, -1].min() < 0 or self.table[:, -1].max() > LARGEST_SQUARE:
             raise ModelError(f"{model}: tensor {TABLE} holds a square that is not from 0 to {LARGEST_SQUARE:,}")
         if not (np.abs(self.scale) <= _LARGEST_SCALE).all():
@@ -278,10 +277,9 @@ class NGrams:
         return max(len(self.table) - 1, 0).bit_length()
 
     @property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Any:
         """What decides its scores, beside the tensors, as JSON values."""
-        about: dict[str, Any] = to_builtins(self.kinds)
-        return about
+        return to_builtins(self.kinds)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """The tensors by their names in a model file."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -34,33 +34,32 @@ _MANY = 0.1
 """The share of rows that are not text, from which the encoding is more likely to be wrong than the rows."""
 
 
-def facts(job: JobFacts, tally: Tally, run: RunFacts) -> list[tuple[str, str]]:
+def facts(job: JobFacts, tally: Tally, run: RunFacts) -> Iterator[tuple[str, str]]:
     """Name and value of each fact, without the output folder."""
-    items = [("rows", f"{tally.rows_read:,} {balance(tally)}")]
+    yield "rows", f"{tally.rows_read:,} {balance(tally)}"
     if run.chunks_before:
         chunks = tally.chunks - (tally.earlier.chunks if tally.earlier else 0)
-        items.append(("resumed", f"{run.chunks_before:,} of {counted(chunks, 'chunk')} done before"))
+        yield "resumed", f"{run.chunks_before:,} of {counted(chunks, 'chunk')} done before"
     if job.growth is not None:
-        items.append(("update", str(job.growth)))
+        yield "update", str(job.growth)
     pace = f"; {run.articles_per_second:,.0f} articles a second once started" if run.rows else ""
-    items.append(("time", f"{run.seconds:,.1f} s{pace}"))
-    items.append(("model", job.model + (f", for {job.meant_for}" if job.meant_for else "")))
-    items.append(("on", job.backend.partition(" (")[0]))  # the versions are in the records and on the page
+    yield "time", f"{run.seconds:,.1f} s{pace}"
+    yield "model", job.model + (f", for {job.meant_for}" if job.meant_for else "")
+    yield "on", job.backend.partition(" (")[0]  # the versions are in the records and on the page
     if job.no_gpu:
-        items.append(("no GPU", job.no_gpu))
+        yield "no GPU", job.no_gpu
     if tally.unlabelled and tally.rows_filtered:
-        items.append(("no label", f"{tally.unlabelled:,} of the rows written"))
+        yield "no label", f"{tally.unlabelled:,} of the rows written"
     if tally.rows_written:
         text = f"{tally.chars / tally.rows_written:,.0f} characters on average"
         text += f", {tally.unknown_chars / tally.chars:.2%} outside the alphabet" if tally.unknown_chars else ""
-        items.append(("text", text + (f", {counted(tally.truncated, 'row')} too long" if tally.truncated else "")))
+        yield "text", text + (f", {counted(tally.truncated, 'row')} too long" if tally.truncated else "")
         if " int8," in job.backend:
             a_row = tally.saturated / tally.rows_written
-            items.append(("int8", f"{tally.saturated:,} saturated activations, {a_row:,.2f} a row"))
+            yield "int8", f"{tally.saturated:,} saturated activations, {a_row:,.2f} a row"
     if tally.asked:
         labelled = counted(tally.rows_written + tally.rows_filtered, "row")
-        items.append((job.second, f"asked {counted(tally.asked, 'time')} for {labelled} ({tally.asked_share:.1%})"))
-    return items
+        yield job.second, f"asked {counted(tally.asked, 'time')} for {labelled} ({tally.asked_share:.1%})"
 
 
 def doubt(job: JobFacts, tally: Tally) -> str | None:
@@ -121,8 +120,7 @@ def as_html(job: JobFacts, tally: Tally, run: RunFacts) -> str:
 
 
 def _all_facts(job: JobFacts, tally: Tally, run: RunFacts) -> list[tuple[str, str]]:
-    items = facts(job, tally, run)
-    models = models_of(job, tally)
+    items, models = [*facts(job, tally, run)], models_of(job, tally)
     several = len(models) > 1
     for model in models:
         shown = model.labels.most_common(_MOST_CLASSES)

@@ -446,8 +446,7 @@ class _BothLogits:
         self._target = (truth if self._several else np.eye(network.shape[1])[truth]).astype(np.float64)
 
     def _logits(self, both: Doubles) -> Doubles:
-        logits: Doubles = both[0] * self._parts[0] + both[1] * self._parts[1]
-        return logits
+        return np.asarray(both[0] * self._parts[0] + both[1] * self._parts[1])
 
     def loss(self, both: Doubles) -> float:
         """The mean cross-entropy; of sigmoids, added up over the classes."""
@@ -466,8 +465,7 @@ class _BothLogits:
             weight = _HOLD / len(off)
             return self.loss(both) + weight * float(away @ away), slopes + 2 * weight * away
 
-        best: Doubles = minimize(held, [min(_BEFORE, most), _BEFORE], jac=True, bounds=[(0, most), (0, _MOST)]).x
-        return best
+        return np.asarray(minimize(held, [min(_BEFORE, most), _BEFORE], jac=True, bounds=[(0, most), (0, _MOST)]).x)
 
 
 Labels = NDArray[np.int64]

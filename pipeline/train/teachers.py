@@ -414,5 +414,4 @@ def shares(given: Doubles, where: str) -> Doubles:
     sums: Doubles = given.sum(1, keepdims=True)
     if (given < 0).any() or (sums <= 0).any() or np.isinf(sums).any():
         raise UsageError(f"{where}: a row has negative, infinite or no probabilities")
-    scaled: Doubles = given / sums
-    return scaled
+    return np.asarray(given / sums)

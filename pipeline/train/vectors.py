@@ -185,18 +185,14 @@ def _of_vocabulary(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
     table = _table(path)
     if len(words) != len(table):
         raise ValueError(f"{len(words):,} words for {len(table):,} vectors")
-    rows: dict[str, int] = {}
-    for row, word in enumerate(words):
-        rows.setdefault(str(word).lower(), row)
+    rows = {str(word).lower(): row for row, word in reversed([*enumerate(words)])}  # of equal ones the first
     return {word: table[rows[word]] for word in _with_own(wanted, words) if word in rows}
 
 
 def _of_fasttext(path: Path, wanted: Sequence[str]) -> dict[str, Vectors]:
     """The vectors of fastText's file, also of words that it lacks, by their subwords, if it has these."""
     tokens, model = read_vectors_of_fasttext(path)
-    spelled: dict[str, str] = {}
-    for token in tokens:
-        spelled.setdefault(token.lower(), token)
+    spelled = {token.lower(): token for token in reversed(tokens)}  # as the first is that becomes the same
     words = _with_own(wanted, tokens)
     texts = Texts.of([spelled.get(word, word).encode() for word in words])
     means = Reader(model).means(texts.data, texts.offsets)
