@@ -367,13 +367,12 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
         yield "no GPU", estimate.no_gpu
     shared = f", and {decimal(estimate.shared_bytes)} that all share" if estimate.shared_bytes else ""
     yield "memory", f"about {decimal(estimate.model_bytes)} in each worker for the model{shared}"
-    unit = "GPU" if estimate.device == "cuda" else "core"
-    yield "rate", f"{estimate.rate:,.0f} rows a second, {'on one GPU' if unit == 'GPU' else 'on this machine'}"
+    on_gpu = "one GPU", "GPUs", "GPU"
+    one, others, unit = on_gpu if estimate.device == "cuda" else ("this machine", "such machines", "core")
+    yield "rate", f"{estimate.rate:,.0f} rows a second, on {one}"
     if estimate.seconds is not None and estimate.seconds_of_one is not None:
-        one = "one GPU" if unit == "GPU" else "this machine"
         times = f"{_duration(estimate.seconds_of_one)} on {one}"
         if estimate.workers > 1:
-            others = "GPUs" if unit == "GPU" else "such machines"
             times += f", {_duration(estimate.seconds)} on {estimate.workers:,} {others}"
         yield "time", f"about {times}; {estimate.device_hours or 0:,.2f} {unit}-hours"
         if estimate.seconds_of_encoder is not None:

@@ -65,9 +65,8 @@ def command(
     network = options.pop("network", SCORE["network"].default)
     selection = (chain.selection or None) if (chain := loaded.asking(network).cascade) else None
     if asked and selection is None:
-        raise UsageError(
-            f"--asked is for a chain that is to find a share of the texts, and --network uncertain: {model}"
-        )
+        what = "a chain that is to find a share of the texts, and --network uncertain"
+        raise UsageError(f"--asked is for {what}: {model}")
     if loaded.is_multi_label:
         loaded = loaded.asking(network)
         if plot or reliability or abstain is not None or precision_target is not None:

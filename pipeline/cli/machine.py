@@ -32,14 +32,8 @@ _PROTOCOL = "Protocol of a cluster that is started; ucx is checked only if named
 _STYLES = {"ok": "green", "warning": "yellow", "FAILURE": "bold red"}
 _PACKAGES = ("dask", "distributed", "numpy", "pyarrow")
 _CUDA = (
-    "cupy-cuda12x",
-    "cupy-cuda13x",
-    "cupy",
-    "cuda-core",
-    "cuda-bindings",
-    "nvidia-cuda-nvrtc-cu12",
-    "nvidia-cuda-nvrtc",
-)
+    "cupy-cuda12x", "cupy-cuda13x", "cupy", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc",
+)  # fmt: skip
 _ABOUT_GPUS = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total,driver_version", "--format=csv,noheader"]
 _OURS = "broadsheet"
 _MODEL = "A shipped model's name, a file, or hf://USER/NAME."

@@ -153,9 +153,8 @@ def convert(
             sidecar = model_file.sidecar_json(model.alphabet.symbols, list(model.classes), model.frame, card, data)
             files = {target: data, model_file.sidecar_path(target): sidecar}
         else:
-            raise UsageError(
-                f"cannot convert {source} to {target}: one must be a .safetensors, the other a .bin or an .onnx"
-            )
+            known = "one must be a .safetensors, the other a .bin or an .onnx"
+            raise UsageError(f"cannot convert {source} to {target}: {known}")
     except OSError as error:
         raise UsageError(f"{source} cannot be read: {cause(error)}") from error
     except ValueError as error:

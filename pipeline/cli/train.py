@@ -94,9 +94,8 @@ def command(
     checkpoint = (output.parent.absolute() / output.name).with_name(output.name + CHECKPOINT)
     if checkpoint.exists() and not resume:
         if not overwrite:
-            raise UsageError(
-                f"{checkpoint} is of a run that did not end: go on with --resume, or begin anew with --overwrite"
-            )
+            remedy = "go on with --resume, or begin anew with --overwrite"
+            raise UsageError(f"{checkpoint} is of a run that did not end: {remedy}")
         say(f"broadsheet: {checkpoint} is replaced: a run that did not end is lost", error=True)
         checkpoint.unlink()
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}

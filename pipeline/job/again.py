@@ -146,9 +146,8 @@ def refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprin
         asked = from_json(folder.store.read(REQUEST), Asked, REQUEST) if folder.store.has(REQUEST) else None
         steps.append(f"another model labelled its rows: {_shown('model', asked.models) if asked else 'give that'}")
     remedies = "; ".join(steps) or "its manifest is not that of such a job"
-    raise UsageError(
-        f"cannot {'update' if update else 'resume'} {folder.path}: {remedies}. Or start again with --overwrite"
-    )
+    verb = "update" if update else "resume"
+    raise UsageError(f"cannot {verb} {folder.path}: {remedies}. Or start again with --overwrite")
 
 
 def _shown(name: str, value: Any) -> str:

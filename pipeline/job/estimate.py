@@ -197,10 +197,8 @@ def dry_run(
     rows, chunk_rows = sample.rows, settings.chunk_size or usual_chunk_rows(backend.device, models.cost)
     names = settings.settings(chunk_rows, models).names
     check_writable(columns.written, names, columns.models[0].classes)
-    in_range = -(
-        -(rows or chunk_rows)
-        // max(1, sum(parts_of(files.found, files_in_ranges(files.found, chunk_rows), chunk_rows)))
-    )
+    ranges = sum(parts_of(files.found, files_in_ranges(files.found, chunk_rows), chunk_rows))
+    in_range = -(-(rows or chunk_rows) // max(1, ranges))
     row_bytes = _output_bytes(judged, columns, names, min(chunk_rows, in_range))
     computing = None if rows is None or not (rate or not rows) else rows / max(rate, 1e-9)
     estimate = Estimate(
@@ -230,11 +228,10 @@ def dry_run(
         shared_bytes=sum(model.mapped_bytes for model in models.loaded),
         warnings=(),
     )
-    warnings = _warnings(estimate, judged, settings, path, columns.scoring[0], models.first)
-    slow = slow_to_read(files.found)
-    return replace(
-        estimate, warnings=(*(growth.lines if growth else ()), *warnings, *sample.notes, *([slow] if slow else []))
-    )
+    warnings = [*(growth.lines if growth else ())]
+    warnings += _warnings(estimate, judged, settings, path, columns.scoring[0], models.first)
+    warnings += [*sample.notes, *filter(None, [slow_to_read(files.found)])]
+    return replace(estimate, warnings=tuple(warnings))
 
 
 def sampled(

@@ -153,9 +153,8 @@ class Model:
             is_chain = self.ngrams is not None and self.cascade is not None
             alone = self._has_bias_alone and self.heads is None and (self.ngrams is not None) == is_chain
             if not alone or (is_chain and self.is_multi_label):
-                raise ModelError(
-                    f"{self.name}: an encoder with a network, heads, or n-grams that cannot be asked first"
-                )
+                what = "an encoder with a network, heads, or n-grams that cannot be asked first"
+                raise ModelError(f"{self.name}: {what}")
         if self.thresholds is not None:
             scores.check_thresholds(self.thresholds, self.classes, self.name)
         if self.levels is not None:

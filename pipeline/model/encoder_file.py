@@ -350,12 +350,9 @@ def _old_tokenizer(folder: Path, name: str) -> Any:
     about = _json(folder / "tokenizer_config.json") or {}
     if not (folder / "vocab.txt").is_file():
         raise ModelError(f"{name} has no tokenizer.json and no vocab.txt: download or save the folder again")
-    return BertWordPieceTokenizer(
-        str(folder / "vocab.txt"),
-        handle_chinese_chars=about.get("tokenize_chinese_chars", True),
-        strip_accents=about.get("strip_accents"),
-        lowercase=about.get("do_lower_case", True),
-    )
+    how = {"lowercase": about.get("do_lower_case", True), "strip_accents": about.get("strip_accents")}
+    how["handle_chinese_chars"] = about.get("tokenize_chinese_chars", True)
+    return BertWordPieceTokenizer(str(folder / "vocab.txt"), **how)
 
 
 @lru_cache(maxsize=4)

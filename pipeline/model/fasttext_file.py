@@ -263,16 +263,11 @@ def _read(data: _Bytes, is_classifier: bool = True) -> Read:
     if isinstance(table, _Quantised):
         data.may_take(table.shape[0], len(outputs) if is_folded else dim, "its table")
     rows = _folded(table, outputs) if is_folded else table[:]
-    text = b"".join(tokens)
-    model = FastText(
-        settings,
-        rows,
-        None if is_folded or not is_classifier else np.ascontiguousarray(outputs),
-        np.frombuffer(text, np.uint8),
-        np.cumsum(np.fromiter(map(len, tokens), np.int64, entries)),
-        pruned.astype(np.int32) if pruned_count > 0 else None,
-        np.array(counts[known:], np.int64),
-    )
+    ends = np.cumsum(np.fromiter(map(len, tokens), np.int64, entries))
+    dictionary = np.frombuffer(b"".join(tokens), np.uint8), ends
+    matrix = None if is_folded or not is_classifier else np.ascontiguousarray(outputs)
+    index = pruned.astype(np.int32) if pruned_count > 0 else None
+    model = FastText(settings, rows, matrix, *dictionary, index, np.array(counts[known:], np.int64))
     card = {
         "origin": "converted from fastText",
         "training": {"loss": settings.loss, "dimensions": dim, "epochs": epochs, "least count of a word": least},

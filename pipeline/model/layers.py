@@ -140,9 +140,8 @@ def layer_table(symbols: int, length: int, classes: int) -> tuple[Layer, ...]:
     for name, kernel, norm, pool in _CONVOLUTIONS:
         out = rows - kernel + 1
         pooled = max(out, 0) // pool
-        layers.append(
-            Layer(name, "conv1d", inputs, CHANNELS, kernel, norm, pool, True, rows, out, pooled, is_lookup=not layers)
-        )
+        shape = rows, out, pooled
+        layers.append(Layer(name, "conv1d", inputs, CHANNELS, kernel, norm, pool, True, *shape, is_lookup=not layers))
         rows, inputs = pooled, CHANNELS
     if not rows:
         least = next(n for n in range(*LENGTHS) if _pooled_rows(n))

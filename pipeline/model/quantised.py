@@ -106,9 +106,8 @@ def prepare(weights: Weights, scales: ActivationScales) -> Integers:
         scale = (step * unit / (scales.steps[following.name] if following else 1)).astype(np.float32)
         if not (np.isfinite(scale).all() and (scale > np.finfo(np.float32).tiny).all()):
             raise ModelError(f"the weights of {layer.name} and the activation scales leave the range of fp32")
-        convolutions[layer.name] = Convolution(
-            np.rint(exact / unit).astype(np.int8), np.rint(bias / (step * unit)).astype(np.int32), scale
-        )
+        whole = np.rint(exact / unit).astype(np.int8), np.rint(bias / (step * unit)).astype(np.int32)
+        convolutions[layer.name] = Convolution(*whole, scale)
     return Integers(convolutions, scales.steps[layers[0].name])
 
 

@@ -81,13 +81,8 @@ def input_again(
     files = unchanged_input(plan, settings, root, endpoint)
     if any(isinstance(file.format, OneHot) for file in files):
         raise UsageError("encoded articles have no columns to read again")
-    every = replace(
-        selection_of(plan, settings),
-        kept=(),
-        keep_all=True,
-        prefixes=tuple(names.prefix for names in settings.labelled),
-        windows=settings.windows is not UNSET,
-    )
+    prefixes, windows = tuple(names.prefix for names in settings.labelled), settings.windows is not UNSET
+    every = replace(selection_of(plan, settings), kept=(), keep_all=True, prefixes=prefixes, windows=windows)
     again = plan_files(files, every, plan.chunk_rows, settings.limit)
     return replace(again, sizes=plan.groups, parts=parts_of_saved(plan), first_range=plan.first_group)
 

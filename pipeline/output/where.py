@@ -295,9 +295,8 @@ class _Parser:
         try:
             if pa.types.is_timestamp(kind) and kind.tz is not None and not _ZONE.search(str(value)):
                 return pc.scalar(pc.assume_timezone(pa.scalar(value).cast(pa.timestamp(kind.unit)), kind.tz))
-            scalar = pa.scalar(
-                float(value) if pa.types.is_floating(kind) else value, kind if type(value) is int else None
-            )
+            number = float(value) if pa.types.is_floating(kind) else value
+            scalar = pa.scalar(number, kind if type(value) is int else None)
             return pc.scalar(scalar.cast(kind, safe=False))
         except pa.ArrowException:
             refuse(self._text, side.at, f"this is no {kind}")

@@ -233,9 +233,8 @@ class RunFacts:
 
 def models_of(job: JobFacts, tally: Tally) -> tuple[ModelFigures, ...]:
     """What each model says, in the order in which they were named."""
-    return tuple(
-        ModelFigures(
-            name, one.labels, one.scores or None, one.unlabelled, confusion_in(one, classes), one.right or None
-        )
-        for (name, classes), one in zip(job.models or [(job.model, job.classes)], (tally, *tally.others), strict=False)
-    )
+    figures = []
+    for (name, own), one in zip(job.models or [(job.model, job.classes)], (tally, *tally.others), strict=False):
+        scores, right = one.scores or None, one.right or None
+        figures.append(ModelFigures(name, one.labels, scores, one.unlabelled, confusion_in(one, own), right))
+    return tuple(figures)

@@ -93,13 +93,8 @@ def page(report: JobReport) -> str:
 
 def _environment() -> Environment:
     """Everything that comes from the input is escaped in it, and its control characters are escapes."""
-    environment = Environment(
-        loader=PackageLoader("broadsheet.pipeline", "report"),
-        autoescape=True,
-        finalize=_finalize,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
+    how: dict[str, Any] = {"autoescape": True, "finalize": _finalize, "undefined": StrictUndefined, "trim_blocks": True}
+    environment = Environment(loader=PackageLoader("broadsheet.pipeline", "report"), **how)
     environment.filters |= {"figure": figure, "time": time_text, "moment": moment_text, "ratio": ratio_text}
     return environment
 

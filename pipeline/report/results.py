@@ -109,9 +109,8 @@ class Results:
         index = self._index_of_source
         if index is not None:
             return index if len(index) == len(rows) else index.take(rows["row"].to_numpy())
-        partitions = [
-            chunk.index.take(chunk.table["row"].to_numpy()) for chunk in self._in_order() if chunk.index is not None
-        ]
+        chunks = ((chunk.index, chunk.table) for chunk in self._in_order())
+        partitions = [own.take(table["row"].to_numpy()) for own, table in chunks if own is not None]
         return partitions[0].append(partitions[1:]) if partitions else None
 
     def join(self, frame: Frame, suffix: str | None) -> Frame:
@@ -193,9 +192,8 @@ def refuse_taken(frame: Any, names: Sequence[str], suffix: str | None) -> None:
     """Raise UsageError for what is no frame, and for one that has a column of one of these names."""
     if not is_frame(frame):
         kind = f"{type(frame).__module__.partition('.')[0]} {type(frame).__name__}"
-        raise UsageError(
-            f"columns cannot be added to a {kind}: give a pandas DataFrame, a Polars DataFrame or a pyarrow Table"
-        )
+        remedy = "give a pandas DataFrame, a Polars DataFrame or a pyarrow Table"
+        raise UsageError(f"columns cannot be added to a {kind}: {remedy}")
     for name in _renamed(frame, names, suffix):
         if name in _names(frame):
             remedy = "" if suffix else ", or pass suffix='_predicted', for example"
