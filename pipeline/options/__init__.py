@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 
 from ..errors import FLAGS, UsageError
 from ..source.limits import CHUNK_ROWS, MOST_CHUNK_ROWS
@@ -260,17 +260,7 @@ NAMES, HEADER, FILE = str | Iterable[str], Iterable[str] | None, str | os.PathLi
 FLAGS.update({name.replace("_", "-"): option.default is False for name, option in TABLE.items()})
 
 
-if TYPE_CHECKING:
-
-    class _Values:
-        def __init__(self, **options: Unpack[OptionKeywords]) -> None: ...
-        def __getattr__(self, name: str) -> Any: ...
-
-else:
-    _Values = TABLE.made("Options")
-
-
-class Options(_Values):
+class Options(TABLE.made("Options")):  # type: ignore[misc]
     """How a job reads, computes and writes: the keyword arguments of `classify`, which documents them, checked.
 
     Raises
@@ -284,6 +274,10 @@ class Options(_Values):
     ('title', 'body')
 
     """
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[OptionKeywords]) -> None: ...
 
     def _check(self) -> None:
         """Raise UsageError for a value that cannot be; columns, encoding and delimiter get the form that is used."""
@@ -300,7 +294,6 @@ class Options(_Values):
         self._set("partition_by", self.partition_by or ())
         for name, option in TABLE.items():
             value = getattr(self, name)
-            TABLE.check(name, value)
             if value is None and option.default is None:
                 continue
             if TYPES[name] in (NAMES, HEADER):
@@ -330,9 +323,6 @@ class Options(_Values):
         refuse_unfit(self, self._kept)
         refuse_unfit_share(self.shard, self.update, self.limit)
         most_quarantined(self.max_quarantined, 0)
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
 
     def replaced(self, **options: Unpack[OptionKeywords]) -> Options:
         """The same, but for these."""

@@ -59,6 +59,15 @@ class Option:
     was: str = ""
     seldom: bool = False
 
+    def check(self, name: str, value: Any) -> None:
+        """Raise UsageError for a number that is too small, or a word that is not among the choices."""
+        if value is None and self.default is None:
+            return
+        if self.least is not None and not (isinstance(value, int) and value >= self.least):
+            raise UsageError(f"{name} is {value!r}, it must be an integer of at least {self.least}")
+        if self.choices and value not in self.choices:
+            raise UsageError(f"{name} {value!r}: choose {', '.join(self.choices)}")
+
 
 class Table(dict[str, Option]):
     """The options of a function by name, as the class of its keywords declares them, in the order of the panels.
@@ -106,20 +115,19 @@ class Table(dict[str, Option]):
         return "\n    ".join([f"{name} : {kind}", *textwrap.wrap(" ".join(said.split()) + shown, 116)])
 
     def made(self, name: str) -> Any:
-        """A frozen class of values of all options, with their defaults, which calls its `_check` once it is made."""
-        values = [(name, kind, self[name].default) for name, kind in self.types.items()]
-        checked = {"__post_init__": lambda options: options._check()}
-        return make_dataclass(name, values, namespace=checked, frozen=True, kw_only=True)
+        """A frozen class of values of all options, with their defaults.
 
-    def check(self, name: str, value: Any) -> None:
-        """Raise UsageError for a number that is too small, or a word that is not among the choices."""
-        option = self[name]
-        if value is None and option.default is None:
-            return
-        if option.least is not None and not (isinstance(value, int) and value >= option.least):
-            raise UsageError(f"{name} is {value!r}, it must be an integer of at least {option.least}")
-        if option.choices and value not in option.choices:
-            raise UsageError(f"{name} {value!r}: choose {', '.join(option.choices)}")
+        Once one is made, each value is checked, and then its `_check` is called, which may replace values by `_set`.
+        """
+
+        def check(values: Any) -> None:
+            for name, option in self.items():
+                option.check(name, getattr(values, name))
+            values._check()
+
+        fields = [(name, kind, self[name].default) for name, kind in self.types.items()]
+        methods = {"__post_init__": check, "_set": object.__setattr__}
+        return make_dataclass(name, fields, namespace=methods, frozen=True, kw_only=True)
 
     def takes(self, keywords: type) -> Callable[[_Function], _Function]:
         """Show each option by its name in signature and docstring of a function that ends in
@@ -131,7 +139,7 @@ class Table(dict[str, Option]):
         def show(function: _Function) -> _Function:
             signature = inspect.signature(function)
             parameters = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
-            names = [name for name in self if name in get_type_hints(keywords)]
+            names = [name for name in self if name in keywords.__annotations__]
             for name in names:
                 about = {"default": self[name].default, "annotation": self.types[name]}
                 parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **about))

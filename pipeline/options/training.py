@@ -188,25 +188,18 @@ class TrainKeywords(ReadKeywords, total=False):
 
 TRAIN = Table(TrainKeywords, PANELS)
 
-if TYPE_CHECKING:
 
-    class _Values:
-        def __init__(self, **options: Unpack[TrainKeywords]) -> None: ...
-        def __getattr__(self, name: str) -> Any: ...
-
-else:
-    _Values = TRAIN.made("train")
-
-
-class TrainRequest(_Values):
+class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
     """What is to be trained, and how: the keyword arguments of `train`, which documents them, checked.
 
     Raises UsageError for a value out of range, and for options that exclude each other.
     """
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[TrainKeywords]) -> None: ...
+
     def _check(self) -> None:
-        for name in TRAIN:
-            TRAIN.check(name, getattr(self, name))
         for name in ("text_column", "label_column"):
             self._set(name, (getattr(self, name),) if isinstance(getattr(self, name), str) else getattr(self, name))
         for name in ("text_column", "label_column", "columns", "classes", "settings"):
@@ -280,6 +273,3 @@ class TrainRequest(_Values):
         """Whether something is asked for that only a network has."""
         asked = self.init is not None or self.recipe is not None or self.ngrams == 0
         return asked or bool(self.client or self.gpus or self.settings)
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
