@@ -23,7 +23,7 @@ def flag(name: str, table: Table = TABLE) -> Any:
         f"--{option.flag or name.replace('_', '-')}",
         metavar=option.metavar or "|".join(option.choices),
         min=option.least,
-        help=table.help_of(name),
+        help=option.line,
         show_default=False,
         rich_help_panel=option.panel,
         hidden=option.seldom,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 
@@ -28,130 +29,92 @@ _CHUNKS = "{cpu} to {:,} on a CPU (encoders: fewer), {cuda:,} or {:,} on a GPU".
 _INPUT_FORMATS = ("csv", "tsv", "jsonl", "parquet", "arrow", "text", "wet", "xlsx")
 _FORMAT, _FORMATS = "parquet; jsonl to stdout", ("parquet", "jsonl", "csv", "npy")
 
+NAMES = str | Iterable[str]
+HEADER = Iterable[str] | None
+FILE = str | os.PathLike[str] | None
+"""The types of options that name columns, the columns of a file without a header, and a file."""
+
 PANELS = ("Input", "Labels", "Output", "Computing", "Cluster", "Job", "Report")
 """Of the command's help, in this order."""
 
+# An entry is its type, its help, how it is given, and what the documentation adds. It is laid out by hand: ruff would
+# take three times as many lines.
+_input, _labels, _output, _computing, _cluster, _job, _report = (partial(Option, panel) for panel in PANELS)
 
+
+# fmt: off
 class EngineKeywords(TypedDict, total=False):
     """Options of whatever computes labels."""
 
-    device: Annotated[str, Option("Computing", "auto", "auto|cpu|cuda")]
-    """auto: the GPU, if there is one that works.
-
-    Otherwise, and with "cpu", it is the CPU; with "cuda" it must be a GPU.
-    """
-    precision: Annotated[str, Option("Computing", "auto", "auto|fp32|fp16|bf16|int8")]
-    """Number format to compute in; a CPU has fp32, and int8, which is slower there and needs `quantise`."""
-    kernels: Annotated[str, Option("Computing", "auto", "auto|simt|sm75|sm80|sm90", seldom=True)]
-    """Generation of CUDA kernels to use.
-
-    They are "simt", "sm75", "sm80" and "sm90"; "auto" chooses.
-    """
-    network: Annotated[str, Option("Computing", "uncertain", choices=("uncertain", "all", "none"), recorded=True)]
-    """Texts about which a model with n-grams asks its network.
-
-    "uncertain": those on whose label its n-grams are not sure, by the margin of `calibrate`. "none": n-grams alone.
-    """
+    device: Annotated[str, _computing("auto: the GPU, if there is one that works.", "auto", "auto|cpu|cuda",
+        more='Otherwise, and with "cpu", it is the CPU; with "cuda" it must be a GPU.')]
+    precision: Annotated[str, _computing("Number format to compute in; a CPU has fp32, and int8, which is slower there "
+        "and needs `quantise`.", "auto", "auto|fp32|fp16|bf16|int8")]
+    kernels: Annotated[str, _computing("Generation of CUDA kernels to use.",
+        "auto", "auto|simt|sm75|sm80|sm90", seldom=True,
+        more='They are "simt", "sm75", "sm80" and "sm90"; "auto" chooses.')]
+    network: Annotated[str, _computing("Texts about which a model with n-grams asks its network.",
+        "uncertain", choices=("uncertain", "all", "none"), recorded=True, more='"uncertain": those on whose label its '
+        'n-grams are not sure, by the margin of `calibrate`. "none": n-grams alone.')]
 
 
 class LabelKeywords(EngineKeywords, total=False):
     """Options of what adds labels to rows that are at hand."""
 
-    preparation: Annotated[
-        str | os.PathLike[str] | None, Option("Computing", None, "RECIPE", recorded=True, seldom=True)
-    ]
-    """What is done to a text before the model reads it: a recipe's name, or a JSON file of steps.
-
-    `broadsheet recipes` prints the recipes. A model file that was converted with `--preparation` has its own.
-    """
-
-    text_column: Annotated[str | Iterable[str], Option("Input", (), "NAME", "text", recorded=True)]
-    """Column with the text; several are joined by a space.
-
-    The result is stripped.
-    """
-    label_column: Annotated[str | None, Option("Input", None, "NAME", recorded=True, was="truth_column")]
-    """Column with the true class, by name or number from 1.
-
-    The report then has the accuracy, and the output the true class by name, in a column ``truth``.
-    """
-    scores: Annotated[bool, Option("Labels", False, recorded=True)]
-    """Write the probability of every class.
-
-    The columns are ``score_<class>``.
-    """
-    top_k: Annotated[int, Option("Labels", 1, "K", least=1, recorded=True)]
-    """Write the K best labels and scores.
-
-    The columns are ``top_labels`` and ``top_scores``; where it is 1, there are none.
-    """
-    abstain: Annotated[float | None, Option("Labels", None, "BELOW", recorded=True)]
-    """Give rows with a lower score no label.
-
-    Their ``label`` is null, other columns are as without this option. The report counts them.
-    """
-    windows: Annotated[int | str | None, Option("Labels", None, "N|PART[:SIZE]", recorded=True)]
-    """Label a long text in N windows, or its first, last, first+last or spread.
-
-    N windows follow one another from the beginning on; "spread" are beginning, middle and end. Each is as long as the
-    model reads, or has as many characters as ``"first+last:10000"`` says, or tokens of fastText's, as ``"last:512t"``
-    does. The output then has their number, ``n_windows``. Default: only the beginning of a text is read.
-    """
-    overlap: Annotated[int, Option("Labels", 0, "CHARS", least=0, recorded=True, seldom=True)]
-    """Characters that two neighbouring windows share."""
-    window_score: Annotated[
-        str, Option("Labels", "mean", choices=("mean", "best", "worst"), recorded=True, seldom=True)
-    ]
-    """How the scores of a text follow from those of its windows.
-
-    "mean": a text has the mean of them. "best", "worst": it has those of the window with the highest or the lowest.
-    """
-    chunk_size: Annotated[int | None, Option("Computing", None, "ROWS", _CHUNKS, least=1, recorded=True, seldom=True)]
-    """Rows that are read, labelled and committed together, at most."""
-    workers: Annotated[int | None, Option("Cluster", None, "N", least=1)]
-    """Processes on this machine; with slurm, at most N nodes.
-
-    They are the cluster that is started where no client is given. A script that sets this needs the
-    ``if __name__ == "__main__":`` guard of multiprocessing. Default: one worker within this process.
-    """
-    strict: Annotated[bool, Option("Job", False)]
-    """Stop at the first bad row.
-
-    That is one that cannot be read; a file with a problem stops it, too.
-    """
-    allow_mixed: Annotated[bool, Option("Cluster", False, seldom=True)]
-    """Let workers with different processors or GPUs label together.
-
-    They may differ in anything that decides the bits of a score, for example in GPU architecture.
-    """
+    preparation: Annotated[FILE, _computing("What is done to a text before the model reads it: a recipe's name, or a "
+        "JSON file of steps.", None, "RECIPE", recorded=True, seldom=True, more="`broadsheet recipes` prints the "
+        "recipes. A model file that was converted with `--preparation` has its own.")]
+    text_column: Annotated[NAMES, _input("Column with the text; several are joined by a space.",
+        (), "NAME", "text", recorded=True, more="The result is stripped.")]
+    label_column: Annotated[str | None, _input("Column with the true class, by name or number from 1.",
+        None, "NAME", recorded=True, was="truth_column",
+        more="The report then has the accuracy, and the output the true class by name, in a column ``truth``.")]
+    scores: Annotated[bool, _labels("Write the probability of every class.", False, recorded=True,
+        more="The columns are ``score_<class>``.")]
+    top_k: Annotated[int, _labels("Write the K best labels and scores.", 1, "K", least=1, recorded=True,
+        more="The columns are ``top_labels`` and ``top_scores``; where it is 1, there are none.")]
+    abstain: Annotated[float | None, _labels("Give rows with a lower score no label.", None, "BELOW", recorded=True,
+        more="Their ``label`` is null, other columns are as without this option. The report counts them.")]
+    windows: Annotated[int | str | None, _labels("Label a long text in N windows, or its first, last, first+last or "
+        "spread.", None, "N|PART[:SIZE]", recorded=True, more="N windows follow one another from the beginning on; "
+        '"spread" are beginning, middle and end. Each is as long as the model reads, or has as many characters as '
+        '``"first+last:10000"`` says, or tokens of fastText\'s, as ``"last:512t"`` does. The output then has their '
+        "number, ``n_windows``. Default: only the beginning of a text is read.")]
+    overlap: Annotated[int, _labels("Characters that two neighbouring windows share.",
+        0, "CHARS", least=0, recorded=True, seldom=True)]
+    window_score: Annotated[str, _labels("How the scores of a text follow from those of its windows.",
+        "mean", choices=("mean", "best", "worst"), recorded=True, seldom=True, more='"mean": a text has the mean of '
+        'them. "best", "worst": it has those of the window with the highest or the lowest.')]
+    chunk_size: Annotated[int | None, _computing("Rows that are read, labelled and committed together, at most.",
+        None, "ROWS", _CHUNKS, least=1, recorded=True, seldom=True)]
+    workers: Annotated[int | None, _cluster("Processes on this machine; with slurm, at most N nodes.",
+        None, "N", least=1,
+        more="They are the cluster that is started where no client is given. A script that sets this needs the ``if "
+        '__name__ == "__main__":`` guard of multiprocessing. Default: one worker within this process.')]
+    strict: Annotated[bool, _job("Stop at the first bad row.", False,
+        more="That is one that cannot be read; a file with a problem stops it, too.")]
+    allow_mixed: Annotated[bool, _cluster("Let workers with different processors or GPUs label together.",
+        False, seldom=True,
+        more="They may differ in anything that decides the bits of a score, for example in GPU architecture.")]
 
 
 class ReadKeywords(TypedDict, total=False):
     """Options of whatever reads files."""
 
-    columns: Annotated[Iterable[str] | None, Option("Input", None, "A,B,C", recorded=True)]
-    """Column names of a headerless CSV or TSV."""
-    input_format: Annotated[str | None, Option("Input", None, shown="by suffix", choices=_INPUT_FORMATS, recorded=True)]
-    """Format of all input files, whatever they are called."""
-    encoding: Annotated[str, Option("Input", "utf-8", "NAME", recorded=True)]
-    """Encoding of CSV, TSV, JSONL and text files: latin-1, cp1252, utf-16, …
-
-    It may be any name that Python knows.
-    """
-    delimiter: Annotated[str | None, Option("Input", None, "C", ",", recorded=True)]
-    """Character between the fields of a CSV.
-
-    Default: a comma, a tab in TSV files.
-    """
-    quote: Annotated[str | None, Option("Input", None, "C|none", '"', recorded=True, seldom=True)]
-    """Character around a field of a CSV that holds delimiters or line ends; none: quotes are text."""
-    escape: Annotated[str | None, Option("Input", None, "C", "none", recorded=True, seldom=True)]
-    """Character of a CSV before a quote, delimiter or line end that is text: often a backslash."""
-    endpoint: Annotated[str | None, Option("Input", None, "URL", "the provider's")]
-    """Server to ask for s3:// URLs and the like.
-
-    It is for ``gs://`` and ``az://`` too. Default: that of the environment, for example ``AWS_ENDPOINT_URL``.
-    """
+    columns: Annotated[HEADER, _input("Column names of a headerless CSV or TSV.", None, "A,B,C", recorded=True)]
+    input_format: Annotated[str | None, _input("Format of all input files, whatever they are called.",
+        shown="by suffix", choices=_INPUT_FORMATS, recorded=True)]
+    encoding: Annotated[str, _input("Encoding of CSV, TSV, JSONL and text files: latin-1, cp1252, utf-16, …",
+        "utf-8", "NAME", recorded=True, more="It may be any name that Python knows.")]
+    delimiter: Annotated[str | None, _input("Character between the fields of a CSV.", None, "C", ",", recorded=True,
+        more="Default: a comma, a tab in TSV files.")]
+    quote: Annotated[str | None, _input("Character around a field of a CSV that holds delimiters or line ends; none: "
+        "quotes are text.", None, "C|none", '"', recorded=True, seldom=True)]
+    escape: Annotated[str | None, _input("Character of a CSV before a quote, delimiter or line end that is text: often "
+        "a backslash.", None, "C", "none", recorded=True, seldom=True)]
+    endpoint: Annotated[str | None, _input("Server to ask for s3:// URLs and the like.", None, "URL", "the provider's",
+        more="It is for ``gs://`` and ``az://`` too. Default: that of the environment, for example "
+        "``AWS_ENDPOINT_URL``.")]
 
 
 class ScoreKeywords(EngineKeywords, ReadKeywords, total=False):
@@ -161,101 +124,56 @@ class ScoreKeywords(EngineKeywords, ReadKeywords, total=False):
 class OptionKeywords(LabelKeywords, ReadKeywords, total=False):
     """Options of a job."""
 
-    root: Annotated[str | os.PathLike[str] | None, Option("Input", None, "FOLDER", "absolute paths")]
-    """Write paths of input files relative to this folder.
+    root: Annotated[FILE, _input("Write paths of input files relative to this folder.",
+        None, "FOLDER", "absolute paths",
+        more="It is a folder, or the beginning of a URL, above all input files; the paths are in the column ``file``.")]
+    shard: Annotated[str | None, _input("Label share I, from 1 on, of N of the files, for N jobs without a cluster "
+        "that ``merge`` joins.", None, "I/N", recorded=True, seldom=True)]
+    limit: Annotated[int | None, _input("Label the first N rows only.", None, "N", least=1, recorded=True)]
+    truth: Annotated[FILE, _input("True classes of a one-hot .bin input.", None, "FILE", recorded=True, seldom=True,
+        more="The file holds float32 class indices from 0, one for each article.")]
+    hash: Annotated[str, _input("Recognise input files by size and time, or also by a hash of their content.",
+        "listing", choices=("listing", "full"), recorded=True, seldom=True, more='"listing": by path, size and time of '
+        'modification, or an ETag. "full": also by a hash of the content, for which all of it is read beforehand.')]
+    id_column: Annotated[NAMES, _output("Column that identifies a row, to copy to the output.",
+        (), "NAME", recorded=True, more="There may be several; they come first.")]
+    keep: Annotated[NAMES, _output("Another column to copy to the output.", (), "NAME", recorded=True,
+        more="There may be several.")]
+    keep_all: Annotated[bool, _output("Copy every column to the output.", False, recorded=True)]
+    format: Annotated[str, _output("Format of the output.", "parquet", "", _FORMAT, choices=_FORMATS, recorded=True,
+        more='"parquet", "jsonl" or "csv"; "npy" with `layout`. Default: "parquet".')]
+    layout: Annotated[str, _output("Write parts, or a file beside each input file, row for row.",
+        "parts", choices=("parts", "attributes"), recorded=True, seldom=True,
+        more='"attributes": below `root` as the input; "jsonl" are Dolma\'s attributes, "npy" an array of all scores.')]
+    partition_by: Annotated[NAMES, _output("Write a folder for each label, or each value of a kept column.",
+        (), "NAME", recorded=True, more='"label", the name of a column that is copied, or several. Folders are named '
+        "as Hive names them, ``label=Sports``; of several models, for each label of the first.")]
+    where: Annotated[str | None, _output("Write only rows for which this is true: 'score >= 0.9'.",
+        None, "EXPRESSION", recorded=True, more="Those for which the expression over the columns of the output is "
+        'true, also where they are returned and not written; for example ``label == "Sports" and score >= 0.9``.')]
+    resume: Annotated[bool, _job("Continue an interrupted job, or repair a finished one.", False)]
+    overwrite: Annotated[bool, _job("Replace an earlier job's output, and other files that this one writes.", False)]
+    update: Annotated[bool, _job("Label only the files that are new since the last run, and add them to OUT/.", False,
+        more="The job's other options must be the same. Files that have changed or are gone are told, and keep their "
+        "labels. An update that was interrupted is continued. Where there is no job yet, it is begun.")]
+    changed: Annotated[bool, _job(
+        "With --update, label files that have changed again, and remove the labels of those that are gone.", False,
+        more="Small files are read together: those that are read with such a file are labelled again too. The result "
+        "is that of a new job over the files as they are.")]
+    max_quarantined: Annotated[str | int, _job("Exit with code 3 if more rows than this cannot be read.", "50%", "N|N%",
+        more='A number of rows, or a share of all such as "10%". The job is finished all the same: '
+        "``report.exit_code`` says it.")]
+    profile: Annotated[bool, _report("Record every kernel, and measure each alone.", False, seldom=True,
+        more="Each has a span, and is measured by itself at the end.")]
+    trace: Annotated[FILE, _report("Write the timeline, for ui.perfetto.dev, as JSON.", None, "FILE.json", seldom=True)]
+    report: Annotated[FILE, _report("Write a report as one HTML page.", None, "FILE.html",
+        more="That needs Matplotlib. Only with `overwrite`, `resume` or `update` is a page, or a timeline, replaced.")]
 
-    It is a folder, or the beginning of a URL, above all input files; the paths are in the column ``file``.
-    """
-    shard: Annotated[str | None, Option("Input", None, "I/N", recorded=True, seldom=True)]
-    """Label share I, from 1 on, of N of the files, for N jobs without a cluster that ``merge`` joins."""
-    limit: Annotated[int | None, Option("Input", None, "N", least=1, recorded=True)]
-    """Label the first N rows only."""
-    truth: Annotated[str | os.PathLike[str] | None, Option("Input", None, "FILE", recorded=True, seldom=True)]
-    """True classes of a one-hot .bin input.
-
-    The file holds float32 class indices from 0, one for each article.
-    """
-    hash: Annotated[str, Option("Input", "listing", choices=("listing", "full"), recorded=True, seldom=True)]
-    """Recognise input files by size and time, or also by a hash of their content.
-
-    "listing": by path, size and time of modification, or an ETag. "full": also by a hash of the content, for which all
-    of it is read beforehand.
-    """
-    id_column: Annotated[str | Iterable[str], Option("Output", (), "NAME", recorded=True)]
-    """Column that identifies a row, to copy to the output.
-
-    There may be several; they come first.
-    """
-    keep: Annotated[str | Iterable[str], Option("Output", (), "NAME", recorded=True)]
-    """Another column to copy to the output.
-
-    There may be several.
-    """
-    keep_all: Annotated[bool, Option("Output", False, recorded=True)]
-    """Copy every column to the output."""
-    format: Annotated[str, Option("Output", "parquet", "", _FORMAT, choices=_FORMATS, recorded=True)]
-    """Format of the output.
-
-    "parquet", "jsonl" or "csv"; "npy" with `layout`. Default: "parquet".
-    """
-    layout: Annotated[str, Option("Output", "parts", choices=("parts", "attributes"), recorded=True, seldom=True)]
-    """Write parts, or a file beside each input file, row for row.
-
-    "attributes": below `root` as the input; "jsonl" are Dolma's attributes, "npy" an array of all scores.
-    """
-    partition_by: Annotated[str | Iterable[str], Option("Output", (), "NAME", recorded=True)]
-    """Write a folder for each label, or each value of a kept column.
-
-    "label", the name of a column that is copied, or several. Folders are named as Hive names them, ``label=Sports``; of
-    several models, for each label of the first.
-    """
-    where: Annotated[str | None, Option("Output", None, "EXPRESSION", recorded=True)]
-    """Write only rows for which this is true: 'score >= 0.9'.
-
-    Those for which the expression over the columns of the output is true, also where they are returned and not written;
-    for example ``label == "Sports" and score >= 0.9``.
-    """
-    resume: Annotated[bool, Option("Job", False)]
-    """Continue an interrupted job, or repair a finished one."""
-    overwrite: Annotated[bool, Option("Job", False)]
-    """Replace an earlier job's output, and other files that this one writes."""
-    update: Annotated[bool, Option("Job", False)]
-    """Label only the files that are new since the last run, and add them to OUT/.
-
-    The job's other options must be the same. Files that have changed or are gone are told, and keep their labels. An
-    update that was interrupted is continued. Where there is no job yet, it is begun.
-    """
-    changed: Annotated[bool, Option("Job", False)]
-    """With --update, label files that have changed again, and remove the labels of those that are gone.
-
-    Small files are read together: those that are read with such a file are labelled again too. The result is that of a
-    new job over the files as they are.
-    """
-    max_quarantined: Annotated[str | int, Option("Job", "50%", "N|N%")]
-    """Exit with code 3 if more rows than this cannot be read.
-
-    A number of rows, or a share of all such as "10%". The job is finished all the same: ``report.exit_code`` says it.
-    """
-    profile: Annotated[bool, Option("Report", False, seldom=True)]
-    """Record every kernel, and measure each alone.
-
-    Each has a span, and is measured by itself at the end.
-    """
-    trace: Annotated[str | os.PathLike[str] | None, Option("Report", None, "FILE.json", seldom=True)]
-    """Write the timeline, for ui.perfetto.dev, as JSON."""
-    report: Annotated[str | os.PathLike[str] | None, Option("Report", None, "FILE.html")]
-    """Write a report as one HTML page.
-
-    That needs Matplotlib. Only with `overwrite`, `resume` or `update` is a page, or a timeline, replaced.
-    """
-
+# fmt: on
 
 TABLE, READ, SCORE = (Table(keywords, PANELS) for keywords in (OptionKeywords, ReadKeywords, ScoreKeywords))
 ENGINE = Table(EngineKeywords, ("Computing", "Limits", "Security", "Cluster", "Log"))
 TYPES, takes = TABLE.types, TABLE.takes
-
-NAMES, HEADER, FILE = str | Iterable[str], Iterable[str] | None, str | os.PathLike[str] | None
-"""The types of options that name columns, the columns of a file without a header, and a file."""
 
 FLAGS.update({name.replace("_", "-"): option.default is False for name, option in TABLE.items()})
 

@@ -5,15 +5,12 @@ It imports nothing that takes time to load: the command reads it for its help.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, make_dataclass
-from functools import cached_property, wraps
-from itertools import pairwise
+from functools import wraps
 from typing import Any, TypeVar, cast, get_type_hints
 
 from ..errors import UsageError, did_you_mean, renamed
@@ -23,12 +20,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Option:
-    """An entry of a table, between the option's name and type and its text.
+    """What a table says of an option beside its name and its type.
 
     Attributes
     ----------
     panel : str
         Of the command's help; "" for an option that Python alone has.
+    help : str
+        What the command's help says of it, and its documentation first.
     default : Any
         Its value where it is not given.
     metavar, shown : str
@@ -45,11 +44,14 @@ class Option:
         Its name in earlier versions, which is taken with a warning.
     seldom : bool
         Whether only the whole help shows it.
+    more : str
+        What its documentation says after that.
 
     """
 
     panel: str
-    default: Any
+    help: str
+    default: Any = None
     metavar: str = ""
     shown: str = ""
     choices: tuple[str, ...] = ()
@@ -58,6 +60,13 @@ class Option:
     flag: str = ""
     was: str = ""
     seldom: bool = False
+    more: str = ""
+
+    @property
+    def line(self) -> str:
+        """Its line in the command's help, which ends with the default."""
+        default = self.shown or ("" if self.default in (None, False, ()) else str(self.default))
+        return self.help + (f"  [default: {default}]" if default else "")
 
     def check(self, name: str, value: Any) -> None:
         """Raise UsageError for a number that is too small, or a word that is not among the choices."""
@@ -85,34 +94,16 @@ class Table(dict[str, Option]):
         hints = get_type_hints(keywords, include_extras=True)
         options = {name: hint.__metadata__[0] for name, hint in hints.items()}
         super().__init__(sorted(options.items(), key=lambda entry: panels.index(entry[1].panel)))
-        self.panels, self._module = panels, keywords.__module__
+        self.panels = panels
         self.types: dict[str, Any] = {name: hints[name].__origin__ for name in self}
-
-    @cached_property
-    def _texts(self) -> dict[str, tuple[str, str]]:
-        """Type and text of each option, which stands below its entry: read from its file, since Python drops it."""
-        texts = {}
-        modules = dict.fromkeys((__name__.rpartition(".")[0], self._module))  # the options that tables share, its own
-        trees = (ast.parse(inspect.getsource(sys.modules[name])) for name in modules)
-        for node in (node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)):
-            for pair in pairwise(node.body):
-                match pair:
-                    case ast.AnnAssign(ast.Name(name), ast.Subscript(slice=ast.Tuple([kind, *_]))), ast.Expr(said):
-                        texts[name] = (ast.unparse(kind), inspect.cleandoc(ast.literal_eval(said)))
-        return texts
-
-    def help_of(self, name: str) -> str:
-        """A line for the command's help, which ends with the default."""
-        option = self[name]
-        default = option.shown or ("" if option.default in (None, False, ()) else str(option.default))
-        return self._texts[name][1].partition("\n\n")[0] + (f"  [default: {default}]" if default else "")
 
     def numpydoc(self, name: str) -> str:
         """An option as a docstring has it."""
-        kind, said = self._texts[name]
-        shown = "" if "Default: " in said or not self[name].shown else f" Default: {self[name].shown}."
-        kind = kind.replace(" | None", ", optional").replace(" | ", " or ")
-        return "\n    ".join([f"{name} : {kind}", *textwrap.wrap(" ".join(said.split()) + shown, 116)])
+        option, kind = self[name], inspect.formatannotation(self.types[name])
+        shown = "" if "Default: " in option.more or not option.shown else f"Default: {option.shown}."
+        said = " ".join(filter(None, (option.help, option.more, shown)))
+        kind = re.sub(r"(typing|collections\.abc)\.", "", kind.replace(" | None", ", optional").replace(" | ", " or "))
+        return "\n    ".join([f"{name} : {kind}", *textwrap.wrap(said, 116)])
 
     def made(self, name: str) -> Any:
         """A frozen class of values of all options, with their defaults.

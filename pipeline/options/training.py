@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Unpack, cast
 
 from ..errors import UsageError
-from . import READ, ReadKeywords
+from . import FILE, HEADER, NAMES, READ, ReadKeywords
 from .table import Option, Table
 
-SOURCE, MODEL = Any, str | Any | None
+SOURCE = Any
+MODEL = str | Any | None
 """The types of options that are input, as `classify` takes it, and a model: a name, a file, or a loaded `Model`."""
 
 PANELS = ("", "Options", "Input", "Network", "Recipe", "Computing", "Scores of other models", "Cluster", "Report")
+
+# Of the two panels that are left, the command alone has flags.
+_python, _options, _input, _network, _recipe, _computing, _teachers = (partial(Option, panel) for panel in PANELS[:7])
 
 
 def share_of(top: str | None) -> Any:
@@ -33,158 +38,101 @@ def _nothing(*_: object) -> None:
     """What is called where nobody wants to hear of a run."""
 
 
+# fmt: off
 class TrainKeywords(ReadKeywords, total=False):
     """Options of `train`."""
 
-    recipe: Annotated[Any, Option("", None)]
-    """A `Recipe`: epochs, learning rate, augmentation and so on.
+    recipe: Annotated[Any, _python("A `Recipe`: epochs, learning rate, augmentation and so on.",
+        more="Default: the recipe of the shipped model, or of fewer than 5,000 rows one with smaller batches, a lower "
+        "rate and less noise.")]
+    settings: Annotated[Iterable[str], _python('In place of `recipe`: settings of the default, such as "epochs=10".',
+        ())]
+    soft_labels: Annotated[Any, _python("`SoftLabels`: probabilities of the classes, by teachers or in columns, to "
+        "learn beside or in place of labels.")]
+    client: Annotated[Any, _python(
+        "Of a Dask cluster (`cluster.connect`), on whose workers to train, a process on each.",
+        more="They need PyTorch, and the folder of `checkpoint` has to be one that they share.")]
+    checkpoint: Annotated[os.PathLike[str] | None, _python("File for the state of the run.",
+        more="It is also written where the run is interrupted, and never overwrites that of another run.")]
+    about: Annotated[Mapping[str, Any] | None, _python("JSON values to add to the card of the model.")]
+    on_start: Annotated[Callable[..., None], _python(
+        "Called once with the training data, `LabelledArticles`, and the number of held-out rows.", _nothing)]
+    tell: Annotated[Callable[..., None], _python("Called with what the run reports.", _nothing,
+        more="That is a `Fit` after each fit of n-grams, a `Cost` before the first step of the network, a `Step` after "
+        "each, an `Epoch` at the end of each, and a `Note` where there is something else to say.")]
+    resume: Annotated[bool, _options("Continue from MODEL.checkpoint.", False,
+        more="In Python, from `checkpoint`; on a CPU the result has the same bits as an undisturbed run.")]
+    label_column: Annotated[NAMES, _input("Column with the class; needed without soft labels. Of several, the model "
+        "learns each.", (), "NAME", more="It then has a head for each, over the same n-grams and the same network. A "
+        "row may lack some of these labels.")]
+    target_column: Annotated[str | None, _input(
+        "In its place: a column of numbers to learn, or with --classes of levels in order.", None, "NAME",
+        more="These are the names of levels, from the lowest, which stand for 1, 2 and so on. n-grams learn them, "
+        "without a network.")]
+    text_column: Annotated[NAMES, _input("Column with the text; several are joined by a space.", (), "NAME", "text")]
+    classes: Annotated[HEADER, _input("Class names in order; labels are then names or numbers from 1.", None, "A,B,C",
+        more="Default: the labels that occur, sorted.")]
+    multi_label: Annotated[bool, _input("A text may have several labels: the label column holds lists.", False,
+        more="Each class has a score of its own, and a threshold, at which F1 is best on the held-out rows.")]
+    label_separator: Annotated[str | None, _input("The label column holds texts with this between two labels.",
+        None, "TEXT", seldom=True)]
+    hold_out_share: Annotated[float | None, _input("Share of each class not trained on.",
+        None, "SHARE", "by the model", flag="hold-out", more="It is up to 0.5; rows with the same text are held out "
+        "together, and the accuracy on them is computed after each epoch. Default: 0.05; where only n-grams are fitted "
+        "none, since cross-validation gives their accuracy, or with `soft_labels` 0.2.")]
+    test: Annotated[SOURCE, _input("Rows to evaluate the finished model on, once.", None, "DATA")]
+    init: Annotated[MODEL, _network("Model whose network to begin with, all but its last layer.", None, "MODEL",
+        more="A shipped model's name, a model file, or a loaded `Model`. These weights are learned at a lower rate, "
+        "the recipe's `init_rate`.")]
+    alphabet: Annotated[str | None, _network("published, or a UTF-8 file with the symbols.",
+        None, "NAME|FILE", "with-space", seldom=True,
+        more="In Python the symbols themselves. Default: those of `init`, or the published alphabet with a space.")]
+    length: Annotated[int | None, _network("Characters read of an article.", None, "CHARACTERS", "1014", seldom=True,
+        more="From 64 to 4,096. Default: as many as `init`, or 1,014.")]
+    frame: Annotated[str | None, _network("Compute the text only, or the whole length.",
+        None, "", "text", choices=("text", "dense"), seldom=True,
+        more='"text": block 1\'s output is zero after the end of an article\'s text, so that only the text is '
+        'computed. "dense": it is not, as in the published network. Default: that of `init`, or "text".')]
+    ngrams: Annotated[int | None, _network("Buckets for n-grams, a power of two; 0: none.",
+        None, "N", "by the classes", seldom=True,
+        more="They are of words and characters. Default: about a million for few classes, fewer for many.")]
+    vectors: Annotated[FILE, _network("Pretrained word vectors for the n-grams: wordllama, a file, a folder, or none.",
+        "auto", "WHAT", more="In Python None for none (docs/train_options.md lists the formats). How much they count "
+        'is chosen by cross-validation, and may be nothing. Default: "auto", those of wordllama where that package is '
+        "installed and there are at most 10,000 labelled rows.")]
+    encoder: Annotated[FILE, _network(
+        "An encoder, to whose vectors a linear head is fitted, in place of n-grams and network.", None, "WHAT",
+        more="A folder of BERT's or DistilBERT's kind, as transformers or sentence-transformers saves it, with or "
+        "without a head; ``hf://user/name``; or a model file that has one. The encoder itself stays as it is.")]
+    keep_network: Annotated[bool, _network("Keep the network even where it does not help on held-out rows.",
+        False, seldom=True)]
+    keep_teacher: Annotated[bool, _teachers(
+        "Make a chain: n-grams, and the --teacher, an encoder, which is asked where they are not sure.", False,
+        more="The labels are then those of the encoder for 99.9 % of new texts, with 95 % confidence, by the held-out "
+        "rows; a model of numbers needs `top`.")]
+    top: Annotated[str | None, _teachers("With --keep-teacher: the texts wanted, such as 10%; the encoder is asked "
+        "about what may be among them.", None, "SHARE")]
+    top_of: Annotated[str | None, _teachers("The class by whose score.", None, "CLASS")]
+    recall: Annotated[float, _teachers("How many of the --top texts the encoder is to be asked about at least.",
+        0.95, "SHARE", seldom=True)]
+    dtype: Annotated[str, _network("Number format of the stored weights.",
+        "float16", choices=("float16", "float32"), seldom=True)]
+    loss: Annotated[str, _recipe("The error of a --target-column that training minimises.",
+        "squared", choices=("squared", "absolute"), seldom=True)]
+    balanced: Annotated[bool, _recipe("Every class weighs the same.", False,
+        more="Otherwise every row does.")]
+    seed: Annotated[int, _recipe("Seed of every random choice.", 0, "N",
+        more="The held-out rows do not depend on it.")]
+    device: Annotated[str, _computing("auto: the GPU, if there is one that works.",
+        "auto", choices=("auto", "cpu", "cuda"))]
+    precision: Annotated[str, _computing("Format of products; auto: bf16 on a GPU.",
+        "auto", choices=("auto", "fp32", "bf16"), seldom=True)]
+    checkpoint_every: Annotated[int, _computing("How often to write MODEL.checkpoint; 0: never.",
+        10, "EPOCHS", least=0, seldom=True)]
+    gpus: Annotated[int | None, _computing("GPUs that share each batch.", None, "N", "1; all of a cluster", least=1,
+        more='Of this machine, a process each (with `device` "cpu": processes on its cores); with `client`, workers.')]
 
-    Default: the recipe of the shipped model, or of fewer than 5,000 rows one with smaller batches, a lower rate and
-    less noise.
-    """
-    settings: Annotated[Iterable[str], Option("", ())]
-    """In place of `recipe`: settings of the default, such as "epochs=10"."""
-    soft_labels: Annotated[Any, Option("", None)]
-    """`SoftLabels`: probabilities of the classes, by teachers or in columns, to learn beside or in place of labels."""
-    client: Annotated[Any, Option("", None)]
-    """Of a Dask cluster (`cluster.connect`), on whose workers to train, a process on each.
-
-    They need PyTorch, and the folder of `checkpoint` has to be one that they share.
-    """
-    checkpoint: Annotated[os.PathLike[str] | None, Option("", None)]
-    """File for the state of the run.
-
-    It is also written where the run is interrupted, and never overwrites that of another run.
-    """
-    about: Annotated[Mapping[str, Any] | None, Option("", None)]
-    """JSON values to add to the card of the model."""
-    on_start: Annotated[Callable[..., None], Option("", _nothing)]
-    """Called once with the training data, `LabelledArticles`, and the number of held-out rows."""
-    tell: Annotated[Callable[..., None], Option("", _nothing)]
-    """Called with what the run reports.
-
-    That is a `Fit` after each fit of n-grams, a `Cost` before the first step of the network, a `Step` after each, an
-    `Epoch` at the end of each, and a `Note` where there is something else to say.
-    """
-    resume: Annotated[bool, Option("Options", False)]
-    """Continue from MODEL.checkpoint.
-
-    In Python, from `checkpoint`; on a CPU the result has the same bits as an undisturbed run.
-    """
-    label_column: Annotated[str | Iterable[str], Option("Input", (), "NAME")]
-    """Column with the class; needed without soft labels. Of several, the model learns each.
-
-    It then has a head for each, over the same n-grams and the same network. A row may lack some of these labels.
-    """
-    target_column: Annotated[str | None, Option("Input", None, "NAME")]
-    """In its place: a column of numbers to learn, or with --classes of levels in order.
-
-    These are the names of levels, from the lowest, which stand for 1, 2 and so on. n-grams learn them, without a
-    network.
-    """
-    text_column: Annotated[str | Iterable[str], Option("Input", (), "NAME", "text")]
-    """Column with the text; several are joined by a space."""
-    classes: Annotated[Iterable[str] | None, Option("Input", None, "A,B,C")]
-    """Class names in order; labels are then names or numbers from 1.
-
-    Default: the labels that occur, sorted.
-    """
-    multi_label: Annotated[bool, Option("Input", False)]
-    """A text may have several labels: the label column holds lists.
-
-    Each class has a score of its own, and a threshold, at which F1 is best on the held-out rows.
-    """
-    label_separator: Annotated[str | None, Option("Input", None, "TEXT", seldom=True)]
-    """The label column holds texts with this between two labels."""
-    hold_out_share: Annotated[float | None, Option("Input", None, "SHARE", "by the model", flag="hold-out")]
-    """Share of each class not trained on.
-
-    It is up to 0.5; rows with the same text are held out together, and the accuracy on them is computed after each
-    epoch. Default: 0.05; where only n-grams are fitted none, since cross-validation gives their accuracy, or with
-    `soft_labels` 0.2.
-    """
-    test: Annotated[Any, Option("Input", None, "DATA")]
-    """Rows to evaluate the finished model on, once."""
-    init: Annotated[str | Any | None, Option("Network", None, "MODEL")]
-    """Model whose network to begin with, all but its last layer.
-
-    A shipped model's name, a model file, or a loaded `Model`. These weights are learned at a lower rate, the recipe's
-    `init_rate`.
-    """
-    alphabet: Annotated[str | None, Option("Network", None, "NAME|FILE", "with-space", seldom=True)]
-    """published, or a UTF-8 file with the symbols.
-
-    In Python the symbols themselves. Default: those of `init`, or the published alphabet with a space.
-    """
-    length: Annotated[int | None, Option("Network", None, "CHARACTERS", "1014", seldom=True)]
-    """Characters read of an article.
-
-    From 64 to 4,096. Default: as many as `init`, or 1,014.
-    """
-    frame: Annotated[str | None, Option("Network", None, "", "text", choices=("text", "dense"), seldom=True)]
-    """Compute the text only, or the whole length.
-
-    "text": block 1's output is zero after the end of an article's text, so that only the text is computed. "dense": it
-    is not, as in the published network. Default: that of `init`, or "text".
-    """
-    ngrams: Annotated[int | None, Option("Network", None, "N", "by the classes", seldom=True)]
-    """Buckets for n-grams, a power of two; 0: none.
-
-    They are of words and characters. Default: about a million for few classes, fewer for many.
-    """
-    vectors: Annotated[str | os.PathLike[str] | None, Option("Network", "auto", "WHAT")]
-    """Pretrained word vectors for the n-grams: wordllama, a file, a folder, or none.
-
-    In Python None for none (docs/train_options.md lists the formats). How much they count is chosen by
-    cross-validation, and may be nothing. Default: "auto", those of wordllama where that package is installed and there
-    are at most 10,000 labelled rows.
-    """
-    encoder: Annotated[str | os.PathLike[str] | None, Option("Network", None, "WHAT")]
-    """An encoder, to whose vectors a linear head is fitted, in place of n-grams and network.
-
-    A folder of BERT's or DistilBERT's kind, as transformers or sentence-transformers saves it, with or without a head;
-    ``hf://user/name``; or a model file that has one. The encoder itself stays as it is.
-    """
-    keep_network: Annotated[bool, Option("Network", False, seldom=True)]
-    """Keep the network even where it does not help on held-out rows."""
-    keep_teacher: Annotated[bool, Option("Scores of other models", False)]
-    """Make a chain: n-grams, and the --teacher, an encoder, which is asked where they are not sure.
-
-    The labels are then those of the encoder for 99.9 % of new texts, with 95 % confidence, by the held-out rows; a
-    model of numbers needs `top`.
-    """
-    top: Annotated[str | None, Option("Scores of other models", None, "SHARE")]
-    """With --keep-teacher: the texts wanted, such as 10%; the encoder is asked about what may be among them."""
-    top_of: Annotated[str | None, Option("Scores of other models", None, "CLASS")]
-    """The class by whose score."""
-    recall: Annotated[float, Option("Scores of other models", 0.95, "SHARE", seldom=True)]
-    """How many of the --top texts the encoder is to be asked about at least."""
-    dtype: Annotated[str, Option("Network", "float16", choices=("float16", "float32"), seldom=True)]
-    """Number format of the stored weights."""
-    loss: Annotated[str, Option("Recipe", "squared", choices=("squared", "absolute"), seldom=True)]
-    """The error of a --target-column that training minimises."""
-    balanced: Annotated[bool, Option("Recipe", False)]
-    """Every class weighs the same.
-
-    Otherwise every row does.
-    """
-    seed: Annotated[int, Option("Recipe", 0, "N")]
-    """Seed of every random choice.
-
-    The held-out rows do not depend on it.
-    """
-    device: Annotated[str, Option("Computing", "auto", choices=("auto", "cpu", "cuda"))]
-    """auto: the GPU, if there is one that works."""
-    precision: Annotated[str, Option("Computing", "auto", choices=("auto", "fp32", "bf16"), seldom=True)]
-    """Format of products; auto: bf16 on a GPU."""
-    checkpoint_every: Annotated[int, Option("Computing", 10, "EPOCHS", least=0, seldom=True)]
-    """How often to write MODEL.checkpoint; 0: never."""
-    gpus: Annotated[int | None, Option("Computing", None, "N", "1; all of a cluster", least=1)]
-    """GPUs that share each batch.
-
-    Of this machine, a process each (with `device` "cpu": processes on its cores); with `client`, workers.
-    """
-
+# fmt: on
 
 TRAIN = Table(TrainKeywords, PANELS)
 

@@ -26,7 +26,7 @@ def test_an_option_of_training_is_one_entry_of_its_table() -> None:
         assert inspect.signature(train).parameters[name].default == option.default
         assert re.search(rf"^{name} : \w", inspect.getdoc(train) or "", re.MULTILINE), name
         if option.panel:
-            assert flags[name].help == TRAIN.help_of(name) != ""
+            assert flags[name].help == option.line != ""
             assert flags[name].opts == [f"--{option.flag or name.replace('_', '-')}"]
     assert TRAIN["frame"].choices == FRAMES
 

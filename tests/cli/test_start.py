@@ -262,7 +262,7 @@ def test_an_option_is_one_entry_of_the_table() -> None:
             assert inspect.signature(function).parameters[name].default == option.default
             assert re.search(rf"^{name} : \w", inspect.getdoc(function) or "", re.MULTILINE)
         (param,) = (one for one in commands()["classify"].params if flag in one.opts)
-        assert param.help == TABLE.help_of(name) != ""
+        assert param.help == option.line != ""
         assert param.is_flag == FLAGS[flag[2:]] == (option.default is False)
         expected = f"{name}=True" if param.is_flag else f"{name}="
         assert in_python(f"see {flag}") == f"see {expected}"
