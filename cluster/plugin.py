@@ -19,7 +19,7 @@ from ..pipeline.errors import BroadsheetError, UsageError
 from ..pipeline.labelling.engines import ENGINES, engine_key
 from ..pipeline.model.charcnn import Model, carried, taken
 from ..pipeline.processes.child import unset_safe_path
-from ..pipeline.processes.threads import available_cores, share_of_cores
+from ..pipeline.processes.threads import SWITCH_SECONDS, available_cores, share_of_cores
 from .clock import ClockPlugin
 from .heartbeat import METRIC, QuietEnd, worker_metrics
 from .metrics import tell_scheduler, tell_worker
@@ -30,9 +30,6 @@ NAME = "broadsheet-engine"
 _NO_WORKERS = "the cluster has no workers: start some, and call again"
 _BEGUN = {False: 1, True: 2}
 """Threads of the `gpu` executor. On a GPU the next chunk begins while the last labels of the one before are awaited."""
-
-_SWITCH_SECONDS = 0.0005
-"""How long a thread of a GPU's worker may keep the others, which feed the GPU, from running: by default it is 5 ms."""
 
 _HERE: WeakValueDictionary[str, Model] = WeakValueDictionary()
 """By key, the models of jobs whose worker is in this process."""
@@ -122,7 +119,7 @@ def read_for_a_gpu(workers_per_host: int, read_in_processes: Callable[[int], Non
     """Read in processes, so many that a worker has its share of the host's cores but for one in eight, which it needs
     itself.
     """
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    sys.setswitchinterval(SWITCH_SECONDS)
     cores = share_of_cores(workers_per_host)
     read_in_processes(min(cores - cores // 8, THREADS_PER_WORKER))
 

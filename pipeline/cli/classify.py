@@ -6,6 +6,7 @@ import ctypes
 import os
 import shlex
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
@@ -227,7 +228,9 @@ def _engines_ahead(models: Any, options: dict[str, Any]) -> Iterator[None]:
             from ..engine import cuda  # noqa: F401
             from ..labelling.engines import ENGINES, engine_key
             from ..model.several import load_models
+            from ..processes.threads import SWITCH_SECONDS
 
+            sys.setswitchinterval(SWITCH_SECONDS)
             settings = Options(**options)
             how = (settings.device, settings.precision, settings.kernels)
             with catch_warnings():

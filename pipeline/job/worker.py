@@ -19,7 +19,7 @@ _MOST_AT_ONCE = 16
 """Chunks that are scored, or written, at a time."""
 
 SMALL_BYTES = 1 << 20
-"""Stored bytes of a range that this process reads by itself, at most: to start one that reads takes half a second."""
+"""Stored bytes that a worker reads by itself: to start a process that reads takes half a second."""
 
 Reading = Generator[Chunk | Skipped | RangeEnd, None, None]
 
@@ -58,6 +58,8 @@ class WorkerState:
         What the tasks call; assign another to replace one on a worker.
     readers : Readers or None
         The processes that read, where there are some; else this one does.
+    small_bytes : int
+        Stored bytes of a range that this process reads by itself even so, at most.
     room : Room
         For chunks that are read and not labelled yet.
     threads : ThreadPoolExecutor
@@ -73,6 +75,7 @@ class WorkerState:
         self.read_range = self._read_range
         self.commit = commit_chunk
         self.readers: Readers | None = None
+        self.small_bytes = SMALL_BYTES
         self.room = Room()
         self.threads = ThreadPoolExecutor(_MOST_AT_ONCE, "broadsheet-label")
         self.starts = Starts()
@@ -110,7 +113,7 @@ class WorkerState:
             As of `Readers.read_range`.
 
         """
-        if self.readers and not 0 < part.bytes <= SMALL_BYTES:
+        if self.readers and not 0 < part.bytes <= self.small_bytes:
             return self.readers.read_range(part, selection, chunk_rows, skip, spans, take)
         return _as_room_allows(read_range(part, selection, chunk_rows, skip, spans), take)
 

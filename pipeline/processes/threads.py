@@ -56,6 +56,10 @@ def share_of_cores(processes: int) -> int:
     return max(1, min(cores, every // processes))
 
 
+SWITCH_SECONDS = 0.0005
+"""How long a thread may keep others from running in a process where some feed a GPU: by default it is 5 ms."""
+
+
 @contextmanager
 def threads(count: int) -> Iterator[ThreadPoolExecutor]:
     """A pool of `count` threads. Left by an error (or Ctrl-C), it does not wait for queued or running calls."""

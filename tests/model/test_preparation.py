@@ -247,8 +247,8 @@ def test_100_000_texts_have_the_authors_texts_and_the_originals_scores(
 def reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A worker that reads in processes, as a GPU's does."""
     preload = (
-        "from broadsheet.pipeline.job import worker\nworker.SMALL_BYTES = 0\n"
-        "def dask_setup(_):\n    worker.STATE.read_in_processes(2, 2)\n"
+        "from broadsheet.pipeline.job.worker import STATE\nSTATE.small_bytes = 0\n"
+        "def dask_setup(worker):\n    STATE.read_in_processes(2, 2)\n"
     )
     with workers_that_run(preload, tmp_path_factory.mktemp("readers"), 1) as client:
         yield client

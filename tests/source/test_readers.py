@@ -35,10 +35,10 @@ from broadsheet.pipeline.source.read.read import Skipped, read_range
 from broadsheet.pipeline.source.read.readers import ReaderLost, Readers
 
 PRELOAD = """
-from broadsheet.pipeline.job import worker
-worker.SMALL_BYTES = 0
-def dask_setup(_):
-    worker.STATE.read_in_processes(2, 2)
+from broadsheet.pipeline.job.worker import STATE
+def dask_setup(worker):
+    STATE.small_bytes = 0
+    STATE.read_in_processes(2, 2)
 """
 
 
