@@ -56,41 +56,19 @@ def doctor(
     """
     if scheduler_file and (cluster or protocol != "auto"):
         raise UsageError("--scheduler-file excludes --cluster and --protocol")
-    findings = _examine(cluster or "auto", scheduler_file, output, device, protocol)
+    from ...cluster import connect, nearest
+    from ...cluster.doctor import examine
+
+    where = nearest(device) if cluster in (None, "auto") else cluster
+    workers = 2 if scheduler_file is None and where == "local" else None
+    started = connect(where, workers=workers, scheduler_file=scheduler_file, protocol=protocol, say=lambda line: None)
+    with started as client:
+        findings = list(examine(client, output, device))
     if as_json:
         print_json([finding.to_dict() for finding in findings], indent=1)
     else:
         _print_findings(findings, PlainConsole())
     raise typer.Exit(int(any(finding.verdict == "FAILURE" for finding in findings)))
-
-
-def _examine(where: str, scheduler_file: Path | None, output: Path | None, device: str, protocol: str) -> list[Any]:
-    """The findings of `doctor`.
-
-    Parameters
-    ----------
-    where : str
-        The kind of cluster, "auto", or a scheduler's address.
-    scheduler_file : Path or None
-        The file of a running scheduler.
-    output : Path or None
-        A folder that every worker should see.
-    device : str
-        The device that workers are to use.
-    protocol : str
-        The protocol of a cluster that is started.
-
-    """
-    from ...cluster import connect, nearest
-    from ...cluster.doctor import examine
-
-    if where == "auto":
-        where = nearest(device)
-    local = scheduler_file is None and where in ("local", "cuda")
-    workers = 2 if local and where == "local" else None
-    started = connect(where, workers=workers, scheduler_file=scheduler_file, protocol=protocol, say=lambda line: None)
-    with started as client:
-        return list(examine(client, output, device))
 
 
 def _print_findings(findings: list[Any], console: PlainConsole) -> None:
