@@ -112,6 +112,7 @@ class App:
             await self._classify(SPOKEN[scope["path"]], scope, receive, send)
         else:
             await self._others(scope, receive, send)
+        scope["state"]["connection"].answered()
 
     async def _classify(self, spoken: Spoken, scope: Any, receive: Receive, send: Send) -> None:
         """Read, ask, wait, write. What goes wrong on the way is an answer too."""
@@ -126,7 +127,7 @@ class App:
             if status == 401:
                 headers.append(_ASK_FOR_TOKEN)
         except Refused as error:
-            scope["refused"] = True
+            scope["state"]["connection"].is_refused = True
             status, reply = spoken.failed(503, str(error))
             headers.append((b"retry-after", b"%d" % error.retry_after))
         except Gone:
@@ -161,7 +162,7 @@ class App:
         asked = spoken.read(received) if is_small else await asyncio.to_thread(spoken.read, received)
         if self._settings.log_texts:
             seen.logged = asked.texts if isinstance(asked.texts, list) else asked.texts.to_pylist()
-        served, predictions = await self._classified(scope, asked, is_small, seen)
+        served, predictions = await self._classified(scope["state"]["connection"].gone, asked, is_small, seen)
         is_few = seen.texts <= _AT_ONCE_TEXTS
         return asked.write(served, predictions) if is_few else await asyncio.to_thread(asked.write, served, predictions)
 
@@ -170,12 +171,12 @@ class App:
         asked = SPOKEN["/v1/classify"].read(Received(b'{"texts": ["a text"]}', _JSON, {}, {}, None, 1))
         while True:
             try:
-                asked.write(*await self._classified({"gone": set()}, asked, True, _Seen()))
+                asked.write(*await self._classified(set(), asked, True, _Seen()))
                 return self._main.link.send(Answers())
             except (BadRequest, Refused):  # there is no model yet, or no engine
                 await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _classified(self, scope: Any, asked: Asked, is_small: bool, seen: _Seen) -> tuple[Served, Predictions]:
+    async def _classified(self, gone: Any, asked: Asked, is_small: bool, seen: _Seen) -> tuple[Served, Predictions]:
         """Predictions of the texts, and by which model."""
         models = self._main.models
         while True:
@@ -193,9 +194,7 @@ class App:
             # The way back takes as long as the way here. A large body's grows with it, as no target does.
             arrived, back = (seen.arrived, time.monotonic() - seen.arrived) if is_small else (None, 0.0)
             try:
-                return served, await self._main.classify(
-                    served, packed, asked.top_k, arrived, back, seen.trace, scope["gone"]
-                )
+                return served, await self._main.classify(served, packed, asked.top_k, arrived, back, seen.trace, gone)
             except ModelChanged:  # it may read more of the texts
                 continue
 
@@ -219,7 +218,7 @@ class App:
                 raise Refused("other requests hold too much memory")
             pieces.append(piece)
             if not message["more_body"]:
-                seen.arrived = scope["arrived"]
+                seen.arrived = scope["state"]["connection"].arrived
                 return b"".join(pieces) if len(pieces) > 1 else piece
 
     async def _call(self, what: str, kind: str, request: Request) -> Response:

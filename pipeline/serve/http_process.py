@@ -15,14 +15,16 @@ import ssl
 import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import httptools
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..errors import UsageError
 from ..processes.child import parent_of
@@ -58,6 +60,9 @@ def came(connection: Connection, turn: float) -> float:
 
 HEAD_BYTES = 1 << 16
 
+_MOST_AHEAD = 16
+"""Requests of a connection that are read while the one before them is answered."""
+
 _PAUSE, _LONGEST_PAUSE = 20, 1.0
 """A refused client is read again after so many times that by which this process was behind with reading, at most; and
 after so many seconds, the least that `Retry-After` says.
@@ -78,223 +83,250 @@ class Turn:
         self.began = 0.0
 
 
-class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's own protocol, with what that leaves to a proxy: a request must come in time, each gets one answer, in
-    order, and a wish for another protocol (`Upgrade: h2c`) is passed over, as HTTP allows, whatever body is with it.
+class HttpConnection(asyncio.Protocol):
+    """A connection whose requests uvicorn's own protocol answers, within limits that uvicorn leaves to a proxy: how
+    many connections there are, and how long a request may take to come.
 
-    A request's scope has `gone`, a set of functions to be called when its client hangs up, and, once all of it is read,
-    `arrived`, when it came by the monotonic clock; it gets `refused`, where there is no time for it.
+    The protocol gets one request at a time, written as plainly as possible. So each has one answer, in order, and a
+    wish for another protocol (`Upgrade: h2c`) is passed over, as HTTP allows, whatever body is with it. The `state` of
+    a request's scope has this object as `connection`.
 
     Clients that ask again at once, whenever they are refused, would leave this process no time for others: each request
     would have waited too long before it is read, and all would be refused. So where a process is behind with reading,
     the next request of a client that it refuses is left in its socket for a while.
 
-    connections_most: at a time, in all processes; head_seconds, body_seconds: in which a request's head, and then its
-    body, must come; behind_seconds: by which a process may be behind.
+    Parameters
+    ----------
+    settings : Settings
+        The server's.
+    held : Held
+        Connections that all processes hold.
+    turn : Turn
+        Of the event loop.
+    **options
+        What uvicorn gives to a protocol.
+
+    Attributes
+    ----------
+    gone : set of callable
+        Functions to call when the client hangs up.
+    arrived : float
+        When the request that is to be answered came, by the monotonic clock, once all of it is read.
+    is_refused : bool
+        Set by the application where it has no time for that request.
+
     """
 
-    connections_most: ClassVar[int]
-    behind_seconds: ClassVar[float]
-    head_seconds: ClassVar[float]
-    body_seconds: ClassVar[float]
-    held: ClassVar[Held]
-    turn: ClassVar[Turn]
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._gone: set[Callable[[], object]] = set()
-        self._waits_for = "head"
-        self._timer: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
-        self._running: RequestResponseCycle | None = None
-        self._reads_no_more = False
-        self._pause: asyncio.TimerHandle | None = None
-        self._read_on = 0.0
-        self._refusal: tuple[int, str] | None = None
-        self.url = b""
+    def __init__(self, settings: Settings, held: Held, turn: Turn, **options: Any) -> None:
+        self._settings, self._held, self._turn = settings, held, turn
+        self._loop, self._connections = asyncio.get_running_loop(), options["server_state"].connections
+        self._uvicorn = HttpToolsProtocol(**options | {"app_state": options["app_state"] | {"connection": self}})
+        self._parser = httptools.HttpRequestParser(self)
+        self.gone: set[Callable[[], object]] = set()
+        self.arrived = self._behind = self._read_on = self._until = 0.0
+        self.is_refused = self._is_answered = self._is_over = False
+        self._requests: deque[list[bytes]] = deque()  # what uvicorn has not got yet; the first request is answered now
+        self._refusal, self._waits_for, self._head_bytes = b"", "", 0
+        self.on_message_begin()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._socket = transport.get_extra_info("socket")
-        self.held.add_connections(1)
-        if self.held.connections > self.connections_most:
+        self._transport, self._answers = transport, _WholeAnswers(transport)
+        given = transport.get_extra_info("socket")  # of uvloop, which makes a real one for each question
+        self._socket = socket.socket(given.family, given.type, given.proto, given.fileno())
+        self._uvicorn.connection_made(self._answers)  # type: ignore[arg-type]
+        self._connections.discard(self._uvicorn)
+        self._connections.add(self)
+        self._held.add_connections(1)
+        self._timer = self._loop.call_later(self._settings.head_s, self._late)
+        if self._held.connections > self._settings.max_connections:
             self._refuse(503, "too many connections")
-        else:
-            self._start_timer()
+        self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        self._end_pause()
-        self.held.add_connections(-1)
-        if self._running is not None:  # uvicorn knows the last request only, and writes the answers to others
-            self._running.disconnected = True
-            self._running.message_event.set()
-        super().connection_lost(exc)
-        for call in list(self._gone):
+        self._timer.cancel()
+        self._socket.detach()
+        self._connections.discard(self)
+        self._held.add_connections(-1)
+        self._uvicorn.connection_lost(exc)
+        del self._uvicorn, self._parser  # which hold this object, and would stay until garbage is collected
+        for call in list(self.gone):
             call()
 
-    def data_received(self, data: bytes) -> None:
-        if self._reads_no_more:
-            return
-        self.turn.begin(self.loop)
-        if self._waits_for != "body":
-            self._head_bytes += len(data)
-        self._unset_keepalive_if_required()
-        self._parse(data)
-        if self._waits_for == "head" and self._head_bytes > HEAD_BYTES:
-            self._refuse_head(431, f"the head of the request is larger than {HEAD_BYTES >> 10} KiB")
-        elif self._waits_for == "nothing":
-            self._stop_timer()
-            if not self._is_answering and not self.transport.is_closing():  # the answer went before the body had come
-                self._wait_for_the_next()
-        elif self._timer is None and not self.transport.is_closing():
-            self._start_timer()
+    def pause_writing(self) -> None:
+        self._uvicorn.pause_writing()
 
-    def _parse(self, data: bytes) -> None:
+    def resume_writing(self) -> None:
+        self._uvicorn.resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal:
+            return
+        self._turn.begin(self._loop)
+        self._head_bytes += len(data) * (self._coming != "body")
         left = memoryview(data)
         try:
             while left:
                 try:
-                    self.parser.feed_data(left)
-                    return
+                    self._parser.feed_data(left)
+                    break
                 except httptools.HttpParserUpgrade as wish:
                     left = left[wish.args[0] :]
-                    if self.parser.get_method() == b"CONNECT":
-                        self._refuse(400, "this is no proxy")
-                        return
-                    self.parser.feed_data(self._head_without_upgrade())  # or it would pass over the body
+                    self._parser.feed_data(self._head())  # without the wish, with which it would pass over the body
+        except httptools.HttpParserUpgrade:  # CONNECT is a wish by itself
+            self._refuse(400, "this is no proxy")
         except httptools.HttpParserError:
-            self._refuse_head(400, "this is no HTTP request")
+            self._refuse(400, "this is no HTTP request")
+        if self._coming == "head" and self._head_bytes > HEAD_BYTES:
+            self._refuse(431, f"the head of the request is larger than {HEAD_BYTES >> 10} KiB")
+        self._go_on()
 
-    def _refuse_head(self, status: int, message: str) -> None:
-        if len(self.url) >= HEAD_BYTES:
-            status, message = 414, f"the URL is longer than {HEAD_BYTES >> 10} KiB"
-        self._refuse(status, message)
-
-    def _head_without_upgrade(self) -> bytes:
-        start = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
-        headers = (b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade")
-        return b"\r\n".join((start, *headers, b"\r\n"))
-
-    @property
-    def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+    def _head(self) -> bytes:
+        version = self._parser.get_http_version().encode()
+        return b"%s %s HTTP/%s\r\n%s\r\n" % (self._parser.get_method(), self._url, version, b"".join(self._headers))
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["gone"] = self._gone  # type: ignore[typeddict-unknown-key]
-        self._waits_for = "head"
+        self._coming, self._is_chunked, self._url = "head", False, b""
+        self._headers: list[bytes] = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() != b"upgrade":
+            self._headers.append(b"%s: %s\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
-        if self.parser.should_upgrade():
-            return
-        if httptools.parse_url(self.url).path is None:  # which raises where it is no URL, and the parser with it
-            raise httptools.HttpParserInvalidURLError(self.url)
-        self._waits_for, self._head_bytes = "body", 0
-        self._stop_timer()
-        super().on_headers_complete()
-        self.headers = []  # what comes after the body in its place is no header of the request
+        if not self._parser.should_upgrade():
+            httptools.parse_url(self._url).path.decode("ascii")  # raises where it is no URL, and the parser with it
+            self._coming, self._head_bytes, self._waits_for = "body", 0, ""  # so that the body's time begins now
+            self._requests.append([self._head()])
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        if cycle.scope["method"] == "POST":
-            cycle.transport = _WholeAnswers(cycle)  # type: ignore[assignment]
-        if "arrived" in cycle.scope:  # it has waited for the answer to the one before it on this connection
-            cycle.scope["arrived"] = time.monotonic()  # type: ignore[typeddict-unknown-key]
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
+    def on_chunk_header(self) -> None:
+        self._is_chunked = True
+
+    def on_body(self, body: bytes) -> None:
+        self._requests[-1].append(b"%x\r\n%s\r\n" % (len(body), body) if self._is_chunked else body)
 
     def on_message_complete(self) -> None:
-        if self.parser.should_upgrade():
+        if self._parser.should_upgrade():
             return
-        self._waits_for = "nothing"
-        arrived = max(came(self._socket, self.turn.began), self._read_on)  # that it was held back does not make it late
-        self.cycle.scope["arrived"] = arrived  # type: ignore[typeddict-unknown-key]
-        self.cycle.scope["behind"] = time.monotonic() - arrived  # type: ignore[typeddict-unknown-key]
-        super().on_message_complete()
-        if not self.pipeline:
-            self.flow.resume_reading()  # so that a client that hangs up after a long body is noticed
+        if self._is_chunked:
+            self._requests[-1].append(b"0\r\n\r\n")
+        self._coming = "idle"
+        arrived = max(came(self._socket, self._turn.began), self._read_on)  # it is not late where it was held back
+        self._behind = time.monotonic() - arrived
+        if len(self._requests) == 1:
+            self.arrived = arrived
 
-    def on_response_complete(self) -> None:
-        scope: Any = {} if self._running is None else self._running.scope
-        super().on_response_complete()
-        if self._refusal is not None and not self._is_answering:
-            self._refuse(*self._refusal)
-        has_begun = self._is_answering or self._timer is not None  # the next one
-        if scope.get("refused") and scope.get("behind", 0.0) > self.behind_seconds and not has_begun:
-            most = min(_LONGEST_PAUSE, self.timeout_keep_alive / 2)
-            seconds = random.uniform(0.5, 1) * min(most, _PAUSE * scope["behind"])  # or all would come again together
-            self.flow.pause_reading()
-            self._pause = self.loop.call_later(seconds, self.read_on)
+    def answered(self) -> None:
+        """Called by the application once it has answered a request."""
+        self._answers.flush()
+        self._is_answered = True
+        self._go_on()
+
+    def shutdown(self) -> None:
+        """Called by uvicorn when the server stops: requests that have come are answered, and it is closed."""
+        self._is_over = True
+        self._go_on()
 
     def read_on(self) -> None:
         """Read the client's next request, if that had to wait."""
-        if self._pause is not None and not self.transport.is_closing():
+        if self._waits_for == "pause":
             self._read_on = time.monotonic()
-            self.flow.resume_reading()
-        self._end_pause()
+            self._go_on()
 
-    def _end_pause(self) -> None:
-        if self._pause is not None:
-            self._pause.cancel()
-            self._pause = None
+    def _go_on(self) -> None:
+        """Pass on what has come of the request that is to be answered next, and wait for what has not."""
+        if self._transport.is_closing():
+            return
+        is_refused = self.is_refused
+        while self._requests:
+            if pieces := self._requests[0]:
+                self._uvicorn.data_received(b"".join(pieces))
+                pieces.clear()
+            if not self._is_answered or (self._coming == "body" and len(self._requests) == 1):
+                break
+            self._requests.popleft()
+            self.arrived, self._is_answered, self.is_refused = time.monotonic(), False, False
+            self._transport.resume_reading()
+        count = len(self._requests)
+        if count > 1 and (self._coming == "body" or count > _MOST_AHEAD):
+            self._transport.pause_reading()
+        elif self._coming != "body":
+            self._transport.resume_reading()  # so that a client that hangs up after a long body is noticed
+        if self._is_over and count < 2:
+            self._uvicorn.shutdown()
+        if self._refusal and not count:
+            self._transport.write(b"" if self._is_answered else self._refusal)
+            self._transport.close()
+        elif count == 1 and self._coming == "body":
+            self._wait_for("body", self._settings.body_s)
+        elif count:
+            self._wait_for("")
+        elif self._coming == "head":
+            self._wait_for("head", self._settings.head_s)
+        elif is_refused and self._behind > too_late(self._settings) / 2:
+            self._transport.pause_reading()
+            most = min(_LONGEST_PAUSE, _PAUSE * self._behind)
+            self._wait_for("pause", random.uniform(0.5, 1) * most)  # or all would come again together
+        else:
+            self._wait_for("idle", self._settings.idle_s)
 
-    def _start_timer(self) -> None:
-        seconds = self.head_seconds if self._waits_for == "head" else self.body_seconds
-        self._timer = self.loop.call_later(seconds, self._late)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _wait_for_the_next(self) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+    def _wait_for(self, what: str, seconds: float = 0.0) -> None:
+        """A timer that ends before is left, and set again then: to set one for each request would take longer."""
+        if what != self._waits_for:
+            now = self._loop.time()
+            self._waits_for, self._until = what, now + seconds
+            if what and not now < self._timer.when() <= self._until:
+                self._timer.cancel()
+                self._timer = self._loop.call_at(self._until, self._late)
 
     def _late(self) -> None:
-        self._timer = None
-        if self.pipeline or (self._waits_for == "head" and self._is_answering):
-            self._start_timer()  # its time begins when those before it are answered
-        else:
+        if self._loop.time() + 0.01 < self._until:  # timers count milliseconds
+            self._timer = self._loop.call_at(self._until, self._late)
+        elif self._waits_for == "pause":
+            self.read_on()
+        elif self._waits_for == "idle":
+            self._transport.close()
+        elif self._waits_for:
             self._refuse(408, f"the {self._waits_for} of the request did not come in time")
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer the request that is coming, unless it has an answer, and close; once those before it have theirs."""
-        if self.transport.is_closing():
-            return
-        self._stop_timer()
-        self._reads_no_more, self._refusal = True, (status, message)
-        has_begun = self._waits_for == "body"
-        if has_begun and self.pipeline:
-            self.pipeline.popleft()
-            self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment]
-            self._waits_for, has_begun = "head", False
-        if self._is_answering and not has_begun:
-            return
-        if not (has_begun and self.cycle.response_started):
-            body = b'{"error":"%s"}' % message.encode()
-            head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
-        self.transport.close()
+        if len(self._url) >= HEAD_BYTES:
+            status, message = 414, f"the URL is longer than {HEAD_BYTES >> 10} KiB"
+        body = b'{"error":"%s"}' % message.encode()
+        head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self._refusal = head.encode() + b"connection: close\r\n\r\n" + body
+        if self._coming == "body":
+            self._requests.pop()
+            self._coming = "head"
+        self._go_on()
 
 
 class _WholeAnswers:
-    """A transport by which the head of an answer goes with the beginning of its body: a client wakes up once."""
+    """A transport that sends the head of an answer with the beginning of its body: a client wakes up once."""
 
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle, self._transport, self._head = cycle, cycle.transport, b""
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport, self._head = transport, b""
+        self.is_closing = transport.is_closing
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        if self._cycle.response_started and not self._head:
-            self._head = data
+        if self._head or data.startswith(b"HTTP/1.1 100 "):  # for which the body waits
+            self.flush(data)
         else:
+            self._head = data
+
+    def flush(self, data: bytes = b"") -> None:
+        if not self.is_closing():
             self._transport.write(self._head + data)
-            self._cycle.transport = self._transport
+        self._head = b""
 
     def close(self) -> None:
-        self._transport.write(self._head)
+        self.flush()
         self._transport.close()
 
 
@@ -350,7 +382,7 @@ class _Uvicorn(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Requests that this machine has are read first: uvicorn closes connections of which it has read nothing."""
         for connection in list(self.server_state.connections):
-            if isinstance(connection, LimitedProtocol):
+            if isinstance(connection, HttpConnection):
                 connection.read_on()
         for _ in range(_LAST_LOOKS):
             await asyncio.sleep(_LOOK_SECONDS)
@@ -371,15 +403,9 @@ def certificates_of(settings: Settings) -> ssl.SSLContext | None:
 
 
 def _configured(settings: Settings, app: App, main: Main, held: Held) -> uvicorn.Config:
-    class Protocol(LimitedProtocol):
-        connections_most = settings.max_connections
-        head_seconds, body_seconds = settings.head_s, settings.body_s
-        behind_seconds = too_late(settings) / 2
-
-    Protocol.held, Protocol.turn = held, Turn()
     config = uvicorn.Config(
         app.asgi,
-        http=Protocol,
+        http=partial(HttpConnection, settings, held, Turn()),  # type: ignore[arg-type]
         ws="none",
         interface="asgi3",
         lifespan="off",
@@ -387,7 +413,7 @@ def _configured(settings: Settings, app: App, main: Main, held: Held) -> uvicorn
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=max(1, round(settings.idle_s)),
+        timeout_keep_alive=round(settings.idle_s + settings.head_s) + 2,  # HttpConnection closes it before
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         callback_notify=main.count,
         timeout_notify=_COUNT_SECONDS,
