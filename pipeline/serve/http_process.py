@@ -364,29 +364,9 @@ class Begin(NamedTuple):
 class _Uvicorn(uvicorn.Server):
     """Signals are the main process's to act on."""
 
-    def __init__(self, config: uvicorn.Config, main: Main, app: App) -> None:
-        super().__init__(config)
-        self._main, self._app = main, app
-
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        gc.collect()
-        gc.freeze()  # or what is collected later would take longer than a request
-        self._main.link.send(Listens())
-        self._trying = asyncio.create_task(self._app.answer_one())
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Requests that this machine has are read first: uvicorn closes connections of which it has read nothing."""
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, HttpConnection):
-                connection.read_on()
-        for _ in range(_LAST_LOOKS):
-            await asyncio.sleep(_LOOK_SECONDS)
-        await super().shutdown(sockets)
 
 
 def certificates_of(settings: Settings) -> ssl.SSLContext | None:
@@ -424,16 +404,32 @@ def _configured(settings: Settings, app: App, main: Main, held: Held) -> uvicorn
 
 
 async def _serve(connection: socket.socket, begin: Begin) -> None:
-    loop = asyncio.get_running_loop()
+    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
 
     def stop(now: bool) -> None:
-        server.should_exit, server.force_exit = True, now
+        server.force_exit = now
+        stopping.set()
 
     main, held = Main(stop), Held(begin.held, begin.number)
     app = App(begin.settings, main, held, open_traces())
-    server = _Uvicorn(_configured(begin.settings, app, main, held), main, app)
+    server = _Uvicorn(_configured(begin.settings, app, main, held))
     await loop.create_connection(lambda: main.link, sock=connection)
-    await server.serve(sockets=[socket.socket(fileno=begin.listening)])
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve(sockets=[socket.socket(fileno=begin.listening)]))
+        while not server.started:
+            await asyncio.sleep(_LOOK_SECONDS)
+        gc.collect()
+        gc.freeze()  # or what is collected later would take longer than a request
+        main.link.send(Listens())
+        trying = asyncio.create_task(app.answer_one())
+        await stopping.wait()
+        # Requests that this machine has are read first: uvicorn closes connections of which it has read nothing.
+        for each in list(server.server_state.connections):
+            each.read_on()  # type: ignore[union-attr]
+        for _ in range(_LAST_LOOKS):
+            await asyncio.sleep(_LOOK_SECONDS)
+        trying.cancel()
+        server.should_exit = True
     main.close()
 
 
