@@ -310,8 +310,10 @@ def test_who_asks_again_at_once_leaves_time_for_others_and_is_answered_then(slow
     """
     (process,) = children_of(slow_to_read.process.pid, "broadsheet.pipeline.serve.http_process")
     (engine,) = children_of(slow_to_read.process.pid, "broadsheet.pipeline.serve.engine_process")
+    refused_from = 0.0
 
     def is_refused(hasty: socket.socket) -> bool:
+        nonlocal refused_from
         with ExitStack() as others:
             engine.suspend()
             while waiting_texts(slow_to_read) < 12:
@@ -320,6 +322,7 @@ def test_who_asks_again_at_once_leaves_time_for_others_and_is_answered_then(slow
             process.suspend()
             hasty.sendall(ASK)
             time.sleep(0.6)  # twice the time in which it must be read
+            refused_from = time.monotonic()
             process.resume()
             status = hasty.recv(1 << 16).split()[1]
             engine.resume()
@@ -332,6 +335,7 @@ def test_who_asks_again_at_once_leaves_time_for_others_and_is_answered_then(slow
             hasty.sendall(TWO_TEXTS)
             wait_until(lambda: status_of(other) == 200)
             assert hasty.recv(1 << 16).split()[1] == b"200"
+            assert time.monotonic() - refused_from > 0.5
             assert status_of(hasty) == 200
         while (line := slow_to_read.wait_for("request"))["texts"] != 2:
             pass
