@@ -29,6 +29,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from ..errors import UsageError
 from ..processes.child import parent_of
 from ..processes.messages import Closed, receive, unpacked
+from ..processes.threads import SWITCH_SECONDS
 from .app import App, too_late
 from .http_link import Held, Listens, Main
 from .settings import Settings, start_log
@@ -335,8 +336,6 @@ _LAST_LOOKS, _LOOK_SECONDS = 5, 0.02
 """How often the event loop looks for connections and requests that have come before the process stops: a connection is
 taken at the first look, and read at the second.
 """
-_SWITCH_SECONDS = 0.0005
-"""How long a thread that reads a large body may keep others from running: by default it is 5 ms."""
 
 
 class Begin(NamedTuple):
@@ -443,7 +442,7 @@ def main() -> None:
     except Closed:
         return
     start_log(begin.settings.log_json)
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    sys.setswitchinterval(SWITCH_SECONDS)  # a thread may be reading a large body
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(connection, begin))
 
