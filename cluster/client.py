@@ -22,7 +22,7 @@ from ..pipeline.errors import BroadsheetError, UsageError, printable
 from .local import cluster_here, cpu_cluster, cuda_cluster, nsys_cluster
 from .private import LINK, TOKEN
 from .protocol import choose, count_gpus
-from .settings import NO_SCHEDULER, default_scheduler, no_workers_seconds, with_settings
+from .settings import NO_SCHEDULER, await_workers, default_scheduler, no_workers_seconds, with_settings
 from .tls import load_certificates
 
 TLS_FOLDER = "tls"
@@ -203,9 +203,7 @@ def _existing(name: str, file: Path | None, address: str | None, say: Callable[[
             stack.callback(logger.removeFilter, quiet)
         stack.enter_context(client)
         try:
-            client.wait_for_workers(1, timeout=wait)
-        except TimeoutError as error:
-            raise BroadsheetError(f"no worker has joined the scheduler {name} within {wait:.0f} s") from error
+            await_workers(client, 1, f"no worker has joined the scheduler {name} within {wait:.0f} s")
         except OSError as error:
             raise BroadsheetError(NO_SCHEDULER.format(name)) from error
         with with_settings(_dashboard_of(client)):

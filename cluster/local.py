@@ -28,10 +28,10 @@ from .protocol import count_gpus
 from .settings import (
     DASHBOARD_ADDRESS,
     THREADS_PER_WORKER,
+    await_workers,
     configured,
     default_scheduler,
     forked,
-    no_workers_seconds,
     silenced,
     with_settings,
 )
@@ -141,10 +141,7 @@ def nsys_cluster(where: str, workers: int | None, folder: str | Path, protocol: 
         client = stack.enter_context(Client(cluster))
         more = {SCRATCH: str(scratch), **(tls_settings(certificates) if security else {})}
         stack.enter_context(nsys_workers(cluster.scheduler_address, count, folder, cuda, more))
-        try:
-            client.wait_for_workers(count, timeout=no_workers_seconds())
-        except TimeoutError as error:
-            raise BroadsheetError(f"no worker has started under nsys: see {folder}/workers.log") from error
+        await_workers(client, count, f"no worker has started under nsys: see {folder}/workers.log")
         client.register_plugin(_IgnoreInterrupts())
         yield client
         client.shutdown()  # the workers end, then nsys writes its report

@@ -23,7 +23,7 @@ from ..pipeline.processes.threads import SWITCH_SECONDS, available_cores, share_
 from .clock import ClockPlugin
 from .heartbeat import METRIC, QuietEnd, worker_metrics
 from .metrics import tell_scheduler, tell_worker
-from .settings import GPU_EXECUTOR, THREADS_PER_WORKER, no_workers_seconds
+from .settings import GPU_EXECUTOR, THREADS_PER_WORKER, await_workers, no_workers_seconds
 
 NAME = "broadsheet-engine"
 
@@ -177,7 +177,7 @@ def start_engines(
     key = engine_key(model, device, precision, kernels)
     found = client.run_on_scheduler(_noted, key)
     if not found:  # they are starting, or were lost just now
-        _wait_for_a_worker(client)
+        await_workers(client, 1, _NO_WORKERS)
         found = client.run_on_scheduler(_noted, key)
     if None in found.values():
         found = _backends(client, key)
@@ -194,13 +194,6 @@ def start_engines(
             found = _wait_for_engines(client, key)
         client.run_on_scheduler(_note, key, found)
     return key, _one_backend([backend for backend in found.values() if backend is not None], mixed)
-
-
-def _wait_for_a_worker(client: Client) -> None:
-    try:
-        client.wait_for_workers(1, timeout=no_workers_seconds())
-    except TimeoutError as error:
-        raise BroadsheetError(_NO_WORKERS) from error
 
 
 async def _backend_on(key: str, dask_worker: Worker) -> Backend | None:

@@ -13,8 +13,10 @@ from typing import Any
 
 import dask
 from dask.utils import parse_timedelta
+from distributed import Client
 from distributed.utils import get_mp_context, silence_logging_cmgr
 
+from ..pipeline.errors import BroadsheetError
 from ..pipeline.processes.child import FORKS, OF_WORKERS, hidden
 from .private import HAS_BOKEH, LINK, TOKEN, new_token
 
@@ -183,6 +185,14 @@ def default_scheduler() -> AbstractContextManager[None]:
 def silenced() -> AbstractContextManager[None]:
     """Silence Dask's log of a cluster of this process: a job itself reports what its user should know."""
     return _LOGS.during(*(partial(silence_logging_cmgr, logging.CRITICAL, name) for name in ("distributed", "bokeh")))
+
+
+def await_workers(client: Client, count: int, otherwise: str) -> None:
+    """Wait for so many workers. Raises BroadsheetError with the message `otherwise` where they do not come in time."""
+    try:
+        client.wait_for_workers(count, timeout=no_workers_seconds())
+    except TimeoutError as error:
+        raise BroadsheetError(otherwise) from error
 
 
 def no_workers_seconds() -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 from distributed import Client
 
-from ...pipeline.errors import BroadsheetError, UsageError
+from ...pipeline.errors import UsageError
 from ..late_dashboard import WITHOUT_DASHBOARD, add_when_opened
 from ..private import make_private
 from ..protocol import choose
@@ -20,6 +20,7 @@ from ..settings import (
     DASHBOARD_ADDRESS,
     NO_DASHBOARD,
     THREADS_PER_WORKER,
+    await_workers,
     configured,
     default_scheduler,
     export,
@@ -81,13 +82,8 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool | None, say: Calla
         running.adapt(minimum_jobs=1, maximum_jobs=nodes or 1, interval="2s", wait_count=30)
         stack.enter_context(default_scheduler())
         client = stack.enter_context(Client(running))
-        try:
-            client.wait_for_workers(1, timeout=wait)
-        except TimeoutError as error:
-            raise BroadsheetError(
-                f"no Slurm job has started a worker within {wait:.0f} s: see squeue, or wait longer by setting "
-                "DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT"
-            ) from error
+        longer = "see squeue, or wait longer by setting DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT"
+        await_workers(client, 1, f"no Slurm job has started a worker within {wait:.0f} s: {longer}")
         yield client
 
 
