@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from distributed import Client, Worker, WorkerPlugin
@@ -12,7 +13,6 @@ from tornado.ioloop import PeriodicCallback
 
 from ..pipeline.telemetry.spans import Clock, clock_from, set_clock
 
-_ROUND_TRIPS = 8
 _EVERY_MILLISECONDS = 60_000
 _CALL = {"function": dumps(time.time), "args": dumps(()), "kwargs": dumps({})}
 
@@ -45,12 +45,17 @@ class ClockPlugin(WorkerPlugin):
 
 
 async def _measure(worker: Worker) -> None:
+    set_clock(await _clock_of(worker.scheduler, 8))
+
+
+async def _clock_of(scheduler: Any, round_trips: int) -> Clock:
+    """The clock of this process against that of a scheduler."""
     trips = []
-    for _ in range(_ROUND_TRIPS):
+    for _ in range(round_trips):
         sent = time.time()
-        answer = await worker.scheduler.run_function(**_CALL)
+        answer = await scheduler.run_function(**_CALL)
         trips.append((sent, answer["result"], time.time()))
-    set_clock(clock_from(trips))
+    return clock_from(trips)
 
 
 _clocks: WeakKeyDictionary[Client, tuple[float, Clock]] = WeakKeyDictionary()
@@ -60,11 +65,6 @@ def client_clock(client: Client) -> Clock:
     """The clock of this process against the scheduler's; measured again after a minute."""
     measured, clock = _clocks.get(client, (float("-inf"), Clock()))
     if time.monotonic() - measured > _EVERY_MILLISECONDS / 1e3:
-        trips = []
-        for _ in range(3):
-            sent = time.time()
-            other = client.run_on_scheduler(time.time)
-            trips.append((sent, other, time.time()))
-        clock = clock_from(trips)
+        clock = client.sync(_clock_of, client.scheduler, 3)
         _clocks[client] = time.monotonic(), clock
     return clock
