@@ -22,6 +22,7 @@ from .errors import ModelError, SourceError, UsageError
 from .model.charcnn import Model
 from .model.scores import assigned
 from .model.several import load_one
+from .source.chunk import Cutting
 from .source.limits import CHUNK_ROWS, LIMITS
 
 _ONE_TEXT = Texts.of([b"x"])
@@ -259,15 +260,18 @@ class Classifier:
     def _texts(self, texts: Any) -> Iterator[tuple[int, Texts]]:
         """The texts in pieces, each with its first's number; those on a GPU stay there."""
         given = texts if isinstance(texts, Texts) else self._on_gpu(texts)
+        rows = CHUNK_ROWS[self.backend.device]
         if given is None:
-            yield from ((first, Texts.of(piece)) for first, piece in self._pieces(_encoded(texts)))
+            articles = _encoded(texts)
+            sizes = np.array([*map(len, articles)], np.int64)
+            for first, last, _ in Cutting(rows, LIMITS.chunk_bytes).cut(sizes):  # as the chunks of a job
+                yield first, Texts.of(articles[first:last])
             return
         if not isinstance(given.data, np.ndarray) and self.backend.device == "cpu":
             raise UsageError(
                 "the texts are on a GPU, and the classifier computes on the CPU: load it with device='cuda'"
             )
         offsets = given.offsets if isinstance(given.offsets, np.ndarray) else given.offsets.get()  # CuPy's
-        rows = CHUNK_ROWS[self.backend.device]
         for first in range(0, len(given), rows):
             yield first, replace(given, offsets=offsets[first : first + rows + 1].astype(np.int64))
 
@@ -291,17 +295,6 @@ class Classifier:
             position = first + int(np.argmax(predictions.overflowed))
             raise SourceError(f"text {position}: the model overflows in {precision} on this text{remedy}")
         return predictions
-
-    def _pieces(self, articles: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:
-        """The texts in pieces no larger than the chunks of a job, which bounds memory; each with its first's number."""
-        rows, first, size = CHUNK_ROWS[self.backend.device], 0, 0
-        for i, article in enumerate(articles):
-            if i > first and (i - first == rows or size + len(article) > LIMITS.chunk_bytes):
-                yield first, articles[first:i]
-                first, size = i, 0
-            size += len(article)
-        if articles:
-            yield first, articles[first:]
 
 
 def load(

@@ -18,11 +18,11 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from reading import found, read_files, read_split
 
-from broadsheet.pipeline.source.chunk import Chunk, Selection, concat, empty_chunk, numbered
+from broadsheet.pipeline.source.chunk import Chunk, Cutting, Selection, concat, empty_chunk, numbered
 from broadsheet.pipeline.source.formats.csv import Csv
 from broadsheet.pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
 from broadsheet.pipeline.source.formats.record_format import NO_QUOTES
-from broadsheet.pipeline.source.formats.records import Cutting, Extent, read_records, split_lines
+from broadsheet.pipeline.source.formats.records import Extent, read_records, split_lines
 from broadsheet.pipeline.source.limits import LIMITS, Limits
 
 TWO = Selection(text=("text",), kept=("id",))

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from ...errors import InputChanged, SourceError, UsageError
 from ...telemetry.spans import Span, span
-from ..chunk import Chunk, Selection, assemble
+from ..chunk import Chunk, Selection, Sizes, assemble
 from ..compression import UTF8, looks_like, unescaped
 from ..format import Format, InputFile, Schema, Seek
 from ..open.ahead import PARSING
 from ..open.opening import open_at
-from .records import BOM, Blocks, Extent, Guess, Readable, Records, Sizes, Split, read_records, split_lines
+from .records import BOM, Blocks, Extent, Guess, Readable, Records, Split, read_records, split_lines
 
 FEW_BYTES = 64 << 10
 """Of a file: they usually hold its header, and a hundred lines."""

@@ -17,12 +17,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ...errors import SourceError
-from ..chunk import Chunk, Selection, assemble, concat
+from ..chunk import Chunk, Cutting, Selection, assemble, concat
 from ..columns import as_bytes, fields_of, is_textual, plain_type, projected
 from ..format import Fragment
 from ..limits import LIMITS, Limits
 from ..open.ahead import PARSING
-from .records import Cutting
 
 
 def types_of(schema: pa.Schema) -> dict[str, pa.DataType]:

@@ -17,12 +17,12 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from ...errors import UsageError
-from ..chunk import Chunk, Selection, concat
+from ..chunk import Chunk, Cutting, Selection, concat, gathered
 from ..compression import HEAD_BYTES, UTF8, Transcoded, compression_of
 from ..formats.csv import Csv, Tsv
 from ..formats.jsonl import Jsonl
 from ..formats.record_format import DELIMITERS, Head, Piped, RecordFormat, Text
-from ..formats.records import BOM, Cutting, gathered, read_records
+from ..formats.records import BOM, read_records
 from ..formats.wet import Wet
 from ..plan.examine import refuse_twice, resolve
 from ..plan.files import Identity

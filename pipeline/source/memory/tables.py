@@ -16,9 +16,8 @@ import pyarrow.dataset as pa_dataset
 from numpy.typing import NDArray
 
 from ...errors import BroadsheetError, UsageError, did_you_mean
-from ..chunk import Chunk, RowRange, Selection, concat
+from ..chunk import Chunk, Cutting, RowRange, Selection, concat, gathered
 from ..columns import fields_of, holding, is_textual, plain_type, projected
-from ..formats.records import Cutting, gathered
 from ..formats.tables import plain, table_chunk
 from ..limits import LIMITS, Limits
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from ...errors import InputChanged, SourceError, UsageError
 from ...processes.threads import threads
 from ...telemetry.spans import Span
-from ..chunk import Chunk, RowRange, Selection, concat, empty_chunk, numbered, rows_between
+from ..chunk import Chunk, Cutting, RowRange, Selection, concat, empty_chunk, numbered, rows_between
 from ..format import Fragment, InputFile, Schema, Seek
 from ..formats.record_format import Parsed, RecordFormat
-from ..formats.records import Cutting, Extent, Records, read_records
+from ..formats.records import Extent, Records, read_records
 from ..formats.tables import most_decoded
 from ..open.ahead import PARSING, in_order
 from ..open.front_to_back import FrontToBack
