@@ -43,18 +43,15 @@ class _Held:
         The process and its moments, for reports.
     holds : int
         How many uses there are now.
-    used : int
-        The number of the last use.
-    kept : bool
-        Whether it stays after its uses.
+    used : float
+        When it was last taken for a use, by `time.monotonic`.
 
     """
 
     engine: Engine
     place: Place
     holds: int = 0
-    used: int = 0
-    kept: bool = True
+    used: float = 0.0
 
 
 class EngineCache:
@@ -75,7 +72,6 @@ class EngineCache:
         self._loads: dict[str, Callable[[], Engine]] = {}
         self._offers: Counter[str] = Counter()
         self._engines: dict[str, _Held] = {}
-        self._uses = 0
 
     @property
     def engines(self) -> dict[str, Engine]:
@@ -93,16 +89,15 @@ class EngineCache:
         """Give up one offer; the last one of a key closes its engine, once nobody uses it."""
         with self._lock:
             self._offers[key] -= 1
-            held = None
+            idle = None
             if self._offers[key] <= 0:
                 del self._offers[key]
                 self._loads.pop(key, None)
                 held = self._engines.pop(key, None)
-            if held is not None:
-                held.kept = False
-            is_idle, is_last = held is not None and not held.holds, not self._offers
-        if held is not None and is_idle:
-            self._close(held)
+                idle = None if held is None or held.holds else held
+            is_last = not self._offers
+        if idle is not None:
+            self._close(idle)
         if is_last:
             self.when_empty()
 
@@ -157,7 +152,7 @@ class EngineCache:
         finally:
             with self._lock:
                 loaded.holds -= 1
-                is_over = not loaded.kept and not loaded.holds
+                is_over = not loaded.holds and self._engines.get(key) is not loaded
             if is_over:
                 self._close(loaded)
 
@@ -166,8 +161,7 @@ class EngineCache:
         with self._lock:
             loaded = self._engines.get(key)
             if loaded is not None:
-                self._uses += 1
-                loaded.holds, loaded.used = loaded.holds + 1, self._uses
+                loaded.holds, loaded.used = loaded.holds + 1, time.monotonic()
             return loaded
 
     def _load(self, key: str) -> _Held:
@@ -192,10 +186,10 @@ class EngineCache:
                         raise
             COUNTS.add(engines_loaded=1)
             place = Place(here(), engine.device_name, started, engine.memory_ready, time.time())
+            loaded = _Held(engine, place, 1, time.monotonic())
             with self._lock:
-                self._uses += 1
-                self._engines[key] = loaded = _Held(engine, place, 1, self._uses)
-                loaded.kept = key in self._offers
+                if key in self._offers:  # else it is closed after this use
+                    self._engines[key] = loaded
             return loaded
 
     def _evict(self) -> bool:
