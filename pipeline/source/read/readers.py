@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import tempfile
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from queue import Empty, LifoQueue
@@ -20,7 +20,7 @@ import cloudpickle
 
 from ...errors import BroadsheetError, cause, first_of
 from ...processes.child import Child
-from ...processes.messages import Closed, packed, receive, send, unpacked
+from ...processes.messages import Closed, Frame, packed, receive, send, unpacked
 from ...telemetry.spans import Span, here
 from ..chunk import Chunk, Selection
 from ..limits import LIMITS
@@ -246,7 +246,7 @@ class Readers:
             if reader is None:
                 raise BroadsheetError("no process to read files can start: the worker is closing, or out of memory")
             whole = False
-            reader.ask(request)
+            reader.tell([cloudpickle.dumps(request)])
             while not whole:
                 message = reader.next(request)
                 if isinstance(message, Size):
@@ -254,7 +254,7 @@ class Readers:
                         return
                     continue
                 if isinstance(message, Question):
-                    reader.tell(skip(message.name))
+                    reader.tell(packed(skip(message.name)))
                     continue
                 spans += [replace(one, where=here()) for one in message.spans]
                 whole = isinstance(message, Failure) or isinstance(message.value, RangeEnd)
@@ -298,34 +298,20 @@ def _with_process(answers: Generator[Any, None, None]) -> Generator[Any, None, N
     return answers
 
 
-class _Reader:
+class _Reader(Child):
     """One process. Raises OSError where it cannot be started."""
 
     def __init__(self, share: int) -> None:
-        self._child = Child(_MODULE, share, descriptors=[share], buffer_bytes=_SOCKET_BYTES)
+        super().__init__(_MODULE, share, descriptors=[share], buffer_bytes=_SOCKET_BYTES)
 
-    @property
-    def is_alive(self) -> bool:
-        return self._child.is_alive
-
-    def ask(self, request: Request) -> None:
+    def tell(self, frames: Sequence[Frame]) -> None:
         with suppress(Closed):  # `next` says so
-            send(self._child.connection, [cloudpickle.dumps(request)])
-
-    def tell(self, is_skipped: bool) -> None:
-        with suppress(Closed):
-            send(self._child.connection, packed(is_skipped))
+            send(self.connection, frames)
 
     def next(self, request: Request) -> Size | Item | Question | Failure:
         """The next message. Raises ReaderLost."""
         try:
-            message: Size | Item | Question | Failure = unpacked(receive(self._child.connection))
+            message: Size | Item | Question | Failure = unpacked(receive(self.connection))
         except Closed as error:
-            raise ReaderLost(f"{request.files}: the process that read it {self._child.how_it_ended()}") from error
+            raise ReaderLost(f"{request.files}: the process that read it {self.how_it_ended()}") from error
         return message
-
-    def kill(self) -> None:
-        self._child.kill()
-
-    def end(self) -> None:
-        self._child.end()
