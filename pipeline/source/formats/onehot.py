@@ -15,7 +15,7 @@ from ...telemetry.spans import Span
 from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, bad_rows_table
 from ..columns import NO_TRUTH
 from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
-from ..open.opening import open_at, read_local, reason
+from ..open.opening import open_at, read_answers
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,7 @@ class OneHot(Format):
 
 def _answers_of(path: str, rows: int) -> NDArray[np.int32]:
     """The parent's answer file, N fp32 class indices from 0, as int32 [N]. Raises UsageError for another size."""
-    try:
-        data = read_local(path)
-    except OSError as error:
-        raise UsageError(f"the answer file {path} cannot be read: {reason(error)}") from error
+    data = read_answers(path)
     if len(data) != 4 * rows:
         raise UsageError(f"{path} holds {len(data):,} bytes, {rows:,} answers take {4 * rows:,}")
     answers = np.frombuffer(data, "<f4")

@@ -13,7 +13,7 @@ import io
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -119,12 +119,6 @@ def expect(stream: BinaryIO, ranges: Iterable[tuple[int, int]]) -> None:
     raw = getattr(stream, "raw", None)
     if isinstance(raw, _Planned):
         raw.expect(ranges)
-
-
-def read_local(path: str) -> bytes:
-    """All of a regular file. Raises OSError."""
-    with LocalFile(path) as file:
-        return file.readall()
 
 
 def reason(error: OSError) -> str:
@@ -241,47 +235,40 @@ class _Planned(io.RawIOBase):
 _AT_ONCE = 32
 """Requests for what a file is now: each takes time rather than work on a remote file system."""
 
-_FILES_A_CALL = 64
+_SOME = 64
+"""Local files that one call looks up: fewer than `_MANY`."""
 
 _MANY, _LOOKED_AT = 100, 100
 """So many files in a folder of a bucket are looked up in its listing, a thousand in a request; among so many objects
 for each, so that there are never many more requests than files.
 """
 
-_Changed = list[tuple[str, str]]
-"""Locations of files, each with the reason."""
-
 
 def changed_files(files: Iterable[InputFile]) -> dict[str, str]:
     """The locations of files that have changed since they were listed, each with the reason."""
     once = list({file.location: file for file in files}.values())  # an archive once for all its members
     remote = any(is_url(file.location) for file in once)
+    groups = _by_folder(once) if remote else (once[at : at + _SOME] for at in range(0, len(once), _SOME))
     with threads(_AT_ONCE if remote else available_cores()) as pool:
-        calls = _remote(once) if remote else _local(once)
-        return dict(chain.from_iterable(pool.map(lambda call: call(), calls)))
+        return dict(chain.from_iterable(pool.map(_changed, groups)))
 
 
-def _local(files: Sequence[InputFile]) -> Iterator[Callable[[], _Changed]]:
-    for at in range(0, len(files), _FILES_A_CALL):
-        yield partial(_changed, files[at : at + _FILES_A_CALL])
-
-
-def _remote(files: Sequence[InputFile]) -> Iterator[Callable[[], _Changed]]:
+def _by_folder(files: Sequence[InputFile]) -> Iterator[list[InputFile]]:
+    """Files that are many in a folder of a bucket together, each other one alone."""
     folders = defaultdict[str, list[InputFile]](list)
     for file in files:
         folders[file.location.rpartition("/")[0]].append(file)
     for folder, inside in folders.items():
         if len(inside) >= _MANY and is_bucket(folder):
-            yield partial(_changed_in_folder, inside)
+            yield inside
         else:
-            for file in inside:
-                yield partial(_changed, [file])
+            yield from ([file] for file in inside)
 
 
-def _changed(files: Sequence[InputFile]) -> _Changed:
+def _changed(files: Sequence[InputFile]) -> list[tuple[str, str]]:
     """Those that are no longer as they were planned. Raises InputUnavailable where that cannot be found out now."""
-    changed: _Changed = []
-    for file in files:
+    changed = []
+    for file in files if len(files) < _MANY else _unlike_listed(files):
         place = file.location
         try:
             _compare(file, state_now(place, file.endpoint) if is_url(place) else _state_of(os.stat(place)))
@@ -294,8 +281,8 @@ def _changed(files: Sequence[InputFile]) -> _Changed:
     return changed
 
 
-def _changed_in_folder(files: Sequence[InputFile]) -> _Changed:
-    """The same of the files in a folder of a bucket: only what its listing does not show as it was is asked for."""
+def _unlike_listed(files: Sequence[InputFile]) -> list[InputFile]:
+    """Those of the files in a folder of a bucket that its listing does not show as they were."""
     keys = [split_bucket(file.location) for file in files]
     wanted = {key: State(file.size, file.modified) for file, (_, key) in zip(files, keys, strict=True)}
     (bucket, one), endpoint = keys[0], files[0].endpoint
@@ -304,12 +291,18 @@ def _changed_in_folder(files: Sequence[InputFile]) -> _Changed:
         for key, now in islice(objects_below(bucket, one.rpartition("/")[0], endpoint), _LOOKED_AT * len(files)):
             if key in wanted and not now.differs(wanted[key]):
                 same.add(key)
-    return _changed([file for file, (_, key) in zip(files, keys, strict=True) if key not in same])
+    return [file for file, (_, key) in zip(files, keys, strict=True) if key not in same]
+
+
+def read_answers(path: str | os.PathLike[str]) -> bytes:
+    """All of a file of answers. Raises UsageError where it cannot be read."""
+    try:
+        with LocalFile(os.fspath(path)) as file:
+            return file.readall()
+    except OSError as error:
+        raise UsageError(f"the answer file {path} cannot be read: {reason(error)}") from error
 
 
 def digest_of(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file of answers. Raises UsageError where it cannot be read."""
-    try:
-        return hashlib.sha256(read_local(os.fspath(path))).hexdigest()
-    except OSError as error:
-        raise UsageError(f"the answer file {path} cannot be read: {reason(error)}") from error
+    """The SHA-256 of a file of answers. Raises as `read_answers`."""
+    return hashlib.sha256(read_answers(path)).hexdigest()
