@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from fsspec import AbstractFileSystem
@@ -160,7 +162,7 @@ def _search_local(name: str, is_known: Callable[[str], bool]) -> Found:
         raise UsageError(f"no input at {name!r}: {error}") from error
 
 
-def _listed(path: str | os.DirEntry[str]) -> Listed:
+def _listed(path: str | Path | os.DirEntry[str]) -> Listed:
     location = os.fspath(path)
     try:
         about = path.stat() if isinstance(path, os.DirEntry) else os.stat(path)
@@ -207,37 +209,23 @@ def _matching(pattern: str) -> Found:
     """The files that an absolute pattern matches, as `glob.glob` does: `**` stands for any number of folders."""
     listing, seen = Found(), set[tuple[int, ...]]()
     waiting = [("/", [part for part in pattern.split("/") if part])]
-
-    def add(entry: os.DirEntry[str]) -> None:
-        if _is_folder(entry):
-            listing.left_out.append(entry.path)
-        else:
-            listing.files.append(_listed(entry))
-
+    found: list[Any]
     while waiting:
         folder, (first, *rest) = waiting.pop()
-        if not glob.has_magic(first):
-            path = os.path.join(folder, first)
-            if rest and os.path.isdir(path):
-                waiting.append((path, rest))
-            elif not rest and os.path.isdir(path):
-                listing.left_out.append(path)
-            elif not rest and os.path.lexists(path):
-                listing.files.append(_listed(path))
-            continue
         further = [(folder, rest)] if first == "**" and rest else []
-        for entry in _entries(folder, len(rest), seen, listing):
-            if entry.name.startswith(".") and not first.startswith("."):
-                continue
-            if first == "**" and _is_folder(entry):
-                further.append((entry.path, ["**", *rest]))
-            elif first == "**" and not rest:
-                add(entry)
-            elif first != "**" and fnmatchcase(entry.name, first):
-                if not rest:
-                    add(entry)
-                elif _is_folder(entry):
-                    further.append((entry.path, rest))
+        if glob.has_magic(first):
+            found = [entry for entry in _entries(folder, len(rest), seen, listing) if _matches(entry.name, first)]
+        else:
+            found = [*filter(os.path.lexists, [Path(folder, first)])]
+        for one in found:
+            is_folder = _is_folder(one)
+            left = ["**", *rest] if first == "**" and is_folder else rest
+            if is_folder and left:
+                further.append((os.fspath(one), left))
+            elif is_folder:
+                listing.left_out.append(os.fspath(one))
+            elif not left:
+                listing.files.append(_listed(one))
         waiting += reversed(further)
     return listing
 
@@ -256,7 +244,7 @@ def _entries(folder: str, kind: int, seen: set[tuple[int, ...]], listing: Found)
         return []
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def _is_folder(entry: os.DirEntry[str] | Path) -> bool:
     """Also a link to one. What cannot be examined counts as a file, whose problem is found when it is opened."""
     try:
         return entry.is_dir()
@@ -305,26 +293,18 @@ def _matching_objects(bucket: str, pattern: list[str], endpoint: str | None) -> 
     from `**` on, all that is below is listed.
     """
     listing, folders = Found(), [""]
-    while folders and pattern and pattern[0] != "**":
+    while folders and pattern[0] != "**":
         first, *pattern = pattern
-        if not glob.has_magic(first):
+        if pattern and not glob.has_magic(first):
             folders = [f"{folder}/{first}".lstrip("/") for folder in folders]
-            if pattern:
-                continue
-            first = glob.escape(first)
-            folders = [folder.rpartition("/")[0] for folder in folders]
+            continue
         with threads(REQUESTS) as pool:
             listed = list(pool.map(lambda folder: objects_in(bucket, folder, endpoint), folders))
-        below = [key for _, inside in listed for key in inside if _matches(key.rpartition("/")[2], first)]
-        if pattern:
-            folders = below
-            continue
-        listing.left_out += [f"{bucket}/{key}" for key in below]
-        for objects, _ in listed:
-            for key, about in objects:
-                if _matches(key.rpartition("/")[2], first):
-                    listing.files.append(Listed(f"{bucket}/{key}", *about))
-        return listing
+        folders = [key for _, inside in listed for key in inside if _matches(key.rpartition("/")[2], first)]
+        if not pattern:
+            objects = chain.from_iterable(inside for inside, _ in listed)
+            files = [Listed(f"{bucket}/{key}", *a) for key, a in objects if _matches(key.rpartition("/")[2], first)]
+            return Found(files, [f"{bucket}/{key}" for key in folders])
     for folder in folders:
         left_out = set()
         for key, about in objects_below(bucket, folder, endpoint):
