@@ -319,7 +319,7 @@ class _Find:
         self.problems: list[Problem] = []
         self.left_out: list[str] = []
         self._root, self._symbols, self._length, self._endpoint = root, symbols, length, endpoint
-        self._bound: dict[int, Format] = {}
+        self._bound: dict[int, Format] = {}  # one for all files of a format: it is sent to the workers with each
 
     def suffix_of(self, listed: Listed) -> str | None:
         """The suffix of the format that a file has by its first bytes; None where that is none, or is not known."""
@@ -383,7 +383,7 @@ class _Find:
             digest = hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()
         file = InputFile(
             path=name,
-            format=self._for_model(form),
+            format=self._bound.setdefault(id(form), form.for_model(self._symbols, self._length)),
             compression=compression,
             size=listed.size,
             modified=listed.modified,
@@ -394,12 +394,6 @@ class _Find:
             endpoint=self._endpoint,
         )
         self.found.append(file)
-
-    def _for_model(self, form: Format) -> Format:
-        """One object for all files of a format, since each is sent to the workers with its files."""
-        if id(form) not in self._bound:
-            self._bound[id(form)] = form.for_model(self._symbols, self._length)
-        return self._bound[id(form)]
 
     def _look_into(self, listed: Listed, inside: InArchive | None) -> None:
         """The members of an archive that have this name or match this pattern; by default all."""
