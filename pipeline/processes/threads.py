@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -126,8 +125,8 @@ def in_background(context: AbstractContextManager[_T], head_start: float) -> Ite
     """
     begin, given_up = threading.Event(), threading.Event()
     entered: Future[_T] = Future()
+    ended: Future[None] = Future()
     left: Future[None] = Future()
-    ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def hold() -> None:
         begin.wait(head_start)
@@ -135,15 +134,11 @@ def in_background(context: AbstractContextManager[_T], head_start: float) -> Ite
             if not given_up.is_set():
                 with context as value:
                     entered.set_result(value)
-                    error = ended.get()
-                    if error is not None:
-                        raise error
+                    ended.result()
         except BaseException as error:
-            if entered.done():
-                left.set_exception(error)
-                return
-            entered.set_exception(error)
-        left.set_result(None)
+            (left if entered.done() else entered).set_exception(error)
+        if not left.done():
+            left.set_result(None)
 
     def value() -> _T:
         begin.set()
@@ -155,10 +150,10 @@ def in_background(context: AbstractContextManager[_T], head_start: float) -> Ite
     except BaseException as error:
         given_up.set()
         begin.set()
-        ended.put(error)
+        ended.set_exception(error)
         raised = left.exception()  # waits: what has half started could not be stopped
         if raised is None or raised is error:
             raise
         raise raised from raised.__cause__  # of the context, in place of that of the block
-    ended.put(None)
+    ended.set_result(None)
     left.result()
