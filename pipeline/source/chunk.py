@@ -442,19 +442,13 @@ def assemble(
     )
 
 
-def _characters_of(chunk: Chunk) -> NDArray[np.int64]:
-    return characters(chunk.text.cast(pa.large_string()), np.diff(chunk.offsets))
-
-
 def concat(chunks: Sequence[Chunk]) -> Chunk:
     """One chunk of several, in order; `ids` and `truth` are in all of them or in none. It has no name."""
     if len(chunks) == 1:
         return chunks[0]
     ids = [c.ids for c in chunks if c.ids is not None]
     truth = [c.truth for c in chunks if c.truth is not None]
-    counts: list[NDArray[np.int64]] = []
-    if any(c.n_chars is not None for c in chunks):
-        counts = [_characters_of(c) if c.n_chars is None else c.n_chars for c in chunks]
+    counts = [c.n_chars for c in chunks if c.n_chars is not None]  # an empty one may be without
     bad = [c.bad for c in chunks if c.bad is not None]
     return Chunk(
         pa.concat_arrays([c.text for c in chunks]),
