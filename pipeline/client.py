@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -162,7 +161,7 @@ class Client(_Connection):
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(self, method: str, path: str, **content: Any) -> httpx.Response:
@@ -241,9 +240,7 @@ class AsyncClient(_Connection):
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _ask(self, method: str, path: str, **content: Any) -> httpx.Response:
