@@ -6,7 +6,7 @@ A Dask graph holds the model's name and digest. Each worker process loads it onc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,13 +140,19 @@ def _with_gpu_labels(frame: Any, labels: Labels, suffix: str | None) -> Any:
     column = labels.selection.text[0]
     texts = texts_on_gpu(frame, column) if len(frame) else None
     added = labels.schema.empty_table() if texts is None else labels.of_gpu(texts)
-    names = [name + suffix if suffix and name in frame.columns else name for name in added.column_names]
-    taken = next((name for name in names if name in frame.columns), None)
-    if taken is not None:
-        raise UsageError(f"the frame has a column {taken!r} already: rename it, or pass another suffix")
+    names = _called("frame", frame.columns, added.column_names, suffix)
     on_gpu = cudf.DataFrame.from_arrow(pa.table(added.columns, names))
     on_gpu.index = frame.index
     return frame.assign(**{name: on_gpu[name] for name in names})
+
+
+def _called(what: str, own: Sequence[str], added: Sequence[str], suffix: str | None) -> list[str]:
+    """What columns of labels are called beside others. Raises UsageError where a name is taken."""
+    names = [name + suffix if suffix and name in own else name for name in added]
+    if taken := [name for name in names if name in own]:
+        remedy = "" if suffix else ", or pass suffix='_predicted', for example"
+        raise UsageError(f"the {what} has a column {taken[0]!r} already: rename it{remedy}")
+    return names
 
 
 def _is_dataset(frame: Any) -> bool:
@@ -169,11 +175,7 @@ def _label_dataset(dataset: Any, model: ModelOrModels, options: Options, suffix:
     else:
         own, features = dataset.features.arrow_schema, dataset.features
     labels = labels_of(model, options, own)
-    called = [name + suffix if suffix and name in own.names else name for name in labels.schema.names]
-    for name in called:
-        if name in own.names:
-            remedy = "" if suffix else ", or pass suffix='_predicted', for example"
-            raise UsageError(f"the dataset has a column {name!r} already: rename it{remedy}")
+    called = _called("dataset", own.names, labels.schema.names, suffix)
     if features is not None:
         added = Features.from_arrow_schema(labels.schema)
         features = Features({**features, **dict(zip(called, added.values(), strict=True))})
