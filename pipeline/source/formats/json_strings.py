@@ -78,6 +78,11 @@ class Lines(NamedTuple):
     def data(self) -> NDArray[np.uint8]:
         return np.frombuffer(self.block, np.uint8)
 
+    @property
+    def texts(self) -> pa.LargeBinaryArray:
+        """Each line, and what is between it and the next."""
+        return pieces(self.block, np.append(self.starts, len(self.block)))
+
 
 class Taken(NamedTuple):
     """What was taken out of lines.
@@ -119,12 +124,9 @@ def taken_out(lines: Lines, key: str, is_last: bool) -> Taken | None:
 
 def _values(lines: Lines, name: bytes) -> tuple[Positions, Positions]:
     """Which lines have a string as the value of a key, and where its content begins. name: the key and a colon."""
-    block, starts, _ = lines
-    bounds = pa.py_buffer(np.append(starts, len(block)))
-    texts = pa.Array.from_buffers(pa.large_binary(), len(starts), [None, bounds, block])
-    places = pc.find_substring(texts, name).to_numpy()
+    places = pc.find_substring(lines.texts, name).to_numpy()
     which = np.flatnonzero(places >= 0)
-    data, keys = lines.data, starts[which] + places[which]
+    data, keys = lines.data, lines.starts[which] + places[which]
     begins = keys + len(name)
     begins += data[begins] == _SPACE
     good = (data[begins] == _QUOTE) & (data[keys - 1] != _BACKSLASH)
@@ -241,8 +243,7 @@ def distinct(lines: Lines) -> Lines:
     """
     digits = lines.data - np.uint8(ord("1"))
     same = lines.data - digits * (digits < 9)
-    bounds = pa.py_buffer(np.append(lines.starts, len(same)))
-    texts = pa.Array.from_buffers(pa.large_binary(), len(lines.starts), [None, bounds, pa.py_buffer(same)])
+    texts = lines._replace(block=pa.py_buffer(same)).texts
     if (
         len(texts[:_SAMPLE].unique()) > _SAMPLE // 2 or (same == _BACKSLASH).any()
     ):  # an escape may stand for a letter of the key
@@ -330,9 +331,13 @@ def _are_valid(data: NDArray[np.uint8], at: Positions) -> NDArray[np.bool_]:
     return are_valid
 
 
+def pieces(block: pa.Buffer, bounds: Positions) -> pa.LargeBinaryArray:
+    """block[bounds[0]:bounds[1]], block[bounds[1]:bounds[2]] and so on."""
+    return pa.Array.from_buffers(pa.large_binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), block])
+
+
 def _every_second(block: pa.Buffer, bounds: Positions) -> pa.Buffer:
     """block[bounds[0]:bounds[1]], block[bounds[2]:bounds[3]] and so on, joined."""
-    pieces = pa.Array.from_buffers(pa.large_binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), block])
-    mask = np.zeros(len(pieces), np.bool_)
+    mask = np.zeros(len(bounds) - 1, np.bool_)
     mask[::2] = True
-    return pieces.filter(pa.array(mask)).buffers()[2]
+    return pieces(block, bounds).filter(pa.array(mask)).buffers()[2]

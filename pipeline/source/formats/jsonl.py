@@ -26,7 +26,7 @@ from ..chunk import BadRow, Chunk, Selection, assemble, concat
 from ..columns import is_name, keys_within, not_utf8, printable_name, value_at, value_or_none
 from ..compression import UTF8, why_not_decoded
 from ..format import InputFile, Schema
-from .json_strings import Lines, Taken, are_plain, distinct, lines_refused, taken_out
+from .json_strings import Lines, Taken, are_plain, distinct, lines_refused, pieces, taken_out
 from .record_format import Head, RecordFormat
 from .records import Records, Split, split_lines
 
@@ -269,8 +269,7 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
     usual = _without(records, odd)
     if not len(usual):
         return None
-    begin, end = int(usual.starts[0]), int(usual.ends[-1])
-    lines = Lines(pa.py_buffer(usual.data)[begin:end], usual.starts - begin, usual.ends - begin)
+    lines = _lines_of(usual)
     try:
         if not _may_be_json(lines):
             return None
@@ -347,15 +346,16 @@ def _without(records: Records, odd: NDArray[np.bool_]) -> Records:
 
 def _refused(records: Records) -> NDArray[np.bool_]:
     """Lines that Arrow may refuse, as far as that is found without parsing them."""
-    begin, end = int(records.starts[0]), int(records.ends[-1])
-    block, starts, ends = pa.py_buffer(records.data)[begin:end], records.starts - begin, records.ends - begin
-    data = np.frombuffer(block, np.uint8)
-    odd: NDArray[np.bool_] = ~_are_objects(data, starts, ends)
-    odd[lines_refused(data, starts)] = True
-    bounds = pa.py_buffer(np.append(starts, len(data)))
-    lines = pa.Array.from_buffers(pa.large_binary(), len(starts), [None, bounds, block])
-    odd[not_utf8(lines)] = True
+    lines = _lines_of(records)
+    odd: NDArray[np.bool_] = ~_are_objects(lines)
+    odd[lines_refused(lines.data, lines.starts)] = True
+    odd[not_utf8(lines.texts)] = True
     return odd
+
+
+def _lines_of(records: Records) -> Lines:
+    begin, end = int(records.starts[0]), int(records.ends[-1])
+    return Lines(pa.py_buffer(records.data)[begin:end], records.starts - begin, records.ends - begin)
 
 
 def _types(records: Records, selection: Selection) -> _Types | None:
@@ -410,18 +410,17 @@ def _may_be_json(lines: Lines) -> bool:
 
     A line from "{" to "}" that is not a whole object cannot be followed by "{", so objects do not span lines.
     """
-    data = lines.data
-    if not _are_objects(data, lines.starts, lines.ends).all():
+    if not _are_objects(lines).all():
         return False
-    if data.max(initial=0) >= 0x80:
-        whole = pa.py_buffer(np.array([0, len(data)]))
-        pa.Array.from_buffers(pa.large_binary(), 1, [None, whole, lines.block]).cast(pa.large_string())
+    if lines.data.max(initial=0) >= 0x80:
+        pieces(lines.block, np.array([0, len(lines.block)])).cast(pa.large_string())
     return True
 
 
-def _are_objects(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _are_objects(lines: Lines) -> NDArray[np.bool_]:
     """Whether each line begins and ends like an object."""
-    are_objects: NDArray[np.bool_] = (data[starts] == _OPEN) & (data[ends - 1] == _CLOSE)
+    data = lines.data
+    are_objects: NDArray[np.bool_] = (data[lines.starts] == _OPEN) & (data[lines.ends - 1] == _CLOSE)
     return are_objects
 
 
