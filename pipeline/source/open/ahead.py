@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from queue import Empty, Full, Queue
 from typing import Generic, TypeVar
 
@@ -63,7 +62,7 @@ class Parsing:
     def __init__(self, threads: int | None = None) -> None:
         self._threads = threads or min(available_cores(), _MOST_THREADS)
         self.share: Callable[[], int] = lambda: self._threads
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(self._threads, "parsing", self._begin)
         self._readers = 0
         self._lock = threading.Lock()
         self._here = threading.local()
@@ -77,26 +76,19 @@ class Parsing:
         if getattr(self._here, "is_of_pool", False):
             yield from (call() for call in calls)
             return
-        with self._reader() as pool:
-            yield from in_order(pool, calls, self._ahead)
+        with self._lock:
+            self._readers += 1
+        try:
+            yield from in_order(self._pool, calls, self._ahead)
+        finally:
+            with self._lock:
+                self._readers -= 1
 
     def _ahead(self) -> int:
         return 1 + min(self.share(), self._threads) // max(self._readers, 1)
 
     def _begin(self) -> None:
         self._here.is_of_pool = True
-
-    @contextmanager
-    def _reader(self) -> Iterator[ThreadPoolExecutor]:
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._threads, "parsing", self._begin)
-            self._readers += 1
-        try:
-            yield self._pool
-        finally:
-            with self._lock:
-                self._readers -= 1
 
 
 PARSING = Parsing()
