@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import chain, repeat
 from typing import Any, BinaryIO, cast
 
 from ...errors import InputChanged, InputUnavailable, SourceError
@@ -200,18 +201,9 @@ class FrontToBack:
         content = content_of(self._stored, self._compression, exact=True)
         while count and (piece := content.read1(min(count, PIECE_BYTES))):
             count -= len(piece)
-        pieces: list[bytes] = []
-        failure: Exception | None = None
-        try:
-            while len(pieces) < PIECE_BYTES and (piece := content.read1(1)):
-                pieces.append(piece)
-        except Exception as error:
-            failure = error
-        if pieces:
-            yield b"".join(pieces)
-        if failure is not None:
-            raise failure
-        while piece := content.read1(PIECE_BYTES):
+        for size in chain(repeat(1, PIECE_BYTES), repeat(PIECE_BYTES)):
+            if not (piece := content.read1(size)):
+                return
             yield piece
 
     def _read_ahead(self) -> Iterator[bytes]:
