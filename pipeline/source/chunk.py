@@ -399,9 +399,7 @@ def assemble(
     sizes = pc.fill_null(pc.binary_length(text), 0).to_numpy()
     for i in np.flatnonzero(sizes > LIMITS.field_bytes).tolist():
         reasons.setdefault(i, LIMITS.long_text)
-    truth = None
-    if selection.truth:
-        truth = truth_indices(decoded[selection.truth], selection.classes)
+    truth = truth_indices(decoded[selection.truth], selection.classes) if selection.truth else None
     set_aside: list[tuple[BadRow, int | None]] = [(row, None) for row in bad]
     first_text = held[selection.text[0]]
     for i, reason in reasons.items():
@@ -423,23 +421,17 @@ def assemble(
     kept_of_bad = None
     if selection.kept:
         kept_of_bad = rows.drop_columns(["file", "row"]).take(pa.array([i for _, i in set_aside], pa.int64()))
-    if reasons:
-        mask = pa.array(keep)
-        rows, text = rows.filter(mask), text.filter(mask)
-        truth = None if truth is None else truth[keep]
-        n_chars = None if n_chars is None else n_chars[keep]
-    quarantine = bad_rows_table(file, [row for row, _ in set_aside])
+    quarantine, more = bad_rows_table(file, [row for row, _ in set_aside]), commonest([not_copied or {}])
+    chunk = Chunk(text, rows, quarantine, None, truth, problems, n_chars, bad=kept_of_bad, not_copied=more)
+    chunk = chunk.take(keep) if reasons else chunk
+    text, n_chars = chunk.text, chunk.n_chars
     prepared = {name: prepare(text) for name, prepare in selection.preparations}
     if selection.only_prepared and n_chars is not None:
         short = beginnings(text, pc.binary_length(text).to_numpy(), n_chars, SHOWN_BYTES)
         blank = pc.utf8_is_space(short).to_numpy(zero_copy_only=False)
         if not (blank & (n_chars > SHOWN_BYTES)).any():  # one may have words further on
             text = short
-    text = text.cast(pa.large_binary())
-    more = commonest([not_copied or {}])
-    return Chunk(
-        text, rows, quarantine, None, truth, problems, n_chars, bad=kept_of_bad, not_copied=more, prepared=prepared
-    )
+    return replace(chunk, text=text.cast(pa.large_binary()), prepared=prepared)
 
 
 def concat(chunks: Sequence[Chunk]) -> Chunk:
