@@ -36,21 +36,14 @@ def list_members(raw: io.RawIOBase) -> list[Member]:
     """The files in an archive, in its order. Raises OSError where it cannot be read."""
     try:
         with zipfile.ZipFile(cast(BinaryIO, _Bounded(raw))) as archive:
-            return [
-                Member(
-                    member_path(i.filename),
-                    i.header_offset,
-                    i.compress_type,
-                    i.compress_size,
-                    i.file_size,
-                    i.CRC,
-                    _problem(i),
-                )
-                for i in archive.infolist()
-                if not i.is_dir()
-            ]
+            return [_member(about) for about in archive.infolist() if not about.is_dir()]
     except (*DAMAGE, ValueError, OverflowError, NotImplementedError, struct.error) as error:
         raise OSError(errno.EINVAL, f"not a readable zip archive ({error})") from error
+
+
+def _member(about: zipfile.ZipInfo) -> Member:
+    numbers = (about.header_offset, about.compress_type, about.compress_size, about.file_size, about.CRC)
+    return Member(member_path(about.filename), *numbers, _problem(about))
 
 
 def member_path(name: str) -> str:
