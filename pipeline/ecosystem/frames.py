@@ -18,7 +18,7 @@ from ..model.charcnn import Model
 from ..options import Options
 from ..output.columns import REASON
 from ..report.results import refuse_taken, with_columns
-from ..source.columns import may_hold
+from ..source.columns import is_unicode, may_hold
 from .resident import share
 from .rows import Labels, ModelOrModels, labels_of
 
@@ -95,21 +95,13 @@ def _with_labels(partition: pd.DataFrame, added: pa.Table, suffix: str | None) -
 def _label_items(items: Iterable[Any], labels: Labels) -> list[dict[str, Any]]:
     """Each text with its labels. What is no string has none, and a reason."""
     texts = list(items)
-    given = [text if isinstance(text, str) and _is_unicode(text) else None for text in texts]
+    given = [text if is_unicode(text) else None for text in texts]
     rows = labels.of(pa.table({_TEXT: pa.array(given, pa.large_string())})).to_pylist()
     for text, readable, row in zip(texts, given, rows, strict=True):
         if readable is None and text is not None:
             why = "not valid Unicode" if isinstance(text, str) else f"of type {type(text).__name__}, not a string"
             row[REASON.name] = f"the item is {why}"
     return [{_TEXT: text, **row} for text, row in zip(texts, rows, strict=True)]
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _is_gpu_frame(frame: Any) -> bool:

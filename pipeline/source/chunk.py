@@ -24,7 +24,6 @@ from .columns import (
     decoded_text,
     is_copied_as_it_is,
     joined,
-    nulls,
     out_of_range,
     refuse_uncopied,
     truth_indices,
@@ -393,7 +392,7 @@ def assemble(
             is_beyond = np.isin(np.arange(len(numbers)), beyond)
             decoded[name] = pc.if_else(pa.array(is_beyond), None, held[name])
     texts = [decoded[name] for name in selection.text]
-    for i in np.flatnonzero(np.logical_and.reduce([nulls(t) for t in texts])).tolist():
+    for i in np.flatnonzero(np.logical_and.reduce([t.is_null().to_numpy(False) for t in texts])).tolist():
         reasons.setdefault(i, "the text is null")
     text = joined(texts)
     sizes = pc.fill_null(pc.binary_length(text), 0).to_numpy()
@@ -494,14 +493,11 @@ def first_chunks(chunks: Iterable[Chunk], rows: int | None) -> Iterator[Chunk]:
 
     What comes after them is not read.
     """
-    left = rows
+    most = left = MOST if rows is None else rows
     for chunk in chunks:
-        if left is None or chunk.rows_read <= left:
-            yield chunk
-        else:
-            yield rows_between(chunk, 0, rows or 0)
-        left = None if left is None else left - chunk.rows_read
-        if left is not None and left <= 0:
+        yield chunk if chunk.rows_read <= left else rows_between(chunk, 0, most)
+        left -= chunk.rows_read
+        if left <= 0:
             return
 
 

@@ -316,10 +316,6 @@ def _is_ascii(values: pa.Array) -> bool:
     return bool(data.max(initial=0) < 0x80)
 
 
-def nulls(values: pa.Array) -> NDArray[np.bool_]:
-    return np.asarray(values.is_null().to_numpy(zero_copy_only=False))
-
-
 def fields_of(schema: Iterable[pa.Field], before: str = "") -> dict[str, pa.DataType]:
     """The types of columns, and those of the fields of structs by names with dots; a column that is called so wins."""
     types = {before + field_.name: field_.type for field_ in schema}
@@ -381,9 +377,9 @@ def value_or_none(item: Mapping[str, Any], name: str) -> Any:
         return None
 
 
-def is_name(key: Any) -> bool:
-    """Whether a key can name a column: a string without half of a surrogate pair."""
-    return isinstance(key, str) and key == printable_name(key)
+def is_unicode(value: Any) -> bool:
+    """Whether it is a string without half of a surrogate pair: only such a key can name a column."""
+    return isinstance(value, str) and value == printable_name(value)
 
 
 def printable_name(key: str) -> str:

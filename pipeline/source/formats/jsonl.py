@@ -23,7 +23,7 @@ from pyarrow import json as pa_json
 
 from ...errors import SourceError
 from ..chunk import BadRow, Chunk, Selection, assemble, concat
-from ..columns import is_name, keys_within, not_utf8, printable_name, value_at, value_or_none
+from ..columns import is_unicode, keys_within, not_utf8, printable_name, value_at, value_or_none
 from ..compression import UTF8, why_not_decoded
 from ..format import InputFile, Schema
 from .json_strings import Lines, Taken, are_plain, distinct, lines_refused, pieces, taken_out
@@ -94,8 +94,8 @@ class Jsonl(RecordFormat):
                         "(jq -c . FILE > FILE.jsonl)"
                     )
                 values = _object_on(line)
-                keys |= dict.fromkeys(filter(is_name, values))
-                within |= dict.fromkeys(filter(is_name, keys_within(values)), pa.string())
+                keys |= dict.fromkeys(filter(is_unicode, values))
+                within |= dict.fromkeys(filter(is_unicode, keys_within(values)), pa.string())
                 absent = asked - keys.keys() - within.keys()
                 if lines >= least and not absent:
                     break

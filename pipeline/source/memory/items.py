@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from ...errors import UsageError
 from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, assemble, concat
-from ..columns import is_name, is_textual, keys_within, printable_name, value_at, value_or_none
+from ..columns import is_textual, is_unicode, keys_within, printable_name, value_at, value_or_none
 from ..limits import LIMITS, Limits
 from ..plan.files import format_of, is_known
 from .tables import MEMORY, Tables, is_pandas, of_table, resolve
@@ -101,9 +101,9 @@ class Items:
                 self._drawn += itertools.islice(self._items, _LOOKED_AT_FOR_KEYS)
             schema = {}
             for item in self._dicts():
-                schema |= dict.fromkeys(filter(is_name, item), pa.string())
+                schema |= dict.fromkeys(filter(is_unicode, item), pa.string())
                 if not schema.keys() >= asked:
-                    within |= dict.fromkeys(filter(is_name, keys_within(item)), pa.string())
+                    within |= dict.fromkeys(filter(is_unicode, keys_within(item)), pa.string())
             for names in (schema, within):
                 for name in schema if selection.keep_all and names is schema else names.keys() & selection.kept:
                     names[name] = self._type(name)
@@ -273,7 +273,7 @@ def _no_text(what: str, value: Any) -> str | None:
 
 
 def _half(what: str, value: Any) -> str | None:
-    return None if is_name(_written(value) or "") else f"{what} holds half of a surrogate pair"
+    return None if is_unicode(_written(value) or "") else f"{what} holds half of a surrogate pair"
 
 
 def _is_null(value: Any) -> bool:
