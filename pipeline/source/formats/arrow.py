@@ -99,10 +99,8 @@ def _of_file(stream: BinaryIO, size: int) -> Index:
         raise ValueError("not a readable Arrow file (cut off: its list of batches is missing)")
     stream.seek(size - tail - length)
     footer = _root(stream.read(length))
-    dictionaries, batches = (
-        tuple(_block(stream, size, block) for block in footer.structs(field, _BLOCK)) for field in (2, 3)
-    )
-    return Index(0, dictionaries, batches)
+    dictionaries, batches = ([_block(stream, size, b) for b in footer.structs(field, _BLOCK)] for field in (2, 3))
+    return Index(0, tuple(dictionaries), tuple(batches))
 
 
 def _block(stream: BinaryIO, size: int, block: np.void) -> Message:

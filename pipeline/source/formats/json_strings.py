@@ -244,9 +244,8 @@ def distinct(lines: Lines) -> Lines:
     digits = lines.data - np.uint8(ord("1"))
     same = lines.data - digits * (digits < 9)
     texts = lines._replace(block=pa.py_buffer(same)).texts
-    if (
-        len(texts[:_SAMPLE].unique()) > _SAMPLE // 2 or (same == _BACKSLASH).any()
-    ):  # an escape may stand for a letter of the key
+    # An escape may stand for a letter of the key.
+    if len(texts[:_SAMPLE].unique()) > _SAMPLE // 2 or (same == _BACKSLASH).any():
         return lines
     texts = texts.unique()
     starts = np.frombuffer(texts.buffers()[1], np.int64)[: len(texts)]

@@ -296,11 +296,8 @@ def _row_bytes(parquet: pq.ParquetFile, stream: BinaryIO, group: int, names: lis
     longest = encoded = 0
     strings, in_lists = [], []
     for column in _columns_of(about, names):
-        path, leaf, count = (
-            column.path_in_schema,
-            leaves[column.path_in_schema],
-            -(-column.num_values // max(about.num_rows, 1)),
-        )
+        path, count = column.path_in_schema, -(-column.num_values // max(about.num_rows, 1))
+        leaf = leaves[path]
         fixed, text, can_be = count * (_VALUE_BYTES + max(leaf.length, 0)), 0, False
         if column.physical_type == "BYTE_ARRAY" and "DELTA_BYTE_ARRAY" in column.encodings:
             fixed += _UNKNOWN_BYTES

@@ -384,8 +384,6 @@ def rows_of(file: InputFile) -> int | None:
 def changed_chunks(plan: Plan) -> list[tuple[str, str]]:
     """The chunks of files that have changed, committed or not, each with the reason; those of a range as one name."""
     changed = changed_files(plan.files)
-    if not changed:
-        return []
     return [
         (f"part-{part.number:06d}-*", file.path + changed[file.location])
         for part in plan.ranges

@@ -282,10 +282,8 @@ def _search_bucket(url: str, is_known: Callable[[str], bool], endpoint: str | No
             pass
     if glob.has_magic(key):
         return _matching_objects(bucket, [part for part in key.split("/") if part], endpoint)
-    objects = objects_below(bucket, folder, endpoint)
-    return _kept_below(
-        f"{bucket}/{folder}".rstrip("/"), ((f"{bucket}/{key}", about) for key, about in objects), is_known
-    )
+    objects = ((f"{bucket}/{key}", about) for key, about in objects_below(bucket, folder, endpoint))
+    return _kept_below(f"{bucket}/{folder}".rstrip("/"), objects, is_known)
 
 
 def _matching_objects(bucket: str, pattern: list[str], endpoint: str | None) -> Found:
