@@ -26,7 +26,7 @@ from ..compression import UTF8, looks_like, unescaped
 from ..format import Format, InputFile, Schema, Seek
 from ..open.ahead import PARSING
 from ..open.opening import open_at
-from .records import BOM, Blocks, Extent, Guess, Readable, Records, Split, read_records, split_lines
+from .records import BOM, Blocks, Extent, Guess, Readable, Records, Split, read_onto, read_records, split_lines
 
 FEW_BYTES = 64 << 10
 """Of a file: they usually hold its header, and a hundred lines."""
@@ -76,7 +76,7 @@ class Head(NamedTuple):
         The byte of the file at which they begin.
     final : bool
         Whether they are the whole file.
-    failure : SourceError or None
+    failure : Exception or None
         The error of a damaged compressed file after them.
 
     """
@@ -84,7 +84,7 @@ class Head(NamedTuple):
     data: bytes
     start: int
     final: bool
-    failure: SourceError | None = None
+    failure: Exception | None = None
 
 
 @dataclass(frozen=True)
@@ -173,20 +173,14 @@ class RecordFormat(Format):
         """
         if isinstance(file, Piped):
             return file.first
-        block, final, failure = b"", False, None
         with open_at(file, peek=True) as stream:
-            try:
-                while len(block) < size and not final:
-                    more = stream.read(size - len(block))
-                    block, final = block + more, not more
-            except InputChanged:
-                raise
-            except SourceError as error:
-                failure = error
+            block, failure = read_onto(b"", stream, size)
+        if failure is not None and (isinstance(failure, InputChanged) or not isinstance(failure, SourceError)):
+            raise failure
         if self.takes_encoding and (other := looks_like(block)):
             raise UsageError(f"{file.path}: it looks like {other.upper()}: --encoding {other}")
         start = len(BOM) if block.startswith(BOM) else 0
-        return Head(block[start:], start, final, failure)
+        return Head(block[start:], start, failure is None and len(block) < size, failure)
 
     def first_record(self, file: InputFile, byte: int) -> int | None:
         """Where the first record that begins at a byte or after it does, probably; None where it is not found.

@@ -143,7 +143,7 @@ class Blocks:
         """Each, and the byte of the file at which it begins."""
         while True:
             wanted = self._block_bytes if self._left is None else min(self._block_bytes, self._left)
-            data, self._failure = _read_onto(self._held, self._stream, wanted)
+            data, self._failure = read_onto(self._held, self._stream, wanted)
             got = len(data) - len(self._held)
             self._left = None if self._left is None else self._left - got
             stop = self._guess(data) if got and self._failure is None else 0
@@ -170,7 +170,7 @@ class Blocks:
         return self._stream.read(size)
 
 
-def _read_onto(held: bytes, stream: Readable, size: int, at_once: bool = False) -> tuple[bytes, Exception | None]:
+def read_onto(held: bytes, stream: Readable, size: int, at_once: bool = False) -> tuple[bytes, Exception | None]:
     """The bytes that are held, and up to `size` more, fewer only at the end of the stream or before the error that is
     returned. at_once: one piece of the stream is enough. What comes in pieces is copied once.
     """
@@ -256,7 +256,7 @@ def read_records(
             left = extent.stop - offset - held
             wanted = min(wanted, left if left > 0 else tail)
             tail = tail if left > 0 else 2 * tail
-        buffer, failure = _read_onto(buffer, stream, wanted, as_they_arrive)
+        buffer, failure = read_onto(buffer, stream, wanted, as_they_arrive)
         final = failure is not None or len(buffer) == held
         if skipping:
             end = _line_end(buffer, skipping)

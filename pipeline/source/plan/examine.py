@@ -21,6 +21,7 @@ from ..compression import HEAD_BYTES, compression_of
 from ..format import Format, InputFile, Schema
 from ..formats.csv import Csv
 from ..formats.record_format import FEW_BYTES, other_delimiter, separated_by
+from ..formats.records import read_onto
 from ..open.front_to_back import ZIP_MAGIC, ZIP_SUFFIX
 from ..open.opening import Held, open_at, open_stored
 from .files import FORMATS
@@ -252,15 +253,12 @@ def identified(file: InputFile) -> InputFile:
 
 def _decoded(file: InputFile) -> bytes | None:
     """The content of a file; None where it is not little, or cannot be read to its end."""
-    blocks, room = [], _HELD_BYTES + 1
     with open_at(file) as stream:
-        try:
-            while room > 0 and (block := stream.read(room)):
-                blocks.append(block)
-                room -= len(block)
-        except SourceError:  # what can be read before the damage is found by who reads it block by block
-            return None
-    return b"".join(blocks) if room > 0 else None
+        content, failure = read_onto(b"", stream, _HELD_BYTES + 1)
+    if failure is not None and not isinstance(failure, SourceError):
+        raise failure
+    # What can be read before a damage is found by who reads it block by block.
+    return content if failure is None and len(content) <= _HELD_BYTES else None
 
 
 def _refuse_other(name: str, head: bytes, expected: Format) -> None:
