@@ -193,13 +193,11 @@ def identify(
     if _is_dask(source):
         frame = _dask_frame(source)
         return DaskFrame(frame, [{"path": MEMORY, "digest": frame._name}])
-    tables = as_tables(source)
-    rows = as_items(source) if tables is None else tables
+    rows = as_tables(source) or as_items(source)
     if rows is None:
         raise UsageError(_refusal(source))
-    if rows.rows is None:
-        return RowsInMemory(rows, [{"path": MEMORY, "digest": f"read once: {uuid.uuid4().hex}"}])
-    return RowsInMemory(rows, [{"path": MEMORY, "digest": rows.digest if by_content else ""}])
+    once = f"read once: {uuid.uuid4().hex}" if rows.rows is None else ""
+    return RowsInMemory(rows, [{"path": MEMORY, "digest": once or (rows.digest if by_content else "")}])
 
 
 def paths_of(source: Any) -> list[str] | None:

@@ -198,16 +198,13 @@ def _of_stream(source: Any, held: bool) -> Tables:
 
     def read(columns: list[str] | None) -> Iterator[pa.Table]:
         row = 0
-        while True:
-            try:
-                batch = reader.read_next_batch()
-            except StopIteration:
-                return
-            except (OSError, pa.ArrowException) as error:
-                raise BroadsheetError(f"the {kind} failed after {row:,} rows: {error}") from error
-            table = pa.Table.from_batches([batch])
-            yield table if columns is None else table.select(columns)
-            row += len(batch)
+        try:
+            for batch in reader:
+                table = pa.Table.from_batches([batch])
+                yield table if columns is None else table.select(columns)
+                row += len(batch)
+        except (OSError, pa.ArrowException) as error:
+            raise BroadsheetError(f"the {kind} failed after {row:,} rows: {error}") from error
 
     return Tables(reader.schema, None, read, kind)
 

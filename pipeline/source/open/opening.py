@@ -168,12 +168,10 @@ def _compare(file: InputFile, now: State) -> None:
 
 def _moment(modified: str) -> str:
     """A time in ns as people write it; anything else as it is."""
-    if not modified.lstrip("-").isdecimal() or len(modified) > len("-9223372036854775808"):
-        return modified
-    seconds, rest = divmod(int(modified), 10**9)
     try:
+        seconds, rest = divmod(int(modified), 10**9)
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09d} UTC"
-    except (OverflowError, ValueError):  # a file system may give any time
+    except (OverflowError, ValueError, OSError):  # a file system may give any time
         return modified
 
 

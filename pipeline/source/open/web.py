@@ -91,12 +91,9 @@ class WebFile(Origin):
 
     def _ask(self) -> tuple[bool, State]:
         """Whether it has ranges, and its state. Ranges of a file of unknown size are of no use: where does it end?"""
-        response = self._open({"Range": "bytes=0-0"})
-        try:
+        with self._open({"Range": "bytes=0-0"}) as response:
             state = _state_in(response)
             return response.status in (206, 416) and state.size is not None, state
-        finally:
-            response.close()
 
     def _begin(self) -> None:
         """Open it at the byte that comes next, which its server sends after all those before."""
