@@ -174,8 +174,7 @@ def _started(
     if where == "slurm":
         from .slurm.elastic import slurm_cluster
 
-        context: AbstractContextManager[Client] = slurm_cluster(workers, protocol, tls, say)
-        return context
+        return slurm_cluster(workers, protocol, tls, say)
     if workers is not None or protocol != "auto" or tls is not None:
         raise UsageError(f"workers, protocol and TLS of the cluster at {where} were chosen when it was started")
     return _existing(where, None, where, say)
@@ -218,8 +217,7 @@ def _dashboard_of(client: Client) -> dict[str, str]:
 
         return {link: dask.config.get(link)} if dask.config.get(token, None) else {}
 
-    found: dict[str, str] = client.run_on_scheduler(read)
-    return found
+    return dict(client.run_on_scheduler(read))
 
 
 class _OfNoLostConnection(logging.Filter):

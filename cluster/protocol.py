@@ -50,10 +50,8 @@ def choose(asked: str, hosts: int, tls: bool | None = None) -> tuple[str, str]:
     if not count_gpus():
         return "tcp", f"protocol: TCP, since the {hosts} hosts have no GPUs to connect"
     if not has_ucx():
-        return (
-            "tcp",
-            f"protocol: TCP, since distributed-ucxx is not installed (pip install 'broadsheet[ucx13]'); {hosts} hosts",
-        )
+        lacking = "distributed-ucxx is not installed (pip install 'broadsheet[ucx13]')"
+        return "tcp", f"protocol: TCP, since {lacking}; {hosts} hosts"
     return "ucx", _ucx_line(f"since GPUs of {hosts} hosts are to be connected")
 
 

@@ -51,10 +51,8 @@ def _key_and_certificate() -> tuple[bytes, bytes]:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return (
-        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
-        certificate.public_bytes(Encoding.PEM),
-    )
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return secret, certificate.public_bytes(Encoding.PEM)
 
 
 def load_certificates(folder: Path) -> Security:

@@ -181,8 +181,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
 
         """
         best = self.predict_proba(X).argmax(axis=1)
-        labels: NDArray[Any] = self.classes_[best]
-        return labels
+        return np.asarray(self.classes_[best])
 
     def predict_proba(self, X: Iterable[str]) -> NDArray[np.float32]:  # noqa: N803
         """Compute the probability of every class.

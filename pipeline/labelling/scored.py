@@ -206,8 +206,7 @@ def texts_of(chunk: Chunk) -> Texts:
 def _refuse_other_ids(engine: Engine, first: Engine) -> None:
     if engine.model.length == WHOLE:
         raise UsageError(f"the input is encoded already, and {engine.model.name} reads text: give it the texts")
-    same = engine.model.alphabet.symbols == first.model.alphabet.symbols and engine.model.length == first.model.length
-    if not same:
+    if engine.model.alphabet.symbols != first.model.alphabet.symbols or engine.model.length != first.model.length:
         raise UsageError(
             f"the input is encoded already, for {first.model.name}, and {engine.model.name} has another alphabet or "
             "length: label it in a job of its own"

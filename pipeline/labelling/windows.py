@@ -132,8 +132,7 @@ class Windows:
             spread = (sizes > length).astype(np.int64) + (sizes > 2 * length)
             return 1 + np.minimum(spread, self.most - 1)
         beyond = np.minimum(sizes, self.reads(length)) - length
-        counts: NDArray[np.int64] = 1 + np.maximum(-(-beyond // (length - self.overlap)), 0)
-        return counts
+        return np.asarray(1 + np.maximum(-(-beyond // (length - self.overlap)), 0))
 
     def classify(
         self,
@@ -302,9 +301,7 @@ class _Together:
 
     def scores(self, counts: NDArray[np.int64]) -> NDArray[np.float32]:
         """The scores of every class, float32 [N, classes]; NaN where the model overflows on a window."""
-        scores = self._scores / counts[:, None] if self._is_mean else self._scores
-        rounded: NDArray[np.float32] = scores.astype(np.float32)
-        return rounded
+        return np.asarray(self._scores / counts[:, None] if self._is_mean else self._scores, np.float32)
 
 
 def _slabs(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:

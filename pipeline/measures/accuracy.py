@@ -174,11 +174,9 @@ def confusion_of(
     pairs: Iterable[tuple[int, int, int]], classes: tuple[str, ...], before: Confusion | None = None
 ) -> Confusion:
     """The matrix of any number of `count_pairs` results. The counts of `before`, if given, are added to in place."""
-    counts = np.zeros((len(classes), len(classes)), np.int64) if before is None else before.counts
-    without = 0 if before is None else before.without_truth
-    unlabelled = np.zeros(len(classes), np.int64)
-    if before is not None and len(before.unlabelled):
-        unlabelled = before.unlabelled
+    size = len(classes)
+    before = before or Confusion(classes, np.zeros((size, size), np.int64), 0, np.zeros(size, np.int64))
+    counts, without, unlabelled = before.counts, before.without_truth, before.unlabelled
     for true, predicted, number in pairs:
         if true == NO_TRUTH:
             without += number

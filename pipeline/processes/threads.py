@@ -30,8 +30,7 @@ def available_cores() -> int:
 
 def free_cores() -> int:
     """Cores that other work leaves to this process, by the load of the last minute; at least one."""
-    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    return max(1, min(available_cores(), round((os.cpu_count() or 1) - busy)))
+    return max(1, min(available_cores(), round((os.cpu_count() or 1) - os.getloadavg()[0])))
 
 
 def available_memory() -> int:

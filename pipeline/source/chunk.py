@@ -513,8 +513,7 @@ def rows_between(chunk: Chunk, first: int, last: int) -> Chunk:
 
 def _between(table: pa.Table, first: int, last: int) -> NDArray[np.bool_]:
     numbers = table.column("row").to_numpy()
-    between: NDArray[np.bool_] = (numbers >= first) & (numbers < last)
-    return between
+    return np.asarray((numbers >= first) & (numbers < last))
 
 
 _Piece = TypeVar("_Piece")

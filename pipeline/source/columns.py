@@ -49,8 +49,7 @@ def truth_indices(values: pa.Array, classes: tuple[str, ...]) -> NDArray[np.int3
         raise UsageError(f"a column of {values.type} holds no class names or numbers") from error
     indices = [known.get(_label_text(v), NO_TRUTH) for v in distinct.dictionary.to_pylist()]
     of_value = np.array([*indices, NO_TRUTH], np.int32)
-    numbers: NDArray[np.int32] = of_value[distinct.indices.fill_null(len(indices)).to_numpy()]
-    return numbers
+    return np.asarray(of_value[distinct.indices.fill_null(len(indices)).to_numpy()])
 
 
 def numbers_in(rows: pa.Table, name: str, levels: Sequence[str] = ()) -> NDArray[np.float64]:

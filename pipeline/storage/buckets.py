@@ -303,10 +303,9 @@ def _client(bucket: str, endpoint: str | None, _environment: tuple[tuple[str, st
     if scheme in _S3:
         options["credential_provider"] = _profile_credentials()
     url = f"gs://{rest}" if scheme in _GOOGLE else bucket
-    make: Any = obstore.store.from_url  # its type has an overload for each scheme
+    make: Callable[..., ObjectStore] = obstore.store.from_url  # its type has an overload for each scheme
     try:
-        client: ObjectStore = make(url, client_options=_CLIENT, retry_config=_RETRY, **options)
-        return client
+        return make(url, client_options=_CLIENT, retry_config=_RETRY, **options)
     except (BaseError, ValueError, OSError) as error:
         what = without_secrets(str(error).partition("\n\nDebug source:")[0])
         if "Account must be specified" in what:

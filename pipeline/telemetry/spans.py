@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 try:
@@ -173,11 +173,8 @@ def span(
     """
     start, began = time.time(), time.perf_counter()
     try:
-        if nvtx is None:
+        with nvtx.annotate(name, domain="broadsheet", payload=number) if nvtx else nullcontext():
             yield
-        else:
-            with nvtx.annotate(name, domain="broadsheet", payload=number):
-                yield
     finally:
         if into is not None:
             into.append(Span(name, start, time.perf_counter() - began, here(), lane, device))

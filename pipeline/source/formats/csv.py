@@ -301,8 +301,7 @@ class Csv(RecordFormat):
         delimiters = np.flatnonzero(array == ord(self.delimiter))
         if len(quotes):
             delimiters = delimiters[np.searchsorted(quotes, delimiters) & 1 == 0]
-        counts: NDArray[np.int64] = np.searchsorted(delimiters, ends) - np.searchsorted(delimiters, starts) + 1
-        return counts
+        return np.asarray(np.searchsorted(delimiters, ends) - np.searchsorted(delimiters, starts) + 1)
 
     def _is_quote(self, array: NDArray[np.uint8]) -> NDArray[np.bool_]:
         return array == ord(self.quote) if self.quote else np.zeros(len(array), np.bool_)

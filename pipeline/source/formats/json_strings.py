@@ -193,8 +193,7 @@ def _are_of_lines(block: pa.Buffer, starts: Positions, begins: Positions) -> NDA
     for is_one, step in ((_OPENING, 1), (_CLOSING, -1)):
         at = np.flatnonzero(is_one[data])
         depth += step * np.diff(at[quotes.searchsorted(at) & 1 == 0].searchsorted(bounds))
-    are_of_lines: NDArray[np.bool_] = depth == 1
-    return are_of_lines
+    return np.asarray(depth == 1)
 
 
 def _which(at: Positions, begins: Positions, closes: Positions) -> tuple[Positions, NDArray[np.bool_]]:
@@ -305,8 +304,7 @@ def _escapes(data: NDArray[np.uint8]) -> Positions:
     if (follows[1:] & follows[:-1]).any():
         place = np.arange(len(at))
         follows = (place - np.maximum.accumulate(np.where(follows, 0, place))) & 1 == 1
-    begin: Positions = at[~follows]
-    return begin
+    return np.asarray(at[~follows])
 
 
 def _quotes(data: NDArray[np.uint8], escapes: Positions) -> Positions:
@@ -326,8 +324,7 @@ def _are_valid(data: NDArray[np.uint8], at: Positions) -> NDArray[np.bool_]:
     high, low = of_pair == 0xD800 >> 10, of_pair == 0xDC00 >> 10
     paired = high & np.append(low[1:], False) & np.append(np.diff(at[u]) == _U_ESCAPE, False)
     valid[u] = (digits >= 0).all(axis=1) & (high == paired) & (low == np.append(False, paired[:-1]))
-    are_valid: NDArray[np.bool_] = valid
-    return are_valid
+    return np.asarray(valid)
 
 
 def pieces(block: pa.Buffer, bounds: Positions) -> pa.LargeBinaryArray:

@@ -420,8 +420,7 @@ def _may_be_json(lines: Lines) -> bool:
 def _are_objects(lines: Lines) -> NDArray[np.bool_]:
     """Whether each line begins and ends like an object."""
     data = lines.data
-    are_objects: NDArray[np.bool_] = (data[lines.starts] == _OPEN) & (data[lines.ends - 1] == _CLOSE)
-    return are_objects
+    return np.asarray((data[lines.starts] == _OPEN) & (data[lines.ends - 1] == _CLOSE))
 
 
 def _parse_line(line: bytes, selection: Selection) -> tuple[dict[str, str | None], list[str]]:

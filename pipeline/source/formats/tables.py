@@ -130,8 +130,7 @@ def _sizes(values: pa.Array) -> NDArray[np.int64]:
         values = values.cast(pa.list_(kind.value_type))
     if isinstance(values, pa.ListArray | pa.LargeListArray):  # a map is one
         after = np.concatenate([[0], np.cumsum(_sizes(values.values))])
-        sizes: NDArray[np.int64] = np.diff(after[values.offsets.to_numpy()])
-        return sizes
+        return np.asarray(np.diff(after[values.offsets.to_numpy()]))
     return np.zeros(len(values), np.int64)
 
 

@@ -62,8 +62,7 @@ class _Reading:
 
     def _is_skipped(self, name: str) -> bool:
         self._send(Question(name))
-        is_skipped: bool = unpacked(receive(self._connection))
-        return is_skipped
+        return bool(unpacked(receive(self._connection)))
 
     def _send(self, message: Size | Item | Question | Failure) -> None:
         frames = packed(message)
