@@ -40,10 +40,11 @@ _SWATCH = (
 _REFRESH_MS = 500
 _STRIP_SECONDS = 60
 _X_RANGE = (-_STRIP_SECONDS, 12)  # seconds from now; to its right the activity and rate of each worker
-_MARGIN = 110
+_STYLE = {"sizing_mode": "stretch_width", "tools": "", "min_border_left": 110}  # of both charts
 _RATE_SECONDS = 5.0
 _MOST_WORKERS = 64
 _BAR = ("left", "right", "top", "bottom", "color")
+_TASKS = ("label-", "write-", "infer-and-write-")
 _UNDONE = ("waiting", "processing", "queued", "no-worker")
 _CARD = (
     '<div style="display:inline-block;margin:0 28px 6px 0"><div style="color:#777;font-size:12px">{}</div>'
@@ -89,8 +90,7 @@ class _Page:
         self._rates = ColumnDataSource({"time": [], "rate": []})
         self._strip = ColumnDataSource({name: [] for name in _BAR})
         self._now = ColumnDataSource({name: [] for name in ("x", "y", "text")})
-        chart = figure(title="articles a second", height=200, sizing_mode="stretch_width", tools="", x_range=_X_RANGE)
-        chart.min_border_left = _MARGIN
+        chart = figure(title="articles a second", height=200, x_range=_X_RANGE, **_STYLE)
         chart.xaxis.visible = False
         chart.line("time", "rate", source=self._rates, line_width=2, color="#2a9d5c")
         chart.varea("time", y1=0, y2="rate", source=self._rates, fill_color="#2a9d5c", fill_alpha=0.15)
@@ -100,26 +100,12 @@ class _Page:
         self._gantt = self._new_strip()
         self._legend = Div(text="")
         self._kept = Div(text="", sizing_mode="stretch_width")
-        self.root = column(
-            self._cards,
-            chart,
-            self._gantt,
-            self._legend,
-            self._kept,
-            sizing_mode="stretch_width",
-            margin=(10, 20, 10, 20),
-        )
+        parts = (self._cards, chart, self._gantt, self._legend, self._kept)
+        self.root = column(*parts, sizing_mode="stretch_width", margin=(10, 20, 10, 20))
 
     def _new_strip(self) -> Any:
-        strip = figure(
-            title=f"what each worker is doing, over the last {_STRIP_SECONDS} s",
-            height=120,
-            sizing_mode="stretch_width",
-            tools="",
-            x_range=self._chart.x_range,
-            min_border_left=_MARGIN,
-            y_range=(1, 0),
-        )
+        title = f"what each worker is doing, over the last {_STRIP_SECONDS} s"
+        strip = figure(title=title, height=120, x_range=self._chart.x_range, y_range=(1, 0), **_STYLE)
         strip.quad("left", "right", "top", "bottom", source=self._strip, fill_color="color", line_color=None)
         strip.text("x", "y", "text", source=self._now, text_baseline="middle", text_font_size="12px")
         strip.grid.visible = False
@@ -147,12 +133,8 @@ class _Page:
     def _cards_of(self, job: dict[str, Any] | None, rate: float, now: float) -> str:
         if not job:
             return "<h2>Broadsheet</h2><p>No job yet.</p>"
-        undone = sum(
-            group.states[state]
-            for group in self._scheduler.task_groups.values()
-            if group.name.startswith(("label-", "write-", "infer-and-write-"))
-            for state in _UNDONE
-        )
+        ours = [group for group in self._scheduler.task_groups.values() if group.name.startswith(_TASKS)]
+        undone = sum(group.states[state] for group in ours for state in _UNDONE)
         ended = job["ended"]
         seconds = job["seconds_left"]
         cards = [
@@ -164,9 +146,8 @@ class _Page:
             ("quarantined rows", f"{job['rows_quarantined']:,}"),
             ("time left", "ended" if ended else "?" if seconds is None else str(timedelta(seconds=round(seconds)))),
         ]
-        where = escape(
-            printable(f"{job['model']} on {job['backend']}" + (f" → {job['output']}" if job["output"] else ""))
-        )
+        told = f"{job['model']} on {job['backend']}" + (f" → {job['output']}" if job["output"] else "")
+        where = escape(printable(told))
         body = "".join(_CARD.format(name, value) for name, value in cards)
         return f'<h2 style="margin:0">Broadsheet</h2><p style="color:#555;margin:2px 0 12px">{where}</p>{body}'
 
