@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from queue import Empty, Full, Queue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ...processes.threads import available_cores
 
@@ -98,18 +98,16 @@ _T = TypeVar("_T")
 _SECONDS_BETWEEN_LOOKS = 0.2
 
 
-class _End:
-    """What follows the last item. error: that ended it."""
-
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
+_END = object()
+"""What follows the last item."""
 
 
 class InThread(Generic[_T]):
     """One iterator in a thread of its own, up to `held` items ahead, until `stopped`."""
 
     def __init__(self, make: Callable[[], Iterator[_T]], held: int, stopped: threading.Event) -> None:
-        self._items: Queue[_T | _End] = Queue(held)
+        self._items: Queue[Any] = Queue(held)
+        self._error: BaseException | None = None
         self._stopped = stopped
         self._thread = threading.Thread(target=self._run, args=(make,), name="broadsheet-ahead", daemon=True)
         self._thread.start()
@@ -119,16 +117,15 @@ class InThread(Generic[_T]):
         self._thread.join()
 
     def _run(self, make: Callable[[], Iterator[_T]]) -> None:
-        error: BaseException | None = None
         try:
             for item in make():
                 if not self._put(item):
                     return
-        except BaseException as raised:
-            error = raised
-        self._put(_End(error))
+        except BaseException as error:
+            self._error = error
+        self._put(_END)
 
-    def _put(self, item: _T | _End) -> bool:
+    def _put(self, item: Any) -> bool:
         while not self._stopped.is_set():
             try:
                 self._items.put(item, timeout=_SECONDS_BETWEEN_LOOKS)
@@ -143,9 +140,9 @@ class InThread(Generic[_T]):
                 item = self._items.get(timeout=_SECONDS_BETWEEN_LOOKS)  # with a limit, so that Ctrl-C interrupts
             except Empty:
                 continue
-            if isinstance(item, _End):
-                if item.error is not None:
-                    raise item.error
+            if item is _END:
+                if self._error is not None:
+                    raise self._error
                 return
             yield item
 
