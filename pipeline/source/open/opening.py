@@ -116,9 +116,9 @@ def open_stored(file: InputFile) -> BinaryIO:
 
 def expect(stream: BinaryIO, ranges: Iterable[tuple[int, int]]) -> None:
     """Say which bytes of an open file will be read next, so that a server is asked for them side by side."""
-    raw = getattr(stream, "raw", None)
-    if isinstance(raw, _Planned):
-        raw.expect(ranges)
+    planned = getattr(stream, "raw", None)
+    if isinstance(planned, _Planned) and isinstance(planned.raw, RemoteFile):
+        planned.raw.expect(ranges)
 
 
 def reason(error: OSError) -> str:
@@ -188,45 +188,41 @@ class _Planned(io.RawIOBase):
         self._file = file
         expected = State(file.size, file.modified)
         try:
-            self._raw = open_location(file.location, file.ranges, expected, file.endpoint, stop)
+            self.raw = open_location(file.location, file.ranges, expected, file.endpoint, stop)
         except FileNotFoundError as error:
             raise InputChanged(f"{file.path}: it can no longer be read: {reason(error)}") from error
         except OSError as error:
             raise _failed(file, error) from error
         try:
-            _compare(file, self._raw.state())
+            _compare(file, self.raw.state())
         except InputChanged:
-            self._raw.close()
+            self.raw.close()
             raise
-
-    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        if isinstance(self._raw, RemoteFile):
-            self._raw.expect(ranges)
 
     def readable(self) -> bool:
         return True
 
     def seekable(self) -> bool:
-        return self._raw.ranges
+        return self.raw.ranges
 
     def readinto(self, buffer: Any) -> int:
         try:
-            count = self._raw.readinto(buffer)
+            count = self.raw.readinto(buffer)
         except OSError as error:
-            _compare(self._file, self._raw.state())
+            _compare(self._file, self.raw.state())
             raise _failed(self._file, error) from error
-        _compare(self._file, self._raw.state())
+        _compare(self._file, self.raw.state())
         return count or 0
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._raw.seek(offset, whence)
+        return self.raw.seek(offset, whence)
 
     def tell(self) -> int:
-        return self._raw.tell()
+        return self.raw.tell()
 
     def close(self) -> None:
         if not self.closed:
-            self._raw.close()
+            self.raw.close()
         super().close()
 
 

@@ -194,7 +194,7 @@ class RemoteFile(io.RawIOBase):
             self._request(self._following(wanted))
         while len(self._blocks) < self._at_once:
             start, stop = self._following(0)
-            if start >= stop or start == self._stop or not _AHEAD.has_room(stop - start):
+            if start >= stop or start == self._stop or _Block.held + stop - start > _MOST_AHEAD:
                 break
             self._request((start, stop))
         return self._blocks[0]
@@ -247,11 +247,16 @@ def _requests(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 class _Block:
     """Bytes of a file that have been requested."""
 
+    held = 0
+    """Of all files, the bytes that this process holds or has requested."""
+
+    _lock = Lock()
+
     def __init__(self, origin: Origin, start: int, stop: int) -> None:
         self.start, self.stop = start, stop
         self._origin = origin
         self._read: memoryview | None = None
-        _AHEAD.add(stop - start)
+        self._count(stop - start)
         self._future: Future[memoryview] = _threads().submit(origin.get, start, stop)
 
     def data(self) -> memoryview:
@@ -262,25 +267,11 @@ class _Block:
 
     def drop(self) -> None:
         self._future.cancel()
-        _AHEAD.add(self.start - self.stop)
+        self._count(self.start - self.stop)
 
-
-class _Ahead:
-    """The bytes that this process holds or has requested."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._bytes = 0
-
-    def has_room(self, count: int) -> bool:
-        return self._bytes + count <= _MOST_AHEAD
-
-    def add(self, count: int) -> None:
+    def _count(self, change: int) -> None:
         with self._lock:
-            self._bytes += count
-
-
-_AHEAD = _Ahead()
+            _Block.held += change
 
 
 @cache
