@@ -17,9 +17,8 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib.abc import MetaPathFinder
 from multiprocessing import forkserver, resource_tracker
-from typing import IO
+from typing import IO, Any
 
 _END_SECONDS = 5.0
 _KEPT_BYTES = 4096
@@ -125,28 +124,18 @@ FORKS = Forks()
 """That of this process."""
 
 
-class _Hidden(MetaPathFinder):
-    """Says that there are no modules of these names."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
-
-    def find_spec(self, name: str, *_: object) -> None:
-        if name in self._names:
-            raise ModuleNotFoundError("another package does without it here", name=name)
-
-
 @contextmanager
 def hidden(*modules: str) -> Iterator[None]:
     """In the block, packages that are imported do without these modules, which they need for some uses only. Those who
     import them later find them.
     """
-    finder = _Hidden(modules)
-    sys.meta_path.insert(0, finder)
+    absent: dict[str, Any] = dict.fromkeys({*modules} - sys.modules.keys())
+    sys.modules.update(absent)  # to import what is None there is an error
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
+        for name in absent:
+            sys.modules.pop(name, None)
 
 
 def spare_pandas() -> None:
