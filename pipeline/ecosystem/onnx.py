@@ -210,13 +210,8 @@ class _Graph:
             shape = ["articles", 2, "ngrams"]
             given.append(helper.make_tensor_value_info("ngrams", kinds.INT32, shape))
             given.append(helper.make_tensor_value_info("ngram_times", kinds.FLOAT, shape))
-        return helper.make_graph(
-            self._nodes,
-            "broadsheet",
-            given,
-            [helper.make_tensor_value_info("scores", kinds.FLOAT, ["articles", len(model.classes)])],
-            constants,
-        )
+        scores = helper.make_tensor_value_info("scores", kinds.FLOAT, ["articles", len(model.classes)])
+        return helper.make_graph(self._nodes, "broadsheet", given, [scores], constants)
 
     def _one_hot(self, ids: str) -> str:
         """[N, symbols, length]: the columns of unknown characters and of padding are zero."""

@@ -230,13 +230,8 @@ def set_aside(chunk: Chunk, lost: NDArray[np.bool_], reason: str) -> Chunk:
     """The chunk with those of its readable rows in quarantine where `lost`, [N], is true."""
     mask = pa.array(lost)
     rows = chunk.rows.filter(mask)
-    columns = [
-        rows["file"],
-        rows["row"],
-        pa.nulls(len(rows), pa.int64()),
-        pa.repeat(reason, len(rows)),
-        pc.binary_slice(chunk.text.filter(mask), 0, HEAD_BYTES).cast(pa.binary()),
-    ]
+    heads = pc.binary_slice(chunk.text.filter(mask), 0, HEAD_BYTES).cast(pa.binary())
+    columns = [rows["file"], rows["row"], pa.nulls(len(rows), pa.int64()), pa.repeat(reason, len(rows)), heads]
     return replace(
         chunk.take(~lost),
         quarantine=pa.concat_tables([chunk.quarantine, pa.table(columns, QUARANTINE_SCHEMA)]),

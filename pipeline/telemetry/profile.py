@@ -134,14 +134,8 @@ def counted_bytes(command: Sequence[str], environment: Mapping[str, str], kernel
     if shutil.which("ncu") is None:
         return None
     options = ["--csv", "--page", "raw", "--metrics", ",".join(_METRICS), "--clock-control", "none"]
-    run = subprocess.run(
-        ["ncu", *options, "--kernel-name-base", "function", "--kernel-name", kernels, *command],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=_SECONDS,
-        check=False,
-    )
+    ncu = ["ncu", *options, "--kernel-name-base", "function", "--kernel-name", kernels, *command]
+    run = subprocess.run(ncu, capture_output=True, text=True, env=environment, timeout=_SECONDS, check=False)
     bytes_of_kernels = read_report(run.stdout.splitlines())
     if not bytes_of_kernels:
         words = [line for line in (run.stdout + run.stderr).splitlines() if "ERR" in line or "rror" in line]
