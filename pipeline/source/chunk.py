@@ -437,23 +437,25 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
     """One chunk of several, in order; `ids` and `truth` are in all of them or in none. It has no name."""
     if len(chunks) == 1:
         return chunks[0]
-    ids = [c.ids for c in chunks if c.ids is not None]
-    truth = [c.truth for c in chunks if c.truth is not None]
-    counts = [c.n_chars for c in chunks if c.n_chars is not None]  # an empty one may be without
-    bad = [c.bad for c in chunks if c.bad is not None]
     return Chunk(
         pa.concat_arrays([c.text for c in chunks]),
         pa.concat_tables([c.rows for c in chunks]),
         pa.concat_tables([c.quarantine for c in chunks]),
-        np.concatenate(ids) if ids else None,
-        np.concatenate(truth) if truth else None,
+        _together((c.ids for c in chunks), np.concatenate),
+        _together((c.truth for c in chunks), np.concatenate),
         tuple(dict.fromkeys(p for c in chunks for p in c.problems)),
-        np.concatenate(counts) if counts else None,
-        pa.concat_tables(bad) if bad else None,
+        _together((c.n_chars for c in chunks), np.concatenate),
+        _together((c.bad for c in chunks), pa.concat_tables),
         sources=tuple(source for c in chunks for source in c.sources),
         not_copied=commonest(c.not_copied for c in chunks),
         prepared={name: pa.concat_arrays([c.prepared[name] for c in chunks]) for name in chunks[0].prepared},
     )
+
+
+def _together(parts: Iterable[Any], join: Callable[[list[Any]], Any]) -> Any:
+    """What several chunks have, joined; None where they are without. One that has no rows may be without alone."""
+    given = [part for part in parts if part is not None]
+    return join(given) if given else None
 
 
 def commonest(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
