@@ -190,7 +190,7 @@ def identify(
             if message := _instead_of_path(source, error.message):
                 raise UsageError(message) from error
             raise
-    if _is_dask(source):
+    if hasattr(source, "__dask_graph__"):
         frame = _dask_frame(source)
         return DaskFrame(frame, [{"path": MEMORY, "digest": frame._name}])
     rows = as_tables(source) or as_items(source)
@@ -227,14 +227,6 @@ def _instead_of_path(source: Any, message: str) -> str | None:
     shown = source if len(source) <= _SHOWN else f"{source[:_SHOWN]}…"
     message = message.replace(repr(source), repr(shown))
     return f"{message}{'' if message.endswith('?') else '.'} To label a text, give a list of texts"
-
-
-def _is_dask(source: Any) -> bool:
-    if not hasattr(source, "__dask_graph__"):
-        return False
-    from dask.base import is_dask_collection  # takes a tenth of a second to import, so only where it is needed
-
-    return bool(is_dask_collection(source))
 
 
 def _dask_frame(source: Any) -> Any:

@@ -249,16 +249,10 @@ def _value(item: Any, name: str, selection: Selection) -> Any:
 
 def _not_copied(items: Sequence[Any], selection: Selection) -> Counter[str]:
     """How many items have each key that is to be copied and is not."""
-    keys: Counter[str] = Counter()
-    if selection.keep_all:
-        for item in items:
-            if isinstance(item, Mapping) and not item.keys() <= set(selection.kept):
-                keys.update(
-                    printable_name(str(key))
-                    for key, value in item.items()
-                    if not _is_null(value) and key not in selection.kept
-                )
-    return keys
+    kept = {*selection.kept}
+    dicts = (item for item in items if isinstance(item, Mapping)) if selection.keep_all else ()
+    others = ((key, value) for item in dicts for key, value in item.items() if key not in kept)
+    return Counter(printable_name(str(key)) for key, value in others if not _is_null(value))
 
 
 def _no_article(item: Any, number: int, kind: str) -> str:
