@@ -285,9 +285,9 @@ def _address_in(file: Path) -> str:
         try:
             return str(json.loads(file.read_bytes())["address"])
         except FileNotFoundError:
-            if time.monotonic() > deadline:
-                raise UsageError(f"no scheduler has written {file} within {_LOOK_SECONDS} s") from None
+            problem = f"no scheduler has written {file} within {_LOOK_SECONDS} s"
         except (ValueError, KeyError):  # half written
-            if time.monotonic() > deadline:
-                raise UsageError(f"{file} is not a scheduler's file") from None
+            problem = f"{file} is not a scheduler's file"
+        if time.monotonic() > deadline:
+            raise UsageError(problem)
         time.sleep(0.2)

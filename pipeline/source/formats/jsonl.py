@@ -281,13 +281,10 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
             lines = distinct(lines)
         if not are_plain(lines):
             return None
-        table = pa_json.read_json(
-            pa.BufferReader(lines.block),
-            pa_json.ReadOptions(use_threads=False, block_size=len(lines.block) + 1),
-            pa_json.ParseOptions(
-                explicit_schema=types.schema, unexpected_field_behavior="infer" if selection.keep_all else "ignore"
-            ),
-        )
+        unexpected = "infer" if selection.keep_all else "ignore"
+        parse = pa_json.ParseOptions(explicit_schema=types.schema, unexpected_field_behavior=unexpected)
+        read = pa_json.ReadOptions(use_threads=False, block_size=len(lines.block) + 1)
+        table = pa_json.read_json(pa.BufferReader(lines.block), read, parse)
     except ValueError:  # as Arrow's are, also where the message quotes invalid UTF-8
         return None
     if len(table) != len(lines.starts):
