@@ -17,8 +17,9 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.abc import MetaPathFinder
 from multiprocessing import forkserver, resource_tracker
-from typing import IO, Any
+from typing import IO
 
 _END_SECONDS = 5.0
 _KEPT_BYTES = 4096
@@ -124,18 +125,30 @@ FORKS = Forks()
 """That of this process."""
 
 
+class _Hidden(MetaPathFinder):
+    """Says that there are no modules of these names. (None in `sys.modules` would do for Python's own `import`; that of
+    Cython, by which pyarrow looks for pandas, returns the None.)
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name in self._names:
+            raise ModuleNotFoundError("another package does without it here", name=name)
+
+
 @contextmanager
 def hidden(*modules: str) -> Iterator[None]:
     """In the block, packages that are imported do without these modules, which they need for some uses only. Those who
     import them later find them.
     """
-    absent: dict[str, Any] = dict.fromkeys({*modules} - sys.modules.keys())
-    sys.modules.update(absent)  # to import what is None there is an error
+    finder = _Hidden(modules)
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        for name in absent:
-            sys.modules.pop(name, None)
+        sys.meta_path.remove(finder)
 
 
 def spare_pandas() -> None:
