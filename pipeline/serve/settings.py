@@ -121,4 +121,5 @@ def start_log(as_json: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines(as_json))
     logging.basicConfig(level=logging.ERROR, handlers=[handler], force=True)
+    logging.logProcesses = logging.logThreads = logging.logMultiprocessing = False  # no line has them, all take time
     log.setLevel(logging.INFO)
