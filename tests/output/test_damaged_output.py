@@ -26,7 +26,7 @@ from jobs import Once, contents, file_size_limit
 from typer.testing import CliRunner
 
 from broadsheet.pipeline import BroadsheetError, OutputError, Paths, SourceError, UsageError, classify, verify
-from broadsheet.pipeline.cli.commands import app
+from broadsheet.pipeline.cli.commands import application
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.output.folder import OutputFolder
 from broadsheet.pipeline.output.object_store import place_of
@@ -311,7 +311,7 @@ def test_a_forged_plan_is_not_resumed(job: Finished, change: Callable[[Any], obj
 
 
 def test_the_input_tells_what_a_wholly_forged_folder_does_not(undisturbed: Finished, job: Finished) -> None:
-    told = CliRunner().invoke(app, ["verify", str(job.out), "--input"])
+    told = CliRunner().invoke(application(), ["verify", str(job.out), "--input"])
     assert f"whole. 9 chunks; {ROWS} rows read" in told.output, told.output
     take_away(job, "part-000004-0000000")
     end = job.one("_entries/group-000004-*")
