@@ -337,8 +337,10 @@ class _Chunks(AbstractContextManager["_Chunks"]):
         self._room = None
 
     def _secede(self) -> None:
-        """Have another task of the worker read meanwhile."""
-        if not self._has_seceded:
+        """Have another task of the worker read meanwhile. Not where the worker closes: it holds Dask's lock of threads
+        while it waits for this one, which would wait for the lock.
+        """
+        if not self._has_seceded and self._worker.status not in _ENDING:
             secede()
         self._has_seceded = True
 
