@@ -123,8 +123,7 @@ def command(
     elif place is None:
         raise UsageError("give a folder or a file for the labels: -o OUT/ or -o labels.csv (or -o - for stdout)")
     else:
-        chosen = [name for name, value in connection.items() if value not in (None, "auto")]
-        ahead = _engines_ahead(models, options) if has_lone_gpu and not chosen else nullcontext()
+        ahead = _engines_ahead(models, options) if has_lone_gpu and not _names_a_cluster(connection) else nullcontext()
         with _telling_how_to_go_on(place, source, continued), ahead:
             report = _run(source, one_file.place if one_file else place, models, options, connection, quiet)
         if as_json:
@@ -241,6 +240,11 @@ def _engines_ahead(models: Any, options: dict[str, Any]) -> Iterator[None]:
         yield
 
 
+def _names_a_cluster(connection: dict[str, Any]) -> bool:
+    """Whether anything of a cluster was asked for. connection: the keywords of `connect`, as the user gave them."""
+    return any(value not in (None, "auto") for value in connection.values())
+
+
 def _is_one_chunk(inputs: Sequence[str]) -> bool:
     """Whether the inputs are files so small that another process would have nothing to do beside this one."""
     return bool(inputs) and all(map(os.path.isfile, inputs)) and sum(map(os.path.getsize, inputs)) <= _ONE_CHUNK_BYTES
@@ -280,16 +284,16 @@ def _run(
     from ..report.terminal import NoProgress, TerminalProgress
     from ..source.inputs import Paths
 
+    named = _names_a_cluster(connection)
     connection |= {"say": lambda line: None} if quiet else {}
     progress: Progress = NoProgress() if quiet else TerminalProgress(PlainConsole(stderr=True))
     refuse_files(source, place, model, Options(**options))  # before a cluster starts
-    chosen = [name for name, value in connection.items() if name != "say" and value not in (None, "auto")]
     device = options.get("device", "auto")
     if connection["where"] == "auto":
         connection["where"] = nearest(device)
     files = source if isinstance(source, Paths) else ()
     one_chunk = connection["where"] == "local" and "chunk_size" not in options and _is_one_chunk(files)
-    if not chosen and (one_chunk or (connection["where"] == "cuda" and count_gpus() == 1)):
+    if not named and (one_chunk or (connection["where"] == "cuda" and count_gpus() == 1)):
         connection |= {"where": "local", "processes": False}  # which starts in a fraction of the time
     elif connection["where"] == "local" and connection["workers"] is None and expected_device(device) == "cuda":
         connection["workers"] = 1  # without dask-cuda, which gives each GPU a worker, the first GPU has one

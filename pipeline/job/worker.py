@@ -113,7 +113,7 @@ class WorkerState:
             As of `Readers.read_range`.
 
         """
-        if self.readers and not 0 < part.bytes <= self.small_bytes:
+        if self.readers and not 0 < part.bytes <= self.small_bytes:  # 0 where that is not known
             return self.readers.read_range(part, selection, chunk_rows, skip, spans, take)
         return _as_room_allows(read_range(part, selection, chunk_rows, skip, spans), take)
 

@@ -255,7 +255,7 @@ def test_an_engine_that_is_offered_for_a_block_is_loaded_meanwhile_and_closed_af
     may_load, loads = threading.Event(), list[str]()
 
     def load() -> Engine:
-        may_load.wait()
+        may_load.wait(60)  # or what loads at once would hang here
         loads.append("a")
         return Counted(small_model)
 
