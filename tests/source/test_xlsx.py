@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import re
 import resource
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import openpyxl
@@ -19,7 +21,7 @@ from reading import found, read_files
 from broadsheet import pipeline
 from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.chunk import Selection, concat
 from broadsheet.pipeline.source.plan.files import find_files
 
 ROWS = [
@@ -41,6 +43,22 @@ def workbook(path: Path, rows: list[tuple[object, ...]], others: int = 0) -> Pat
     book.create_sheet("empty")
     book.save(path)
     return path
+
+
+def edited(path: Path, edit: Callable[[bytes], bytes], member: str = "xl/worksheets/sheet1.xml") -> Path:
+    """The workbook with another content of one member, beside it."""
+    other = path.with_name(f"edited_{path.name}")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(other, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, edit(old.read(name)) if name == member else old.read(name))
+    return other
+
+
+def columns(path: Path) -> dict[str, list[object]]:
+    """The kept columns of a workbook that has no problem."""
+    result = read_files(found([path]), Selection(keep_all=True), 7)
+    assert not result.messages
+    return concat(result.chunks).rows.drop_columns(["file", "row"]).to_pydict()
 
 
 def test_the_first_sheet_is_read_as_text(client: Client, small_model: Model, tmp_path: Path) -> None:
@@ -105,3 +123,81 @@ def test_a_workbook_made_to_fill_memory_or_damaged_is_refused(
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert message in read_files(found([bad]), Selection(), 10).messages[0]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
+
+
+@pytest.mark.parametrize("claimed", ["A1", "A1:B21", "C3:D4", "A1:XFD1048576", "A90:B95"])
+def test_all_rows_are_read_whatever_the_sheet_says_of_its_size(tmp_path: Path, claimed: str) -> None:
+    rows = [(f"article {i}", str(i)) for i in range(50)]
+    path = workbook(tmp_path / "b.xlsx", [("text", "n"), *rows])
+    claim = f'<dimension ref="{claimed}"'.encode()
+    path = edited(path, lambda sheet: re.sub(rb'<dimension ref="[^"]*"', claim, sheet))
+    assert claim in zipfile.ZipFile(path).read("xl/worksheets/sheet1.xml")
+    read = columns(path)
+    assert [*zip(read["text"], read["n"], strict=True)] == rows
+
+
+ESCAPED = {
+    "a_x000D_\nb": "a\r\nb",
+    "_x005F_x000D_": "_x000D_",
+    "_x005F_x005F_": "_x005F_",
+    "a path x005F_b of it": "a path x005F_b of it",
+    "_x000d_ and _x0041_": "\r and A",
+    "_xD83D__xDE00_!": "😀!",
+    "_xD83D_!": "\ufffd!",
+    "_x12_ _X0041_ _x00G1_ x0041_": "_x12_ _X0041_ _x00G1_ x0041_",
+}
+"""Texts as a workbook holds them, and what they stand for."""
+
+
+@pytest.mark.parametrize("kind", ["shared", "inline", "formula"])
+def test_escapes_in_texts_are_what_they_stand_for(tmp_path: Path, kind: str) -> None:
+    path = workbook(tmp_path / "b.xlsx", [("text",), *((text,) for text in ESCAPED)])
+    texts = iter(["text", *ESCAPED])
+    ways = {"inline": b't="inlineStr"><is><t>%s</t></is></c>', "formula": b't="str"><f>A9</f><v>%s</v></c>'}
+    if kind in ways:
+        path = edited(
+            path, lambda sheet: re.sub(rb't="s"><v>\d+</v></c>', lambda _: ways[kind] % next(texts).encode(), sheet)
+        )
+    assert columns(path)["text"] == [*ESCAPED.values()]
+
+
+def test_what_xlsxwriter_escapes_is_read_again(tmp_path: Path) -> None:
+    xlsxwriter = pytest.importorskip("xlsxwriter")
+    texts = ["a\rb", "\x01\x02", "_x000D_", "_x005F_", "plain"]
+    for options in ({}, {"constant_memory": True}):  # shared texts; texts within cells
+        with xlsxwriter.Workbook(tmp_path / "b.xlsx", options) as book:
+            sheet = book.add_worksheet()
+            for row, text in enumerate(["text", *texts]):
+                sheet.write_string(row, 0, text)
+        assert columns(tmp_path / "b.xlsx")["text"] == texts
+
+
+def test_durations_are_hours_as_excel_shows_them(tmp_path: Path) -> None:
+    shown = {
+        datetime.timedelta(hours=26, minutes=30): "26:30:00",
+        datetime.timedelta(minutes=5, seconds=1.5): "0:05:01.5",
+        datetime.timedelta(days=400): "9600:00:00",
+        -datetime.timedelta(hours=1, minutes=30): "-1:30:00",
+        datetime.timedelta(0): "0:00:00",
+    }
+    path = workbook(tmp_path / "b.xlsx", [("text", "took"), *(("x", took) for took in shown)])
+    assert columns(path)["took"] == [*shown.values()]
+
+
+def test_rows_that_openpyxl_leaves_out_are_not_lost_in_silence(tmp_path: Path) -> None:
+    path = workbook(tmp_path / "b.xlsx", [("text",), ("one",), ("two",), ("three",)])
+    for number in (b"2", b"4"):  # an earlier row, and one twice
+        bad = edited(path, lambda sheet, number=number: sheet.replace(b'<row r="3"', b'<row r="%s"' % number))
+        sheet = openpyxl.load_workbook(bad, read_only=True).active
+        sheet.reset_dimensions()
+        assert [row for row in sheet.values if row] != [("text",), ("one",), ("two",), ("three",)]
+        (message,) = read_files(found([bad]), Selection(), 10).messages
+        assert re.search("its row [24] comes after row [24]: open it and save it again", message)
+
+
+def test_a_strict_workbook_is_named(tmp_path: Path) -> None:
+    path = workbook(tmp_path / "b.xlsx", [("text",), ("one",)])
+    main, strict = "schemas.openxmlformats.org/spreadsheetml/2006/main", "purl.oclc.org/ooxml/spreadsheetml/main"
+    path = edited(path, lambda sheet: sheet.replace(main.encode(), strict.encode()))
+    (message,) = read_files(found([path]), Selection(), 10).messages
+    assert 'it is a "Strict Open XML" workbook: save it as "Excel Workbook (.xlsx)"' in message

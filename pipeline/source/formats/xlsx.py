@@ -2,16 +2,22 @@
 
 A workbook is an archive of XML, of which a few kilobytes may stand for gigabytes. openpyxl reads a sheet row by row,
 but all texts that cells share at once: a workbook is read if these, and each row, are of bounded size.
+
+Some of what openpyxl returns is not what Excel shows. It stops where the sheet's `<dimension>` says that the cells end,
+which may be wrong, so that is reset. It leaves out a row that follows one with a higher number, so such a sheet is
+refused. It leaves the escapes of texts as they are (`_x000D_` is a carriage return), and damages those of the
+underscore, so the shared texts are read here.
 """
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import pyarrow as pa
 
@@ -26,12 +32,20 @@ _NEEDS = "an Excel file needs openpyxl: pip install 'broadsheet[xlsx]', or save 
 _MOST_TEXTS = 256 << 20  # bytes of XML without the sheets
 _MOST_ROW = 16 << 20  # bytes of XML
 _MOST_ROWS = 1 << 20  # that a sheet has in Excel
+_MOST_TAG = 4096  # bytes
+_STRICT = b"http://purl.oclc.org/ooxml/spreadsheetml/main"
+_ROW = re.compile(rb"<(?:\w+:)?row[\s/>]")
+_ROW_NUMBER = re.compile(rb"<(?:\w+:)?row\s(?:[^>]*\s)?r\s*=\s*[\"'](\d+)[\"']")
+_ESCAPES = re.compile("(?:_x[0-9A-Fa-f]{4}_)+")
+"""UTF-16 code units that stand for characters, some of which XML cannot hold (ECMA-376, part 1, 22.9.2.19)."""
 
 _Row = tuple[str | None, ...]
 
 
 class Xlsx(Format):
-    """All values are text, as Excel would save them in a CSV: 5, 0.1, TRUE, 2024-01-31; of a formula, its result."""
+    """All values are text, much as Excel saves them in a CSV: 5, 0.1, TRUE, 2024-01-31, 26:30:00 of a duration; of a
+    formula, its result.
+    """
 
     name = "xlsx"
     suffixes = (".xlsx",)
@@ -70,38 +84,74 @@ class Xlsx(Format):
 @contextmanager
 def _sheets(file: InputFile) -> Iterator[list[Any]]:
     """Raises SourceError where they cannot be read, UsageError where openpyxl is not installed."""
-    try:
-        from openpyxl import load_workbook
-    except ImportError as error:
-        raise UsageError(f"{file.path}: {_NEEDS}") from error
     with open_at(file) as stream:
         try:
-            _refuse_large(stream)
-            sheets = load_workbook(stream, read_only=True, data_only=True, keep_links=False).worksheets
+            _refuse_unreadable(stream)
+            sheets = _workbook(stream).worksheets
             if not sheets:
                 raise ValueError("it has no sheet of cells")
+            for sheet in sheets:
+                sheet.reset_dimensions()
             yield sheets
+        except ImportError as error:
+            raise UsageError(f"{file.path}: {_NEEDS}") from error
         except (SourceError, UsageError):
             raise
         except Exception as error:  # openpyxl raises nearly anything where a workbook is not as it expects
             raise SourceError(f"{file.path}: not a readable Excel file ({error})") from error
 
 
-def _refuse_large(stream: BinaryIO) -> None:
-    """Raise ValueError where what openpyxl reads at once takes more than it should."""
+def _workbook(stream: BinaryIO) -> Any:
+    """The workbook, read row by row, whose texts are as they are stored."""
+    from openpyxl.cell.text import Text
+    from openpyxl.reader.excel import ExcelReader
+    from openpyxl.xml.constants import SHARED_STRINGS, SHEET_MAIN_NS
+    from openpyxl.xml.functions import iterparse
+
+    class Reader(ExcelReader):  # type: ignore[misc]
+        def read_strings(self) -> None:
+            if (part := self.package.find(SHARED_STRINGS)) is not None:
+                with self.archive.open(part.PartName[1:]) as source:
+                    for _, node in iterparse(source):
+                        if node.tag == f"{{{SHEET_MAIN_NS}}}si":
+                            self.shared_strings.append(Text.from_tree(node).content)
+                            node.clear()
+
+    reader = Reader(stream, read_only=True, data_only=True, keep_links=False)
+    reader.read()
+    return reader.wb
+
+
+def _refuse_unreadable(stream: BinaryIO) -> None:
+    """Raise ValueError where openpyxl would read at once more than it should, or would leave out rows in silence."""
     texts = 0
     with zipfile.ZipFile(stream) as archive:
         for member in archive.infolist():
-            if member.filename.startswith("xl/worksheets/"):
+            if member.filename.startswith("xl/worksheets/") and member.filename.endswith(".xml"):
                 with archive.open(member) as sheet:
-                    while len(block := sheet.read(_MOST_ROW)) == _MOST_ROW:
-                        if b"<row" not in block:
-                            raise ValueError(f"a row takes more than {_MOST_ROW >> 20} MiB; save it as .csv")
+                    _refuse_sheet(sheet)
             elif member.filename.endswith((".xml", ".rels")):
                 texts += member.file_size
     if texts > _MOST_TEXTS:
         raise ValueError(f"its texts take more than {_MOST_TEXTS >> 20} MiB; save it as .csv")
     stream.seek(0)
+
+
+def _refuse_sheet(sheet: IO[bytes]) -> None:
+    """Raise ValueError for a sheet with a row that is too large, or whose rows are not in order."""
+    tag, last = b"", 0
+    while block := sheet.read(_MOST_ROW):
+        if _STRICT in block[:_MOST_TAG]:
+            raise ValueError('it is a "Strict Open XML" workbook: save it as "Excel Workbook (.xlsx)", or as .csv')
+        if len(block) == _MOST_ROW and not _ROW.search(block):
+            raise ValueError(f"a row takes more than {_MOST_ROW >> 20} MiB; save it as .csv")
+        block = tag + block
+        tag = block[block.rfind(b"<") :]
+        tag = b"" if b">" in tag else tag[-_MOST_TAG:]  # one that goes on in the next block
+        for number in map(int, _ROW_NUMBER.findall(block)):
+            if number <= last:
+                raise ValueError(f"its row {number:,} comes after row {last:,}: open it and save it again, or as .csv")
+            last = number
 
 
 def _rows(sheet: Any) -> Iterator[_Row]:
@@ -133,4 +183,22 @@ def _text(value: object) -> str | None:
         return str(int(value))
     if isinstance(value, datetime):
         return value.isoformat(" ").removesuffix(" 00:00:00")
+    if isinstance(value, timedelta):
+        return _duration(value)
+    if isinstance(value, str):
+        value = _ESCAPES.sub(_unescaped, value)
     return None if value is None or value == "" else str(value)
+
+
+def _unescaped(escapes: re.Match[str]) -> str:
+    """The characters for which a run of escapes stands; halves of a surrogate pair become U+FFFD."""
+    units = "".join(escape[2:6] for escape in re.findall("_x....", escapes[0]))
+    return bytes.fromhex(units).decode("utf-16-be", "replace")
+
+
+def _duration(value: timedelta) -> str:
+    """Hours, minutes and seconds, as Excel's format [h]:mm:ss has them: hours do not become days."""
+    seconds, rest = divmod(abs(value), timedelta(seconds=1))
+    hours, minutes = divmod(seconds // 60, 60)
+    fraction = f".{rest.microseconds:06}".rstrip("0") if rest else ""
+    return f"{'-' if value < timedelta(0) else ''}{hours}:{minutes:02}:{seconds % 60:02}{fraction}"
