@@ -43,7 +43,7 @@ HEAVY = {
     "onnx",
     "onnxruntime",
 }
-HEAVY |= {"pandas", "pyarrow", "sklearn", "torch"}
+HEAVY |= {"pandas", "pyarrow", "pydantic", "sklearn", "torch"}
 SHOW = "import sys; sys.argv = ['broadsheet', *{}]\ntry: main()\nexcept SystemExit: pass\n"
 
 
