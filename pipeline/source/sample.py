@@ -12,7 +12,7 @@ from io import BytesIO
 from ..errors import SourceError, UsageError
 from ..processes.threads import available_cores
 from .chunk import Chunk, Selection, concat, empty_chunk, first_chunks
-from .compression import UTF8, Transcoded
+from .compression import HEAD_BYTES, UTF8, Transcoded, compression_of
 from .format import InputFile
 from .formats.record_format import RecordFormat
 from .formats.records import read_records
@@ -162,7 +162,7 @@ def _density(examined: Examined) -> tuple[int, int, float]:
     else:
         with open_location(file.location, file.ranges, endpoint=file.endpoint, stop=_HEAD_BYTES) as raw:
             head = raw.read(_HEAD_BYTES)
-        text, stored = beginning(head), len(head)
+        text, stored = beginning(head, compression_of(head[:HEAD_BYTES], file.compression))[0], len(head)
         if file.format.encoding != UTF8:
             text = Transcoded(BytesIO(text), file.format.encoding).read(4 * len(text))  # a character takes four bytes
     records = read_records(BytesIO(text[start:]), file.format.split, start, limits=file.format.limits)

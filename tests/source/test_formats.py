@@ -295,30 +295,29 @@ def test_two_columns_of_one_name_matter_where_they_are_used(tmp_path: Path, kind
 
 
 def test_what_a_name_does_not_tell_the_content_does(tmp_path: Path) -> None:
-    lines = [json.dumps({"text": f"row {i}", "x": "y" * 200_000 * (i == 2)}).encode() + b"\n" for i in range(4)]
+    lines = [json.dumps({"text": f"row {i}", "x": "y" * 200_000 * (i == 2)}).encode() + b"\n" for i in range(5)]
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(lines[0]))
     (tmp_path / "b.json").write_bytes(b"\n " + lines[1])
     (tmp_path / "part-00000").write_bytes(lines[2])
     (tmp_path / "part-00001.gz").write_bytes(gzip.compress(lines[3]))
-    pq.write_table(pa.table({"text": ["row 4"]}), tmp_path / "part-r-00002")
-    others = {
-        "config.json": '{\n "a": 1}',
-        "list.json": '[{"text": "x"}]',
-        "part-00003": "text\nrow 5\n",
-        "LICENSE": "x",
-    }
-    for name, content in others.items():
+    (tmp_path / "marked.json").write_bytes(b"\xef\xbb\xbf" + lines[4])
+    pq.write_table(pa.table({"text": ["row 5"]}), tmp_path / "part-r-00002")
+    (tmp_path / "part-00005").touch()
+    others = {"config.json": '{\n "a": 1}', "LICENSE": "x"}
+    unknown = {"list.json": '[{"text": "x"}]', "part-00003": "text\nrow 6\n", "part-00004.snappy": "\x00\x01"}
+    for name, content in (others | unknown).items():
         (tmp_path / name).write_text(content)
     listed = find_files([str(tmp_path)], 70, 1014)
     assert sorted(Path(path).name for path in listed.left_out) == sorted(others)
+    assert sorted(Path(path).name for path, _ in listed.problems) == sorted(unknown)
     result = read_files(listed.found, Selection(), 10)
-    assert (sorted(result.texts), result.messages) == ([b"row %d" % i for i in range(5)], [])
+    assert (sorted(result.texts), result.messages) == ([b"row %d" % i for i in range(6)], [])
     with pytest.raises(UsageError, match=r"config.json: .* an object a line .*input_format="):
         find_files([str(tmp_path / "config.json")], 70, 1014)
     listed = find_files([str(tmp_path / "part-00003"), str(tmp_path / "part-0000[3]")], 70, 1014, input_format="csv")
-    assert read_files(listed.found, Selection(), 10).texts == [b"row 5"]
+    assert read_files(listed.found, Selection(), 10).texts == [b"row 6"]
     listed = find_files([str(tmp_path)], 70, 1014, input_format="text")
-    assert (len(listed.found), listed.left_out) == (9, ())
+    assert (len(listed.found), listed.left_out) == (12, ())
 
 
 @pytest.mark.parametrize(

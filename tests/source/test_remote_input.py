@@ -5,6 +5,7 @@ every kind of manners, and with what must not be told in the address.
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import random
 import re
@@ -278,6 +279,52 @@ def web(tmp_path: Path) -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+
+
+SIZES = (0, 1, 40_000, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 200_000)
+"""Of files of which a head of 64 KiB is read: some have less."""
+
+
+def json_lines(size: int) -> bytes:
+    line = b'{"text": "an article, the first of the file"}\n'
+    return line if 0 < size < len(line) else (line * (size // len(line) + 1))[:size].rpartition(b"\n")[0]
+
+
+@pytest.mark.parametrize("manners", ["ranges", "whole", "chunked", "endless", "head"])
+def test_a_head_of_a_small_file_is_read_in_one_request(web: str, manners: str) -> None:
+    """No byte beyond its end is asked for, of which a server sends none, however often it is asked."""
+    for size in SIZES:
+        (Server.folder / "a.json").write_bytes(json_lines(size))
+        Server.answers = 0
+        with open_location(f"{web}/{manners}/a.json", stop=64 << 10) as raw, io.BufferedReader(raw) as stream:
+            assert stream.read(64 << 10) == json_lines(size)[: 64 << 10]
+        assert Server.answers <= 2
+        listed = find_files([f"{web}/{manners}/a.json"], 70, 1014)
+        assert ([file.format.name for file in listed.found], listed.left_out, listed.problems) == (["jsonl"], (), ())
+
+
+def test_a_small_object_whose_name_does_not_tell_its_format_is_read(s3: Folder, proxy: Proxy) -> None:
+    for size in SIZES:
+        s3.write(f"{size}.json", json_lines(size))
+        s3.write(f"{size}.json.gz", gzip.compress(json_lines(size)))
+        s3.write(f"part-{size:05}", json_lines(size))
+    listed = find_files([s3.url], 70, 1014, endpoint=proxy.url)
+    assert (len(listed.found), listed.left_out, listed.problems) == (3 * len(SIZES), (), ())
+    assert len([method for method, *_ in proxy.seen if method == "GET"]) <= 1 + 3 * len(SIZES)  # the listing is one
+    for file in listed.found:
+        size = int(re.findall(r"\d+", file.path)[-1])
+        with open_at(file, peek=True) as stream:
+            assert b"".join(iter(lambda stream=stream: stream.read(1 << 20), b"")) == json_lines(size)
+
+
+def test_an_object_that_must_not_be_read_is_a_problem_whatever_it_is_called(s3: Folder, proxy: Proxy) -> None:
+    for name in ("a.json", "part-00000", "b.jsonl"):
+        s3.write(name, LINES)
+    proxy.decide = lambda method, path: 403 if path.endswith(("a.json", "part-00000")) else None
+    listed = find_files([s3.url], 70, 1014, endpoint=proxy.url)
+    assert [file.path for file in listed.found] == [f"{s3.url}/b.jsonl"]
+    assert [path for path, _ in listed.problems] == [f"{s3.url}/{name}" for name in ("a.json", "part-00000")]
+    assert all("the credentials do not allow this" in why for _, why in listed.problems)
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import io
 import lzma
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, BinaryIO, Protocol, TypeAlias, cast
@@ -19,7 +18,7 @@ from typing import Any, BinaryIO, Protocol, TypeAlias, cast
 import lz4.frame
 
 from ...processes.threads import available_cores, available_memory
-from ..compression import Compression, compression_of
+from ..compression import Compression
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -143,11 +142,32 @@ def why(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def beginning(head: bytes, most: int = 64 << 20) -> bytes:
-    """What the first bytes of a file hold, decompressed, as far as they go, and no more than `most`."""
-    content, pieces = content_of(cast(BinaryIO, io.BytesIO(head)), compression_of(head), exact=True), []
-    with suppress(Exception):  # each library has errors of its own
-        while most > 0 and (piece := content.read1(min(most, PIECE_BYTES))):
+def beginning(head: bytes, compression: Compression | None, most: int = 64 << 20) -> tuple[bytes, Exception | None]:
+    """What the first bytes of a file hold, decompressed, and the error that ends it, such as that they end there.
+
+    Parameters
+    ----------
+    head : bytes
+        The first bytes.
+    compression : Compression or None
+        Of the file.
+    most : int
+        So many decompressed bytes at most.
+
+    """
+    held, failure = _held(head, compression, most, PIECE_BYTES)
+    if not held and failure is not None:  # a read that fails drops what it has decompressed
+        held, failure = _held(head, compression, most, 1)
+    return held, failure
+
+
+def _held(head: bytes, compression: Compression | None, most: int, size: int) -> tuple[bytes, Exception | None]:
+    """The same, read in pieces of that size."""
+    content, pieces = content_of(cast(BinaryIO, io.BytesIO(head)), compression, exact=True), []
+    try:
+        while most > 0 and (piece := content.read1(min(most, size))):
             pieces.append(piece)
             most -= len(piece)
-    return b"".join(pieces)
+    except Exception as error:  # each library has errors of its own
+        return b"".join(pieces), error
+    return b"".join(pieces), None

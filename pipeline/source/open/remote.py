@@ -123,13 +123,13 @@ _MOST_AHEAD = 192 << 20  # bytes that a process holds or has requested ahead, fo
 class RemoteFile(io.RawIOBase):
     """The bytes of an origin. Raises OSError, whatever its server does.
 
-    stop: the byte up to which it will be read, in order, where that is known.
+    stop: the byte up to which it will be read, in order, where that is known. The file may end before it.
     """
 
     def __init__(self, origin: Origin, stop: int | None = None) -> None:
         self.ranges = origin.ranges
         self._origin = origin
-        self._stop = stop
+        self._stop = stop if stop is None else min(stop, self._size)  # a server sends no byte beyond the end
         self._at = self._end = 0  # where it is read, and up to where blocks were requested
         self._steps = 0  # blocks in order, since the last jump
         self._blocks: deque[_Block] = deque()

@@ -22,6 +22,7 @@ from ..format import Format, InputFile, Schema
 from ..formats.csv import Csv
 from ..formats.record_format import FEW_BYTES, other_delimiter, separated_by
 from ..formats.records import read_onto
+from ..open.containers import TAR_BYTES, container_of
 from ..open.front_to_back import ZIP_MAGIC, ZIP_SUFFIX
 from ..open.opening import Held, open_at, open_stored
 from .files import FORMATS
@@ -159,7 +160,7 @@ class EmptyFile(SourceError):
     """A file without a byte has no rows, and no columns either: it is like every other."""
 
 
-_FIRST_BYTES = 64
+_FIRST_BYTES = TAR_BYTES
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _HELD_BYTES = 4 << 20
 
@@ -262,7 +263,9 @@ def _decoded(file: InputFile) -> bytes | None:
 
 
 def _refuse_other(name: str, head: bytes, expected: Format) -> None:
-    """Raise SourceError for the first bytes of another format."""
+    """Raise SourceError for the first bytes of another format, or of an archive that is not read."""
+    if archive := container_of(head):
+        raise SourceError(f"{name}: it is a {archive} file by its first bytes; unpack it. It was not read")
     others = {form.name: form.suffixes[0] for form in FORMATS.values() if form.magic and head.startswith(form.magic)}
     if head.startswith(ZIP_MAGIC):
         others[ZIP_SUFFIX[1:]] = ZIP_SUFFIX

@@ -4,12 +4,13 @@ to list them.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import os
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -17,8 +18,9 @@ from heapq import heapreplace
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 
-from ...errors import SourceError, UsageError
+from ...errors import InputUnavailable, SourceError, UsageError
 from ...processes.threads import available_cores, threads
+from ...storage.buckets import State
 from ...storage.names import (
     InArchive,
     file_part,
@@ -29,6 +31,7 @@ from ...storage.names import (
     named,
     printable,
     root_of,
+    without_secrets,
 )
 from ..compression import SUFFIXES
 from ..format import Format, InputFile, Member
@@ -40,10 +43,10 @@ from ..formats.parquet import Parquet
 from ..formats.record_format import FEW_BYTES, Text
 from ..formats.wet import Wet
 from ..formats.xlsx import Xlsx
-from ..open.decompress import beginning
-from ..open.front_to_back import ZIP_SUFFIX, is_hidden, list_members, member_path
+from ..open.front_to_back import DAMAGE, ZIP_SUFFIX, is_hidden, list_members, member_path, open_member
 from ..open.opening import open_at, open_location, reason
 from ..open.remote import REQUESTS
+from .content import Kind, Told, told_by
 from .search import Listed, Problem, search
 
 FORMATS: dict[str, Format] = {}
@@ -90,12 +93,11 @@ for _format in (Csv(), Tsv(), Jsonl(), Parquet(), Arrow(), Text(), Wet(), Xlsx()
 _REMEDIES = {
     ".xls": "save it as .xlsx or .csv",
     ".ods": "save it as .xlsx or .csv",
-    ".json": "it must hold an object a line (jq -c . FILE > FILE.jsonl; jq -c '.[]' of an array)",
     ".tar": "unpack it",
     ".7z": "unpack it",
     ".rar": "unpack it",
 }
-_JSON_LINE = re.compile(rb'\s*\{[ \t]*"')
+_OF_SPARK = re.compile(r"part-(?:[a-z]-)?\d{4}")
 _ONE_READER = "a {} file is read at many places at once: {}"
 _NO_RANGES = "its server cannot do that; download it first"
 
@@ -164,13 +166,17 @@ def find_files(
     said = next((form.suffixes[0] for form in FORMATS.values() if form.name == input_format), None)
     unsure = [] if said else [file for file in listed.files if _is_unsure(file.location)]
     with threads(REQUESTS) as pool:
-        suffixes = dict(zip((file.location for file in unsure), pool.map(find.suffix_of, unsure), strict=True))
-    here = {*inputs, *map(os.path.abspath, inputs)}
+        told = dict(zip((file.location for file in unsure), pool.map(find.told_of, unsure), strict=True))
+    named_here = {*inputs, *map(os.path.abspath, inputs)}
     for file in listed.files:
-        if file.location not in here and suffixes.get(file.location, "") is None:
+        if file.location not in told:
+            find.add(file, said)
+        elif told[file.location].kind is Kind.OTHER and file.location not in named_here:
             listed.left_out.append(file.location)
         else:
-            find.add(file, suffixes.get(file.location, said))
+            find.add_told(file, told[file.location])
+    if find.unknown and not find.found and len(find.unknown) == len(find.problems):
+        raise UsageError(find.unknown[0])
     files, problems = _told_apart(find.found), find.problems
     if whole_hash:
         files, unreadable = _hashed(files)
@@ -264,9 +270,13 @@ def may_be_input(path: str) -> bool:
 
 
 def _is_unsure(path: str) -> bool:
-    """Whether only the content of a file tells its format: it is called .json, or part-00000 without a suffix."""
+    """Whether only the content of a file tells its format: it is called .json, or part-00000 as Spark calls its files,
+    maybe with a suffix that belongs to no format.
+    """
     suffix, name = _suffixes(path)[0], (file_part(path) if is_url(path) else path).rpartition("/")[2]
-    return suffix == ".json" or (not suffix and name.startswith("part-"))
+    if suffix == ".json":
+        return True
+    return name.startswith("part-") and not is_known(path) and (not suffix or bool(_OF_SPARK.match(name)))
 
 
 def _suffixes(path: str) -> tuple[str, str | None]:
@@ -312,24 +322,67 @@ def _format_of(suffix: str, compression: str | None, name: str) -> Format:
 
 
 class _Find:
-    """From listed files to input files. found, problems, left_out: as of `Files`."""
+    """From listed files to input files.
+
+    found, problems, left_out: as of `Files`. unknown: a message for each of the problems that another option may solve.
+    """
 
     def __init__(self, root: str | None, symbols: int, length: int, endpoint: str | None) -> None:
         self.found: list[InputFile] = []
         self.problems: list[Problem] = []
         self.left_out: list[str] = []
+        self.unknown: list[str] = []
         self._root, self._symbols, self._length, self._endpoint = root, symbols, length, endpoint
         self._bound: dict[int, Format] = {}  # one for all files of a format: it is sent to the workers with each
 
-    def suffix_of(self, listed: Listed) -> str | None:
-        """The suffix of the format that a file has by its first bytes; None where that is none, or is not known."""
-        with suppress(OSError):
-            with open_location(listed.location, listed.ranges, endpoint=self._endpoint, stop=FEW_BYTES) as raw:
-                head = beginning(raw.read(FEW_BYTES), FEW_BYTES)
-            if _JSON_LINE.match(head):
-                return Jsonl.suffixes[0]
-            return next((f.suffixes[0] for f in FORMATS.values() if f.magic and head.startswith(f.magic)), None)
-        return None
+    def told_of(self, listed: Listed) -> Told:
+        """What a file is by its first bytes. Raises InputUnavailable where its server cannot be reached."""
+        if listed.problem:
+            return Told(Kind.UNREADABLE, reason=listed.problem)
+        suffix, compression = _suffixes(listed.location)
+        try:
+            with io.BufferedReader(self._opened(listed)) as stream:
+                head = stream.read(FEW_BYTES)
+        except OSError as error:
+            if error.errno == errno.ETIMEDOUT:
+                message = f"{without_secrets(listed.location)}: {reason(error)}. Nothing was labelled: try again later"
+                raise InputUnavailable(message) from error
+            return Told(Kind.UNREADABLE, reason=reason(error))
+        return told_by(head, len(head) < FEW_BYTES, compression, suffix == ".json", FORMATS.values())
+
+    def _told_of_member(self, archive: Listed, member: Member) -> Told:
+        """What a file in an archive is by its first bytes."""
+        if member.problem:
+            return Told(Kind.UNREADABLE, reason=member.problem)
+        suffix, compression = _suffixes(member.name)
+        try:
+            with io.BufferedReader(open_location(archive.location, endpoint=self._endpoint)) as stored:
+                head = open_member(stored, member).read(FEW_BYTES)
+        except (*DAMAGE, OSError) as error:
+            return Told(Kind.UNREADABLE, reason=reason(error) if isinstance(error, OSError) else str(error))
+        return told_by(head, len(head) == member.length, compression, suffix == ".json", FORMATS.values())
+
+    def _opened(self, listed: Listed) -> io.RawIOBase:
+        """A file of which only the first bytes will be read."""
+        state = State(listed.size, listed.modified)
+        return open_location(listed.location, listed.ranges, state, self._endpoint, FEW_BYTES)
+
+    def add_told(self, listed: Listed, told: Told) -> None:
+        """Add a file by what its first bytes tell: its format, or what is wrong. Raises UsageError outside the root."""
+        name = printable(named(listed.location, self._root))
+        if told.kind is Kind.READABLE:
+            try:
+                self.add(listed, told.suffix)
+            except UsageError as error:  # it is compressed, say, and must not be
+                self.problems.append((name, error.message))
+            return
+        self._refuse(name, told)
+
+    def _refuse(self, name: str, told: Told) -> None:
+        """Note a file that cannot be read by what its first bytes tell."""
+        self.problems.append((name, f"{name}: {told.reason}. It was not read"))
+        if told.kind is not Kind.UNREADABLE:
+            self.unknown.append(f"{name}: {told.reason}")
 
     def add(self, listed: Listed, said: str | None) -> None:
         """Add the file that was listed, or the members of the archive that it is. Raises UsageError outside the root,
@@ -404,6 +457,14 @@ class _Find:
         for member in [member for member in members if member.name == wanted] or matching:
             name = printable(member_name(member.name, shown))
             suffix, compression = _suffixes(member.name)
+            told = self._told_of_member(listed, member) if _is_unsure(member.name) else None
+            if told and told.kind is Kind.OTHER and member.name != wanted:
+                self.left_out.append(name)
+                continue
+            if told and told.kind is not Kind.READABLE:
+                self._refuse(name, told)
+                continue
+            suffix = told.suffix if told else suffix
             try:
                 if suffix == ZIP_SUFFIX:
                     raise SourceError(f"{name}: an archive in an archive is not read: unpack the outer one")

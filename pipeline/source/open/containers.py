@@ -1,0 +1,26 @@
+"""Archives that are not read, by their first bytes: whatever they are called, none is taken for text."""
+
+from __future__ import annotations
+
+import tarfile
+
+TAR_BYTES = tarfile.BLOCKSIZE
+"""So many first bytes tell a tar archive: the header of its first member."""
+
+_MAGIC = {b"7z\xbc\xaf\x27\x1c": "7z", b"Rar!\x1a\x07": "rar"}
+
+
+def container_of(head: bytes) -> str | None:
+    """The name of the archive that begins with these bytes, at least `TAR_BYTES` of a file; None for anything else."""
+    if _is_tar(head):
+        return "tar"
+    return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
+
+
+def _is_tar(head: bytes) -> bool:
+    """Whether it begins with a member's header, whose checksum is right. The oldest archives have no magic number."""
+    try:
+        tarfile.TarInfo.frombuf(head[:TAR_BYTES], tarfile.ENCODING, "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True

@@ -1,0 +1,110 @@
+"""The format of a file whose name does not tell it, by its first bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from enum import Enum, auto
+from typing import NamedTuple
+
+from ..compression import HEAD_BYTES, compression_of, looks_like
+from ..format import Format
+from ..formats.jsonl import Jsonl
+from ..formats.record_format import FEW_BYTES
+from ..formats.records import BOM
+from ..open.containers import container_of
+from ..open.decompress import beginning, why
+
+_JSON_LINE = re.compile(rb'\s*\{[ \t]*"')
+_EMPTY_OBJECT_LINE = re.compile(rb"\s*\{[ \t]*\}[ \t]*\r?\n\s*\S")
+_SHOWN = 40
+"""Bytes of a first line that a message shows."""
+
+
+class Kind(Enum):
+    """What became of a file whose format is to be found. READABLE: its format is known. OTHER: it is no input, such as
+    a configuration. UNKNOWN: it should hold rows, and its format is not known. UNREADABLE: it cannot be read at all.
+    """
+
+    READABLE = auto()
+    OTHER = auto()
+    UNKNOWN = auto()
+    UNREADABLE = auto()
+
+
+class Told(NamedTuple):
+    """What the first bytes of a file tell.
+
+    Attributes
+    ----------
+    kind : Kind
+        Whether it can be read.
+    suffix : str
+        The suffix of its format, where it can be read.
+    reason : str
+        Why not, where it cannot.
+
+    """
+
+    kind: Kind
+    suffix: str = ""
+    reason: str = ""
+
+
+def told_by(stored: bytes, is_whole: bool, compression: str | None, is_json: bool, formats: Iterable[Format]) -> Told:
+    """What a file is by its first bytes.
+
+    Parameters
+    ----------
+    stored : bytes
+        The first bytes, as they are stored.
+    is_whole : bool
+        Whether these are all.
+    compression : str or None
+        What its name promises.
+    is_json : bool
+        Whether it is called .json.
+    formats : iterable of Format
+        All there are.
+
+    """
+    found = compression_of(stored[:HEAD_BYTES], compression)
+    head, failure = beginning(stored, found, FEW_BYTES)
+    if not head and failure is not None:
+        return Told(Kind.UNREADABLE, reason=f"cut off or damaged, so that nothing of it can be read ({why(failure)})")
+    text = head.removeprefix(BOM)
+    for form in formats:
+        if form.magic and head.startswith(form.magic):
+            return Told(Kind.READABLE, form.suffixes[0])
+    if other := container_of(head):
+        return Told(Kind.UNKNOWN, reason=f"it is a {other} file by its first bytes; unpack it")
+    if encoding := looks_like(head):  # whoever reads it asks for --encoding
+        text = head.decode(encoding, "ignore").encode().removeprefix(BOM)
+    if not text.strip() or _JSON_LINE.match(text) or _EMPTY_OBJECT_LINE.match(text):
+        return Told(Kind.READABLE, Jsonl.suffixes[0])
+    told = _why_not_lines(text, is_json)
+    if is_json and found is None and is_whole and _is_one_object(text):
+        return Told(Kind.OTHER, reason=told)
+    return Told(Kind.UNKNOWN, reason=told)
+
+
+def _is_one_object(text: bytes) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _why_not_lines(text: bytes, is_json: bool) -> str:
+    """Why a file is not read as JSON Lines, and what helps."""
+    begin = text.lstrip()
+    line = begin.partition(b"\n")[0]
+    what = f"its first line is {line[:_SHOWN].decode('utf-8', 'replace')!a}{'…' if len(line) > _SHOWN else ''}"
+    remedy = ""
+    if begin.startswith(b"["):
+        what, remedy = "it is a JSON array", " (jq -c '.[]' FILE > FILE.jsonl)"
+    elif begin.startswith(b"{"):
+        what, remedy = "its JSON objects have several lines", " (jq -c . FILE > FILE.jsonl)"
+    expected = "it must hold an object a line" if is_json or remedy else "its name does not tell its format"
+    return f"{what}, and {expected}{remedy}, or --input-format names the format of all files"
