@@ -126,6 +126,8 @@ class Schema:
         False where a row may have further columns.
     cr_ends : bool
         Of CSV, whether a CR ends a record that no LF follows.
+    delimiter : str
+        Of CSV, the character between fields that the file itself names; empty where it names none.
 
     """
 
@@ -135,6 +137,7 @@ class Schema:
     named: bool = True
     complete: bool = True
     cr_ends: bool = False
+    delimiter: str = ""
 
     @property
     def every(self) -> tuple[str, ...]:

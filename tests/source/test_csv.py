@@ -9,15 +9,18 @@ import re
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from conftest import examples
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from reading import found, read_files, read_split
 
+from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.source.chunk import Chunk, Cutting, Selection, concat, empty_chunk, numbered
 from broadsheet.pipeline.source.formats.csv import Csv
 from broadsheet.pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
@@ -36,8 +39,10 @@ def read_all(
 
 def plain_parse(
     data: bytes, fields: int, quote: bytes = b'"', escape: bytes = b"", cr_ends: bool = True
-) -> tuple[list[list[bytes]], list[tuple[int, int]]]:
+) -> tuple[list[list[bytes | None]], list[tuple[int, int]]]:
     """RFC 4180 a byte at a time, with the rule for quotes left open: rows, and (record, offset) of bad ones.
+
+    A field that is nothing but the escape and an N is null.
 
     A record that has the wrong number of fields and spans lines, or whose quote never closes, is its first line; and so
     is one whose last byte escapes nothing. What is escaped is content, as after a quote that closed. Where a CR alone
@@ -52,11 +57,13 @@ def plain_parse(
             return 2 if data[at : at + 2] == b"\r\n" else int(crs > 0 or follows == b"\n")
         return crs + 1 if follows == b"\n" else 0 if follows else crs
 
-    rows: list[list[bytes]] = []
+    rows: list[list[bytes | None]] = []
     bad: list[tuple[int, int]] = []
+    null = escape and escape + b"N"
     record = start = 0
     while start < len(data):
         at, row, value, state, touched = start, [], bytearray(), "start", False
+        begin = start
         while True:
             c = data[at : at + 1]
             if c and c == escape:
@@ -79,15 +86,16 @@ def plain_parse(
             elif state == "start" and c and c == quote:
                 state, at, touched = "quoted", at + 1, True
             elif not c or line_end(at):
-                row.append(bytes(value))
+                row.append(None if null and data[begin:at] == null else bytes(value))
                 break
             else:
                 at += 1
                 touched = True
                 state = "start" if c == b"," else "plain"
                 if c == b",":
-                    row.append(bytes(value))
+                    row.append(None if null and data[begin : at - 1] == null else bytes(value))
                     value.clear()
+                    begin = at
                 else:
                     value += c
         after = at + max(line_end(at), 1)
@@ -114,14 +122,20 @@ dialects = st.fixed_dictionaries(
 DEFAULT = {"quote": '"', "escape": "", "cr_ends": True}
 
 
-def of_dialect(data: bytes, dialect: dict) -> tuple[bytes, list[list[bytes]], list[tuple[int, int]]]:
+def of_dialect(data: bytes, dialect: dict) -> tuple[bytes, list[list[bytes | None]], list[tuple[int, int]]]:
     """The bytes with its quotes, and what a plain parser makes of them."""
     data = data.replace(b'"', dialect["quote"].encode() or b'"')
     quote, escape = dialect["quote"].encode(), dialect["escape"].encode()
     return data, *plain_parse(data, 2, quote, escape, dialect["cr_ends"])
 
 
-any_bytes = st.tuples(csv_bytes, csv_bytes, st.lists(st.just(b"\\"), max_size=3).map(b"".join), csv_bytes).map(b"".join)
+def without_null_texts(quarantine: pa.Table) -> pa.Table:
+    """The rows that could not be parsed."""
+    return quarantine.filter(pc.not_equal(quarantine["reason"], "the text is null"))
+
+
+escapes = st.lists(st.sampled_from([b"\\", b"\\N", b",\\N\n"]), max_size=3).map(b"".join)
+any_bytes = st.tuples(csv_bytes, csv_bytes, escapes, csv_bytes).map(b"".join)
 
 
 @settings(max_examples=examples(900), deadline=None)
@@ -146,6 +160,8 @@ def test_records_are_found_as_a_plain_parser_finds_them(data: bytes, block: int,
 @given(any_bytes, st.integers(1, 60), dialects)
 @example(b"1,2\n1,2,3\n1\n4,5\n", 60, DEFAULT)
 @example(b'1,2\nx"y,2\nx"y",2,3\n4,5\n', 60, DEFAULT)
+@example(b"1,\\N\n\\N,2\n\\N,\\\\N\n\\N", 60, DEFAULT | {"escape": "\\"})
+@example(b'1,a\r\\N\n"\n\\N\n",\\N\r\n\\N,x\ry', 60, DEFAULT | {"cr_ends": False, "escape": "\\"})
 @example(b'a,\r\rb\n1,2\r"x\r\n\r\r\n"\r",\\\r\n', 60, DEFAULT | {"cr_ends": False, "escape": "\\"})
 def test_fields_that_the_parser_counts_are_those_of_a_plain_parser(data: bytes, block: int, dialect: dict) -> None:
     """Where the scan does not count fields: the same rows, and the same bad ones."""
@@ -157,9 +173,10 @@ def test_fields_that_the_parser_counts_are_those_of_a_plain_parser(data: bytes, 
         row += len(records)
     chunk = concat(chunks)
     assert [*zip(chunk.text.to_pylist(), chunk.rows["b"].to_pylist(), strict=True)] == [
-        (a, b.decode()) for a, b in rows
+        (a, None if b is None else b.decode()) for a, b in rows if a is not None
     ]
-    quarantined = chunk.quarantine
+    quarantined = without_null_texts(chunk.quarantine)
+    assert len(chunk.quarantine) - len(quarantined) == sum(a is None for a, _ in rows)
     assert [*zip(quarantined["row"].to_pylist(), quarantined["byte_offset"].to_pylist(), strict=True)] == bad
 
 
@@ -291,13 +308,20 @@ def test_chunks_hold_each_row_once_whatever_their_size(
     assume(not (dialect["cr_ends"] and re.match(rb"\r*\n", data)))  # the header's line ends with an LF then
     path.write_bytes(b"id,text" + (b"\r" if dialect["cr_ends"] else b"\n") + data)
     selection = replace(TWO, quote=dialect["quote"] or NO_QUOTES, escape=dialect["escape"] or None)
-    chunks = read_all(path, selection, chunk_rows, Limits(guess_bytes=guess), segment)
+    try:
+        chunks = read_all(path, selection, chunk_rows, Limits(guess_bytes=guess), segment)
+    except UsageError:  # each row has one field more than the header
+        assert not rows
+        return
     assert all(c.rows_read <= chunk_rows for c in chunks)
     whole = concat(chunks)
-    assert whole.text.to_pylist() == [row[1] for row in rows]
-    assert [i.encode() for i in whole.rows.column("id").to_pylist()] == [row[0] for row in rows]
-    assert whole.quarantine.column("row").to_pylist() == [row for row, _ in bad]
-    assert whole.quarantine.column("byte_offset").to_pylist() == [offset + 8 for _, offset in bad]
+    assert whole.text.to_pylist() == [text for _, text in rows if text is not None]
+    ids = [None if row is None else row.decode() for row, text in rows if text is not None]
+    assert whole.rows.column("id").to_pylist() == ids
+    unparsed = without_null_texts(whole.quarantine)
+    assert len(whole.quarantine) - len(unparsed) == sum(text is None for _, text in rows)
+    assert unparsed.column("row").to_pylist() == [row for row, _ in bad]
+    assert unparsed.column("byte_offset").to_pylist() == [offset + 8 for _, offset in bad]
     everything = sorted(whole.rows.column("row").to_pylist() + whole.quarantine.column("row").to_pylist())
     assert everything == list(range(len(rows) + len(bad)))
 
@@ -458,3 +482,75 @@ def test_json_lines_at_once_are_json_lines_one_by_one(lines: list[bytes], spoils
         assert at_once.text.equals(alone.text)
         assert at_once.rows.equals(alone.rows)
         assert at_once.quarantine.equals(alone.quarantine)
+
+
+def test_a_null_of_mysql_is_null(tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_bytes(b"id\ttext\n\\N\ta\n2\t\\N\n3\tN\n4\t\\\\N\n5\tx\\N\n")
+    selection = replace(TWO, delimiter="\t", quote=NO_QUOTES)
+    chunk = concat(read_all(tmp_path / "f.csv", replace(selection, escape="\\"), 9))
+    assert chunk.text.to_pylist() == [b"a", b"N", b"\\N", b"xN"]
+    assert chunk.rows["id"].to_pylist() == [None, "3", "4", "5"]
+    assert chunk.quarantine.select(["row", "reason"]).to_pylist() == [{"row": 1, "reason": "the text is null"}]
+    plain = concat(read_all(tmp_path / "f.csv", selection, 9))
+    assert plain.text.to_pylist() == [b"a", b"\\N", b"N", b"\\\\N", b"x\\N"]
+
+
+@pytest.mark.parametrize("line", ["sep=;\r\n", "SEP=;\n", '"sep=;"\r\n', "\ufeffsep=;\n", "sep=;\r"])
+def test_a_line_for_excel_names_the_delimiter(tmp_path: Path, line: str) -> None:
+    end = line[line.index(";") :].strip(';"')
+    (tmp_path / "f.csv").write_bytes((line + "id;text\n1;Stocks, fell\n2;Goal!\n".replace("\n", end)).encode())
+    for selection in (TWO, replace(TWO, delimiter=";"), replace(TWO, header=("id", "text"))):
+        expected = ["id", "1", "2"] if selection.header else ["1", "2"]
+        for read_as in (read_files, read_split):
+            result = read_as(found([tmp_path]), selection, 9)
+            assert not result.messages
+            assert concat(result.chunks).rows["id"].to_pylist() == expected
+            assert result.texts[-2:] == [b"Stocks, fell", b"Goal!"]
+
+
+def test_a_delimiter_of_the_user_counts_more_than_the_line_for_excel(tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_bytes(b"sep=;\nid,text\n1,a;b\n")
+    assert read_files(found([tmp_path]), replace(TWO, delimiter=","), 9).texts == [b"a;b"]
+
+
+def test_a_file_in_which_no_first_line_can_be_read_is_one_problem(tmp_path: Path) -> None:
+    """Its neighbours are read, whichever comes first."""
+    bad = [b'"', b'"text\nan article\n', b'id,"text\n1,one\n', b'"' * 5, b'"a,' * 51]
+    for number, content in enumerate(bad):
+        (tmp_path / f"{number}.csv").write_bytes(content)
+        (tmp_path / f"{number}.tsv").write_bytes(content.replace(b",", b"\t"))
+    (tmp_path / "a.csv").write_bytes(b"id,text\n1,one\n")
+    (tmp_path / "0.jsonl").write_bytes(b'{"text": "two"}')
+    for files in (found([tmp_path]), found([tmp_path])[::-1]):
+        result = read_files(files, Selection(), 9)
+        assert sorted(result.texts) == [b"one", b"two"]
+        assert len(result.messages) == 2 * len(bad)
+        for message in result.messages:
+            assert "its first line cannot be read: a quoted field is not closed" in message
+            assert message.endswith("--quote none")
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.lists(st.sampled_from(list('",;\t\n\r\\a\ufeff\0')), max_size=12).map("".join), dialects)
+def test_whatever_a_file_begins_with_it_is_read_or_named(data: str, dialect: dict) -> None:
+    quote, escape = dialect["quote"] or NO_QUOTES, dialect["escape"] or None
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "a.csv").write_bytes(data.encode())
+        (Path(folder) / "b.csv").write_bytes(b"id,text\n1,one\n")
+        result = read_files(found([folder]), Selection(quote=quote, escape=escape), 9)
+    assert result.texts[-1] == b"one"
+
+
+R_FILE = b'"text","class"\n"1","Stocks\nfell","a"\n"2","Goal!","b"\n'
+ENDS_WITH_DELIMITERS = b"id,text\n1,Stocks fell,\n2,Goal!,\n"
+
+
+@pytest.mark.parametrize(("content", "remedy"), [(R_FILE, "col.names = NA"), (ENDS_WITH_DELIMITERS, "to the header")])
+def test_a_header_with_one_name_fewer_than_fields_is_refused_by_name(
+    tmp_path: Path, content: bytes, remedy: str
+) -> None:
+    (tmp_path / "f.csv").write_bytes(content)
+    with pytest.raises(UsageError, match=f"its header has 2 names, .*'text'.*, and each row has 3 fields.*{remedy}"):
+        read_files(found([tmp_path]), Selection(), 9)
+    (tmp_path / "f.csv").write_bytes(content + b"x,x\n")  # one row has as many: the others are bad
+    assert b"x" in read_files(found([tmp_path]), Selection(), 9).texts

@@ -12,7 +12,7 @@ to pyarrow as other bytes, which are a CR again in the fields that it returns.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import NamedTuple, Self
@@ -23,16 +23,17 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import csv as pa_csv
 
-from ...errors import SourceError, UsageError
+from ...errors import SourceError, UsageError, counted
 from ..chunk import Chunk, Selection, assemble
 from ..compression import UTF8, why_not_decoded
 from ..format import InputFile, Schema
-from .record_format import DELIMITERS, FEW_BYTES, NO_QUOTES, RecordFormat, ScanWanted, no_place, separated_by
+from .record_format import DELIMITERS, FEW_BYTES, NO_QUOTES, Head, RecordFormat, ScanWanted, no_place, separated_by
 from .records import BOM, Guess, Readable, Records, Split, count_of, places
 
 _LF, _CR = 0x0A, 0x0D
 _ESCAPED = 0x80
 _INNER_CRS = re.compile(rb"(?<!\r)\r++(?=[^\r\n])")
+_SEPARATOR_LINE = re.compile(rb'"?sep=([^"\r\n\0\x80-\xff])"?(?:\r?\n|\r|\Z)', re.IGNORECASE)
 _OPEN_QUOTE = "a quoted field is not closed within {} MiB or before the end"
 
 
@@ -111,7 +112,8 @@ class Csv(RecordFormat):
         return replace(dialect, encoding=selection.encoding)
 
     def for_schema(self, schema: Schema) -> Self:
-        return replace(self, columns=schema.names or (), cr_ends=schema.cr_ends)
+        delimiter = schema.delimiter or self.delimiter
+        return replace(self, columns=schema.names or (), cr_ends=schema.cr_ends, delimiter=delimiter)
 
     def counting(self, stream: Readable, most: int | None) -> Counting | None:
         return Counting(stream, most, self) if self.quote else None
@@ -328,9 +330,14 @@ class Csv(RecordFormat):
         return int(quotes[bad[0]]) if len(bad) else len(array)
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
+        """The names in the first record, or those that the user gave.
+
+        Raises SourceError where the first record cannot be read; UsageError where the rows have other fields.
+        """
         header = selection.header
-        form = replace(self, columns=header or (), cr_ends=True)
-        for head in self.heads(file):
+        for whole in self.heads(file):
+            form, head = self._by_separator_line(whole, selection)
+            form = replace(form, columns=header or (), cr_ends=True)
             records, cr_ends = form.split(head.data, head.final), False
             if b"\r" in head.data and len(records.starts):
                 line_end = head.data[records.ends[0] :]
@@ -338,22 +345,76 @@ class Csv(RecordFormat):
                 records = records if cr_ends else replace(form, cr_ends=False).split(head.data, head.final)
             if len(records.starts) > max(1, len(records.problems)):
                 break
+        told = form.delimiter if form.delimiter != self.delimiter else ""
         if header is not None:
             if len(records.starts) and len(records.problems) == len(records.starts):
                 first = head.data[records.starts[0] : records.ends[0]].decode(UTF8, "replace")
-                other = next((c for c in DELIMITERS if c != self.delimiter and first.count(c) == len(header) - 1), None)
+                other = next((c for c in DELIMITERS if c != form.delimiter and first.count(c) == len(header) - 1), None)
                 hint = f"; {separated_by(other)}" if other and len(header) > 1 and not selection.delimiter else ""
                 raise UsageError(f"{file.path}: {len(header)} columns are named; {records.problems[0]}{hint}")
-            return Schema(header, start=head.start, cr_ends=cr_ends)
+            return Schema(header, start=head.start, cr_ends=cr_ends, delimiter=told)
         if not len(records.starts):
             if head.failure:
                 raise head.failure
-            longer = f"its first record is longer than {self.limits.block_bytes >> 20} MiB"
+            longer = f"its first record is longer than {self.limits.block_bytes >> 20} MiB{self._quote_hint(head)}"
             raise SourceError(f"{file.path}: {'the file holds no record' if head.final else longer}")
-        form = replace(self, columns=(), cr_ends=cr_ends)
+        if 0 in records.problems:
+            why = f"{records.problems[0]}{self._quote_hint(head)}"
+            raise SourceError(f"{file.path}: its first line cannot be read: {why}")
+        form = replace(form, columns=(), cr_ends=cr_ends)
         names = form._header(head.data[records.starts[0] : records.ends[0]], file.path)
         after = int(records.starts[1]) if len(records.starts) > 1 else records.consumed
-        return Schema(names, start=head.start + after, cr_ends=cr_ends)
+        if len(records.starts) > 1:
+            replace(form, columns=names)._refuse_short_header(head, after, int(records.ends[1]), file.path)
+        return Schema(names, start=head.start + after, cr_ends=cr_ends, delimiter=told)
+
+    def _by_separator_line(self, head: Head, selection: Selection) -> tuple[Self, Head]:
+        """The dialect, and what follows, of a file that begins with a line for Excel, such as "sep=;"; else the same.
+        The user's own delimiter counts more.
+        """
+        line = _SEPARATOR_LINE.match(head.data)
+        if line is None or line[1].decode() in (self.quote, self.escape):
+            return self, head
+        form = self if selection.delimiter else replace(self, delimiter=line[1].decode())
+        return form, head._replace(data=head.data[line.end() :], start=head.start + line.end())
+
+    def _quote_hint(self, head: Head) -> str:
+        """What may help where the first line of a file cannot be read; empty where it holds no quote."""
+        line = head.data.lstrip(b"\r\n").split(b"\n", 1)[0]
+        is_quoted = bool(self.quote) and self.quote.encode() in line
+        return ". If the quotes are part of the text, --quote none" if is_quoted else ""
+
+    def _refuse_short_header(self, head: Head, begin: int, end: int, path: str) -> None:
+        """Raise UsageError where every record has one field more than there are `columns`.
+
+        Parameters
+        ----------
+        head : Head
+            The beginning of the file.
+        begin, end : int
+            Where its first record after the header begins and ends, in bytes of the head.
+        path : str
+            The file.
+
+        """
+        if not self.split(head.data[begin:end] + b"\n", True).problems:
+            return
+        count, rest = len(self.columns), head.data[begin:]
+        wider = replace(self, columns=(*self.columns, "")).split(rest, head.final)
+        if wider.problems or not len(wider.starts):
+            return
+        lasts = {rest[end - 1 : end] for end in wider.ends.tolist()}
+        if lasts == {self.delimiter.encode()}:
+            remedy = f"Each row ends with {self.delimiter!r}: add one to the header, too"
+        else:
+            remedy = (
+                "R leaves out the name of the row names, the first field: put one before the others in the first line, "
+                "or write the file with col.names = NA or row.names = FALSE"
+            )
+        raise UsageError(
+            f"{path}: its header has {counted(count, 'name')}, {', '.join(map(repr, self.columns))}, and each row has "
+            f"{count + 1} fields. {remedy}"
+        )
 
     def _header(self, record: bytes, path: str) -> tuple[str, ...]:
         """The fields of a file's first record. Raises SourceError where they cannot be decoded."""
@@ -361,7 +422,7 @@ class Csv(RecordFormat):
             raise SourceError(f"{path}: its first line {why}. --encoding names another")
         names = tuple(f"f{i}" for i in range(1 + record.count(self.delimiter.encode())))
         table = self._table(record + b"\n", names)  # PyArrow calls the fields of a first record so
-        return tuple(column[0].as_py().decode(UTF8) for column in table.columns)
+        return tuple((column[0].as_py() or b"").decode(UTF8) for column in table.columns)
 
     @property
     def guesses(self) -> tuple[Guess, ...]:
@@ -373,7 +434,7 @@ class Csv(RecordFormat):
         if len(data) > self.limits.field_bytes or self.columns.count(last) > 1:
             raise ScanWanted
         table = self._table(data, tuple(dict.fromkeys((*selection.columns, last))))
-        if not len(table) or table.column(last)[-1].as_py().endswith(b"\n"):
+        if not len(table) or (table.column(last)[-1].as_py() or b"").endswith(b"\n"):
             raise ScanWanted
         return assemble(path, np.arange(len(table)), table, selection, no_place)
 
@@ -413,31 +474,31 @@ class Csv(RecordFormat):
         return replace(records, problems=problems)
 
     def _table(self, data: bytes | memoryview, columns: tuple[str, ...]) -> pa.Table:
-        """The fields of those of `columns` that the file has, as bytes."""
+        """The fields of those of `columns` that the file has, as bytes; null where one is the escape and an N, without
+        quotes, as MySQL and PostgreSQL write a null.
+        """
         if data[: len(BOM)] == BOM:
             data = b"\n" + bytes(data)  # the parser skips an empty line, and would drop the mark at the very start
-        mark = self._mark(data)
-        if mark:
-            data = _INNER_CRS.sub(lambda run: mark * len(run[0]), data)
+        cr = null = b""
+        if self._has_inner_crs(data):
+            cr = _bytes_not_in(data)
+            data = _INNER_CRS.sub(lambda run: cr * len(run[0]), data)
+        if self.escape and (nulls := _nulls_of(self.delimiter, self.escape)).search(data):
+            null = _bytes_not_in(data)
+            data = nulls.sub(null, data)
         table = self._table_in_parts(data, columns)
-        if not mark:
-            return table
-        return pa.table([pc.replace_substring(column, mark, b"\r") for column in table.columns], table.column_names)
+        if null:
+            table = _with_values(table, lambda column: _with_nulls(column, null))
+        if cr:
+            table = _with_values(table, lambda column: pc.replace_substring(column, cr, b"\r"))
+        return table
 
-    def _mark(self, data: bytes | memoryview) -> bytes:
-        """Bytes that are not in the data, nor in themselves at another place, for CRs that end no record; empty where
-        there are none.
-        """
+    def _has_inner_crs(self, data: bytes | memoryview) -> bool:
+        """Whether there are CRs that end no record."""
         array = np.frombuffer(data, np.uint8)
         if self.cr_ends or not count_of(array, np.equal, _CR):
-            return b""
-        followed = places(array[:-1], _CR)
-        if (array[followed + 1] == _LF).all():
-            return b""
-        content, mark = bytes(data), b"\xff\xfe"
-        while mark in content:
-            mark += b"\xfe"
-        return mark
+            return False
+        return not (array[places(array[:-1], _CR) + 1] == _LF).all()
 
     def _table_in_parts(self, data: bytes | memoryview, columns: tuple[str, ...]) -> pa.Table:
         whole, part = len(data) + 1, self.limits.parsed_bytes
@@ -513,6 +574,31 @@ class Tsv(Csv):
     suffixes = (".tsv",)
 
     delimiter: str = "\t"
+
+
+@lru_cache
+def _nulls_of(delimiter: str, escape: str) -> re.Pattern[bytes]:
+    """What may be a null: it is none where it is a part of a field."""
+    edge = rb"[^%s\r\n]" % re.escape(delimiter.encode())
+    return re.compile(rb"(?<!%s)%sN(?!%s)" % (edge, re.escape(escape.encode()), edge))
+
+
+def _bytes_not_in(data: bytes | memoryview) -> bytes:
+    """Bytes that are not in the data, nor in themselves at another place."""
+    content, mark = bytes(data), b"\xff\xfe"
+    while mark in content:
+        mark += b"\xfe"
+    return mark
+
+
+def _with_values(table: pa.Table, change: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> pa.Table:
+    return pa.table([change(column) for column in table.columns], table.column_names)
+
+
+def _with_nulls(column: pa.ChunkedArray, mark: bytes) -> pa.ChunkedArray:
+    """The column with null in place of a mark; where that is a part of a value, it stands for an N."""
+    column = pc.if_else(pc.equal(column, mark), pa.scalar(None, column.type), column)
+    return pc.replace_substring(column, mark, b"N")
 
 
 def _last_line_end(data: bytes) -> int:

@@ -151,7 +151,10 @@ def _is_separated(file: InputFile, delimiter: str) -> bool:
     """Whether the first records of a CSV have as many fields as its header by this delimiter."""
     assert isinstance(file.format, Csv)
     form = replace(file.format, delimiter=delimiter)
-    form = form.for_schema(form.schema(file, Selection()))
+    try:
+        form = form.for_schema(form.schema(file, Selection(delimiter=delimiter)))
+    except (SourceError, UsageError):
+        return False
     head = form.head(file, FEW_BYTES)
     return not form.split(head.data, head.final).problems
 
