@@ -15,6 +15,7 @@ from .ecosystem.resident import release
 from .errors import UsageError
 from .job.beginning import Request, of_one_file, rooted
 from .job.run import run_job
+from .job.waits import told_waits
 from .model.charcnn import Model
 from .model.quantised import scales_of
 from .model.several import forget_models, load_models
@@ -98,7 +99,8 @@ def classify(
         if one_file := OneFile.of(output, settings.endpoint):
             settings = of_one_file(one_file, source, settings)
         folder = OutputFolder(one_file.folder if one_file else place_of(output, settings.endpoint))
-        folder.refuse_unless(settings.resume, settings.overwrite, settings.update)
+        with told_waits((progress or Progress()).warn):
+            folder.refuse_unless(settings.resume, settings.overwrite, settings.update)
     elif settings.resume or settings.update or (settings.overwrite and not (settings.trace or settings.report)):
         raise UsageError("without an output folder there is nothing to resume, to overwrite or to update")
     if not (client is None or isinstance(client, Client) or callable(client)):

@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable
-from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 
 from msgspec import UNSET, Struct
@@ -25,6 +26,8 @@ from ..source.memory.stdin import Stdin
 from ..storage.names import absolute, as_url, root_of, without_secrets
 
 _TAB = "\t"
+_LOOK_SECONDS = 2.0
+"""For which a command that ends asks a store whether a job was begun there."""
 HELD = {"root", "resume", "overwrite", "update"} | {n for n, o in TABLE.items() if o.recorded or o.panel == "Computing"}
 """Options that a job has by its folder alone, or that say how it begins."""
 
@@ -78,16 +81,31 @@ def save_asked(folder: OutputFolder, source: Any, models: Models, options: Optio
 
 def how_to_go_on(place: Location, source: Any, command: str) -> str:
     """What continues the job that was begun at a place: the command, where that needs nothing but the folder."""
-    begun, saved = None, True
-    with suppress(BroadsheetError):  # it may be out of reach now
-        folder = OutputFolder(place)
-        begun, saved = folder.is_begun, folder.store.has(REQUEST)
+    begun, saved = _begun(place)
     if begun is False:
         return "No job has begun there yet"
     if isinstance(source, Stdin):
         return "Start again with --overwrite: stdin is gone"
     known = "Continue with" if begun else "If a job has begun there, continue with"
     return f"{known}\n{command}" if saved else f"{known} the same command and --resume"
+
+
+def _begun(place: Location) -> tuple[bool | None, bool]:
+    """Whether a job was begun at a place, None where that is not found out soon; and whether its request is there."""
+    found: SimpleQueue[tuple[bool | None, bool]] = SimpleQueue()
+
+    def look() -> None:
+        try:
+            folder = OutputFolder(place)
+            found.put((folder.is_begun, folder.store.has(REQUEST)))
+        except BroadsheetError:  # it may be out of reach now
+            found.put((None, True))
+
+    Thread(target=look, name="broadsheet-folder", daemon=True).start()
+    try:
+        return found.get(timeout=_LOOK_SECONDS)
+    except Empty:
+        return None, True
 
 
 def taken_up(place: Location) -> tuple[Paths, list[str], dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +39,7 @@ from ..source.plan.files import Files, divided
 from ..source.plan.plan import files_in_ranges, part_name, parts_of
 from ..source.sample import Sample, sample_input, slow_to_read
 from .beginning import asked_update, named_input, refuse_files, rooted
+from .waits import told_waits
 
 SAMPLE_ROWS = 1000
 _ENTRY_BYTES, _LABEL_BYTES = 1500, 200
@@ -256,7 +258,8 @@ def sampled(
     path = None if output is None else place_of(output, settings.endpoint)
     models = load_models(model, settings.network, settings.preparation)
     refuse_files(source, path, [loaded.name for loaded in models.loaded], settings)
-    given = named_input(source, models, settings, whole_hash=settings.update and settings.hash == "full")
+    with told_waits(warnings.warn):
+        given = named_input(source, models, settings, whole_hash=settings.update and settings.hash == "full")
     if settings.shard is not None and isinstance(given, Files):
         given = divided(given, settings.shard, None)
     growth = None

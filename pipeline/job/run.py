@@ -57,6 +57,7 @@ from .beginning import (
     refuse_files,
 )
 from .chunks import facts_of, run_chunks
+from .waits import told_waits
 from .watchdog import Watchdog
 from .worker import SMALL_BYTES, read_in_processes
 
@@ -77,7 +78,8 @@ def run_job(request: Request) -> JobReport:
         report = run_job(replace(request, options=options.replaced(update=False, changed=False, resume=True)))
         if report.run.set_aside or report.run.stopped or not (report.job.growth and report.job.growth.later):
             return report
-    prepared = prepare(request)
+    with told_waits(request.progress.warn):
+        prepared = prepare(request)
     beginning = prepared.beginning
     if isinstance(beginning, Update) and beginning.is_empty:
         return _nothing_new(prepared, beginning)
@@ -108,10 +110,12 @@ def _steps(prepared: Prepared) -> JobReport:
     request = prepared.request
     if not callable(request.client):
         engines = _start_engines(request.client, prepared)
-        planned = plan(prepared, engines)
+        with told_waits(request.progress.warn):
+            planned = plan(prepared, engines)
         return finish(planned, run_chunks(planned, request.client, engines))
     with in_background(_with_engines(request.client, prepared), _HEAD_START_SECONDS) as started:
-        planned = plan(prepared, None)
+        with told_waits(request.progress.warn):
+            planned = plan(prepared, None)
         began = time.perf_counter()
         client, engines = started()
         engines = replace(engines, seconds=time.perf_counter() - began)

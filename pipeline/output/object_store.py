@@ -23,8 +23,9 @@ from obstore.exceptions import AlreadyExistsError, PreconditionError
 
 from ..errors import OutputError, OutputUnavailable, UsageError, cause
 from ..processes.threads import threads
-from ..storage.buckets import FIRST_PATIENCE, PATIENCE, BucketPath, bucket_client, is_bucket, patiently, split_bucket
+from ..storage.buckets import BucketPath, bucket_client, is_bucket, patiently, split_bucket
 from ..storage.names import as_url, without_secrets
+from ..storage.requests import FIRST_PATIENCE, PATIENCE
 from .layout import MANIFEST, PLAN
 from .local_store import LocalStore
 from .store import Location, Store, no_check

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import re
 import time
 from abc import ABC, abstractmethod
@@ -26,16 +25,9 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import ObjectStore
 
 from ..errors import UsageError
-from ..telemetry.spans import STORE_WAITS, Span
 from .names import as_url, without_secrets
+from .requests import FIRST_PATIENCE, PATIENCE, Fault, repeated
 
-PATIENCE = 300.0
-"""Seconds for which a request is repeated while its error may pass."""
-
-FIRST_PATIENCE = 5.0
-"""The same for the first request of a job, unless it is answered: a wrong address should be reported within seconds."""
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _STATUS = re.compile(r"status code: (\d{3})|status client error \((\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"?(\w+)|\(code: (\w+)\)")
 _MAY_PASS = ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "OperationAborted", "ServerBusy")
@@ -53,50 +45,6 @@ _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName")
 _ELSEWHERE = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
 
 _Result = TypeVar("_Result")
-
-
-class Fault(NamedTuple):
-    """What came of a request.
-
-    Attributes
-    ----------
-    error : Exception
-        What is raised if it is not repeated.
-    seconds : float
-        For which it is repeated.
-    wait : float
-        Seconds that the server asks for before the next time.
-
-    """
-
-    error: Exception
-    seconds: float = 0.0
-    wait: float = 0.0
-
-
-def repeated(call: Callable[[], _Result], judge: Callable[[Exception], Fault], clock: Any = time) -> _Result:
-    """The result of a call, which is repeated, with growing pauses, for as long as `judge` says of what it raises.
-
-    clock: has `monotonic` and `sleep`.
-    """
-    start, began, pause, has_failed = time.time(), clock.monotonic(), _FIRST_PAUSE, False
-    try:
-        while True:
-            try:
-                return call()
-            except Exception as error:
-                fault = judge(error)
-                left = began + fault.seconds - clock.monotonic()
-                if pause > left and fault.error is error:
-                    raise
-                if pause > left:
-                    raise fault.error from error
-            has_failed = True
-            clock.sleep(min(max(fault.wait, pause * random.uniform(0.5, 1.0)), left))
-            pause = min(2 * pause, _LONGEST_PAUSE)
-    finally:
-        if has_failed:
-            STORE_WAITS.append(Span("store", start, clock.monotonic() - began, lane="store"))
 
 
 def patiently(call: Callable[[], _Result], url: str, seconds: float = PATIENCE, clock: Any = time) -> _Result:
@@ -117,7 +65,7 @@ def patiently(call: Callable[[], _Result], url: str, seconds: float = PATIENCE, 
             return Fault(error)
         return Fault(_explained(error, url), patience(seconds, _status(error)) if may_pass(error) else 0.0)
 
-    return repeated(call, judge, clock)
+    return repeated(call, judge, without_secrets(url), clock)
 
 
 def patience(seconds: float, status: int | None) -> float:

@@ -23,8 +23,9 @@ import fsspec
 from fsspec import AbstractFileSystem
 
 from ...errors import UsageError
-from ...storage.buckets import PATIENCE, BucketObject, Origin, State, is_bucket, state_of_object
+from ...storage.buckets import BucketObject, Origin, State, is_bucket, state_of_object
 from ...storage.names import is_web, without_secrets
+from ...storage.requests import PATIENCE
 
 _STAMPS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "Last-Modified", "updated", "created")
 """What file systems call the time at which a file was modified, or a tag that changes with its content."""
@@ -46,18 +47,23 @@ class DriverFile(Origin):
         if self.state.size is None:
             raise OSError(errno.EINVAL, "its server does not tell its size")
         self._lock = Lock()
+        self._closed = False
 
     def get(self, start: int, stop: int) -> memoryview:
         with self._lock, os_errors():
             self._stream.seek(start)
             data = self._stream.read(stop - start)
+            if self._closed:
+                self._stream.close()
         if len(data) != stop - start:
             raise OSError(errno.EIO, f"{len(data):,} bytes came of {stop - start:,}")
         return memoryview(data)
 
     def close(self) -> None:
-        with self._lock:
+        self._closed = True
+        if self._lock.acquire(blocking=False):  # else its reader, for which one would wait, closes it
             self._stream.close()
+            self._lock.release()
 
 
 def driver(url: str) -> tuple[AbstractFileSystem, str]:

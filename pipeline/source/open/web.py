@@ -19,8 +19,9 @@ from urllib3 import BaseHTTPResponse, PoolManager, ProxyManager, Retry, Timeout
 from urllib3.exceptions import HTTPError, LocationParseError, NameResolutionError, NewConnectionError
 from urllib3.util import make_headers, parse_url
 
-from ...storage.buckets import FIRST_PATIENCE, PATIENCE, Fault, Origin, State, patience, repeated
+from ...storage.buckets import Origin, State, patience
 from ...storage.names import without_secrets
+from ...storage.requests import FIRST_PATIENCE, PATIENCE, Fault, repeated
 
 _TIMEOUT = Timeout(connect=10, read=60)
 _REDIRECTS = Retry(total=None, connect=0, read=0, other=0, status=0, redirect=10, raise_on_status=False)
@@ -40,7 +41,7 @@ class WebFile(Origin):
 
     def __init__(self, url: str, ranges: bool | None = None, expected: State | None = None) -> None:
         self._url = url.partition("#")[0]
-        self._closed = False
+        self._closed = self._is_read = False
         self._body: BaseHTTPResponse | None = None
         self._given = 0
         if ranges and expected:
@@ -75,11 +76,16 @@ class WebFile(Origin):
             if self._body is None:
                 self._begin()
             assert self._body is not None
+            self._is_read = True
             try:
                 data: bytes = self._body.read(size, decode_content=False)
             except BaseException:
                 self._end()
                 raise
+            finally:
+                self._is_read = False
+                if self._closed:
+                    self._end()
             self._given += len(data)
             return data
 
@@ -87,7 +93,8 @@ class WebFile(Origin):
 
     def close(self) -> None:
         self._closed = True
-        self._end()
+        if not self._is_read:  # else its reader, for which one would wait, ends it
+            self._end()
 
     def _ask(self) -> tuple[bool, State]:
         """Whether it has ranges, and its state. Ranges of a file of unknown size are of no use: where does it end?"""
@@ -154,7 +161,7 @@ class WebFile(Origin):
             told = OSError(errno.ETIMEDOUT, f"its server cannot be reached: {_said(cause)}")
             return Fault(told, 0.0 if never else seconds)
 
-        return repeated(call, judge)
+        return repeated(call, judge, without_secrets(self._url))
 
 
 class _Refused(OSError):

@@ -32,7 +32,6 @@ from fsspec.implementations.local import LocalFileSystem
 from ...errors import UsageError, did_you_mean
 from ...processes.threads import threads
 from ...storage.buckets import (
-    FIRST_PATIENCE,
     State,
     is_bucket,
     objects_below,
@@ -51,6 +50,7 @@ from ...storage.names import (
     member_name,
     without_secrets,
 )
+from ...storage.requests import FIRST_PATIENCE
 from ..open.opening import reason, refuse_irregular
 from ..open.remote import REQUESTS, driver, listed_state, open_remote, why
 

@@ -1,0 +1,98 @@
+"""Servers that do not answer while a job is planned: what it waits for is said, and Ctrl-C and SIGTERM are heard."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from commands import start
+from s3 import KEYS
+
+SECONDS = 45
+"""Less than any request may take, and more than it takes to end a process on a busy machine."""
+
+
+class Slow(ThreadingHTTPServer):
+    """Answers nothing until it is closed, or that it is overloaded; but for the first byte of what is called `told`."""
+
+    daemon_threads = True
+
+    def __init__(self, *, is_silent: bool) -> None:
+        self.ended = threading.Event()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if "told" in self.path and self.headers.get("Range") == "bytes=0-0":
+                    self.send_response(206)
+                    self.send_header("Content-Range", "bytes 0-0/100000")
+                    self.send_header("Content-Length", "1")
+                    self.end_headers()
+                    self.wfile.write(b"{")
+                    return
+                if is_silent:
+                    server.ended.wait()
+                    return
+                self.send_response(503)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            do_HEAD = do_PUT = do_POST = do_GET  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+
+@pytest.fixture(params=[True, False], ids=["silent", "overloaded"])
+def slow(request: pytest.FixtureRequest) -> Iterator[Slow]:
+    server = Slow(is_silent=request.param)
+    yield server
+    server.ended.set()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("place", "number"),
+    [
+        ("web", signal.SIGINT),
+        ("planned", signal.SIGTERM),  # a cluster starts meanwhile
+        ("object", signal.SIGTERM),
+        ("folder", signal.SIGINT),
+        ("output", signal.SIGINT),
+    ],
+)
+def test_a_job_that_waits_for_a_server_says_so_and_ends_at_a_signal(
+    place: str, number: int, slow: Slow, small_model_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "an article"}\n')
+    web = {"web": f"{slow.url}/a.json", "planned": f"{slow.url}/told.jsonl"}
+    source = (web | {"object": "s3://bucket/a.json", "folder": "s3://bucket/in"}).get(place)
+    out = "s3://bucket/out" if place == "output" else str(tmp_path / "out")
+    arguments = [source or tmp_path / "a.jsonl", "-o", out, "--model", small_model_file]
+    arguments += [] if place in web else ["--endpoint", slow.url]
+    process = start("broadsheet", "classify", *arguments, env={**KEYS, "AWS_REGION": "us-east-1"})
+    try:
+        assert process.stderr is not None
+        said = ""
+        while "waiting for" not in said:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+        process.send_signal(number)
+        said += process.communicate(timeout=SECONDS)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 1, said
+    assert "broadsheet: interrupted" in said
+    assert (source or out) in " ".join(said.split())
+    assert "Traceback" not in said
