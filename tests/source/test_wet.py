@@ -242,3 +242,22 @@ def test_what_holds_pages_and_no_text_is_refused(tmp_path: Path) -> None:
     assert "its records are of the types response: pages as a server sent them" in pages.messages[0]
     assert "it is a wet file by its first bytes; rename it (.wet)" in text.messages[0]
     assert "no WARC record begins here" in bad(error)[0]["reason"]
+
+
+def test_headers_that_go_on_in_the_next_line_are_those_of_one_line(tmp_path: Path) -> None:
+    """And a URI between < and >, as Wget writes it, is the URI, as for warcio."""
+    plain = b"".join(wet(TEXTS, others=2))
+    folded = re.sub(rb"\r\n((?:WARC|Content)-[\w-]+):[ ]*(?=[^\r\n]*\r\n)", rb"\r\n\1:\r\n\t ", plain)
+    bracketed = re.sub(rb"(WARC-Target-URI: )([^\r\n]*)", rb"\1<\2>", plain)
+    assert len({plain, folded, bracketed}) == 3
+    for data in (plain, folded, bracketed):
+        (tmp_path / "f.wet").write_bytes(data)
+        for limits in (Limits(), SMALL):
+            read = read_files(found([tmp_path], limits), ASKED, 100)
+            assert rows(read) == expected(plain)
+            assert not bad(read)
+            assert not read.messages
+    assert expected(bracketed) == expected(plain)
+    long = plain.replace(b"example.org/1", b"example.org/\r\n \t1")
+    (tmp_path / "f.wet").write_bytes(long)
+    assert [row[1] for row in rows(read_files(found([tmp_path]), ASKED, 100))][1].startswith("https://example.org/ 1?")

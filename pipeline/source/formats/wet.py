@@ -34,6 +34,9 @@ _HEADERS = {
 _CONVERSION = b"conversion"
 _TYPES = {_CONVERSION, *b"warcinfo response resource request metadata revisit continuation".split()}
 
+_FOLD = re.compile(rb"[ \t]*\r\n[ \t]+")
+"""Where a field of a header goes on in the next line: it stands for a space."""
+
 _BEGIN = re.compile(rb"WARC/[01]\.[01]\r\n")
 _BEGIN_BYTES = 10
 _BLANK_LINES = re.compile(rb"[\r\n]*")
@@ -117,12 +120,13 @@ class Wet(RecordFormat):
 
     def table(self, records: list[bytes], columns: tuple[str, ...]) -> pa.Table:
         ends = [record.index(_BLANK) for record in records]
-        headers = [record[: end + 2] for record, end in zip(records, ends, strict=True)]
+        headers = [_unfolded(record[: end + 2]) for record, end in zip(records, ends, strict=True)]
         values_of = {}
         for name in columns:
             if name in _FIELDS:
                 fields = map(_FIELDS[name].search, headers)
-                values_of[name] = [field and field[1] for field in fields]
+                values = [field and field[1] for field in fields]
+                values_of[name] = [value and _without_brackets(value) for value in values] if name == "url" else values
             else:
                 values_of[name] = [record[end + 4 :] for record, end in zip(records, ends, strict=True)]
         return pa.table({name: pa.array(values, pa.large_binary()) for name, values in values_of.items()})
@@ -139,7 +143,8 @@ class Wet(RecordFormat):
             if not final and left < _MOST_HEADER:
                 return None
             return self._damaged(buffer, at, at, final, "its header is cut off or damaged")
-        length, kind = _LENGTH.search(buffer, at, header), _TYPE.search(buffer, at, header)
+        fields = _unfolded(buffer[at:header])
+        length, kind = _LENGTH.search(fields), _TYPE.search(fields)
         if length is None or kind is None or kind[1].lower() not in _TYPES or _BEGIN.search(buffer, at + 1, header):
             return self._damaged(buffer, at, at, final, "its header is damaged, or has no known type or no length")
         begin, count = header + 2, int(length[1])
@@ -181,6 +186,16 @@ class Wet(RecordFormat):
             return None
         end = min(most, len(buffer)) if following is None else following.start()
         return _Piece(end, end, problem=problem)
+
+
+def _unfolded(header: bytes) -> bytes:
+    """The header of a record with each field on a line."""
+    return _FOLD.sub(b" ", header) if b"\r\n " in header or b"\r\n\t" in header else header
+
+
+def _without_brackets(uri: bytes) -> bytes:
+    """A URI, which the grammar of WARC 1.0 puts between < and >, as Wget does."""
+    return uri[1:-1] if uri.startswith(b"<") and uri.endswith(b">") else uri
 
 
 def _blank_end(buffer: bytes, at: int) -> int:
