@@ -175,6 +175,9 @@ def _compute(
     request, timeline = planned.prepared.request, report.run.timeline
     progress = DashboardProgress(request.progress, client, report)
     progress.start(planned.input.rows, client.dashboard_link)
+    for remark in planned.prepared.found.remarks if isinstance(planned.prepared.found, Files) else ():
+        report.run.remarks.append(remark)
+        progress.warn(remark)
     Thread(target=_tell_what_is_slow, args=(planned.input, report.run, progress), daemon=True).start()
     try:
         checked = began

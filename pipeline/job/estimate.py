@@ -232,7 +232,7 @@ def dry_run(
     )
     warnings = [*(growth.lines if growth else ())]
     warnings += _warnings(estimate, judged, settings, path, columns.scoring[0], models.first)
-    warnings += [*sample.notes, *filter(None, [slow_to_read(files.found)])]
+    warnings += [*files.remarks, *sample.notes, *filter(None, [slow_to_read(files.found)])]
     return replace(estimate, warnings=tuple(warnings))
 
 

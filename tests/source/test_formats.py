@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from zipfile import ZipFile
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,8 +17,11 @@ import pytest
 import zstandard
 from reading import Read, found, read_files, read_split
 
+from broadsheet.pipeline import classify, dry_run
 from broadsheet.pipeline.errors import OutputError, UsageError
+from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.output.saved_plan import plan_bytes, plan_from
+from broadsheet.pipeline.report.job import Progress
 from broadsheet.pipeline.source.chunk import Chunk, Selection, concat
 from broadsheet.pipeline.source.columns import truth_indices
 from broadsheet.pipeline.source.inputs import NothingBefore, identify, open_input
@@ -443,3 +447,51 @@ def test_a_plan_comes_back_from_json(tmp_path: Path) -> None:
     for asked, chunk_rows, what in ((Selection(), 64, "columns"), (TEXT_AND_ID, 65, "chunk size")):
         with pytest.raises(OutputError, match=f"its {what} are not those of the job"):
             plan_from(plan_bytes(plan), files, asked, chunk_rows, "plan")
+
+
+def write_tables(place: Path) -> None:
+    """Folders as Delta, Hudi and Iceberg have them: each with a file of an earlier version."""
+    histories = {
+        "delta": ("_delta_log/00000000000000000000.json", "year=2024/a.parquet"),
+        "hudi": (".hoodie/20240101000000000.commit", "a.parquet"),
+        "iceberg": ("metadata/v1.metadata.json", "data/a.parquet"),
+        "plain": ("metadata/about.jsonl", "a.parquet"),
+    }
+    for folder, (history, data) in histories.items():
+        for path in (history, data, data.replace("a.", "b.")):
+            (place / folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (place / folder / path).write_text('{"text": "of a table"}\n')
+        for name in ("a", "b"):
+            pq.write_table(pa.table({"text": [f"{folder} {name}"]}), place / folder / data.replace("a.", f"{name}."))
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_that_old_versions_of_a_table_are_read_too_is_said(tmp_path: Path, scheme: str) -> None:
+    write_tables(tmp_path)
+    top = str(tmp_path)
+    if scheme:
+        fs, top = fsspec.filesystem("memory"), f"memory:/{tmp_path}"
+        fs.put(str(tmp_path), str(tmp_path), recursive=True)
+    files = find_files([top], 70, 1014)
+    assert len(files.found) == 9  # two of each, and the lines that are of no table
+    told = sorted(remark.partition(": all of its")[0].rpartition("/")[2] for remark in files.remarks)
+    assert told == ["delta is a table of Delta", "hudi is a table of Hudi", "iceberg is a table of Iceberg"]
+    assert not files.left_out
+    if not scheme:
+        assert find_files([f"{top}/delta/*/*.parquet"], 70, 1014).remarks == files.remarks[:1]
+        assert not find_files([f"{top}/plain"], 70, 1014).remarks
+
+
+def test_a_job_over_a_table_says_so_and_is_whole(small_model: Model, tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    heard: list[str] = []
+
+    class Hearing(Progress):
+        def warn(self, message: str) -> None:
+            heard.append(message)
+
+    report = classify(tmp_path / "delta", tmp_path / "out", model=small_model, progress=Hearing())
+    assert (report.exit_code, report.rows_read) == (0, 2)
+    (remark,) = (line for line in report.hints if "is a table of Delta" in line)
+    assert remark in heard
+    assert any("is a table of Delta" in line for line in dry_run(tmp_path / "delta", model=small_model).warnings)

@@ -101,6 +101,11 @@ _OF_SPARK = re.compile(r"part-(?:[a-z]-)?\d{4}")
 _ONE_READER = "a {} file is read at many places at once: {}"
 _NO_RANGES = "its server cannot do that; download it first"
 
+_OLD_VERSIONS = (
+    "{} is a table of {}: all of its files are read, also those of earlier versions, with rows that were changed or "
+    "deleted since. To label the current version, write that to files of its own first"
+)
+
 Identity = list[dict[str, Any]]
 """The input in a fingerprint."""
 
@@ -119,6 +124,8 @@ class Files:
         Files whose suffix belongs to no format, in folders and archives, and folders that a pattern matches.
     whole : tuple of InputFile
         All files, where these are a share of them.
+    remarks : tuple of str
+        What the user should know of folders, though nothing is wrong.
 
     """
 
@@ -126,6 +133,7 @@ class Files:
     problems: tuple[Problem, ...] = ()
     left_out: tuple[str, ...] = ()
     whole: tuple[InputFile, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def identity(self) -> Identity:
@@ -188,7 +196,8 @@ def find_files(
         if in_archive(inputs[0]) and not in_archive(left_out[0]):
             raise UsageError(f"no input at {inputs[0]!r}: the archive has no such file")
         raise UsageError(f"no input in {inputs[0]!r}: {len(left_out):,} files of other kinds, such as {left_out[0]}")
-    return Files(tuple(files), tuple(problems), tuple(left_out))
+    remarks = [_OLD_VERSIONS.format(printable(named(path, top)), kind) for path, kind in listed.tables]
+    return Files(tuple(files), tuple(problems), tuple(left_out), remarks=tuple(remarks))
 
 
 def share_of(shard: str) -> tuple[int, int]:

@@ -57,6 +57,12 @@ from ..open.remote import REQUESTS, driver, listed_state, open_remote, why
 Problem = tuple[str, str]
 """A path, and a message about the problem of that file or folder."""
 
+_LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
+"""The names of folders in which tables of these kinds have their history."""
+
+_OF_ICEBERG, _METADATA_OF_ICEBERG = "metadata", "*.metadata.json*"
+"""The same of Iceberg, whose folder has a name that others may have, too: what is in it."""
+
 _OF_DATASETS = {"dataset_info.json", "dataset_dict.json", "state.json"}
 _CACHED_BY_DATASETS = "cache-*.arrow"
 _LOOKED_AT = 1000  # names of a folder, for one like that which is not there
@@ -100,12 +106,15 @@ class Found:
         Paths of files whose suffix belongs to no format, and of folders that a pattern matches.
     unreadable : list of (str, str)
         Folders, each with the reason.
+    tables : list of (str, str)
+        Folders that hold the files of a table with a history, each with the kind of the table.
 
     """
 
     files: list[Listed] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
+    tables: list[tuple[str, str]] = field(default_factory=list)
 
     @classmethod
     def joined(cls, listings: Iterable[Found]) -> Found:
@@ -113,12 +122,14 @@ class Found:
         files: dict[str, Listed] = {}
         left_out: dict[str, None] = {}
         unreadable: dict[tuple[str, str], None] = {}
+        tables: dict[tuple[str, str], None] = {}
         for listing in listings:
             for file in sorted(listing.files, key=lambda file: file.location):
                 files.setdefault(file.location, file)
             left_out |= dict.fromkeys(sorted(listing.left_out))
             unreadable |= dict.fromkeys(sorted(listing.unreadable))
-        return cls([*files.values()], [*left_out], [*unreadable])
+            tables |= dict.fromkeys(sorted(listing.tables))
+        return cls([*files.values()], [*left_out], [*unreadable], [*tables])
 
 
 def search(names: Sequence[str], is_known: Callable[[str], bool], endpoint: str | None = None) -> Found:
@@ -179,7 +190,7 @@ def _below(top: str, is_known: Callable[[str], bool]) -> Found:
         folder = waiting.pop()
         entries = _entries(folder, 0, seen, listing)
         names = {entry.name for entry in entries}
-        if _is_output(names):
+        if _is_output(names) or _note_table(folder, names, listing):
             continue
         shown = [
             entry for entry in entries if not (entry.name.startswith((".", "_")) or _of_dataset(entry.name, names))
@@ -200,6 +211,26 @@ def _is_output(names: set[str]) -> bool:
     return ENTRIES in names and bool({MANIFEST, OLD_MANIFEST} & names)
 
 
+def _note_table(folder: str, names: set[str], listing: Found) -> bool:
+    """Note that a folder has the files of a table with a history; whether it has the history itself, and no rows.
+
+    Parameters
+    ----------
+    folder : str
+        The folder, as it is called in the listing.
+    names : set of str
+        What is in it.
+    listing : Found
+        Where the table is noted.
+
+    """
+    listing.tables += [(folder, _LOGS[log]) for log in sorted(_LOGS.keys() & names)]
+    above, _, name = folder.rpartition("/")
+    is_history = name == _OF_ICEBERG and any(fnmatchcase(inner, _METADATA_OF_ICEBERG) for inner in names)
+    listing.tables += [(above, "Iceberg")] if is_history else []
+    return is_history
+
+
 def _of_dataset(name: str, names: set[str]) -> bool:
     """Whether a file belongs to a dataset of Hugging Face in its folder, and holds none of its rows."""
     return bool(_OF_DATASETS & names) and (name in _OF_DATASETS or fnmatchcase(name, _CACHED_BY_DATASETS))
@@ -214,7 +245,9 @@ def _matching(pattern: str) -> Found:
         folder, (first, *rest) = waiting.pop()
         further = [(folder, rest)] if first == "**" and rest else []
         if glob.has_magic(first):
-            found = [entry for entry in _entries(folder, len(rest), seen, listing) if _matches(entry.name, first)]
+            entries = _entries(folder, len(rest), seen, listing)
+            _note_table(folder, {entry.name for entry in entries}, listing)
+            found = [entry for entry in entries if _matches(entry.name, first)]
         else:
             found = [*filter(os.path.lexists, [Path(folder, first)])]
         for one in found:
@@ -393,12 +426,13 @@ def _kept_below(top: str, files: Iterable[tuple[str, State]], is_known: Callable
                 break
             names[folder].add(name)
             path = folder
-    outputs = {folder for folder, inside in names.items() if _is_output(inside)}
     listing = Found()
+    passed = {folder for folder, inside in names.items() if _is_output(inside)}
+    passed |= {folder for folder in names if _note_table(f"{top}/{folder}".rstrip("/"), names[folder], listing)}
     for path, (url, about) in listed.items():
         *folders, name = path.split("/")
         above = {"/".join(folders[:depth]) for depth in range(len(folders) + 1)}
-        if not name or path in names or above & outputs or any(p.startswith((".", "_")) for p in (*folders, name)):
+        if not name or path in names or above & passed or any(p.startswith((".", "_")) for p in (*folders, name)):
             continue  # of these, a name that is a folder's is a mark that some tools make for it
         if _of_dataset(name, names["/".join(folders)]):
             continue
