@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from itertools import pairwise
+from math import isfinite
 from operator import getitem
 from typing import Any
 
@@ -21,11 +22,9 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from .compression import why_not_decoded
+from .layouts import is_textual, plain_values
 
 NO_TRUTH = -1
-
-_STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 
 _FEW = 32
 """One text of so many: rather than all, those between the cut ones are copied, each run at once."""
@@ -80,20 +79,6 @@ def _label_text(value: object) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def is_textual(kind: pa.DataType) -> bool:
-    """Whether a column of this type may hold text: strings or bytes in any layout, or nulls only."""
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return any(test(kind) for test in (*_STRINGS, *_BYTES, pa.types.is_null))
-
-
-def as_bytes(table: pa.Table) -> pa.Table:
-    """The table with its strings as bytes: a string column may hold invalid UTF-8, which is checked row by row."""
-    for i, field_ in enumerate(table.schema):
-        if is_textual(field_.type) and not pa.types.is_dictionary(field_.type):
-            table = table.set_column(i, field_.name, table.column(i).cast(pa.large_binary()))
-    return table
-
-
 def not_utf8(values: pa.Array, first: int = 0) -> list[int]:
     """Which of these, large_binary, the first of which has the number `first`, are not UTF-8: found by halves."""
     try:
@@ -109,16 +94,6 @@ def not_utf8(values: pa.Array, first: int = 0) -> list[int]:
 _SPACE = pa.scalar(" ", pa.large_string())
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """A column's type as it is copied: the same, with one layout for strings, bytes and dictionaries of strings."""
-    if pa.types.is_dictionary(kind):
-        value = plain_type(kind.value_type)
-        return pa.dictionary(pa.int32(), value) if value == pa.string() else value
-    if any(test(kind) for test in _STRINGS):
-        return pa.string()
-    return pa.binary() if any(test(kind) for test in _BYTES) else kind
-
-
 def is_held_by(kind: pa.DataType, other: pa.DataType) -> bool:
     """Whether a column of `kind` can hold every value of one of type `other`."""
     types = pa.types
@@ -132,10 +107,10 @@ def is_held_by(kind: pa.DataType, other: pa.DataType) -> bool:
 
 
 def type_of_both(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """The one of two types that holds every value of the other; else strings."""
-    if is_held_by(kind, other):
-        return kind
-    return other if is_held_by(other, kind) else pa.string()
+    """The one of two types that holds every value of the other; else strings. A dictionary holds strings only."""
+    both = kind if is_held_by(kind, other) else other if is_held_by(other, kind) else pa.string()
+    coded = {pa.types.is_dictionary(one) for one in (kind, other) if not pa.types.is_null(one)}
+    return both.value_type if coded == {True, False} and pa.types.is_dictionary(both) else both
 
 
 def copied(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -147,8 +122,12 @@ def copied(column: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         if pa.types.is_null(column.type):
             return pa.nulls(len(column), kind)
-        if kind == pa.string() and not any(test(column.type) for test in (*_STRINGS, *_BYTES)):
-            return _as_text(column)
+        if column.type == kind:
+            return column
+        column = plain_values(column)
+        value = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if value == pa.string() and not is_textual(column.type):
+            column = _as_text(column)
         return column.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise UsageError(f"a kept column of {column.type} cannot be written as {kind}: {error}") from error
@@ -162,15 +141,27 @@ def _as_text(column: pa.Array) -> pa.Array:
         return pa.array([None if value is None else value.hex() for value in column.to_pylist()], pa.string())
     if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
         values = column.to_pylist()
-        texts = [None if v is None else json.dumps(v, ensure_ascii=False, default=_json_value) for v in values]
+        texts = [None if v is None else json.dumps(_in_json(v), ensure_ascii=False) for v in values]
         return pa.array(texts, pa.string())
     return column.cast(pa.string())
 
 
-def _json_value(value: Any) -> str:
+def _in_json(value: Any) -> Any:
+    """A value that JSON has: null for a NaN or an infinity, text for what is no number, boolean, text or list."""
+    if isinstance(value, dict):
+        return {name: _in_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_json(item) for item in value]
     if isinstance(value, bytes):
         return value.hex()
-    return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return finite(value) if isinstance(value, str | int | float | None) else str(value)
+
+
+def finite(value: Any) -> Any:
+    """The value; None for a NaN and an infinity, which JSON does not have."""
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def refuse_uncopied(name: str, kind: pa.DataType) -> None:

@@ -26,13 +26,13 @@ from reading import block_of, found, read_files, same
 from s3 import KEYS, Folder, s3, s3_server  # noqa: F401
 
 from broadsheet import pipeline
-from broadsheet.pipeline import UsageError, classify, label, verify
+from broadsheet.pipeline import Paths, UsageError, classify, label, verify
 from broadsheet.pipeline.errors import OutputError
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.output.saved_plan import plan_bytes, plan_from
 from broadsheet.pipeline.report.job import Progress
 from broadsheet.pipeline.source.chunk import Selection
-from broadsheet.pipeline.source.columns import copied, is_held_by
+from broadsheet.pipeline.source.columns import copied, is_held_by, type_of_both
 from broadsheet.pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
 from broadsheet.pipeline.source.plan.plan import plan_files
 
@@ -236,6 +236,9 @@ def test_what_is_not_read_is_said(
         (pa.array([[1, 2], None, []]), ["[1, 2]", None, "[]"]),
         (pa.array([{"a": "é", "d": datetime.date(2024, 5, 1)}]), ['{"a": "é", "d": "2024-05-01"}']),
         (pa.array([b"\x00\xff"], pa.binary(2)), ["00ff"]),
+        (pa.array([[float("nan"), -0.0], [float("inf"), None, 1e300]]), ["[null, -0.0]", "[null, null, 1e+300]"]),
+        (pa.array([{"a": [float("-inf")], "t": None, "b": True}]), ['{"a": [null], "t": null, "b": true}']),
+        (pa.array([["a"], ["é"]], pa.list_(pa.string_view())), ['["a"]', '["é"]']),
     ],
 )
 def test_values_become_text_one_by_one(values: pa.Array, text: list[str | None]) -> None:
@@ -252,6 +255,11 @@ def test_types_hold_the_values_of_several_files(tmp_path: Path) -> None:
         (pa.date32(), pa.string(), False),
     ):  # fmt: skip
         assert is_held_by(kind, other) is holds, (kind, other)
+    for kind, other, both in (
+        (category, pa.int64(), pa.string()), (category, category, category), (category, pa.string(), pa.string()),
+        (category, pa.null(), category), (pa.int64(), pa.date32(), pa.string()),
+    ):  # fmt: skip
+        assert type_of_both(kind, other) == type_of_both(other, kind) == both
     for name, ids in (("a", pa.array([1], pa.int8())), ("b", pa.array([2], pa.int64())), ("c", pa.array(["x"]))):
         pq.write_table(pa.table({"text": [name], "id": ids}), tmp_path / f"{name}.parquet")
     a, b, c = (tmp_path / f"{name}.parquet" for name in "abc")
@@ -400,6 +408,35 @@ def test_a_json_line_is_read_the_same_alone_and_among_others(lines: list[dict]) 
         Selection(("id",), ("a.b", "b.a.b")),
     ):  # fmt: skip
         assert same(Jsonl().parse(block, "f", 3, selection), parse_one_by_one(block, "f", 3, selection))
+
+
+def test_what_json_lacks_is_null_and_minus_zero_keeps_its_sign(small_model: Model, tmp_path: Path) -> None:
+    """Within objects and arrays that are copied as text, from a file and from memory."""
+    lines = ['{"text": "a", "n": -0, "x": {"b": [-0, -0.0, NaN, -Infinity, 1e5, "NaN"]}}', '{"text": "b", "n": 5}']
+    (tmp_path / "a.jsonl").write_text("\n".join(lines * 90))
+    rows = classify(tmp_path / "a.jsonl", model=small_model, keep=["n", "x"]).to_arrow()
+    assert rows["n"].to_pylist() == ["-0", "5"] * 90
+    assert rows["x"].to_pylist() == ['{"b": [-0, -0.0, null, null, 1e5, "NaN"]}', None] * 90
+    values = [{"b": [float("nan"), -0.0, (float("inf"),)]}, "text"]
+    rows = classify([{"text": "a", "x": value} for value in values], model=small_model, keep="x").to_arrow()
+    assert rows["x"].to_pylist() == ['{"b": [null, -0.0, [null]]}', "text"]
+
+
+def test_words_of_one_file_and_numbers_of_another_are_both_read(small_model: Model, tmp_path: Path) -> None:
+    words = pa.array(["x", "y"]).dictionary_encode()
+    for name, column in (("a", words), ("b", pa.array([1, 2])), ("c", pa.array([None, None], pa.null()))):
+        pq.write_table(pa.table({"text": ["one", "two"], "kept": column}), tmp_path / f"{name}.parquet")
+    for order, kept in (("ab", ["x", "y", "1", "2"]), ("ba", ["1", "2", "x", "y"]), ("ac", ["x", "y", None, None])):
+        files = Paths(tmp_path / f"{name}.parquet" for name in order)
+        report = classify(files, model=small_model, keep="kept")
+        assert report.exit_code == 0
+        assert report.to_arrow()["kept"].to_pylist() == kept
+    for number in range(60):  # of so many files, few are opened for their types
+        pq.write_table(pa.table({"text": ["one"], "kept": words[:1]}), tmp_path / f"a{number:03}.parquet")
+    pq.write_table(pa.table({"text": ["one"], "kept": [7]}), tmp_path / "a030x.parquet")
+    report = classify(Paths(sorted(tmp_path.glob("a0*.parquet"))), model=small_model, keep="kept")
+    assert report.exit_code == 0
+    assert sorted(report.to_arrow()["kept"].to_pylist()) == ["7", *["x"] * 60]
 
 
 def write_hive(place: Path) -> None:

@@ -13,10 +13,11 @@ followed from message to message, without reading their bodies.
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,11 +26,12 @@ from numpy.typing import NDArray
 from ...errors import SourceError
 from ...telemetry.spans import Span, span
 from ..chunk import Chunk, Selection, held_together
-from ..columns import holding, is_textual, projected
+from ..columns import holding, projected
 from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
+from ..layouts import has_views, holds, is_json, is_textual, plain_values
 from ..limits import Limits
 from ..open.opening import open_at
-from .tables import Rows, bounded_chunks, most_decoded, types_of
+from .tables import Rows, bounded_chunks, decoded_sizes, most_decoded, types_of, view_lengths
 
 FILE_MAGIC, FEATHER_MAGIC = b"ARROW1", b"FEA1"
 
@@ -51,6 +53,10 @@ class Message(NamedTuple):
         Of a batch.
     size : int
         Bytes that it takes when it is decoded.
+    dictionary : int
+        The number of the dictionary that it holds; -1 for a batch.
+    is_delta : bool
+        Whether it adds to that dictionary; else it replaces it.
 
     """
 
@@ -58,6 +64,8 @@ class Message(NamedTuple):
     stop: int
     rows: int
     size: int
+    dictionary: int = -1
+    is_delta: bool = False
 
 
 class Index(NamedTuple):
@@ -163,8 +171,9 @@ def _message(stream: BinaryIO, message: _Table, offset: int, body: int, body_byt
         The size of the body.
 
     """
-    table = message.table(2)
+    table, dictionary, is_delta = message.table(2), -1, False
     if message.integer(1, "<B") == _DICTIONARY:
+        dictionary, is_delta = table.integer(0, "<q"), bool(table.integer(2, "<B"))
         table = table.table(1)
     size = body_bytes
     if table.has(3):  # each compressed buffer begins with its length decompressed, or -1 where it is as it is
@@ -179,7 +188,7 @@ def _message(stream: BinaryIO, message: _Table, offset: int, body: int, body_byt
     rows = table.integer(0, "<q")
     if rows < 0:
         raise ValueError("not a readable Arrow file (a batch has a negative number of rows)")
-    return Message(offset, body + body_bytes, rows, max(size, body_bytes))
+    return Message(offset, body + body_bytes, rows, max(size, body_bytes), dictionary, is_delta)
 
 
 class _Table:
@@ -230,6 +239,7 @@ def _unpack(kind: str, data: bytes, at: int) -> int:
 
 
 _MOST_ROWS = 1 << 31  # of a batch; a damaged one may claim any number
+_MOST_EMPTY_ROWS = 1 << 20  # of a file, that take no byte, as those of nulls only do
 _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 
 
@@ -289,8 +299,7 @@ def _rows_from(fragment: Fragment, columns: tuple[str, ...]) -> Rows:
     file, batches = fragment.file, _index(fragment.file).batches
     begins = np.cumsum([0, *(batch.rows for batch in batches)])
     number = int(begins.searchsorted(fragment.start, "right")) - 1
-    tables = (_batch(file, number, columns) for number in range(number, len(batches)))
-    return Rows(tables, fragment.start - int(begins[number]), file.path)
+    return Rows(_tables(file, number, columns), fragment.start - int(begins[number]), file.path)
 
 
 @lru_cache(maxsize=16)
@@ -303,8 +312,11 @@ def _index(file: InputFile) -> Index:
         raise SourceError(f"{file.path}: {error}") from error
     most = _most_bytes(file.format.limits)
     remedy = "write it with smaller record batches, or as Parquet"
-    if sum(message.size for message in index.dictionaries) > most:
+    if _most_in_dictionaries(index) > most:
         raise SourceError(f"{file.path}: its dictionaries take more than {most >> 20:,} MiB; {remedy}")
+    empty = sum(batch.rows for batch in index.batches if batch.rows > 8 * batch.size)  # not even a bit each
+    if empty > _MOST_EMPTY_ROWS:
+        raise SourceError(f"{file.path}: it claims to hold {empty:,} rows that take no byte: it is damaged, or empty")
     for number, batch in enumerate(index.batches):
         if batch.size > most or batch.rows > _MOST_ROWS:
             what = f"{batch.size >> 20:,} MiB for {batch.rows:,} rows, more than {most >> 20:,} MiB"
@@ -329,42 +341,113 @@ def _schema(file: InputFile) -> pa.Schema:
         raise SourceError(f"{file.path}: not a readable Arrow file ({error})") from error
 
 
-def _batch(file: InputFile, number: int, columns: tuple[str, ...]) -> pa.Table:
-    """The columns of a batch: text as bytes, or as a dictionary of bytes."""
+def _most_in_dictionaries(index: Index) -> int:
+    """Bytes of the dictionaries that are in use at once: in a stream one may replace another."""
+    if not index.schema_bytes:
+        return sum(message.size for message in index.dictionaries)
+    most = 0
+    sizes: dict[int, int] = {}
+    for message in index.dictionaries:
+        before = sizes.get(message.dictionary, 0) if message.is_delta else 0
+        sizes[message.dictionary] = before + message.size
+        most = max(most, sum(sizes.values()))
+    return most
+
+
+def _tables(file: InputFile, first: int, columns: tuple[str, ...]) -> Iterator[pa.Table]:
+    """The columns of the batches from one on: text as bytes, or as a dictionary of bytes. Raises SourceError."""
     index, schema = _index(file), _schema(file)
     wanted = [schema.get_field_index(name) for name in holding(schema, columns)]
     options = pa.ipc.IpcReadOptions(included_fields=sorted(wanted), use_threads=False)
+    number = first
     try:
         with open_at(file) as stream:
-            if index.schema_bytes:
-                here = index.batches[number]
-                before = [message for message in index.dictionaries if message.offset < here.offset]
-                parts = [Message(0, index.schema_bytes, 0, 0), *before, here]
-                data = b"".join(_bytes_of(stream, part) for part in parts)
-                batch = pa.ipc.open_stream(data, options=options).read_next_batch()
-            else:
-                batch = pa.ipc.open_file(stream, options=options).get_batch(number)
-        if len(batch) != index.batches[number].rows:
-            raise ValueError(f"it holds {len(batch):,} rows, its message has {index.batches[number].rows:,}")
-        table = projected(batch, columns)
-        return pa.table(
-            {name: _checked(table.column(name).chunk(0), file.format.limits) for name in table.column_names}
-        )
+            for number, batch in enumerate(_batches(stream, index, schema, first, options), first):
+                if len(batch) != index.batches[number].rows:
+                    raise ValueError(f"it holds {len(batch):,} rows, its message has {index.batches[number].rows:,}")
+                table = projected(batch, columns)
+                values = ((name, table.column(name).chunk(0)) for name in table.column_names)
+                yield pa.table({name: _checked(of, file.format.limits) for name, of in values})
     except (OSError, ValueError, KeyError, StopIteration, pa.ArrowException) as error:
         raise SourceError(f"{file.path}: record batch {number} cannot be read: {error}") from error
 
 
-def _bytes_of(stream: BinaryIO, message: Message) -> bytes:
-    stream.seek(message.offset)
-    return stream.read(message.stop - message.offset)
+def _batches(
+    stream: BinaryIO, index: Index, schema: pa.Schema, first: int, options: pa.ipc.IpcReadOptions
+) -> Iterator[pa.RecordBatch]:
+    """The batches of a file from one on.
+
+    Parameters
+    ----------
+    stream : BinaryIO
+        The file.
+    index, schema : Index, pyarrow.Schema
+        Its messages and columns.
+    first : int
+        The number of the first batch.
+    options : pyarrow.ipc.IpcReadOptions
+        How they are read.
+
+    """
+    if not index.schema_bytes:
+        reader = pa.ipc.open_file(stream, options=options)
+        yield from map(reader.get_batch, range(first, len(index.batches)))
+        return
+    begin = index.batches[first].offset
+    parts = [(message.offset, message.stop) for message in _dictionaries_at(begin, index, schema)]
+    parts = [(0, index.schema_bytes), *parts, (begin, index.batches[-1].stop)]
+    reader = pa.ipc.open_stream(io.BufferedReader(_Parts(stream, parts)), options=options)
+    for _ in index.batches[first:]:
+        yield reader.read_next_batch()
+
+
+def _dictionaries_at(offset: int, index: Index, schema: pa.Schema) -> Iterator[Message]:
+    """The dictionaries that hold at a byte of a stream, without those that others have replaced."""
+    before = [message for message in index.dictionaries if message.offset < offset]
+    if any(map(_has_dictionary_within, schema.types)):  # which may refer to one that was replaced
+        yield from before
+        return
+    last = {message.dictionary: message.offset for message in before if not message.is_delta}
+    yield from (message for message in before if message.offset >= last.get(message.dictionary, 0))
+
+
+def _has_dictionary_within(kind: pa.DataType) -> bool:
+    """Whether a dictionary has values with a dictionary."""
+    is_one = pa.types.is_dictionary
+    return holds(kind, lambda inner: is_one(inner) and holds(inner.value_type, is_one))
+
+
+class _Parts(io.RawIOBase):
+    """Parts of a file, from a byte up to another each, as one stream."""
+
+    def __init__(self, stream: BinaryIO, parts: Sequence[tuple[int, int]]) -> None:
+        self._stream, self._parts = stream, [*parts]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        while self._parts:
+            begin, stop = self._parts[0]
+            if begin < stop:
+                self._stream.seek(begin)
+                data = self._stream.read(min(len(buffer), stop - begin))
+                buffer[: len(data)] = data
+                self._parts[0] = (begin + len(data), stop) if data else (stop, stop)
+                return len(data)
+            del self._parts[0]
+        return 0
 
 
 def _checked(values: pa.Array, limits: Limits) -> pa.Array:
-    """Values whose offsets and indices are right, strings as bytes: each text is checked for UTF-8 in its row.
+    """Values whose offsets and indices are right, strings as bytes: each text is checked for UTF-8 in its row. There
+    are no views within lists, structs and maps.
 
-    Raises ValueError or ArrowException where they are not.
+    Raises ValueError or ArrowException where they are not right, or would take too much memory.
     """
     kind = values.type
+    if is_json(kind):
+        return _checked(values.storage, limits)
     if pa.types.is_dictionary(kind):
         values.indices.validate(full=True)
         dictionary = _flat(_checked(values.dictionary, limits), limits)
@@ -372,9 +455,15 @@ def _checked(values: pa.Array, limits: Limits) -> pa.Array:
         return values if is_textual(dictionary.type) else values.dictionary_decode()
     values = values.view(_BYTES[kind]) if kind in _BYTES else values
     values.validate(full=True)
-    if not pa.types.is_binary_view(values.type):
+    if pa.types.is_binary_view(values.type):
+        few = view_lengths(values).sum() <= most_decoded(limits)
+        return values.cast(pa.large_binary()) if few else _distinct(values, limits)
+    if not has_views(kind):
         return values
-    return values.cast(pa.large_binary()) if _view_bytes(values) <= most_decoded(limits) else _distinct(values, limits)
+    most = _most_bytes(limits)
+    if decoded_sizes(values).sum() > most:
+        raise ValueError(f"values of {kind} take more than {most >> 20:,} MiB; write it with smaller record batches")
+    return plain_values(values, decode=False)
 
 
 def _distinct(views: pa.Array, limits: Limits) -> pa.Array:
@@ -390,15 +479,9 @@ def _flat(values: pa.Array, limits: Limits) -> pa.Array:
     """The values of a dictionary, text as bytes one after the other."""
     if pa.types.is_dictionary(values.type):
         raise ValueError(f"its dictionary takes more than {most_decoded(limits) >> 20:,} MiB")
-    if pa.types.is_binary_view(values.type) and _view_bytes(values) > _most_bytes(limits):
+    if pa.types.is_binary_view(values.type) and view_lengths(values).sum() > _most_bytes(limits):
         raise ValueError(f"its values take more than {_most_bytes(limits) >> 20:,} MiB")
     return values.cast(pa.large_binary()) if is_textual(values.type) else values
-
-
-def _view_bytes(views: pa.Array) -> int:
-    """Bytes of all values, for which Arrow has no function."""
-    lengths = np.frombuffer(views.buffers()[1], np.int32)[::4][views.offset : views.offset + len(views)]
-    return int(lengths[_valid(views)].astype(np.int64).sum())
 
 
 def _valid(values: pa.Array) -> NDArray[np.bool_]:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,9 +24,10 @@ from pyarrow import json as pa_json
 
 from ...errors import SourceError
 from ..chunk import BadRow, Chunk, Selection, assemble, concat
-from ..columns import is_unicode, keys_within, not_utf8, printable_name, value_at, value_or_none
+from ..columns import finite, is_unicode, keys_within, not_utf8, printable_name, value_at, value_or_none
 from ..compression import UTF8, why_not_decoded
 from ..format import InputFile, Schema
+from ..layouts import holds
 from .json_strings import Lines, Taken, are_plain, distinct, lines_refused, pieces, taken_out
 from .record_format import Head, RecordFormat
 from .records import Records, Split, split_lines
@@ -39,6 +41,9 @@ _ARROW_NUMBERS = re.compile(r'"(?:[^"\\]|\\.)*+"|(?P<nan>-NaN)|(?P<infinity>Inf)
 """Numbers that Arrow accepts and `json` does not, outside of strings."""
 
 _DIGIT = re.compile("[1-9]")
+
+_MINUS_ZERO = re.compile(rb"[:,[][ \t]*-0[ \t\r]*[],}]")
+"""An integer that Arrow reads as 0, without its sign."""
 
 _PARTS, _FEW = 16, 128
 """Into so many parts goes a block with a line that Arrow refuses; so few lines go through `json`, rather."""
@@ -209,6 +214,9 @@ def _chunks(records: Records, path: str, first_row: int, selection: Selection) -
         return
     odd = np.zeros(len(records), np.bool_)
     odd[list(records.problems)] = True
+    if any(holds(kind, pa.types.is_int64) for kind in types.schema.types):
+        found = _MINUS_ZERO.finditer(records.data, int(records.starts[0]), int(records.ends[-1]))
+        odd[records.starts.searchsorted([place.start() for place in found], "right") - 1] = True
     parsed = _parse_at_once(records, odd, types, selection)
     if parsed is None and (refused := _refused(records)).any():
         parsed = _parse_at_once(records, odd | refused, types, selection)
@@ -457,31 +465,38 @@ def _value(line: bytes) -> Any:
     Raises ValueError or RecursionError.
     """
     text = line.decode(UTF8)
+    parse = partial(json.loads, parse_float=_Number, parse_int=_integer)
     try:
-        return json.loads(text, parse_float=_Number)
+        return parse(text)
     except ValueError:
         as_json = _ARROW_NUMBERS.sub(_number_as_json, text)
         if as_json == text:
             raise
         with suppress(ValueError):
-            return json.loads(as_json, parse_float=_Number)
+            return parse(as_json)
         raise
+
+
+def _integer(digits: str) -> int | _Number:
+    return _Number(digits) if digits == "-0" else int(digits)
 
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """A number that is no integer, as it is written: a float would have other digits."""
+    """A number as it is written: one that is no integer, of which a float would have other digits, or -0."""
 
     text: str
 
 
 def _written(value: Any) -> str:
-    """A value as `json.dumps` writes it, but for the digits of its numbers."""
+    """A value as `json.dumps` writes it, but for the digits of its numbers. Within an object or an array, a NaN or an
+    infinity is null, since JSON has neither.
+    """
     if isinstance(value, dict):
-        members = (f"{json.dumps(key, ensure_ascii=False)}: {_written(item)}" for key, item in value.items())
+        members = (f"{json.dumps(key, ensure_ascii=False)}: {_written(finite(item))}" for key, item in value.items())
         return f"{{{', '.join(members)}}}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_written, value))}]"
+        return f"[{', '.join(_written(finite(item)) for item in value)}]"
     return value.text if isinstance(value, _Number) else json.dumps(value, ensure_ascii=False)
 
 

@@ -26,10 +26,11 @@ import pyarrow.parquet as pq
 from ...errors import SourceError
 from ...telemetry.spans import Span
 from ..chunk import Chunk, Selection, held_together
-from ..columns import as_bytes, projected
+from ..columns import projected
 from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
+from ..layouts import as_bytes, holds
 from ..open.opening import expect, open_at
-from .tables import Rows, bounded_chunks, holds, most_decoded, types_of
+from .tables import Rows, bounded_chunks, most_decoded, types_of
 
 _DICTIONARY_PAGE = 2
 _HEADER_BYTES = 256

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from ...errors import SourceError
 from ..chunk import Chunk, Cutting, Selection, assemble, concat
-from ..columns import as_bytes, fields_of, is_textual, plain_type, projected
+from ..columns import fields_of, projected
 from ..format import Fragment
+from ..layouts import LIST_VIEWS, as_bytes, holds, is_one_of, is_textual, plain_type, plain_values
 from ..limits import LIMITS, Limits
 from ..open.ahead import PARSING
 
@@ -32,11 +33,6 @@ def types_of(schema: pa.Schema) -> dict[str, pa.DataType]:
 def most_decoded(limits: Limits) -> int:
     """Bytes of decoded rows that are held of a file."""
     return 4 * limits.chunk_bytes
-
-
-def holds(kind: pa.DataType, *tests: Callable[[pa.DataType], bool]) -> bool:
-    """Whether a type, or one within it, passes one of these tests."""
-    return any(test(kind) for test in tests) or any(holds(kind.field(i).type, *tests) for i in range(kind.num_fields))
 
 
 class Rows:
@@ -107,7 +103,7 @@ def _bounded(
         table, n_chars = table.set_column(place, selection.text[0], short), _gathered(counts, text.indices)
     sizes = np.zeros(len(table), np.int64)
     for name in encoded:
-        sizes += _sizes(table.column(name).combine_chunks())
+        sizes += decoded_sizes(table.column(name).combine_chunks())
     if sizes.max(initial=0) > most_decoded(limits):
         most = most_decoded(limits) >> 20
         raise SourceError(f"a row takes {sizes.max() >> 20:,} MiB, more than {most:,}: do not keep its longest column")
@@ -119,19 +115,57 @@ def _bounded(
         yield run, None if n_chars is None else n_chars[first:last]
 
 
-def _sizes(values: pa.Array) -> NDArray[np.int64]:
-    """Bytes of the texts in dictionaries, also within structs and lists, that each of these takes."""
-    kind = values.type
-    if pa.types.is_dictionary(kind):
-        return _gathered(pc.binary_length(values.dictionary), values.indices)
-    if pa.types.is_struct(kind):
-        return sum(map(_sizes, values.flatten()), np.zeros(len(values), np.int64))
-    if pa.types.is_fixed_size_list(kind):
+def decoded_sizes(values: pa.Array) -> NDArray[np.int64]:
+    """Bytes that each of N values takes without dictionaries and views, beside what it takes with them.
+
+    Parameters
+    ----------
+    values : pyarrow.Array
+        N values whose offsets are right.
+
+    Returns
+    -------
+    ndarray
+        int64 [N]: the texts in dictionaries and views, and what list views refer to, also within structs and lists.
+
+    """
+    kind, types = values.type, pa.types
+    if types.is_dictionary(kind):
+        lengths = view_lengths(values.dictionary) if _is_view(kind.value_type) else pc.binary_length(values.dictionary)
+        return _gathered(pa.array(lengths), values.indices)
+    if _is_view(kind):
+        return view_lengths(values)
+    if types.is_struct(kind):
+        return sum(map(decoded_sizes, values.flatten()), np.zeros(len(values), np.int64))
+    if types.is_fixed_size_list(kind):
         values = values.cast(pa.list_(kind.value_type))
     if isinstance(values, pa.ListArray | pa.LargeListArray):  # a map is one
-        after = np.concatenate([[0], np.cumsum(_sizes(values.values))])
-        return np.asarray(np.diff(after[values.offsets.to_numpy()]))
+        return np.asarray(np.diff(_sums(values.values)[values.offsets.to_numpy()]))
+    if is_one_of(kind, LIST_VIEWS):
+        begins, counts = values.offsets.to_numpy(), values.sizes.to_numpy()
+        after = _sums(values.values)
+        sizes = after[begins + counts] - after[begins] + _LISTED_BYTES * counts
+        return np.where(values.is_valid().to_numpy(zero_copy_only=False), sizes, 0)
     return np.zeros(len(values), np.int64)
+
+
+_LISTED_BYTES = 8
+"""That a value in a list takes beside its text, about."""
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
+
+
+def _sums(values: pa.Array) -> NDArray[np.int64]:
+    """int64 [N + 1], the sizes of the first 0, 1, … N of N values."""
+    return np.concatenate([[0], np.cumsum(decoded_sizes(values))])
+
+
+def view_lengths(views: pa.Array) -> NDArray[np.int64]:
+    """int64 [N], bytes of N views, for which Arrow has no function; 0 for nulls."""
+    lengths = np.frombuffer(views.buffers()[1] or b"", np.int32)[::4][views.offset : views.offset + len(views)]
+    return np.where(views.is_valid().to_numpy(zero_copy_only=False), lengths, 0).astype(np.int64)
 
 
 def _cut_values(values: pa.Array, length: int) -> tuple[pa.Array, pa.Array]:
@@ -185,7 +219,7 @@ def plain(table: pa.Table) -> pa.Table:
         if pa.types.is_dictionary(field.type):
             kind = field.type.value_type
             kind = pa.large_string() if is_textual(kind) else kind  # Arrow takes nothing from an array of views
-            chunks = [chunk.dictionary.cast(kind).take(chunk.indices) for chunk in table.column(i).chunks]
+            chunks = [plain_values(chunk.dictionary).cast(kind).take(chunk.indices) for chunk in table.column(i).chunks]
             table = table.set_column(i, field.name, pa.chunked_array(chunks, kind))
     return as_bytes(table)
 

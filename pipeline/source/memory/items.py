@@ -22,7 +22,8 @@ import pyarrow as pa
 
 from ...errors import UsageError
 from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, assemble, concat
-from ..columns import is_textual, is_unicode, keys_within, printable_name, value_at, value_or_none
+from ..columns import finite, is_unicode, keys_within, printable_name, value_at, value_or_none
+from ..layouts import is_textual
 from ..limits import LIMITS, Limits
 from ..plan.files import format_of, is_known
 from .tables import MEMORY, Tables, is_pandas, of_table, resolve
@@ -333,9 +334,18 @@ def _written(value: Any) -> str | None:
     if isinstance(value, str) or _is_null(value):
         return value if isinstance(value, str) else None
     try:
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
+        return json.dumps(_with_finite(value), ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
         return str(value)
+
+
+def _with_finite(value: Any) -> Any:
+    """A value whose lists and dicts hold None in place of a NaN or an infinity. Raises RecursionError."""
+    if isinstance(value, dict):
+        return {key: _with_finite(finite(item)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_finite(finite(item)) for item in value]
+    return value
 
 
 def _head(item: Any) -> bytes:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from ...errors import BroadsheetError, UsageError, did_you_mean
 from ..chunk import Chunk, Cutting, RowRange, Selection, concat, gathered
-from ..columns import fields_of, holding, is_textual, plain_type, projected
+from ..columns import fields_of, holding, projected
 from ..formats.tables import plain, table_chunk
+from ..layouts import is_textual, plain_type
 from ..limits import LIMITS, Limits
 
 MEMORY = "memory"
