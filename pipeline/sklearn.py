@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from .classifier import Classifier, load
 from .model.charcnn import Model
+from .source.labels import labels_of
 from .train import train
 from .train.recipe import WITH_SPACE
 
@@ -127,7 +128,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):
         texts, labels = _texts(X), _labels(y)
         check_consistent_length(texts, labels)
         classes, codes = np.unique(labels, return_inverse=True)
-        names = [str(name) for name in classes]
+        names = labels_of(pa.array(classes.tolist())).to_pylist()
+        if None in names:
+            raise ValueError("y holds a missing label")
         twice, times = Counter(names).most_common(1)[0]
         if times > 1:
             raise ValueError(f"two labels are written {twice!r}: give them different names")

@@ -86,7 +86,10 @@ def command(
     options |= {"network": network, "mistakes": mistakes, "abstain": abstain, "precision_target": precision_target}
     result = evaluate(loaded, Paths(data), **options)
     if not result.confusion.rows and not result.abstained:
-        raise UsageError(f"no row has a class of the model in column {label_column!r}")
+        from ..report.summary import unknown_labels_line
+
+        why = unknown_labels_line(result.unknown_labels, loaded.classes)
+        raise UsageError(f"no row has a class of the model in column {label_column!r}{f': {why}' if why else ''}")
     if (console := _begun(result, as_json)) is not None:
         _print(result, abstain, reliability is None, console, loaded)
     _draw_recalls(result, selection, asked)
@@ -109,6 +112,7 @@ def _evaluate_labels(model: Model, data: list[str], as_json: bool, options: dict
     _print_left_out(result, console)
     if result.unknown:
         console.print(f"{counted(result.unknown, 'row')} with a label that is no class of the model", style="yellow")
+    _print_labels(result, model, console)
     print_label_figures(result.counts, console)
 
 
@@ -152,6 +156,16 @@ def _begun(result: Evaluation | LabelEvaluation | NumberEvaluation, as_json: boo
     return console
 
 
+def _print_labels(result: Evaluation | LabelEvaluation, model: Model, console: PlainConsole) -> None:
+    """Print how the label column names the classes: by their numbers, and by labels that name none."""
+    from ..report.summary import class_numbers_line, unknown_labels_line
+
+    if result.label_numbers_from is not None:
+        console.print(class_numbers_line(result.label_numbers_from, model.classes))
+    if unknown := unknown_labels_line(result.unknown_labels, model.classes):
+        console.print(unknown, style="yellow")
+
+
 def _print_left_out(result: Evaluation | LabelEvaluation, console: PlainConsole) -> None:
     if result.quarantined:
         console.print(f"{counted(result.quarantined, 'row')} skipped: unreadable", style="yellow")
@@ -170,6 +184,7 @@ def _print(result: Evaluation, abstain: float | None, diagram: bool, console: Pl
         rows = result.abstained + result.confusion.rows
         share = f"{result.abstained:,} of {rows:,} rows ({result.abstained / rows:.1%})"
         console.print(f"{share} have a score below {abstain:g}, and no label; the figures are those of the others")
+    _print_labels(result, model, console)
     print_confusion(result.confusion, console)
     print_reliability(result.reliability, result.uncalibrated, diagram, console, model.is_calibrated)
     if result.networks:

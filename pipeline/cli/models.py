@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _LABELLED = "Labelled articles that the model was not trained on: files, folders, globs or URLs."
 _HELD_OUT = "Use only the rows of DATA that `train --hold-out SHARE` kept out."
-_LABEL = "Column with the true class, by name or number from 1."
+_LABEL = "Column with the true class, by name or number."
 _BY_CLASS = "Also fit the scores of each class that has 100 rows or more by themselves."
 _INT8 = "Prepare the model for `--precision int8`."
 _AGREEMENT = "Share of labels that stay where the network is asked about some texts only."

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -20,8 +21,10 @@ from ..model.charcnn import Model
 from ..model.scores import assigned, log_scores, probabilities
 from ..model.several import head_of, load_one
 from ..options import READ, ReadKeywords
-from ..source.chunk import SHOWN_BYTES, Chunk
-from ..source.columns import NO_TRUTH, label_lists, label_sets
+from ..source.chunk import SHOWN_BYTES, Chunk, commonest
+from ..source.label_columns import label_lists, label_sets
+from ..source.labels import NO_TRUTH
+from ..source.sample import class_numbers_from, with_class_numbers
 from .chain import Finding, Found
 from .fitting import Figures, figures_of
 from .rows import chosen_input, scored_rows
@@ -93,6 +96,10 @@ class Evaluation:
     recalls : tuple of tuple of float
         Of such a chain, in steps of half a percent: a share of rows, and the recall where the encoder is asked about
         this share, the rows with the highest scores by the first model.
+    label_numbers_from : int, optional
+        The number of the first class where the label column holds class numbers.
+    unknown_labels : dict of str to int
+        Rows by a label that names no class of the model, of the commonest ones.
 
     """
 
@@ -109,6 +116,8 @@ class Evaluation:
     networks: dict[str, Figures] = field(default_factory=dict)
     found: dict[str, Found] = field(default_factory=dict)
     recalls: tuple[tuple[float, float], ...] = ()
+    label_numbers_from: int | None = None
+    unknown_labels: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the evaluation as JSON values.
@@ -142,6 +151,8 @@ class Evaluation:
             "networks": {name: _values(figures) for name, figures in self.networks.items()},
             "found": {name: _values(figures) for name, figures in self.found.items()},
             "recalls": self.recalls,
+            "label_numbers_from": self.label_numbers_from,
+            "unknown_labels": self.unknown_labels,
         }
 
 
@@ -163,6 +174,8 @@ class LabelEvaluation:
         Rows that could not be read.
     overflowed : int
         Rows on which the model overflows, so that they have no labels.
+    label_numbers_from, unknown_labels
+        As of `Evaluation`.
 
     """
 
@@ -172,6 +185,8 @@ class LabelEvaluation:
     unknown: int
     quarantined: int
     overflowed: int
+    label_numbers_from: int | None = None
+    unknown_labels: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the evaluation as JSON values.
@@ -193,6 +208,8 @@ class LabelEvaluation:
             "unknown": self.unknown,
             "quarantined": self.quarantined,
             "overflowed": self.overflowed,
+            "label_numbers_from": self.label_numbers_from,
+            "unknown_labels": self.unknown_labels,
             "classes": [_values(figures) for figures in counts.per_class()],
         }
 
@@ -233,7 +250,7 @@ def evaluate(
     text_column : str or iterable of str
         Column with the text, "text" by default. Several are joined by a space.
     label_column : str
-        Column with the true class, by name or by number from 1. Of a model with heads, the one of this name is
+        Column with the true class, by name or by number. Of a model with heads, the one of this name is
         evaluated.
     mistakes : int
         How many wrongly labelled rows to keep.
@@ -287,6 +304,8 @@ def evaluate(
     classes = loaded.classes
     wanted: dict[str, Any] = {"truth": label_column, "classes": classes, "reads": loaded.reads}
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
+    selection = with_class_numbers(given, selection)
+    unknown: Counter[str] = Counter()
     # Of the rows with a true class: label, score, the score without the model's temperature, and the true class.
     parts = [(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0, np.int32))]
     ways = {network: loaded} | ({name: given_model.asking(name) for name in ASKS} if given_model.cascade else {})
@@ -300,6 +319,7 @@ def evaluate(
             chunk, truth, predicted = scored.chunk, scored.chunk.truth, scored.predictions[0]
             quarantined += len(chunk.quarantine) - scored.overflowed
             overflowed += scored.overflowed
+            unknown.update(chunk.unknown_labels)
             if truth is None:
                 continue
             labels, scores, before = predicted.labels[:, 0], predicted.scores[:, 0], predicted.scores[:, 0]
@@ -337,6 +357,8 @@ def evaluate(
         networks=_compared(by_way, truth, rows_read) if given_model.cascade else {},
         found=finding.figures(),
         recalls=finding.recalls(),
+        label_numbers_from=selection.rules.numbers_from,
+        unknown_labels=commonest([unknown]),
     )
 
 
@@ -399,7 +421,7 @@ def evaluate_labels(
     text_column : str or iterable of str
         Column with the text, "text" by default. Several are joined by a space.
     label_column : str
-        Column with the true labels: lists, or texts; names of classes, or numbers from 1.
+        Column with the true labels: lists, or texts; names of classes, or their numbers.
     label_separator : str, optional
         What is between two labels where they are a text.
     device : str
@@ -436,10 +458,14 @@ def evaluate_labels(
     loaded = load_one(model)
     if loaded.thresholds is None:
         raise UsageError(f"{loaded.name} gives each text one label: evaluate() is for such models")
-    wanted: dict[str, Any] = {"kept": (label_column,), "reads": loaded.reads}
+    wanted: dict[str, Any] = {"kept": (label_column,), "labels": (label_column,), "classes": loaded.classes}
+    wanted["reads"] = loaded.reads
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
+    numbers_from = class_numbers_from(given, selection, label_column, several=True, separator=label_separator)
+    rules = replace(selection.rules, numbers_from=numbers_from)
     nothing = np.empty((0, len(loaded.classes)), np.bool_)
     counts = LabelCounts.of(loaded.classes, nothing, nothing)
+    unknown_labels: Counter[str] = Counter()
     unknown = quarantined = overflowed = 0
     with scored_rows([loaded], given, selection, device, precision, kernels) as (backend, chunks):
         for scored in chunks:
@@ -448,8 +474,19 @@ def evaluate_labels(
             overflowed += scored.overflowed
             if not len(chunk):
                 continue
-            true, others = label_sets(label_lists(chunk.rows, label_column, label_separator), loaded.classes)
+            lists = label_lists(chunk.rows, label_column, label_separator)
+            true, others, names = label_sets(lists, loaded.classes, rules)
+            unknown_labels.update(names)
             assert all_scores is not None
             counts += LabelCounts.of(loaded.classes, assigned(all_scores, loaded.thresholds), true)
             unknown += int(others.sum())
-    return LabelEvaluation(loaded.name, str(backend), counts, unknown, quarantined, overflowed)
+    return LabelEvaluation(
+        model=loaded.name,
+        backend=str(backend),
+        counts=counts,
+        unknown=unknown,
+        quarantined=quarantined,
+        overflowed=overflowed,
+        label_numbers_from=numbers_from,
+        unknown_labels=commonest([unknown_labels]),
+    )

@@ -38,8 +38,8 @@ from ..model.scores import (
 from ..model.several import load_one
 from ..options import READ, ReadKeywords
 from ..source.chunk import Chunk
-from ..source.columns import NO_TRUTH
-from ..source.sample import sample_input
+from ..source.labels import NO_TRUTH
+from ..source.sample import sample_input, with_class_numbers
 from .chain import Top, with_promise
 from .rows import chosen_input, files_of, hold_out, numbered, scored_rows
 
@@ -84,7 +84,7 @@ def calibrate(
     text_column : str or iterable of str
         Column with the text, "text" by default. Several are joined by a space.
     label_column : str, optional
-        Column with the true class, by name or by number from 1; of a chain none.
+        Column with the true class, by name or by number; of a chain none.
     held_out : float, optional
         `source` is what the model was trained on, with this share held out: only those rows are used.
     agreement : float
@@ -161,6 +161,7 @@ def calibrate(
     reads = plain.reads if held_out is None else MOST_READ  # as `train` reads, which holds out by text
     wanted: dict[str, Any] = {"truth": label_column, "classes": plain.classes, "reads": reads}
     given, selection = chosen_input(source, text_column, options, plain.alphabet, plain.length, **wanted)
+    selection = with_class_numbers(given, selection)
     nothing = np.empty((0, len(plain.classes)), np.float32)
     scores, beside, true = [nothing], [nothing], [np.empty(0, np.int64)]
     chosen = partial(_with_truth, share=held_out)

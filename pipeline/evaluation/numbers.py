@@ -15,7 +15,7 @@ from ..model.cascade import ASKS
 from ..model.charcnn import Model
 from ..model.several import load_one
 from ..options import READ, ReadKeywords
-from ..source.columns import numbers_in
+from ..source.label_columns import numbers_in
 from .chain import Finding, Found
 from .rows import chosen_input, scored_rows
 

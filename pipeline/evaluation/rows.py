@@ -51,7 +51,8 @@ def chosen_input(
     names = {"endpoint": checked.endpoint, "input_format": checked.input_format}
     given = identify(source, len(alphabet), length, whole_hash=whole_hash, by_content=whole_hash, **names)
     dialect = {name: getattr(checked, name) for name in ("encoding", "delimiter", "quote", "escape")}
-    return given, Selection(checked.text_column, header=checked.columns, **dialect, **more)
+    rules = checked.label_rules
+    return given, Selection(checked.text_column, header=checked.columns, rules=rules, **dialect, **more)
 
 
 @contextmanager

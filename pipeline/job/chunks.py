@@ -53,7 +53,8 @@ def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
     no_gpu = None
     if options.device == "auto" and backend.device == "cpu":
         no_gpu = next(iter(client.run(why_gpu_unused).values()), None)
-    facts = facts_of(prepared, backend, planned.chunk_rows, no_gpu)
+    numbers_from = planned.input.selection.rules.numbers_from
+    facts = replace(facts_of(prepared, backend, planned.chunk_rows, no_gpu), label_numbers_from=numbers_from)
     unread = planned.input.plan.unread if planned.input.plan else ()
     earlier = prepared.beginning.earlier if isinstance(prepared.beginning, Update) else None
     tally = Tally.after(earlier, models.first.classes, planned.input.problems, unread)

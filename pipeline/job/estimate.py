@@ -32,12 +32,12 @@ from ..processes.threads import available_cores
 from ..report.breakdown import MUCH_ASKED, asks
 from ..report.facts import Growth
 from ..source.chunk import Chunk, concat
-from ..source.columns import NO_TRUTH
 from ..source.inputs import Given
+from ..source.labels import NO_TRUTH
 from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.plan.files import Files, divided
 from ..source.plan.plan import files_in_ranges, part_name, parts_of
-from ..source.sample import Sample, sample_input, slow_to_read
+from ..source.sample import Sample, sample_input, slow_to_read, with_class_numbers
 from .beginning import asked_update, named_input, refuse_files, rooted
 from .waits import told_waits
 
@@ -266,7 +266,8 @@ def sampled(
     folder = OutputFolder(path) if settings.update and path is not None else None
     if folder and isinstance(given, Files) and (update := asked_update(folder, given, settings.changed)):
         growth, given = update.growth, replace(given, found=tuple(update.files))
-    return settings, path, models, given, growth, sample_input(given, settings.selection(models), rows, settings.limit)
+    selection = with_class_numbers(given, settings.selection(models))
+    return settings, path, models, given, growth, sample_input(given, selection, rows, settings.limit)
 
 
 def _label(chunk: Chunk, engines: list[Engine], scoring: Sequence[Scoring]) -> tuple[ScoredChunk, float]:

@@ -35,6 +35,7 @@ from ..source.inputs import Paths, Unread, open_input, read_here
 from ..source.memory.stdin import STDIN, Stdin
 from ..source.plan.files import Files, takes_encoding
 from ..source.plan.plan import RangeEnd
+from ..source.sample import with_class_numbers
 from .beginning import named_input, refuse_files
 
 KINDS = ("jsonl", "csv")
@@ -173,6 +174,7 @@ def _opened(
         selection = source.open(asked)
         return selection, _of_stdin(first_chunks(source.arriving(selection, most), options.limit))
     given = named_input(source, models, options)
+    asked = with_class_numbers(given, asked)
     planned = open_input(given, asked, options.chunk_size or most, limit=options.limit)
     piped.left_out = given.left_out if isinstance(given, Files) else ()
     piped.problems += [message for _, message in planned.problems]

@@ -33,6 +33,7 @@ from ..processes.threads import in_background
 from ..report.facts import RunFacts
 from ..report.job import JobReport
 from ..report.results import Results
+from ..report.summary import unknown_labels_line
 from ..report.tally import Tally
 from ..report.timeline import Timeline, save_trace
 from ..source.inputs import Given, RowsInMemory, open_input, planned_files
@@ -40,6 +41,7 @@ from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.memory.stdin import Stdin
 from ..source.plan.files import Files, divided
 from ..source.plan.plan import changed_chunks
+from ..source.sample import with_class_numbers
 from ..storage.disk import refuse_outputs, write_file
 from ..storage.names import is_url
 from ..telemetry.spans import Clock
@@ -213,6 +215,8 @@ def plan(prepared: Prepared, engines: Engines | None) -> Planned:
         job_input = planned_files(saved)
     else:
         selection = options.selection(models)
+        if saved is None:
+            selection = with_class_numbers(prepared.found, selection)
         job_input = open_input(prepared.found, selection, chunk_rows, saved, options.limit, cut)
     if options.strict and job_input.problems:
         raise SourceError(f"{job_input.problems[0][1]} (--strict stops here)")
@@ -264,9 +268,11 @@ def _refuse_unknown_truth(report: JobReport, options: Options) -> None:
     judged = report.confusion
     if judged is not None and judged.without_truth and not judged.rows and not judged.unlabelled.any():
         column = "the file of --truth" if options.label_column is None else f"column {options.label_column!r}"
+        unknown = unknown_labels_line(report.tally.unknown_labels, judged.classes)
         raise UsageError(
             f"{column} holds no class of the model in any of {judged.without_truth:,} rows, so nothing could be "
             f"compared. The labels stay. The classes are {', '.join(judged.classes)}"
+            + (f"; {unknown}" if unknown else "")
         )
 
 

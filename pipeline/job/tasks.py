@@ -335,6 +335,7 @@ def _entry(work: Work, chosen: NDArray[np.bool_], job: Job) -> Entry:
         rows_quarantined=len(chunk.quarantine),
         problems=chunk.problems,
         not_copied=dict(chunk.not_copied),
+        unknown_labels=dict(chunk.unknown_labels) or UNSET,
     )
 
 

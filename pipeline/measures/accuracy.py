@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..model.reference import NO_LABEL
 from ..source.chunk import SHOWN_BYTES, Chunk
-from ..source.columns import NO_TRUTH
+from ..source.labels import NO_TRUTH
 
 
 class Example(NamedTuple):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..output.model_columns import ModelColumns
     from ..output.record import Settings
     from ..source.chunk import Selection
+    from ..source.labels import LabelRules
 
 _CHUNKS = "{cpu} to {:,} on a CPU (encoders: fewer), {cuda:,} or {:,} on a GPU".format(
     *MOST_CHUNK_ROWS.values(), **CHUNK_ROWS
@@ -66,7 +67,7 @@ class LabelKeywords(EngineKeywords, total=False):
         "recipes. A model file that was converted with `--preparation` has its own.")]
     text_column: Annotated[NAMES, _input("Column with the text; several are joined by a space.",
         (), "NAME", "text", recorded=True, more="The result is stripped.")]
-    label_column: Annotated[str | None, _input("Column with the true class, by name or number from 1.",
+    label_column: Annotated[str | None, _input("Column with the true class, by name or number.",
         None, "NAME", recorded=True, was="truth_column",
         more="The report then has the accuracy, and the output the true class by name, in a column ``truth``.")]
     scores: Annotated[bool, _labels("Write the probability of every class.", False, recorded=True,
@@ -112,6 +113,11 @@ class ReadKeywords(TypedDict, total=False):
         "quotes are text.", None, "C|none", '"', recorded=True, seldom=True)]
     escape: Annotated[str | None, _input("Character of a CSV before a quote, delimiter or line end that is text: often "
         "a backslash.", None, "C", "none", recorded=True, seldom=True)]
+    label_numbers_from: Annotated[int | None, _input("Take numbers in the label column as class numbers that begin at "
+        "0, or at 1.", None, "0|1", least=0, recorded=True, seldom=True, more="Default: names only, unless all labels "
+        "are numbers that can count the classes in one way only; which one is reported.")]
+    fold_labels: Annotated[bool, _input("Take labels that differ only by case, spaces or Unicode form as one class.",
+        False, recorded=True, seldom=True)]
     endpoint: Annotated[str | None, _input("Server to ask for s3:// URLs and the like.", None, "URL", "the provider's",
         more="It is for ``gs://`` and ``az://`` too. Default: that of the environment, for example "
         "``AWS_ENDPOINT_URL``.")]
@@ -230,6 +236,8 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         for name, value in dialect_of(delimiter=self.delimiter, quote=self.quote, escape=self.escape).items():
             self._set(name, value)
         root_of(self.root)
+        if self.label_numbers_from not in (None, 0, 1):
+            raise UsageError(f"--label-numbers-from is {self.label_numbers_from}: class numbers begin at 0 or at 1")
         if self.endpoint is not None:
             check_endpoint(self.endpoint)
         if self.report is not None and find_spec("matplotlib") is None:
@@ -249,6 +257,13 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
     @property
     def _kept(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.id_column, *self.keep)))
+
+    @property
+    def label_rules(self) -> LabelRules:
+        """How labels name classes."""
+        from ..source.labels import LabelRules
+
+        return LabelRules(self.label_numbers_from, self.fold_labels)
 
     def selection(self, models: Models) -> Selection:
         from ..source.chunk import Selection
@@ -270,6 +285,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             windows=self.windows is not None,
             preparations=tuple({own.id: own.of for m in models.loaded if (own := m.preparation)}.items()),
             only_prepared=self._windows is None and all(model.preparation for model in models.loaded),
+            rules=self.label_rules,
         )
 
     @property
@@ -308,6 +324,9 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             "models": models.short_names if len(models.every) > 1 else UNSET,
             "multi_label": several if any(several) else UNSET,
         }
-        later = ("abstain", "network", "preparation", "layout", "shard", "quote", "escape", "input_format")
+        later = (
+            *("abstain", "network", "preparation", "layout", "shard", "quote", "escape", "input_format"),
+            *("label_numbers_from", "fold_labels"),
+        )
         unset = (name for name in later if recorded[name] == TABLE[name].default)
         return Settings(**recorded | dict.fromkeys(unset, UNSET))

@@ -70,7 +70,7 @@ class TrainKeywords(ReadKeywords, total=False):
         more="These are the names of levels, from the lowest, which stand for 1, 2 and so on. n-grams learn them, "
         "without a network.")]
     text_column: Annotated[NAMES, _input("Column with the text; several are joined by a space.", (), "NAME", "text")]
-    classes: Annotated[HEADER, _input("Class names in order; labels are then names or numbers from 1.", None, "A,B,C",
+    classes: Annotated[HEADER, _input("Class names in order; labels are then names or numbers.", None, "A,B,C",
         more="Default: the labels that occur, sorted.")]
     multi_label: Annotated[bool, _input("A text may have several labels: the label column holds lists.", False,
         more="Each class has a score of its own, and a threshold, at which F1 is best on the held-out rows.")]

@@ -15,7 +15,7 @@ from msgspec import UNSET
 from ..errors import UsageError
 from ..labelling.counts import LENGTHS
 from ..source.chunk import RowRange
-from ..source.columns import NO_TRUTH
+from ..source.labels import NO_TRUTH
 from ..source.plan.plan import Start, part_name, range_name
 from .layout import group_of
 from .record import Accounted, ClosingEntry, Entry, Figures, Judged, ListedFile, SavedPlan, Scores, Totals
@@ -243,6 +243,7 @@ class Counts(ModelCounts):
     rows_quarantined: int = 0
     chars: int = 0
     not_copied: Counter[str] = field(default_factory=Counter)
+    unknown_labels: Counter[str] = field(default_factory=Counter)
     lengths: tuple[int, ...] = (0,) * len(LENGTHS)
     others: list[ModelCounts] = field(default_factory=list)
     problems: list[tuple[str, str]] = field(default_factory=list)
@@ -254,6 +255,7 @@ class Counts(ModelCounts):
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(entry, name))
         self.not_copied.update(entry.not_copied)
+        self.unknown_labels.update(entry.unknown_labels or {})
         self.lengths = tuple(map(add, self.lengths, entry.lengths))
         others = () if entry.others is UNSET else entry.others
         self.others = self.others or [ModelCounts(multi_label=model.multi_label) for model in others]
@@ -277,6 +279,7 @@ class Counts(ModelCounts):
             problems=tuple(sorted({*self.problems})),
             unread=tuple(sorted({*self.unread}, key=str)),
             not_copied=dict(sorted(self.not_copied.items())),
+            unknown_labels=dict(sorted(self.unknown_labels.items())) or UNSET,
             others=tuple(Judged(multi_label=one.multi_label, **one.figures) for one in self.others) or UNSET,
         )
 

@@ -15,7 +15,7 @@ from ..engine.base import Predictions
 from ..errors import UsageError
 from ..labelling.scored import Scoring
 from ..source.chunk import Chunk, RowRange, Selection
-from ..source.columns import NO_TRUTH
+from ..source.labels import NO_TRUTH
 from .model_columns import N_CHARS, TRUTH, ModelColumns
 from .where import Where
 

@@ -24,7 +24,7 @@ from ..errors import OutputError
 from ..labelling.counts import count_scores
 from ..model.reference import NO_LABEL
 from ..source.chunk import QUARANTINE_SCHEMA
-from ..source.columns import NO_TRUTH
+from ..source.labels import NO_TRUTH
 from ..source.plan.plan import RangeEnd
 from .formats import part_files, read_part
 from .layout import QUARANTINE, PartNames, entry_file, quarantine_file

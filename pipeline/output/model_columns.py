@@ -21,7 +21,8 @@ from ..labelling.windows import Windows
 from ..model.reference import NO_LABEL
 from ..model.scores import assigned
 from ..model.several import Models
-from ..source.columns import NO_TRUTH, SEPARATOR
+from ..source.label_columns import SEPARATOR
+from ..source.labels import NO_TRUTH
 
 TRUTH = pa.field("truth", pa.string())
 """The true class of a row, where the input has one."""

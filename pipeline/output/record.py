@@ -96,6 +96,7 @@ class Accounted(Figures, frozen=True, kw_only=True, forbid_unknown_fields=True):
     chars: Count
     lengths: tuple[Count, ...]
     not_copied: dict[str, Count] = {}
+    unknown_labels: dict[str, Count] | UnsetType = UNSET
     others: tuple[Judged, ...] | UnsetType = UNSET
 
 
@@ -109,7 +110,8 @@ class Entry(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
     how often a network was asked that is not asked about all rows, over the same rows.
     lengths: written rows by class of `counts.LENGTHS`. doubtful: labelled rows that the model could hardly judge, by
     reason, filtered ones too. confusion: (true class, predicted class, rows) of every pair that occurs, where there is
-    a truth, over the filtered rows too. problems: messages about whole files. not_copied: as of `Chunk`. files: one
+    a truth, over the filtered rows too. problems: messages about whole files. not_copied, unknown_labels: as of
+    `Chunk`. files: one
     part, or one for each label, sorted; then the quarantined rows, where there are any. others: of several models, what
     the second and further ones say; the rest is the first one's. scores: written rows by label and bin of
     `counts.SCORES`, since 2026-11. right: where there is a truth, written rows that have one and a label, by whether
@@ -232,8 +234,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     which their columns are named. abstain: below which score a row has no label. multi_label: for each model, whether
     it gives several labels, where one does. windows: how many or which, their overlap, and how they are scored
     together. chosen: of rows that were chosen from those of a finished job. network: about which texts it is asked,
-    where that is not the default. layout, quote, escape, input_format: the same. shard: which share of the files, as
-    "3/64".
+    where that is not the default. layout, quote, escape, input_format, label_numbers_from, fold_labels: the same.
+    shard: which share of the files, as "3/64".
     """
 
     text_columns: tuple[str, ...]
@@ -264,6 +266,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quote: str | UnsetType = UNSET
     escape: str | UnsetType = UNSET
     input_format: str | UnsetType = UNSET
+    label_numbers_from: Literal[0, 1] | UnsetType = UNSET
+    fold_labels: bool | UnsetType = UNSET
 
     @property
     def labelled(self) -> tuple[Names, ...]:
@@ -340,6 +344,8 @@ class Totals(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Each file or folder of which nothing was read, and its rows where they are known; `problems` say why.
     not_copied : dict of str to int
         Where all columns are copied, rows by a key that was not among these.
+    unknown_labels : dict of str to int, optional
+        Where there is a truth column, rows by a label that names no class.
     others : tuple of Judged, optional
         Of several models, the figures of the second and further ones; all others are the first one's.
     scores : dict of str to tuple of int, optional
@@ -376,7 +382,9 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SavedSelection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`source.chunk.Selection`; kept_types: an Arrow schema of the kept columns, its IPC message in hexadecimal."""
+    """`source.chunk.Selection`; kept_types: an Arrow schema of the kept columns, its IPC message in hexadecimal.
+    label_numbers_from: the number of the first class in a truth column of class numbers, as the job found or got it.
+    """
 
     text: tuple[str, ...]
     kept: tuple[str, ...]
@@ -385,6 +393,7 @@ class SavedSelection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     header: tuple[str, ...] | None
     classes: tuple[str, ...]
     answers: str | None
+    label_numbers_from: Count | UnsetType = UNSET
 
 
 class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

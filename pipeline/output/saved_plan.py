@@ -210,7 +210,10 @@ def resolved(saved: SavedPlan, asked: Selection) -> Selection:
     except ValueError as error:
         what = f"the plan is damaged: no types of columns ({error})"
         raise OutputError(f"{what}. Start again with --overwrite") from error
-    return replace(asked, text=chosen.text, kept=chosen.kept, kept_types=tuple(types.types))
+    rules = asked.rules
+    if chosen.label_numbers_from is not UNSET:
+        rules = replace(rules, numbers_from=chosen.label_numbers_from)
+    return replace(asked, text=chosen.text, kept=chosen.kept, kept_types=tuple(types.types), rules=rules)
 
 
 def plan_again(saved: SavedPlan, files: Sequence[InputFile], asked: Selection) -> Plan:
@@ -232,8 +235,17 @@ def plan_again(saved: SavedPlan, files: Sequence[InputFile], asked: Selection) -
 
 def _saved(selection: Selection) -> SavedSelection:
     types = pa.schema(list(zip(selection.kept, selection.kept_types, strict=False)))
-    same = {name: getattr(selection, name) for name in SavedSelection.__struct_fields__ if name != "kept_types"}
-    return SavedSelection(**same, kept_types=schema_hex(types))
+    numbers_from = selection.rules.numbers_from
+    return SavedSelection(
+        text=selection.text,
+        kept=selection.kept,
+        kept_types=schema_hex(types),
+        truth=selection.truth,
+        header=selection.header,
+        classes=selection.classes,
+        answers=selection.answers,
+        label_numbers_from=UNSET if numbers_from is None else numbers_from,
+    )
 
 
 def schema_hex(schema: pa.Schema) -> str:

@@ -107,6 +107,8 @@ class JobFacts:
         The option: how many rows may be in quarantine.
     second : str
         What is asked about some texts only: the "network" of the models, or the "encoder".
+    label_numbers_from : int, optional
+        The number of the first class in a truth column of class numbers.
 
     """
 
@@ -124,6 +126,7 @@ class JobFacts:
     models: tuple[tuple[str, tuple[str, ...]], ...] = ()
     max_quarantined: str | int = "100%"
     second: str = "network"
+    label_numbers_from: int | None = None
 
 
 @dataclass(frozen=True)

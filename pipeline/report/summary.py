@@ -15,6 +15,7 @@ from ..errors import counted, first_of, in_python, printable
 from ..output.account import most_quarantined
 from ..output.record import Totals
 from ..source.compression import not_decoded
+from ..source.labels import NO_TRUTH, LabelRules
 from ..source.memory.tables import MEMORY
 from ..source.plan.files import takes_encoding
 from .facts import JobFacts, RunFacts, models_of
@@ -46,6 +47,8 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> Iterator[tuple[str, str
     yield "time", f"{run.seconds:,.1f} s{pace}"
     yield "model", job.model + (f", for {job.meant_for}" if job.meant_for else "")
     yield "on", job.backend.partition(" (")[0]  # the versions are in the records and on the page
+    if job.label_numbers_from is not None:
+        yield "truth", class_numbers_line(job.label_numbers_from, job.classes)
     if job.no_gpu:
         yield "no GPU", job.no_gpu
     if tally.unlabelled and tally.rows_filtered:
@@ -60,6 +63,25 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> Iterator[tuple[str, str
     if tally.asked:
         labelled = counted(tally.rows_written + tally.rows_filtered, "row")
         yield job.second, f"asked {counted(tally.asked, 'time')} for {labelled} ({tally.asked_share:.1%})"
+
+
+def class_numbers_line(first: int, classes: Sequence[str]) -> str:
+    """How a label column numbers the classes. first: the number of the first class."""
+    return f"labels are class numbers: {first} is {classes[0]}, {first + len(classes) - 1} is {classes[-1]}"
+
+
+def unknown_labels_line(counts: Mapping[str, int], classes: Sequence[str]) -> str | None:
+    """A line about labels that name no class of the model; None where there are none. counts: rows by label."""
+    if not counts:
+        return None
+    shown = [f"{label!r} in {counted(rows, 'row')}" for label, rows in Counter(counts).most_common()]
+    line = f"not judged, since these labels name no class of the model: {first_of(shown)}"
+    positions = LabelRules(fold=True).indices(counts, classes)
+    alike = next((label for label, position in positions.items() if position != NO_TRUTH), None)
+    if alike is not None:
+        return f"{line}. {alike!r} looks like the class {classes[positions[alike]]!r}: --fold-labels takes both as one"
+    numbers = {*map(str, range(len(classes) + 1))}
+    return f"{line}. For class numbers, give --label-numbers-from 0 or 1" if counts.keys() <= numbers else line
 
 
 def doubt(job: JobFacts, tally: Tally) -> str | None:
@@ -182,6 +204,8 @@ def hints(tally: Tally, results: Results) -> list[str]:
     if tally.not_copied:
         keys = [f"{key!r} of {counted(rows, 'row')}" for key, rows in tally.not_copied.most_common()]
         lines.append(f"--keep-all did not copy {first_of(keys)}: the first rows have no such column. --keep copies it")
+    if unknown := unknown_labels_line(tally.unknown_labels, tally.classes):
+        lines.append(unknown)
     quarantined, read = tally.rows_quarantined, tally.rows_read
     if quarantined <= _MANY * read:
         return lines

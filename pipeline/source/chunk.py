@@ -26,16 +26,16 @@ from .columns import (
     joined,
     out_of_range,
     refuse_uncopied,
-    truth_indices,
 )
 from .compression import UTF8
+from .labels import NAMES_ONLY, LabelRules, class_indices, labels_of
 from .limits import LIMITS
 
 HEAD_BYTES, SHOWN_BYTES = 256, 400
 """Bytes of a text that the quarantine holds, and that are shown of an example."""
 
 NOT_COPIED = 16
-"""Keys of a chunk at most whose rows are counted: where keys are data, each row may have others."""
+"""Keys of a chunk, or labels that name no class, whose rows are counted: where they are data, each row may differ."""
 
 MOST = 1 << 53
 """The most of anything that is counted: every JSON reader and NumPy have such an integer."""
@@ -100,6 +100,12 @@ class Selection:
         What models do to the texts, a large_string, before they read them, by name.
     only_prepared : bool
         Whether every model reads prepared texts: of the original ones only the first `SHOWN_BYTES` characters are kept.
+    labels : tuple of str
+        The kept columns whose cells are labels: they are copied as `labels_of` reads them.
+    rules : LabelRules
+        How the labels of the truth column name classes.
+    class_names : tuple of (str, tuple of str)
+        Of the file that is read: the label columns whose numbers stand for names that the file has, and these names.
 
     """
 
@@ -121,6 +127,9 @@ class Selection:
     of_path: tuple[tuple[str, str | None], ...] = ()
     preparations: tuple[tuple[str, Callable[[pa.LargeStringArray], pa.LargeStringArray]], ...] = ()
     only_prepared: bool = False
+    labels: tuple[str, ...] = ()
+    rules: LabelRules = NAMES_ONLY
+    class_names: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         for name, kind in zip(self.kept, self.kept_types, strict=False):
@@ -251,6 +260,8 @@ class Chunk:
         `NOT_COPIED` keys.
     prepared : mapping of str to pyarrow.LargeStringArray
         The texts, [N], after each of the selection's preparations, by name.
+    unknown_labels : mapping of str to int
+        Rows by a label of the truth column that names no class; of the commonest `NOT_COPIED` labels.
 
     """
 
@@ -268,6 +279,7 @@ class Chunk:
     index: Any = None
     not_copied: Mapping[str, int] = field(default_factory=dict)
     prepared: Mapping[str, pa.LargeStringArray] = field(default_factory=dict)
+    unknown_labels: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def data(self) -> NDArray[np.uint8]:
@@ -379,7 +391,7 @@ def assemble(
     held = {name: column_of(table, name) for name in selection.columns}
     held |= {name: pa.repeat(pa.scalar(value, pa.string()), len(numbers)) for name, value in selection.of_path}
     kept_types = dict(zip(selection.kept, selection.row_schema.types[2:], strict=True))
-    used = {*selection.text, selection.truth}
+    used = {*selection.text, *selection.labels, selection.truth}
     ascii_only: set[str] = set()
     decoded = {
         name: column if is_utf8 else decoded_text(name, column, reasons, selection.encoding, ascii_only)
@@ -398,7 +410,16 @@ def assemble(
     sizes = pc.fill_null(pc.binary_length(text), 0).to_numpy()
     for i in np.flatnonzero(sizes > LIMITS.field_bytes).tolist():
         reasons.setdefault(i, LIMITS.long_text)
-    truth = truth_indices(decoded[selection.truth], selection.classes) if selection.truth else None
+    names = dict(selection.class_names)
+    for name in selection.labels:
+        decoded[name] = held[name] = labels_of(decoded[name], names.get(name))
+    truth, unknown = None, dict[str, int]()
+    if selection.truth:
+        labels = labels_of(decoded[selection.truth], names.get(selection.truth))
+        if reasons:
+            is_bad = np.isin(np.arange(len(numbers)), [*reasons])
+            labels = pc.if_else(pa.array(is_bad), pa.scalar(None, labels.type), labels)
+        truth, unknown = class_indices(labels, selection.classes, selection.rules)
     set_aside: list[tuple[BadRow, int | None]] = [(row, None) for row in bad]
     first_text = held[selection.text[0]]
     for i, reason in reasons.items():
@@ -420,8 +441,17 @@ def assemble(
     kept_of_bad = None
     if selection.kept:
         kept_of_bad = rows.drop_columns(["file", "row"]).take(pa.array([i for _, i in set_aside], pa.int64()))
-    quarantine, more = bad_rows_table(file, [row for row, _ in set_aside]), commonest([not_copied or {}])
-    chunk = Chunk(text, rows, quarantine, None, truth, problems, n_chars, bad=kept_of_bad, not_copied=more)
+    chunk = Chunk(
+        text,
+        rows,
+        bad_rows_table(file, [row for row, _ in set_aside]),
+        truth=truth,
+        problems=problems,
+        n_chars=n_chars,
+        bad=kept_of_bad,
+        not_copied=commonest([not_copied or {}]),
+        unknown_labels=commonest([unknown]),
+    )
     chunk = chunk.take(keep) if reasons else chunk
     text, n_chars = chunk.text, chunk.n_chars
     prepared = {name: prepare(text) for name, prepare in selection.preparations}
@@ -448,6 +478,7 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
         _together((c.bad for c in chunks), pa.concat_tables),
         sources=tuple(source for c in chunks for source in c.sources),
         not_copied=commonest(c.not_copied for c in chunks),
+        unknown_labels=commonest(c.unknown_labels for c in chunks),
         prepared={name: pa.concat_arrays([c.prepared[name] for c in chunks]) for name in chunks[0].prepared},
     )
 
@@ -459,7 +490,7 @@ def _together(parts: Iterable[Any], join: Callable[[list[Any]], Any]) -> Any:
 
 
 def commonest(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The sums of counts by key, of the commonest `NOT_COPIED` keys."""
+    """The sums of counts by key or label, of the commonest `NOT_COPIED` ones."""
     total: Counter[str] = sum(map(Counter, counts), Counter())
     return dict(sorted(total.items(), key=lambda item: (-item[1], item[0]))[:NOT_COPIED])
 

@@ -1,4 +1,4 @@
-"""Columns of Arrow tables: of text, of truth, of several labels a row, and those that are copied to the output.
+"""Columns of Arrow tables: those of text, and those that are copied to the output.
 
 A copied value becomes text by itself, whatever its neighbours are: so the text does not depend on how rows are chunked.
 """
@@ -24,59 +24,11 @@ from ..errors import UsageError
 from .compression import why_not_decoded
 from .layouts import is_textual, plain_values
 
-NO_TRUTH = -1
-
 _FEW = 32
 """One text of so many: rather than all, those between the cut ones are copied, each run at once."""
 
 _DEEPEST = 8
 """Objects within one another in which a column is looked for; one may hold itself."""
-
-
-def truth_indices(values: pa.Array, classes: tuple[str, ...]) -> NDArray[np.int32]:
-    """Class indices, int32, of a truth column: of a class name, else of a number from 1; NO_TRUTH for other values.
-
-    Where the names of classes are numbers, a number is always a name. Raises UsageError for a column whose values are
-    neither strings nor numbers.
-    """
-    known = {name: i for i, name in enumerate(classes)}
-    if not any(name.lstrip("-").isdecimal() for name in classes):
-        known |= {str(number + 1): number for number in range(len(classes))}
-    try:
-        distinct = values.dictionary_encode()
-    except pa.ArrowNotImplementedError as error:
-        raise UsageError(f"a column of {values.type} holds no class names or numbers") from error
-    indices = [known.get(_label_text(v), NO_TRUTH) for v in distinct.dictionary.to_pylist()]
-    of_value = np.array([*indices, NO_TRUTH], np.int32)
-    return np.asarray(of_value[distinct.indices.fill_null(len(indices)).to_numpy()])
-
-
-def numbers_in(rows: pa.Table, name: str, levels: Sequence[str] = ()) -> NDArray[np.float64]:
-    """A column of numbers, or of texts that are numbers; NaN where there is none. levels: names of 1, 2, … instead.
-
-    Raises UsageError for a value that is neither a finite number nor one of these names.
-    """
-    values = rows.column(name).combine_chunks()
-    if levels:
-        indices = truth_indices(values, tuple(levels))
-        known, numbers = indices != NO_TRUTH, 1.0 + indices
-    else:
-        try:
-            texts = values.cast(pa.large_string())
-            numbers = pc.if_else(pc.equal(texts, ""), None, texts).cast(pa.float64()).to_numpy(zero_copy_only=False)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise UsageError(f"column {name!r} holds something that is no number: {error}") from error
-        known = np.isfinite(numbers)
-    given = values.is_valid() if pa.types.is_floating(values.type) else pc.not_equal(values.cast(pa.string()), "")
-    odd = np.flatnonzero(~known & given.fill_null(False).to_numpy(zero_copy_only=False))
-    if len(odd) and not (pa.types.is_floating(values.type) and np.isnan(values[int(odd[0])].as_py())):
-        wanted = f"one of {', '.join(levels)}" if levels else "a finite number"
-        raise UsageError(f"column {name!r} holds {values[int(odd[0])].as_py()!r}, which is not {wanted}")
-    return np.where(known, numbers, np.nan)
-
-
-def _label_text(value: object) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def not_utf8(values: pa.Array, first: int = 0) -> list[int]:
@@ -190,78 +142,6 @@ def out_of_range(column: pa.Array) -> NDArray[np.int64]:
         strange = pc.starts_with(plain.cast(pa.string()), "<value out of range")
         within.append(np.flatnonzero(pc.fill_null(strange, False)))
     return np.unique(np.concatenate(within))
-
-
-SEPARATOR = "|"
-"""Between the labels of a row in a CSV file, unless the user names another."""
-
-
-def label_lists(rows: pa.Table, name: str, separator: str | None) -> pa.ListArray:
-    """The column `name` of a chunk's rows as lists of strings, none of them null; empty ones of rows without labels.
-
-    separator: between the labels of a text; None where the column must hold lists, or texts that are lists in JSON. A
-    null text has no labels, for a CSV file has nothing else for them; a null list may be a label that is not known, and
-    is refused.
-
-    Raises UsageError for a column of another type, a null list, or a label that is null or empty.
-    """
-    types, column = pa.types, rows.column(name).combine_chunks()
-    if separator is None and is_textual(column.type) and not types.is_null(column.type):
-        column = _lists(column, name)
-    if types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):
-        if column.null_count:
-            where = rows.slice(pc.index(column.is_null(), True).as_py(), 1).to_pylist()[0]
-            raise UsageError(
-                f"{where['file']}: row {where['row']}: column {name!r} is null: give a row without labels an empty list"
-            )
-        lists = column.cast(pa.list_(column.type.value_type))
-        values = _texts(lists.flatten(), name)
-        lengths = lists.value_lengths().to_numpy()
-    elif types.is_string(column.type) or types.is_large_string(column.type) or types.is_null(column.type):
-        parts = pc.split_pattern(pc.fill_null(column.cast(pa.string()), ""), separator or SEPARATOR)
-        values = pc.utf8_trim_whitespace(parts.flatten())
-        filled = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
-        row = np.repeat(np.arange(len(column)), parts.value_lengths().to_numpy())
-        values = values.filter(pa.array(filled))
-        lengths = np.bincount(row[filled], minlength=len(column))
-    else:
-        raise UsageError(f"column {name!r} is of type {column.type}: several labels are lists, or texts")
-    if pc.any(pc.or_(values.is_null(), pc.fill_null(pc.equal(values, ""), True))).as_py():
-        raise UsageError(f"column {name!r} has a label that is null or empty")
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-    return pa.ListArray.from_arrays(offsets, values)
-
-
-def _lists(texts: pa.Array, name: str) -> pa.Array:
-    """Lists that are written as JSON, as those of JSON Lines are read."""
-    try:
-        lists = [None if text is None else json.loads(text) for text in texts.to_pylist()]
-        if all(isinstance(labels, list) for labels in lists if labels is not None):
-            return pa.array(lists, pa.list_(pa.null()) if not any(lists) else None)
-    except (json.JSONDecodeError, pa.ArrowInvalid, pa.ArrowTypeError):
-        pass
-    raise UsageError(f"column {name!r} holds texts, not lists: say by --label-separator what is between two labels")
-
-
-def _texts(values: pa.Array, name: str) -> pa.Array:
-    if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
-        raise UsageError(f"column {name!r} holds lists of {values.type}, which are no labels")
-    return values.cast(pa.string())
-
-
-def label_sets(lists: pa.ListArray, classes: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which classes each of N rows has, [N, classes], and which rows have a label that is no class, [N].
-
-    A label is the name of a class, or a number from 1.
-    """
-    has = np.zeros((len(lists), len(classes)), np.bool_)
-    row = np.repeat(np.arange(len(lists)), lists.value_lengths().to_numpy())
-    number = truth_indices(lists.flatten(), tuple(classes))
-    known = number != NO_TRUTH
-    has[row[known], number[known]] = True
-    unknown = np.zeros(len(lists), np.bool_)
-    unknown[row[~known]] = True
-    return has, unknown
 
 
 def joined(texts: Sequence[pa.Array]) -> pa.Array:

@@ -128,6 +128,8 @@ class Schema:
         Of CSV, whether a CR ends a record that no LF follows.
     delimiter : str
         Of CSV, the character between fields that the file itself names; empty where it names none.
+    class_names : mapping of str to tuple of str
+        The columns of class numbers from 0 for which the file itself names the classes, and these names.
 
     """
 
@@ -138,6 +140,7 @@ class Schema:
     complete: bool = True
     cr_ends: bool = False
     delimiter: str = ""
+    class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def every(self) -> tuple[str, ...]:

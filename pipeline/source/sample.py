@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
+
+import pyarrow as pa
 
 from ..errors import SourceError, UsageError
 from ..processes.threads import available_cores
@@ -17,6 +19,8 @@ from .format import InputFile
 from .formats.record_format import RecordFormat
 from .formats.records import read_records
 from .inputs import Given, RowsInMemory, refuse_unfit
+from .label_columns import label_lists
+from .labels import first_class_number, has_numbers
 from .open.decompress import beginning
 from .open.opening import open_at, open_location
 from .plan.examine import Examined, examine
@@ -29,6 +33,9 @@ _PLACES = 8
 
 _COUNTED_BYTES = 64 << 20
 """So much is read to count rows. Of more input, rows are estimated."""
+
+_LABEL_ROWS = 16_384
+"""So many rows say whether a label column numbers the classes."""
 
 _HEAD_BYTES = 1 << 20
 _CHUNK_ROWS = 16_384
@@ -77,36 +84,132 @@ def sample_input(given: Given, selection: Selection, rows: int, limit: int | Non
     if not isinstance(given, Files):
         raise UsageError("a dry run takes files or a table in memory: other sources would have to be read for it")
     plan = plan_files(given.found, selection, _CHUNK_ROWS, limit)
-    some = [plan.files[at] for at in _even(len(plan.files))]
-    problems = [message for _, message in given.problems]
-    chunks: list[Chunk] = []
-    notes: dict[str, None] = {}
-
-    def read(files: Sequence[InputFile], most: int | None, is_sample: bool) -> int:
-        """Count the first rows of files; those of a sample are parsed, and kept."""
-        count = 0
-        part = Range(0, tuple(files), plan.first, most)
-        for item in read_range(part, plan.selection, _CHUNK_ROWS, lambda _: not is_sample):
-            if isinstance(item, RangeEnd):
-                problems.extend(message for _, message in item.problems if message not in problems)
-                notes.update((f"{path}: {note}", None) for path, note in item.notes)
-                count = sum(rows or 0 for _, rows in item.files)
-            elif isinstance(item, Chunk):
-                chunks.append(item)
-        return count
-
-    left = rows if limit is None else min(rows, limit)
-    groups = [(file,) for file in some] if limit is None else [plan.files]
-    for number, files in enumerate(groups):
-        left -= read(files, max(1, left // (len(groups) - number)), True)
+    sample = _FilesSample(plan, [message for _, message in given.problems])
+    sample.draw(rows, limit)
+    problems, notes = sample.problems, [*sample.notes]
     if plan.first is None and problems:
         raise SourceError(problems[0])
-    chunk = concat(chunks) if chunks else empty_chunk(plan.selection)
+    chunk = sample.chunk
     if sum(file.stored for file in plan.files) <= _COUNTED_BYTES:
-        return Sample(plan.selection, chunk, read(plan.files, limit, False), problems=problems, notes=[*notes])
-    total, seconds = _estimated(plan, some)
+        count = sample.read(plan.files, limit, is_drawn=False)
+        return Sample(plan.selection, chunk, count, problems=problems, notes=notes)
+    total, seconds = _estimated(plan, sample.files)
     total = total if total is None or limit is None else min(total, limit)
-    return Sample(plan.selection, chunk, total, total is not None and total == limit, seconds, problems, [*notes])
+    return Sample(plan.selection, chunk, total, total is not None and total == limit, seconds, problems, notes)
+
+
+class _FilesSample:
+    """The first rows of some files of a plan.
+
+    Attributes
+    ----------
+    files : list of InputFile
+        Those files.
+    problems : list of str
+        What was wrong with them, after what was known before.
+    notes : dict of str to None
+        What may be amiss with them, in order.
+
+    """
+
+    def __init__(self, plan: Plan, problems: list[str]) -> None:
+        self.files = [plan.files[at] for at in _even(len(plan.files))]
+        self.problems, self.notes = problems, dict[str, None]()
+        self._plan, self._chunks = plan, list[Chunk]()
+
+    @property
+    def chunk(self) -> Chunk:
+        """The rows that were drawn."""
+        return concat(self._chunks) if self._chunks else empty_chunk(self._plan.selection)
+
+    def draw(self, rows: int, limit: int | None) -> None:
+        """Draw about `rows` rows. limit: only the first rows of the plan count."""
+        left = rows if limit is None else min(rows, limit)
+        groups = [(file,) for file in self.files] if limit is None else [self._plan.files]
+        for number, files in enumerate(groups):
+            left -= self.read(files, max(1, left // (len(groups) - number)), is_drawn=True)
+
+    def read(self, files: Sequence[InputFile], most: int | None, is_drawn: bool) -> int:
+        """Count the first rows of files. With `is_drawn` they are parsed, and belong to the sample."""
+        count = 0
+        part = Range(0, tuple(files), self._plan.first, most)
+        for item in read_range(part, self._plan.selection, _CHUNK_ROWS, lambda _: not is_drawn):
+            if isinstance(item, RangeEnd):
+                self.problems.extend(message for _, message in item.problems if message not in self.problems)
+                self.notes.update((f"{path}: {note}", None) for path, note in item.notes)
+                count = sum(rows or 0 for _, rows in item.files)
+            elif isinstance(item, Chunk):
+                self._chunks.append(item)
+        return count
+
+
+def class_numbers_from(
+    given: Given, selection: Selection, column: str, several: bool = False, separator: str | None = None
+) -> int | None:
+    """The number of the first class where a label column numbers the classes; None where its labels are names.
+
+    It is found in a sample of the rows. Input that can be read only once is not sampled: its labels are names, unless
+    the user says otherwise.
+
+    Parameters
+    ----------
+    given : Files, RowsInMemory, DaskFrame or Stdin
+        The input.
+    selection : Selection
+        What is read of it, before its columns are resolved, with the classes and the user's rules.
+    column : str
+        The label column.
+    several : bool
+        Whether a row may have several labels.
+    separator : str, optional
+        As of `label_lists`.
+
+    Raises
+    ------
+    UsageError
+        Where the column holds numbers that may count the classes from 0 as well as from 1.
+
+    """
+    if selection.rules.numbers_from is not None or has_numbers(selection.classes):
+        return selection.rules.numbers_from
+    labels_alone = replace(
+        selection, kept=(column,), labels=(column,), truth=None, keep_all=False, reads=1, preparations=()
+    )
+    rows = _some_rows(given, labels_alone)
+    if rows is None:
+        return None
+    if several:
+        labels = label_lists(rows, column, separator).flatten()
+    else:
+        labels = rows.column(column).combine_chunks()
+        if not pa.types.is_string(labels.type):
+            return None
+    return first_class_number(labels.drop_null().unique().to_pylist(), selection.classes, column)
+
+
+def with_class_numbers(given: Given, selection: Selection) -> Selection:
+    """The selection, with the number of the first class where its truth column numbers the classes.
+
+    Raises UsageError as `class_numbers_from` does.
+    """
+    if selection.truth is None:
+        return selection
+    first = class_numbers_from(given, selection, selection.truth)
+    return replace(selection, rules=replace(selection.rules, numbers_from=first))
+
+
+def _some_rows(given: Given, selection: Selection) -> pa.Table | None:
+    """Rows from several places of an input; None where it can be read only once, or not at all."""
+    try:
+        if isinstance(given, RowsInMemory) and given.held.rows is not None:
+            return _of_table(given, selection, _LABEL_ROWS, None).chunk.rows
+        if isinstance(given, Files):
+            sample = _FilesSample(plan_files(given.found, selection, _CHUNK_ROWS), [])
+            sample.draw(_LABEL_ROWS, None)
+            return sample.chunk.rows
+    except (SourceError, UsageError):  # whoever reads all rows reports it
+        return None
+    return None
 
 
 def _of_table(given: RowsInMemory, selection: Selection, rows: int, limit: int | None) -> Sample:

@@ -28,7 +28,16 @@ from ..options.training import TRAIN, TrainKeywords, TrainRequest
 from ..processes.threads import free_cores
 from .after import Compared, Parts, model_of
 from .branch import Answers, Branch, fit_branch, fit_head
-from .data import ArticleReader, LabelledArticles, TrainingData, copies, read_heads, read_labelled, read_numbers
+from .data import (
+    ArticleReader,
+    LabelledArticles,
+    TrainingData,
+    copies,
+    lines_about_spelling,
+    read_heads,
+    read_labelled,
+    read_numbers,
+)
 from .job import Examples, Outcome, TrainingJob, without_network
 from .objective import Objective, SeveralLabels, objective_of
 from .progress import Cost, Epoch, Fit, Note, Step, Stuck, interrupts_noted
@@ -130,7 +139,7 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     request.on_start(data, len(prepared.held))
     repeated, tested = copies(data.text, prepared.tested.text if prepared.tested else None)
     rarely = [] if request.balanced or data.levels else rare(data, prepared.fit)
-    for line in (*repeated.lines(), *tested.test_lines(), *rarely):
+    for line in (*lines_about_spelling(data), *repeated.lines(), *tested.test_lines(), *rarely):
         request.tell(Note(line))
     if encoder is not None:
         request.tell(Note(f"{request.encoder} makes a vector of each text, and to these a head is fitted"))

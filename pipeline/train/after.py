@@ -30,7 +30,7 @@ from ..model.fasttext import ALPHABET
 from ..model.layers import BIAS, WHOLE
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, Levels, assigned, best_thresholds, fitted, probabilities
-from ..source.columns import NO_TRUTH
+from ..source.labels import NO_TRUTH
 from .branch import Answers, Branch, plain_on_words
 from .data import LabelledArticles, TrainingData
 from .job import Outcome, TrainingJob, without_network

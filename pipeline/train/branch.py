@@ -26,7 +26,7 @@ from ..evaluation.rows import strata
 from ..model.encoder import Encoder
 from ..model.ngrams import Grams, Kinds, NGrams, counted, find, scores
 from ..model.scores import Heads, of_levels, parts_of
-from ..source.columns import NO_TRUTH
+from ..source.labels import NO_TRUTH
 from .data import TextBuffers
 from .linear import MOST_ROWS, Fitted, Fitter, GpuFitter, NewtonFitter, NumberFitter, ProductFitter, Singles, products
 from .objective import class_weights, sharpened

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ..errors import UsageError, counted
 from ..evaluation.rows import chosen_input, numbered
 from ..model.alphabet import Alphabet, encode
 from ..model.layers import CLASSES
@@ -27,8 +27,9 @@ from ..model.preparation import buffers_of, column_of
 from ..model.scores import Heads, Levels, of_head, parts_of
 from ..options import ReadKeywords
 from ..source.chunk import Chunk
-from ..source.columns import NO_TRUTH, label_lists, label_sets, numbers_in, truth_indices
 from ..source.inputs import chunks_here, open_input
+from ..source.label_columns import label_lists, label_sets, numbers_in
+from ..source.labels import NO_TRUTH, LabelRules, class_indices, class_of_each, first_class_number, spelled_alike
 
 _CHUNK_ROWS = 16_384
 
@@ -207,6 +208,11 @@ class ArticleReader:
     length: int
     reading: ReadKeywords = field(default_factory=ReadKeywords)
 
+    @property
+    def rules(self) -> LabelRules:
+        """How labels name classes."""
+        return LabelRules(self.reading.get("label_numbers_from"), self.reading.get("fold_labels", False))
+
     def refuse_without_labels(self, source: Any) -> NoReturn:
         """Raise UsageError where nothing says what is to be learned; it names the columns of the source."""
         how = (self.reading, self.alphabet, self.length)
@@ -215,17 +221,45 @@ class ArticleReader:
         raise UsageError(f"there is nothing to learn: --label-column names the column with the classes, of {columns}")
 
     def articles(
-        self, source: Any, kept: tuple[str, ...], wanted: str, of_chunk: Callable[[Chunk], T]
+        self,
+        source: Any,
+        kept: tuple[str, ...],
+        wanted: str,
+        of_chunk: Callable[[Chunk], T],
+        labels: tuple[str, ...] = (),
     ) -> tuple[_Articles, list[T]]:
-        """Every article of `source` (as `classify` takes it), and what `of_chunk` makes of each chunk.
+        """Read every article.
 
-        kept: columns beside the text, to learn. wanted: what a one-hot file lacks. Raises UsageError for a column that
-        is of both.
+        Parameters
+        ----------
+        source : Any
+            Anything that `classify` takes.
+        kept : tuple of str
+            Columns beside the text, to learn.
+        wanted : str
+            What a one-hot file lacks, for a message.
+        of_chunk : callable
+            What is made of each chunk.
+        labels : tuple of str
+            The kept columns that hold labels.
+
+        Returns
+        -------
+        articles : _Articles
+            The articles.
+        others : list
+            What `of_chunk` returned for each chunk.
+
+        Raises
+        ------
+        UsageError
+            For a column that is kept and is the text as well.
+
         """
         if both := set(kept) & set(self.text_columns):
             raise UsageError(f"column {min(both)!r} is a label or target, it cannot be the text too")
         how = (self.reading, self.alphabet, self.length, True)  # by a hash of the content
-        given, selection = chosen_input(source, self.text_columns, *how, kept=kept, reads=MOST_READ)
+        given, selection = chosen_input(source, self.text_columns, *how, kept=kept, labels=labels, reads=MOST_READ)
         ids, texts, places, others, skipped = [], [], [], [], 0
         for chunk in chunks_here(open_input(given, selection, _CHUNK_ROWS)):
             if chunk.ids is not None:
@@ -261,7 +295,7 @@ def read_labelled(
     label_column : str
         The column with the labels.
     classes : iterable of str, optional
-        The class names in the order of the model; labels are then names or numbers from 1. By default the classes are
+        The class names in the order of the model; labels are then names or class numbers. By default the classes are
         the labels that occur, sorted (as numbers if all are).
     multi_label : bool
         An article may have several labels, or none; they are lists, or texts with a separator between them.
@@ -269,28 +303,57 @@ def read_labelled(
         What is between two labels of a text.
 
     """
-    names = None if classes is None else tuple(classes)
 
     def labels_of(chunk: Chunk) -> pa.Array:
         if multi_label:
             return label_lists(chunk.rows, label_column, separator)
-        labels = labels_in(chunk.rows, label_column)
+        labels = chunk.rows.column(label_column).combine_chunks()
         first = pc.index(labels.is_null(), True).as_py()
         if first >= 0:
             where = chunk.rows.slice(first, 1).to_pylist()[0]
-            problem = f"has no label: column {label_column!r} is null there"
+            problem = f"has no label: column {label_column!r} is null, empty or NaN there"
             raise UsageError(f"{where['file']}: row {where['row']} {problem}")
         return labels
 
-    articles, labels = reading.articles(source, (label_column,), "labels", labels_of)
-    column = pa.chunked_array(labels, pa.list_(pa.string()) if multi_label else pa.large_string()).combine_chunks()
+    kept = (label_column,)
+    articles, labels = reading.articles(source, kept, "labels", labels_of, labels=kept)
+    column = pa.chunked_array(labels, pa.list_(pa.string()) if multi_label else pa.string()).combine_chunks()
     values = column.flatten() if multi_label else column
-    if names is None:
-        names = sorted_names(pc.unique(values).to_pylist())
-    _check_count(names, label_column)
-    indices = indices_of(values, names, label_column)
-    given = label_sets(column, names)[0] if multi_label else indices.astype(np.int64)
+    names, rules = _classes_in(values, label_column, classes, reading.rules)
+    indices = indices_of(values, names, label_column, rules)
+    given = label_sets(column, names, rules)[0] if multi_label else indices.astype(np.int64)
     return articles.labelled(given, names)
+
+
+def _classes_in(
+    labels: pa.Array, column: str, classes: Iterable[str] | None, rules: LabelRules
+) -> tuple[tuple[str, ...], LabelRules]:
+    """The classes of a label column, and how its labels name them.
+
+    Raises UsageError for fewer or more classes than a model has, and for class numbers that may count from 0 as well as
+    from 1.
+
+    Parameters
+    ----------
+    labels : pyarrow.StringArray
+        All labels.
+    column : str
+        The name of the column.
+    classes : iterable of str or None
+        The names of the classes, in order; None where the labels that occur are the classes.
+    rules : LabelRules
+        The rules that the user gave.
+
+    """
+    counts = {one["values"]: one["counts"] for one in labels.drop_null().value_counts().to_pylist()}
+    if classes is None:
+        names = sorted_names({*class_of_each(counts, rules.fold).values()})
+    else:
+        names = tuple(classes)
+        if rules.numbers_from is None:
+            rules = replace(rules, numbers_from=first_class_number(counts, names, column))
+    _check_count(names, column)
+    return names, rules
 
 
 def read_heads(
@@ -305,19 +368,19 @@ def read_heads(
     """
 
     def labels_of(chunk: Chunk) -> list[pa.Array]:
-        return [labels_in(chunk.rows, column) for column in label_columns]
+        return [chunk.rows.column(column).combine_chunks() for column in label_columns]
 
-    articles, parts = reading.articles(source, label_columns, "labels", labels_of)
+    articles, parts = reading.articles(source, label_columns, "labels", labels_of, labels=label_columns)
     heads, classes, labels = [], [], []
     for number, name in enumerate(label_columns):
-        values = pa.chunked_array([part[number] for part in parts], pa.large_string()).combine_chunks()
-        names = sorted_names(values.unique().drop_null().to_pylist())
+        values = pa.chunked_array([part[number] for part in parts], pa.string()).combine_chunks()
+        known = None
         if like is not None:
-            names = tuple(label.removeprefix(of_head(name, "")) for label in like.classes[like.columns[number].part])
-        _check_count(names, name)
+            known = [label.removeprefix(of_head(name, "")) for label in like.classes[like.columns[number].part]]
+        names, rules = _classes_in(values, name, known, reading.rules)
         heads.append((name, len(names)))
         classes += [of_head(name, label) for label in names]
-        labels.append(indices_of(values, names, name).astype(np.int64))
+        labels.append(indices_of(values, names, name, rules).astype(np.int64))
     return replace(articles.labelled(np.column_stack(labels), tuple(classes)), heads=tuple(heads))
 
 
@@ -376,6 +439,7 @@ def read_numbers(
     return replace(articles.labelled(labels, classes), numbers=numbers, levels=levels)
 
 
+_SHOWN_LABELS = 5
 _MOST_LEVELS = 21  # of whole numbers: each is one
 _STEPS_OF_OTHERS = 10
 
@@ -393,23 +457,22 @@ def levels_of(numbers: NDArray[np.float64]) -> tuple[Levels, tuple[str, ...]]:
     return Levels(low, step), short if len({*short}) == len(ends) else exact
 
 
-def labels_in(rows: pa.Table, column: str) -> pa.Array:
-    """The labels of a chunk, null where there is none."""
-    values = rows.column(column).combine_chunks()
-    nothing = values.is_null(nan_is_null=True)
-    values = values.cast(pa.large_string())
-    empty = pc.fill_null(pc.equal(values, ""), True)
-    return pc.if_else(pc.or_(nothing, empty), pa.scalar(None, pa.large_string()), values)
-
-
-def indices_of(labels: pa.Array, classes: tuple[str, ...], column: str | None) -> NDArray[np.int32]:
+def indices_of(labels: pa.Array, classes: tuple[str, ...], column: str | None, rules: LabelRules) -> NDArray[np.int32]:
     """Class indices of labels, NO_TRUTH of nulls. Raises UsageError for an unknown label."""
-    indices = truth_indices(labels, classes)
-    unknown = (indices == NO_TRUTH) & labels.is_valid().to_numpy(zero_copy_only=False)
-    if unknown.any():
-        value = labels[int(np.argmax(unknown))].as_py()
-        raise UsageError(f"column {column!r} holds {value!r}, which is none of {', '.join(classes)}")
+    indices, unknown = class_indices(labels, classes, rules)
+    if unknown:
+        shown = ", ".join(map(repr, [*unknown][:_SHOWN_LABELS]))
+        raise UsageError(f"column {column!r} holds {shown}, which is none of {', '.join(classes)}")
     return indices
+
+
+def lines_about_spelling(data: LabelledArticles) -> Iterator[str]:
+    """A message for the user about each group of classes that look like spellings of one class."""
+    for column in data.columns:
+        counts = dict(zip(data.classes[column.part], data.counts(column).tolist(), strict=True))
+        for names in spelled_alike(counts):
+            shown = ", ".join(f"{name!r} ({counted(counts[name], 'row')})" for name in names)
+            yield f"warning: these look like one class: {shown}. --fold-labels makes them one"
 
 
 def joined(parts: list[TextBuffers]) -> TextBuffers:
@@ -417,9 +480,10 @@ def joined(parts: list[TextBuffers]) -> TextBuffers:
     return TextBuffers(*buffers_of(pa.concat_arrays([part.column for part in parts])))
 
 
-def sorted_names(values: list[str]) -> tuple[str, ...]:
+def sorted_names(values: Iterable[str]) -> tuple[str, ...]:
+    """The names in order, as numbers where all are."""
     try:
-        return tuple(sorted(values, key=int))
+        return tuple(sorted(values, key=lambda value: (float(value), value)))
     except ValueError:
         return tuple(sorted(values))
 

@@ -30,8 +30,9 @@ from ..model.model_file import HUB, fetch_from_hub
 from ..model.scores import Levels
 from ..model.several import load_one
 from ..source.chunk import Chunk
+from ..source.labels import class_of_each
 from .branch import Answers, folds_of, on_vectors
-from .data import ArticleReader, LabelledArticles, TextBuffers, indices_of, joined, labels_in, sorted_names
+from .data import ArticleReader, LabelledArticles, TextBuffers, indices_of, joined, sorted_names
 
 _PREFIX = "score_"  # of the columns that `classify --scores` writes
 _BATCH = 1024  # texts that a function is given at once
@@ -342,18 +343,20 @@ def read_taught(
     kept = tuple(dict.fromkeys((*([label_column] if label_column else []), *soft_columns)))
 
     def labels_of(chunk: Chunk) -> tuple[pa.Array, pa.Table]:
-        nothing = pa.nulls(len(chunk.rows), pa.large_string())
-        labels = labels_in(chunk.rows, label_column) if label_column else nothing
+        nothing = pa.nulls(len(chunk.rows), pa.string())
+        labels = chunk.rows.column(label_column).combine_chunks() if label_column else nothing
         return labels, chunk.rows.select(list(soft_columns))
 
-    articles, of_chunks = reading.articles(source, kept, "text", labels_of)
+    label_columns = (label_column,) if label_column else ()
+    articles, of_chunks = reading.articles(source, kept, "text", labels_of, labels=label_columns)
     labels, soft = zip(*of_chunks, strict=True)
-    label = pa.chunked_array(labels, pa.large_string()).combine_chunks()
-    names = classes or _named(label, soft_columns)
+    label = pa.chunked_array(labels, pa.string()).combine_chunks()
+    rules = reading.rules
+    names = classes or _named(label, soft_columns, rules.fold)
     probabilities = np.full((len(label), len(names)), np.nan)
     if soft_columns:
         probabilities = _in_columns(pa.concat_tables(soft), soft_columns, names)
-    indices = indices_of(label, names, label_column)
+    indices = indices_of(label, names, label_column, rules)
     labelled = label.is_valid().to_numpy(zero_copy_only=False)
     best = np.where(np.isnan(probabilities), 0, probabilities).argmax(1)
     truth = np.where(labelled, indices, best).astype(np.int64)
@@ -378,11 +381,12 @@ def hold_out_labelled(labels: Rows, labelled: NDArray[np.bool_], share: float, t
     return np.flatnonzero(~np.isin(texts, texts[held])), held
 
 
-def _named(label: pa.Array, columns: Sequence[str]) -> tuple[str, ...]:
+def _named(label: pa.Array, columns: Sequence[str], fold: bool) -> tuple[str, ...]:
     """The classes that occur as labels, sorted, or else those that the columns are called after."""
     if len(columns) > 1:
         return tuple(name.removeprefix(_PREFIX) for name in columns)
-    names = sorted_names(label.unique().drop_null().to_pylist())
+    counts = {one["values"]: one["counts"] for one in label.drop_null().value_counts().to_pylist()}
+    names = sorted_names({*class_of_each(counts, fold).values()})
     if len(names) < 2:
         raise UsageError("the classes are not known: name them with --classes A,B,C")
     return names

@@ -23,7 +23,7 @@ from broadsheet.pipeline.model.charcnn import Model
 ROWS = pa.table(
     {
         "text": [f"article {i} about {'sport ' * (i % 5)}" for i in range(60)],
-        "truth": [["class 0", "2", "class 2", "no such class"][i % 4] for i in range(60)],
+        "truth": [["class 0", "class 1", "class 2", "no such class"][i % 4] for i in range(60)],
     }
 )
 

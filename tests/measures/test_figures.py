@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from broadsheet.pipeline.labelling.counts import count_pairs
 from broadsheet.pipeline.measures.accuracy import confusion_of
 from broadsheet.pipeline.measures.reliability import reliability, threshold
-from broadsheet.pipeline.source.columns import NO_TRUTH
+from broadsheet.pipeline.source.labels import NO_TRUTH
 
 ACCURACY_ROWS = st.lists(st.tuples(st.integers(NO_TRUTH, 999), st.integers(0, 999)) | st.tuples(st.just(3), st.just(0)))
 

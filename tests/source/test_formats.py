@@ -23,8 +23,8 @@ from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.output.saved_plan import plan_bytes, plan_from
 from broadsheet.pipeline.report.job import Progress
 from broadsheet.pipeline.source.chunk import Chunk, Selection, concat
-from broadsheet.pipeline.source.columns import truth_indices
 from broadsheet.pipeline.source.inputs import NothingBefore, identify, open_input
+from broadsheet.pipeline.source.labels import LabelRules
 from broadsheet.pipeline.source.limits import LIMITS, Limits
 from broadsheet.pipeline.source.memory.tables import of_table
 from broadsheet.pipeline.source.plan.files import find_files
@@ -372,13 +372,6 @@ def test_chunks_in_one_keep_the_characters_of_whole_texts() -> None:
     assert concat(chunks).n_chars is None
 
 
-def test_truth_counts_from_one_unless_classes_are_numbers() -> None:
-    values = pa.array(["1", "2", "x", None])
-    assert truth_indices(values, ("x", "y")).tolist() == [0, 1, 0, -1]
-    assert truth_indices(values, ("0", "1")).tolist() == [1, -1, -1, -1]
-    assert truth_indices(pa.array([2.0, 1.0]), ("x", "y")).tolist() == [1, 0]
-
-
 def test_a_parquet_file_under_another_name_is_reported(tmp_path: Path) -> None:
     write(tmp_path, "parquet", TEXTS).rename(tmp_path / "articles.csv")
     result, chunks = chunks_of([tmp_path / "articles.csv"], TEXT_AND_ID, 10)
@@ -428,7 +421,7 @@ def test_parquet_rows_that_are_null_or_not_utf8_are_set_aside(tmp_path: Path) ->
 def test_text_columns_are_joined_by_a_space_and_stripped(tmp_path: Path) -> None:
     path = tmp_path / "f.csv"
     path.write_bytes(b"1,,only text\n2, title ,  text \n3,,\n")
-    selection = Selection(text=("b", "c"), header=("a", "b", "c"), truth="a", classes=("x", "y"))
+    selection = Selection(text=("b", "c"), header=("a", "b", "c"), truth="a", classes=("x", "y"), rules=LabelRules(1))
     _, [(_, chunk)] = chunks_of([path], selection, 10)
     assert chunk.text.to_pylist() == [b"only text", b"title    text", b""]
     assert chunk.truth is not None

@@ -107,7 +107,7 @@ def test_dicts_have_columns_and_bad_ones_are_set_aside_with_the_reason(run) -> N
         {"title": "\ud800", "body": "x", "id": 11, "class": 2},
         {"title": None, "body": float("nan"), "id": 12, "class": 2},
     ]
-    options = {"text_column": ["title", "body"], "id_column": "id", "label_column": "class"}
+    options = {"text_column": ["title", "body"], "id_column": "id", "label_column": "class", "label_numbers_from": 1}
     held, once = run(rows, **options), run(iter(rows), **options)
     table = run(pa.table({"text": ["Stocks fell Oil rose", "Only a body"]}))
     assert rows_of(held) == rows_of(once)

@@ -215,8 +215,10 @@ def test_labels_are_names_or_numbers() -> None:
     rows = pa.table({"text": list("abc"), "kind": [10, 9, 10]})
     assert read(rows).classes == ("9", "10")
     assert read(rows).labels.tolist() == [1, 0, 1]
-    named = read(pa.table({"text": list("abc"), "kind": ["2", "red", "1"]}), classes=("red", "blue"))
+    named = read(pa.table({"text": list("abc"), "kind": ["2", "1", "1"]}), classes=("red", "blue"))
     assert named.labels.tolist() == [1, 0, 0]
+    with pytest.raises(UsageError, match="holds '2', '1', which is none of red, blue"):
+        read(pa.table({"text": list("abc"), "kind": ["2", "red", "1"]}), classes=("red", "blue"))
     with pytest.raises(UsageError, match="holds '3'"):
         read(pa.table({"text": ["a"], "kind": ["3"]}), classes=("red", "blue"))
 

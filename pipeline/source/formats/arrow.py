@@ -28,6 +28,7 @@ from ...telemetry.spans import Span, span
 from ..chunk import Chunk, Selection, held_together
 from ..columns import holding, projected
 from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
+from ..labels import class_names_in
 from ..layouts import has_views, holds, is_json, is_textual, plain_values
 from ..limits import Limits
 from ..open.opening import open_at
@@ -254,7 +255,7 @@ class Arrow(Format):
         schema = _schema(file)
         types = types_of(schema)
         kinds = {name: kind.value_type if pa.types.is_dictionary(kind) else kind for name, kind in types.items()}
-        return Schema(tuple(schema.names), kinds)
+        return Schema(tuple(schema.names), kinds, class_names=class_names_in(schema))
 
     def rows_of(self, file: InputFile) -> int:
         return sum(batch.rows for batch in _index(file).batches)

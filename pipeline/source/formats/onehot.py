@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...telemetry.spans import Span
 from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, bad_rows_table
-from ..columns import NO_TRUTH
 from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
+from ..labels import NO_TRUTH
 from ..open.opening import open_at, read_answers
 
 

@@ -28,6 +28,7 @@ from ...telemetry.spans import Span
 from ..chunk import Chunk, Selection, held_together
 from ..columns import projected
 from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
+from ..labels import class_names_in
 from ..layouts import as_bytes, holds
 from ..open.opening import expect, open_at
 from .tables import Rows, bounded_chunks, most_decoded, types_of
@@ -136,7 +137,7 @@ class Parquet(Format):
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         with open_at(file) as stream:
             schema = _open(file, stream).schema_arrow
-        return Schema(tuple(schema.names), types_of(schema))
+        return Schema(tuple(schema.names), types_of(schema), class_names=class_names_in(schema))
 
     def rows_of(self, file: InputFile) -> int:
         return int(_footer(file).num_rows)

@@ -166,6 +166,7 @@ class Items:
     def _table(self, items: list[Any], selection: Selection) -> pa.Table:
         """The selection's columns. Raises one of `_CANNOT` for an item that is no article."""
         types = dict(zip(selection.kept, selection.kept_types, strict=True))
+        types = {name: kind for name, kind in types.items() if name not in selection.labels}  # cells of any type
         columns = {}
         for name in selection.columns:
             values = [_value(item, name, selection) for item in items] if isinstance(self.first, Mapping) else items
@@ -306,7 +307,7 @@ def _texts(values: Sequence[Any]) -> pa.Array:
 
 
 def _column(values: list[Any], kind: pa.DataType | None) -> pa.Array:
-    """The values of a kept column, of type `kind`; for None, of a truth column."""
+    """The values of a kept column, of type `kind`; for None, of a column of labels."""
     if kind is None:
         kind = _type_of(values)
     if not pa.types.is_string(kind):

@@ -19,6 +19,7 @@ from ...errors import BroadsheetError, UsageError, did_you_mean
 from ..chunk import Chunk, Cutting, RowRange, Selection, concat, gathered
 from ..columns import fields_of, holding, projected
 from ..formats.tables import plain, table_chunk
+from ..labels import class_names_in, label_type
 from ..layouts import is_textual, plain_type
 from ..limits import LIMITS, Limits
 
@@ -256,8 +257,12 @@ def resolve(schema: pa.Schema, selection: Selection, within: Mapping[str, pa.Dat
     for name in selection.text:
         if not is_textual(kinds[name]):
             raise UsageError(f"the text column {name!r} holds {kinds[name]}, not strings")
-    types = tuple(_written(kinds[name]) for name in selection.kept)
-    return replace(selection, kept_types=types)
+    types = tuple(
+        label_type(kinds[name]) if name in selection.labels else _written(kinds[name]) for name in selection.kept
+    )
+    names = class_names_in(schema)
+    class_names = tuple((name, names[name]) for name in (*selection.labels, selection.truth) if name in names)
+    return replace(selection, kept_types=types, class_names=class_names)
 
 
 def _written(kind: pa.DataType) -> pa.DataType:

@@ -22,6 +22,7 @@ from ..format import Format, InputFile, Schema
 from ..formats.csv import Csv
 from ..formats.record_format import FEW_BYTES, other_delimiter, separated_by
 from ..formats.records import read_onto
+from ..labels import label_type
 from ..layouts import is_textual
 from ..open.containers import TAR_BYTES, container_of
 from ..open.front_to_back import ZIP_MAGIC, ZIP_SUFFIX
@@ -70,14 +71,20 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
     return selection
 
 
-def kept_types(schemas: Sequence[Schema], kept: Sequence[str]) -> tuple[pa.DataType, ...]:
+def kept_types(schemas: Sequence[Schema], selection: Selection) -> tuple[pa.DataType, ...]:
     """The types of the columns that are copied, by which they hold those of some files; strings for nulls only."""
     types = []
-    for name in kept:
-        kinds = [s.types.get(name, pa.string()) for s in schemas if name in s.every]
+    for name in selection.kept:
+        kinds = [_copied_type(s, name, selection) for s in schemas if name in s.every]
         kind = reduce(type_of_both, kinds) if kinds else pa.string()
         types.append(pa.string() if pa.types.is_null(kind) else kind)
     return tuple(types)
+
+
+def _copied_type(schema: Schema, name: str, selection: Selection) -> pa.DataType:
+    """The type of a column of a file as it is copied: of a label column, that of its labels."""
+    kind = schema.types.get(name, pa.string())
+    return label_type(kind) if name in selection.labels else kind
 
 
 def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selection: Selection) -> str | None:
@@ -96,7 +103,7 @@ def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selec
     if strange := _not_text(schema, selection):
         raise SourceError(f"{path}: {strange}, unlike {other}. It was not read")
     for name, kind in zip(selection.kept, selection.kept_types, strict=True):
-        held = schema.types.get(name, pa.string())
+        held = _copied_type(schema, name, selection)
         if name in schema.every and not is_held_by(kind, held):
             raise SourceError(
                 f"{path}: the column {name!r} holds {held}, which this job cannot copy as {kind}, its type in {other} "
@@ -182,6 +189,8 @@ class Examined(NamedTuple):
         How they differ from those of the first file.
     of_path : tuple of (str, str or None)
         As of `Selection`.
+    class_names : tuple of (str, tuple of str)
+        As of `Selection`.
     notes : list of str
         What else its user should know, though nothing is wrong.
 
@@ -191,6 +200,7 @@ class Examined(NamedTuple):
     schema: Schema
     remark: str | None
     of_path: tuple[tuple[str, str | None], ...]
+    class_names: tuple[tuple[str, tuple[str, ...]], ...]
     notes: list[str]
 
 
@@ -214,7 +224,10 @@ def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | N
     of_path = _of_path(file, schema, selection)
     own = sorted({*selection.kept} & in_folders(file).keys() & ({*schema.every} - {*first[1].every})) if first else []
     notes = [f"{', '.join(map(repr, own))} is copied from its column, not from its folder's name"] if own else []
-    return Examined(replace(file, format=file.format.for_schema(schema)), schema, remark, of_path, notes)
+    class_names = tuple(
+        (name, names) for name, names in schema.class_names.items() if name in (*selection.labels, selection.truth)
+    )
+    return Examined(replace(file, format=file.format.for_schema(schema)), schema, remark, of_path, class_names, notes)
 
 
 def examine_like(file: InputFile, selection: Selection, first: tuple[str, Schema] | None) -> Examined:

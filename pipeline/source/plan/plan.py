@@ -312,7 +312,7 @@ def plan_files(
         try:
             opened = examine(file, selection, None)
             resolved = resolve(opened.file, opened.schema, selection)
-            selection = replace(resolved, kept_types=kept_types([opened.schema], resolved.kept))
+            selection = replace(resolved, kept_types=kept_types([opened.schema], resolved))
         except SourceError:  # whoever reads the range that it is in reports it
             continue
         except UsageError as error:  # it is for another use, if another file is as the user says
@@ -337,7 +337,7 @@ def _with_types(first: Schema, others: Sequence[InputFile], selection: Selection
     some = [others[i * (len(others) - 1) // max(count - 1, 1)] for i in range(count)]
     with threads(count) as pool:
         schemas = [first, *filter(None, pool.map(partial(_schema, selection=selection), some))]
-    return replace(selection, kept_types=kept_types(schemas, selection.kept))
+    return replace(selection, kept_types=kept_types(schemas, selection))
 
 
 def _schema(file: InputFile, selection: Selection) -> Schema | None:

@@ -177,7 +177,7 @@ class _Opened:
             self.problems.append(error.message)
             return
         self.file = examined.file
-        self._selection = replace(selection, of_path=examined.of_path)
+        self._selection = replace(selection, of_path=examined.of_path, class_names=examined.class_names)
         self.problems += [examined.remark] if examined.remark else []
         self.notes += examined.notes
         if part.parts > 1 and self.file.format.seeks is Seek.RECORDS and not self.file.front_to_back:

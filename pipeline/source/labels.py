@@ -1,0 +1,330 @@
+"""Labels: what a cell of a label column says, which labels are one class, and which class of a model a label names.
+
+Training, evaluation, calibration and the truth of a job all use these functions, so a file that a model was trained on
+has the same labels when the model is evaluated on it.
+
+Tools write one value in several ways. pandas writes the integers of a column as ``0.0`` and ``1.0`` once a value is
+missing, and booleans as ``True`` and ``False``, which other tools write as ``true`` and ``false``. Such spellings are
+always one label. Spellings that differ by case, spaces or Unicode form (``Sports``, ``sports ``) stay different labels
+unless the user folds them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+from .layouts import LIST_VIEWS, LISTS, is_one_of, plain_values
+
+NO_TRUTH = -1
+
+_WHOLE_NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
+"""A whole number as tools write it: ``7`` or ``7.0``. ``007`` is none: it is a code, which a number would damage."""
+
+_BOOLEANS = {"true": "true", "True": "true", "TRUE": "true", "false": "false", "False": "false", "FALSE": "false"}
+_NUMBER_OF_BOOLEAN = {"true": "1", "false": "0"}
+
+_MISSING = pa.array(["", "nan", "NaN", "<NA>"], pa.large_string())
+"""What CSV files hold for a missing label: nothing, or what pandas and NumPy print for it."""
+
+_DEFAULT_NAME = re.compile(r"LABEL_([0-9]+)")
+"""The names that transformers gives the classes of a model whose author named none. They count from 0."""
+
+_SHOWN = 8
+"""So many labels are named in a message."""
+
+
+def label_type(kind: pa.DataType) -> pa.DataType:
+    """The type of a label column's labels: strings, or lists of strings where its cells hold lists."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.list_(pa.string()) if _is_list(kind) else pa.string()
+
+
+def labels_of(cells: pa.Array, names: Sequence[str] | None = None) -> pa.Array:
+    """Turn the cells of a label column into labels.
+
+    Parameters
+    ----------
+    cells : pyarrow.Array
+        [N], strings, numbers, booleans, or lists of these.
+    names : sequence of str, optional
+        The names of the classes whose numbers, from 0, integer cells hold. The file itself has them. A negative number
+        stands for no label.
+
+    Returns
+    -------
+    pyarrow.Array
+        [N], of strings, or of lists of strings for lists; null where a cell has no label.
+
+    Raises
+    ------
+    UsageError
+        For cells of another type, and a number that `names` has no name for.
+
+    """
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.dictionary_decode()
+    if _is_list(cells.type):
+        plain = plain_values(cells)
+        lists = plain.cast(pa.list_(plain.type.value_type))
+        values = labels_of(lists.flatten(), names)
+        lengths = pc.fill_null(lists.value_lengths(), 0).to_numpy(zero_copy_only=False)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), values, mask=lists.is_null())
+    if names is not None and pa.types.is_integer(cells.type):
+        return _named(cells, names)
+    is_scalar = not pa.types.is_nested(cells.type) and not isinstance(cells.type, pa.BaseExtensionType)
+    try:
+        texts = cells.cast(pa.string()) if is_scalar else None
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        texts = None
+    if texts is None:
+        raise UsageError(f"a column of {cells.type} holds no labels: labels are strings, numbers or booleans")
+    is_missing = pc.or_kleene(texts.is_null(), pc.is_in(texts.cast(pa.large_string()), value_set=_MISSING))
+    return pc.if_else(is_missing, pa.scalar(None, pa.string()), texts)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return is_one_of(kind, (*LISTS, *LIST_VIEWS, pa.types.is_fixed_size_list))
+
+
+def _named(numbers: pa.Array, names: Sequence[str]) -> pa.Array:
+    known = pc.if_else(pc.less(numbers, 0), pa.scalar(None, numbers.type), numbers)
+    highest = pc.max(known).as_py()
+    if highest is not None and highest >= len(names):
+        raise UsageError(f"a label is {highest}, but the file names {len(names)} classes, from 0: {_shown(names)}")
+    return pc.take(pa.array(names, pa.string()), known)
+
+
+def class_names_in(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+    """The names of the classes that a file of Hugging Face's datasets has for its columns of class numbers.
+
+    `datasets` writes its features into the metadata of Parquet and Arrow schemas, as JSON under the key
+    ``huggingface``. A feature ``ClassLabel`` has the names in the order of their numbers, from 0; it may be within a
+    list.
+    """
+    try:
+        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+        found = {column: _class_names(feature) for column, feature in features.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}  # no such metadata, or damaged: the column holds numbers then
+    return {column: names for column, names in found.items() if names is not None}
+
+
+def _class_names(feature: Any) -> tuple[str, ...] | None:
+    if isinstance(feature, list) and len(feature) == 1:
+        return _class_names(feature[0])
+    if not isinstance(feature, dict):
+        return None
+    if feature.get("_type") == "ClassLabel":
+        names = feature.get("names")
+        is_usable = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        return tuple(names) if is_usable and names else None
+    return _class_names(feature.get("feature"))
+
+
+def _value(label: str) -> str:
+    """The value that a label spells: all spellings of one number, or of one boolean, have the same."""
+    if label in _BOOLEANS:
+        return _BOOLEANS[label]
+    number = _WHOLE_NUMBER.fullmatch(label)
+    return number[1] if number else label
+
+
+def folded(label: str) -> str:
+    """The label without what `--fold-labels` takes for spelling: case, spaces around and within, and Unicode form."""
+    return " ".join(unicodedata.normalize("NFKC", label).casefold().split())
+
+
+def _same_value(labels: Iterable[str]) -> dict[str, str]:
+    """The value of each label. 1 and true are one value, and 0 and false, in a column that holds nothing else."""
+    values = {label: _value(label) for label in labels}
+    if {*values.values()} <= {"0", "1", "true", "false"}:
+        values = {label: _NUMBER_OF_BOOLEAN.get(value, value) for label, value in values.items()}
+    return values
+
+
+def class_of_each(counts: Mapping[str, int], fold: bool = False) -> dict[str, str]:
+    """The class of each label that occurs: the commonest spelling of its value.
+
+    Parameters
+    ----------
+    counts : mapping of str to int
+        How many rows have each label.
+    fold : bool
+        Whether labels that differ only by case, spaces or Unicode form are one class.
+
+    Returns
+    -------
+    dict of str to str
+        The name of the class of each label.
+
+    """
+    values = _same_value(counts)
+    keys = {label: folded(value) if fold else value for label, value in values.items()}
+    name_of: dict[str, str] = {}
+    for label in sorted(counts, key=lambda label: (-counts[label], label)):
+        name_of.setdefault(keys[label], " ".join(label.split()) if fold else label)
+    return {label: name_of[key] for label, key in keys.items()}
+
+
+def spelled_alike(counts: Mapping[str, int]) -> list[list[str]]:
+    """The classes that look like spellings of one: each group of names that folding would make one class.
+
+    counts: how many rows have each class. The names of a group are in the order of their counts, the commonest first.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in sorted(counts, key=lambda name: (-counts[name], name)):
+        groups.setdefault(folded(name), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+@dataclass(frozen=True)
+class LabelRules:
+    """How labels name the classes of a model.
+
+    Attributes
+    ----------
+    numbers_from : int or None
+        The number of the first class, 0 or 1, in a column of class numbers; None where no label is a class number.
+    fold : bool
+        Whether labels that differ from a class only by case, spaces or Unicode form name it.
+
+    """
+
+    numbers_from: int | None = None
+    fold: bool = False
+
+    def indices(self, labels: Iterable[str], classes: Sequence[str]) -> dict[str, int]:
+        """The index of the class that each label names; NO_TRUTH for a label that names none.
+
+        A label names the class that is spelled like it, else the class of the same value, else with `fold` the class
+        that is spelled alike, else the class of its number. Where two classes would do, it names none.
+        """
+        spellings = {name: i for i, name in enumerate(classes)}
+        values = _positions(_value(name) for name in classes)
+        booleans = _positions(_same_value(classes).values()) if len(classes) == len(_NUMBER_OF_BOOLEAN) else {}
+        alike = _positions(folded(_value(name)) for name in classes) if self.fold else {}
+        numbers = self._numbers(classes)
+
+        def index(label: str) -> int:
+            value = _value(label)
+            ways = (
+                (spellings, label),
+                (values, value),
+                (booleans, _NUMBER_OF_BOOLEAN.get(value, value)),
+                (alike, folded(value)),
+                (numbers, value),
+            )
+            return next((positions[key] for positions, key in ways if key in positions), NO_TRUTH)
+
+        return {label: index(label) for label in labels}
+
+    def _numbers(self, classes: Sequence[str]) -> dict[str, int]:
+        """The index of the class that each class number stands for."""
+        numbers = {match[1]: i for i, name in enumerate(classes) if (match := _DEFAULT_NAME.fullmatch(name))}
+        if self.numbers_from is not None and not has_numbers(classes):
+            numbers |= {str(self.numbers_from + i): i for i in range(len(classes))}
+        return numbers
+
+
+NAMES_ONLY = LabelRules()
+"""Labels are names, spelled as those of the classes."""
+
+
+def _positions(keys: Iterable[str]) -> dict[str, int]:
+    """The position of each key that occurs once."""
+    every = [*keys]
+    counts = Counter(every)
+    return {key: i for i, key in enumerate(every) if counts[key] == 1}
+
+
+def has_numbers(classes: Iterable[str]) -> bool:
+    """Whether a class is called like a whole number, so that a number in a label column is always a name."""
+    return any(_WHOLE_NUMBER.fullmatch(name) for name in classes)
+
+
+def first_class_number(labels: Iterable[str], classes: Sequence[str], column: str) -> int | None:
+    """From which number on a column numbers the classes of a model: 0, 1, or None where its labels are names.
+
+    Parameters
+    ----------
+    labels : iterable of str
+        The labels that occur.
+    classes : sequence of str
+        The classes of the model, in order.
+    column : str
+        The name of the column, for messages.
+
+    Raises
+    ------
+    UsageError
+        Where the labels are numbers that may count from 0 as well as from 1.
+
+    """
+    given = {*labels}
+    if has_numbers(classes) or any(i != NO_TRUTH for i in NAMES_ONLY.indices(given, classes).values()):
+        return None
+    numbers = {int(value) for label in given if _WHOLE_NUMBER.fullmatch(value := _value(label))}
+    numbers &= {*range(len(classes) + 1)}
+    if not numbers:
+        return None
+    has_first, has_last = 0 in numbers, len(classes) in numbers
+    if has_first != has_last:
+        return 0 if has_first else 1
+    found = f"column {column!r} holds class numbers ({_shown(map(str, sorted(numbers)))})"
+    remedy = "give --label-numbers-from 0 or --label-numbers-from 1, or a column with the names of the classes"
+    if has_first:
+        raise UsageError(f"{found}, which are more than the {len(classes)} classes {_shown(classes)}: {remedy}")
+    raise UsageError(f"{found}, and they may count {_shown(classes)} from 0 or from 1: {remedy}")
+
+
+def _shown(names: Iterable[str]) -> str:
+    first = [*names]
+    return ", ".join(first[:_SHOWN]) + (", …" if len(first) > _SHOWN else "")
+
+
+def class_indices(
+    labels: pa.Array, classes: Sequence[str], rules: LabelRules
+) -> tuple[NDArray[np.int32], dict[str, int]]:
+    """Which class each label names, and the labels that name none.
+
+    Parameters
+    ----------
+    labels : pyarrow.Array
+        [N], strings as `labels_of` returns them.
+    classes : sequence of str
+        The names of the classes.
+    rules : LabelRules
+        How labels name classes.
+
+    Returns
+    -------
+    indices : ndarray
+        int32 [N], NO_TRUTH where there is no label or it names no class.
+    unknown : dict of str to int
+        How many rows have each label that names no class.
+
+    """
+    distinct = labels.dictionary_encode()
+    index_of = rules.indices(distinct.dictionary.to_pylist(), classes)
+    of_value = np.array([*index_of.values(), NO_TRUTH], np.int32)
+    positions = distinct.indices.fill_null(len(index_of)).to_numpy(zero_copy_only=False)
+    counts = np.bincount(positions, minlength=len(index_of) + 1)
+    unknown = {
+        label: int(count)
+        for (label, index), count in zip(index_of.items(), counts[:-1], strict=True)
+        if index == NO_TRUTH and count
+    }
+    return of_value[positions], unknown
