@@ -54,7 +54,8 @@ def test_a_request_is_checked_once_it_is_made() -> None:
 def test_commands_of_labelled_data_read_files_as_classify_does(name: str) -> None:
     every = typer.main.get_command(application()).commands  # type: ignore[attr-defined]
     flags, theirs = ({param.name: param for param in every[one].params} for one in ("classify", name))
-    assert {"columns", "delimiter", "encoding", "endpoint", "escape", "input_format", "quote"} == set(READ)
+    of_files = {"columns", "delimiter", "encoding", "endpoint", "escape", "input_format", "quote"}
+    assert of_files | {"fold_labels", "label_numbers_from"} == set(READ)
     assert [(theirs[one].opts, theirs[one].help) for one in READ] == [
         (flags[one].opts, flags[one].help) for one in READ
     ]
