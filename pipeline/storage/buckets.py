@@ -21,10 +21,11 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import obstore.store
-from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.exceptions import AlreadyExistsError, BaseError, InvalidPathError, PreconditionError
 from obstore.store import ObjectStore
 
 from ..errors import UsageError
+from ..processes.threads import threads
 from .names import as_url, without_secrets
 from .requests import FIRST_PATIENCE, PATIENCE, Fault, repeated
 
@@ -52,12 +53,12 @@ def patiently(call: Callable[[], _Result], url: str, seconds: float = PATIENCE, 
 
     Each time it is signed anew, with credentials as they are then; so a request must be one that may be carried out
     twice. url: of the object or bucket, for messages. clock: as of `repeated`. Raises FileNotFoundError
-    where the object is not there, other OSErrors with what is wrong and the remedy; AlreadyExistsError and
-    PreconditionError of obstore as they are.
+    where the object is not there, other OSErrors with what is wrong and the remedy; AlreadyExistsError,
+    PreconditionError and InvalidPathError of obstore as they are.
     """
 
     def judge(error: Exception) -> Fault:
-        if isinstance(error, (AlreadyExistsError, PreconditionError)):
+        if isinstance(error, (AlreadyExistsError, PreconditionError, InvalidPathError)):
             return Fault(error)
         if isinstance(error, FileNotFoundError) and _code(error) not in _NO_BUCKET:
             return Fault(FileNotFoundError(errno.ENOENT, "there is no such object"))
@@ -287,6 +288,7 @@ def _profile_credentials() -> Callable[[], Any] | None:
 
 
 _PAGE = 1000  # objects that a store lists in one answer
+_AT_ONCE = 32  # requests
 
 
 class State(NamedTuple):
@@ -380,8 +382,28 @@ def state_of_object(url: str, endpoint: str | None, seconds: float, client: Any 
         return _state_in(patiently(lambda: obstore.get(client, key), url, seconds).meta)
 
 
-def objects_below(bucket: str, folder: str, endpoint: str | None) -> Iterator[tuple[str, State]]:
-    """Key and state of each object below a folder of a bucket, at any depth. Raises OSError."""
+def objects_below(
+    bucket: str, folder: str, endpoint: str | None, unlisted: list[tuple[str, str]]
+) -> Iterator[tuple[str, State]]:
+    """Key and state of each object below a folder of a bucket, at any depth.
+
+    Parameters
+    ----------
+    bucket : str
+        The URL of the bucket.
+    folder : str
+        The folder, without slashes around it; empty for the whole bucket.
+    endpoint : str or None
+        As of `bucket_client`.
+    unlisted : list of (str, str)
+        URLs of folders with objects that cannot be listed, each with the reason, are appended.
+
+    Raises
+    ------
+    OSError
+        Where the bucket cannot be listed.
+
+    """
     client, last, pages = bucket_client(bucket, endpoint), None, None
 
     def page() -> Any:
@@ -395,17 +417,67 @@ def objects_below(bucket: str, folder: str, endpoint: str | None) -> Iterator[tu
             raise
 
     seconds = FIRST_PATIENCE
-    while objects := patiently(page, f"{bucket}/{folder}", seconds):
-        for about in objects:
-            yield about["path"], _state_in(about)
-        last, seconds = objects[-1]["path"], PATIENCE
+    listed: set[str] = set()
+    try:
+        while objects := patiently(page, f"{bucket}/{folder}", seconds):
+            for about in objects:
+                listed.add(about["path"])
+                yield about["path"], _state_in(about)
+            last, seconds = objects[-1]["path"], PATIENCE
+    except InvalidPathError:  # of one object, for which the whole page is lost: look folder by folder
+        here, folders = objects_in(bucket, folder, endpoint, unlisted)
+        yield from ((key, state) for key, state in here if key not in listed)
+        for below in folders:
+            yield from (found for found in objects_below(bucket, below, endpoint, unlisted) if found[0] not in listed)
 
 
-def objects_in(bucket: str, folder: str, endpoint: str | None) -> tuple[list[tuple[str, State]], list[str]]:
-    """The objects in a folder of a bucket itself, each with its state; and the folders in it. Raises OSError."""
-    client = bucket_client(bucket, endpoint)
-    page = patiently(lambda: obstore.list_with_delimiter(client, folder or None), f"{bucket}/{folder}", FIRST_PATIENCE)
+def objects_in(
+    bucket: str, folder: str, endpoint: str | None, unlisted: list[tuple[str, str]]
+) -> tuple[list[tuple[str, State]], list[str]]:
+    """The objects in a folder of a bucket itself, each with its state; and the folders in it. Parameters, and what is
+    raised, as of `objects_below`.
+    """
+    client, url = bucket_client(bucket, endpoint), f"{bucket}/{folder}".rstrip("/")
+    try:
+        page = patiently(lambda: obstore.list_with_delimiter(client, folder or None), url, FIRST_PATIENCE)
+    except InvalidPathError:
+        if not bucket.startswith(_S3):
+            unlisted.append((url, f"{_NO_PATH} cannot be listed; {_OTHER_KEYS}"))
+            return [], []
+        unlisted.append((f"{url}//", f"{_NO_PATH} are not read; {_OTHER_KEYS}"))
+        return _listed_by_arrow(bucket, folder, endpoint)
     return [(about["path"], _state_in(about)) for about in page["objects"]], list(page["common_prefixes"])
+
+
+_NO_PATH = "objects whose keys have two slashes in a row, or a part that is . or .."
+_OTHER_KEYS = "copy them to other keys"
+
+
+def _listed_by_arrow(bucket: str, folder: str, endpoint: str | None) -> tuple[list[tuple[str, State]], list[str]]:
+    """The same of a folder in S3 in which there are keys that obstore refuses: PyArrow lists the others."""
+    import pyarrow.fs as arrow_fs
+
+    address = endpoint or next(filter(None, map(os.environ.get, _ENDPOINT_VARIABLES)), None)
+    is_anonymous = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true")
+    name = bucket.partition("://")[2]
+    above = f"{name}/{folder}".rstrip("/")
+
+    def look() -> Any:
+        store = arrow_fs.S3FileSystem(anonymous=is_anonymous, endpoint_override=address)
+        return store.get_file_info(arrow_fs.FileSelector(above))
+
+    found = patiently(look, f"{bucket}/{folder}", FIRST_PATIENCE)
+    inside = [about for about in found if about.path.startswith(f"{above}/") and _has_path(about.path)]
+    keys = [about.path.removeprefix(f"{name}/") for about in inside if about.type == arrow_fs.FileType.File]
+    with threads(_AT_ONCE) as pool:  # Arrow does not report tags
+        states = list(pool.map(lambda key: state_of_object(f"{bucket}/{key}", endpoint, PATIENCE), keys))
+    folders = [about.path.removeprefix(f"{name}/") for about in inside if about.type == arrow_fs.FileType.Directory]
+    return list(zip(keys, states, strict=True)), folders
+
+
+def _has_path(key: str) -> bool:
+    """Whether obstore opens the object with such a key."""
+    return not {"", ".", ".."} & set(key.split("/"))
 
 
 def _state_in(about: Any) -> State:

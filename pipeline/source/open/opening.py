@@ -282,7 +282,7 @@ def _unlike_listed(files: Sequence[InputFile]) -> list[InputFile]:
     (bucket, one), endpoint = keys[0], files[0].endpoint
     same = set()
     with suppress(OSError):
-        for key, now in islice(objects_below(bucket, one.rpartition("/")[0], endpoint), _LOOKED_AT * len(files)):
+        for key, now in islice(objects_below(bucket, one.rpartition("/")[0], endpoint, []), _LOOKED_AT * len(files)):
             if key in wanted and not now.differs(wanted[key]):
                 same.add(key)
     return [file for file, (_, key) in zip(files, keys, strict=True) if key not in same]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import glob
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -50,7 +50,7 @@ from ...storage.names import (
     member_name,
     without_secrets,
 )
-from ...storage.requests import FIRST_PATIENCE
+from ...storage.requests import FIRST_PATIENCE, PATIENCE
 from ..open.opening import reason, refuse_irregular
 from ..open.remote import REQUESTS, driver, listed_state, open_remote, why
 
@@ -305,18 +305,46 @@ def _search_url(name: str, is_known: Callable[[str], bool], endpoint: str | None
 
 
 def _search_bucket(url: str, is_known: Callable[[str], bool], endpoint: str | None) -> Found:
-    """As on disk; keys have folders by their slashes."""
+    """As on disk; keys have folders by their slashes. An object of zero bytes that is called as a folder is none: some
+    tools leave it as a mark of the folder.
+    """
     bucket, key = split_bucket(url)
     folder = key.rstrip("/")
+    named = Found()
     if key and not key.endswith("/"):
+        with suppress(FileNotFoundError):
+            named.files.append(Listed(f"{bucket}/{key}", *state_of_object(url, endpoint, FIRST_PATIENCE)))
+        if named.files and named.files[0].size:
+            return named
+    if glob.has_magic(key) and not named.files:
+        found = _matching_objects(bucket, [part for part in key.split("/") if part], endpoint)
+    else:
+        unlisted: list[Problem] = []
+        objects = [(f"{bucket}/{key}", about) for key, about in objects_below(bucket, folder, endpoint, unlisted)]
+        found = _kept_below(f"{bucket}/{folder}".rstrip("/"), objects, is_known)
+        found.unreadable += unlisted
+        if named.files and not (found.files or found.left_out or found.unreadable):
+            return named
+    found.files = _without_marks(found.files, endpoint)
+    return found
+
+
+def _without_marks(files: Sequence[Listed], endpoint: str | None) -> list[Listed]:
+    """The files without marks of folders in which there is nothing: an object that is listed as `a.csv/` is called
+    `a.csv` here, and not there by that name.
+    """
+
+    def is_there(file: Listed) -> bool:
         try:
-            return Found([Listed(f"{bucket}/{key}", *state_of_object(url, endpoint, FIRST_PATIENCE))])
+            state_of_object(file.location, endpoint, PATIENCE)
         except FileNotFoundError:
-            pass
-    if glob.has_magic(key):
-        return _matching_objects(bucket, [part for part in key.split("/") if part], endpoint)
-    objects = ((f"{bucket}/{key}", about) for key, about in objects_below(bucket, folder, endpoint))
-    return _kept_below(f"{bucket}/{folder}".rstrip("/"), objects, is_known)
+            return False
+        return True
+
+    empty = [file for file in files if file.size == 0]
+    with threads(REQUESTS) as pool:
+        there = dict(zip((file.location for file in empty), pool.map(is_there, empty), strict=True))
+    return [file for file in files if there.get(file.location, True)]
 
 
 def _matching_objects(bucket: str, pattern: list[str], endpoint: str | None) -> Found:
@@ -330,15 +358,18 @@ def _matching_objects(bucket: str, pattern: list[str], endpoint: str | None) -> 
             folders = [f"{folder}/{first}".lstrip("/") for folder in folders]
             continue
         with threads(REQUESTS) as pool:
-            listed = list(pool.map(lambda folder: objects_in(bucket, folder, endpoint), folders))
+            listed = list(pool.map(lambda folder: objects_in(bucket, folder, endpoint, listing.unreadable), folders))
+        marks = {*folders, *chain.from_iterable(inside for _, inside in listed)}
         folders = [key for _, inside in listed for key in inside if _matches(key.rpartition("/")[2], first)]
         if not pattern:
-            objects = chain.from_iterable(inside for inside, _ in listed)
+            objects = _without_folders(chain.from_iterable(inside for inside, _ in listed), marks)
             files = [Listed(f"{bucket}/{key}", *a) for key, a in objects if _matches(key.rpartition("/")[2], first)]
-            return Found(files, [f"{bucket}/{key}" for key in folders])
+            return Found(files, [f"{bucket}/{key}" for key in folders], listing.unreadable)
     for folder in folders:
         left_out = set()
-        for key, about in objects_below(bucket, folder, endpoint):
+        objects = list(objects_below(bucket, folder, endpoint, listing.unreadable))
+        marks = {folder, *(above for key, _ in objects for above in _folders_of(key))}
+        for key, about in _without_folders(objects, marks):
             parts = key.removeprefix(folder).strip("/").split("/")
             if _path_matches(parts, pattern):
                 listing.files.append(Listed(f"{bucket}/{key}", *about))
@@ -349,6 +380,17 @@ def _matching_objects(bucket: str, pattern: list[str], endpoint: str | None) -> 
             }
         listing.left_out += sorted(left_out)
     return listing
+
+
+def _without_folders(objects: Iterable[tuple[str, State]], folders: Container[str]) -> list[tuple[str, State]]:
+    """The objects without those of zero bytes that are called as a folder is."""
+    return [(key, state) for key, state in objects if state.size or key not in folders]
+
+
+def _folders_of(key: str) -> Iterator[str]:
+    """The folders that a key is in, one above the other."""
+    while key := key.rpartition("/")[0]:
+        yield key
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -432,8 +474,9 @@ def _kept_below(top: str, files: Iterable[tuple[str, State]], is_known: Callable
     for path, (url, about) in listed.items():
         *folders, name = path.split("/")
         above = {"/".join(folders[:depth]) for depth in range(len(folders) + 1)}
-        if not name or path in names or above & passed or any(p.startswith((".", "_")) for p in (*folders, name)):
-            continue  # of these, a name that is a folder's is a mark that some tools make for it
+        is_mark = not name or (path in names and not about.size)
+        if is_mark or above & passed or any(p.startswith((".", "_")) for p in (*folders, name)):
+            continue
         if _of_dataset(name, names["/".join(folders)]):
             continue
         if is_known(url):
