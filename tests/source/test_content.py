@@ -17,6 +17,7 @@ from conftest import CommandHere
 from reading import read_files
 
 from broadsheet.pipeline import verify
+from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.plan.files import find_files
 
@@ -88,3 +89,14 @@ def test_an_archive_under_the_name_of_another_kind_is_no_text(kind: int | str, n
     result = read_files(listed.found, Selection(), 10)
     assert (result.texts, len(result.messages) + len(listed.problems)) == ([b"good"], 1)
     assert "it is a tar file by its first bytes" in "".join([*result.messages, *(why for _, why in listed.problems)])
+
+
+@pytest.mark.parametrize("name", ["tar://*.csv::{}/a.tar", "tar://a.csv::{}/a.tar", "tar://::{}/a.tar.gz"])
+def test_members_of_a_tar_archive_are_refused_by_whatever_name(name: str, tmp_path: Path) -> None:
+    for path in ("a.tar", "a.tar.gz"):
+        with tarfile.open(tmp_path / path, "w:gz" if path.endswith("gz") else "w") as archive:
+            member = tarfile.TarInfo("a.csv")
+            member.size = 11
+            archive.addfile(member, io.BytesIO(b"text\nrow 0\n"))
+    with pytest.raises(UsageError, match=r"^tar://.*: files in an archive are read of zip archives only: unpack it"):
+        find_files([name.format(tmp_path)], 70, 1014)

@@ -63,6 +63,7 @@ _LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 _OF_ICEBERG, _METADATA_OF_ICEBERG = "metadata", "*.metadata.json*"
 """The same of Iceberg, whose folder has a name that others may have, too: what is in it."""
 
+_ARCHIVES = ("tar://", "libarchive://")
 _OF_DATASETS = {"dataset_info.json", "dataset_dict.json", "state.json"}
 _CACHED_BY_DATASETS = "cache-*.arrow"
 _LOOKED_AT = 1000  # names of a folder, for one like that which is not there
@@ -411,6 +412,8 @@ def _path_matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def _search_by_driver(url: str, is_known: Callable[[str], bool]) -> Found:
+    if url.startswith(_ARCHIVES):
+        raise UsageError(f"{without_secrets(url)}: files in an archive are read of zip archives only: unpack it")
     fs, path = driver(url)
     if isinstance(fs, LocalFileSystem):
         return _search_local(path, is_known)
