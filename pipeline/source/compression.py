@@ -157,6 +157,10 @@ def _frame(magic: bytes) -> Callable[[bytes], bool]:
     return lambda head: _magic(magic)(head) or _is_skippable(head)
 
 
+_is_lz4 = _frame(b"\x04\x22\x4d\x18")
+_is_legacy_lz4 = _magic(b"\x02\x21\x4c\x18")
+
+
 def _is_bz2(head: bytes) -> bool:
     """Three letters and a digit alone could be text: a block or the end of the stream follows."""
     digits = (b"", *(b"%d" % digit for digit in range(1, 10)))
@@ -177,7 +181,7 @@ COMPRESSIONS = {
         Compression("zstd", ".zst", "frame", _frame(b"\x28\xb5\x2f\xfd")),
         Compression("bz2", ".bz2", "stream", _is_bz2),
         Compression("xz", ".xz", "stream", _magic(b"\xfd7zXZ\x00")),
-        Compression("lz4", ".lz4", "frame", _frame(b"\x04\x22\x4d\x18")),
+        Compression("lz4", ".lz4", "frame", lambda head: _is_lz4(head) or _is_legacy_lz4(head)),
     )
 }
 """By Arrow's names."""

@@ -8,12 +8,14 @@ import lzma
 import os
 import random
 import re
+import struct
 import subprocess
 import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import lz4.block
 import lz4.frame
 import pytest
 import zstandard
@@ -257,3 +259,83 @@ def test_a_large_compressed_file_is_remarked_on(tmp_path: Path) -> None:
     assert slow_to_read(files) == f"{one} (the largest of 2 compressed files of 1 GiB and more)"
     assert slow_to_read(files[1:]) == one
     assert slow_to_read(files[2:]) is None
+
+
+SAMPLES = [b'{"text": "oil prices rose on day %d", "id": %d}\n' % (i % 7, i) for i in range(4000)]
+
+
+@pytest.mark.parametrize("dictionary_is", ["plain", "compressed"])
+@pytest.mark.parametrize("has_id", [True, False])
+def test_a_zstd_dictionary_in_the_file_is_used(dictionary_is: str, has_id: bool, tmp_path: Path) -> None:
+    """In a frame that other programs skip, before the frames that need it, as in .warc.zst; others are skipped."""
+    dictionary = zstandard.train_dictionary(4096, SAMPLES)
+    compressor = zstandard.ZstdCompressor(dict_data=dictionary, write_dict_id=has_id)
+    held = dictionary.as_bytes() if dictionary_is == "plain" else zstandard.compress(dictionary.as_bytes())
+    other = struct.pack("<II", 0x184D2A50, 5) + b"\x37\xa4\x30\xec!"
+    frames = b"".join(compressor.compress(b"".join(SAMPLES[i : i + 100])) for i in range(0, len(SAMPLES), 100))
+    data = other + struct.pack("<II", 0x184D2A5D, len(held)) + held + frames + zstandard.compress(b"{}\n")
+    for name in ("a.jsonl.zst", "b.json.zst"):
+        (tmp_path / name).write_bytes(data)
+        assert content(tmp_path / name, "zstd") == (b"".join(SAMPLES) + b"{}\n", "")
+    listed = find_files([str(tmp_path)], 70, 1014)
+    assert ([file.format.name for file in listed.found], listed.problems) == (["jsonl", "jsonl"], ())
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.zst", "a.json.zst", "part-00000.zst"])
+def test_a_dictionary_that_is_not_in_the_file_is_named_as_the_cause(name: str, tmp_path: Path) -> None:
+    dictionary = zstandard.train_dictionary(4096, SAMPLES)
+    compressor = zstandard.ZstdCompressor(dict_data=dictionary)
+    (tmp_path / name).write_bytes(compressor.compress(SAMPLES[0]))
+    (tmp_path / "good.jsonl").write_bytes(SAMPLES[0])
+    listed = find_files([str(tmp_path)], 70, 1014)
+    result = read_files(listed.found, Selection(), 10)
+    (told,) = [*result.messages, *(why for _, why in listed.problems)]
+    assert f"a zstd frame was compressed with dictionary {dictionary.dict_id()}, which is not in the file" in told
+    assert "damaged" not in told
+    (tmp_path / name).write_bytes(zstandard.compress(SAMPLES[1]) + compressor.compress(SAMPLES[0]))
+    read, told = content(tmp_path / name, "zstd")
+    assert (read, f"after {len(SAMPLES[1])} decompressed bytes, a zstd frame" in told) == (SAMPLES[1], True)
+
+
+def test_an_lz4_frame_that_needs_a_dictionary_is_named(tmp_path: Path) -> None:
+    frame = bytearray(lz4.frame.compress(SAMPLES[0]))
+    frame[4] |= 1
+    (tmp_path / "a.lz4").write_bytes(frame)
+    assert "an lz4 frame was compressed with a dictionary" in content(tmp_path / "a.lz4", "lz4")[1]
+
+
+def legacy(blocks: list[bytes]) -> bytes:
+    """As `lz4 -l` writes it: all blocks but the last hold 8 MiB."""
+    packed = [lz4.block.compress(block, store_size=False) for block in blocks]
+    return b"\x02\x21\x4c\x18" + b"".join(struct.pack("<I", len(block)) + block for block in packed)
+
+
+@pytest.mark.parametrize("size", [1000, 1 << 22])
+def test_legacy_frames_of_lz4_are_read(size: int, tmp_path: Path) -> None:
+    chance = random.Random(0)
+    full = chance.randbytes(3 << 20) + bytes(5 << 20)
+    for blocks in ([b"a" * 100], [full, b"".join(SAMPLES)], [full, chance.randbytes(8 << 20)], [b""]):
+        frame, whole = legacy(blocks), b"".join(blocks)
+        (tmp_path / "a.lz4").write_bytes(frame)
+        assert content(tmp_path / "a.lz4", "lz4", size) == (whole, "")
+        (tmp_path / "a.lz4").write_bytes(frame + lz4.frame.compress(b"more") + legacy([b"and more"]))
+        assert content(tmp_path / "a.lz4", "lz4", size) == (whole + b"moreand more", "")
+        (tmp_path / "a.lz4").write_bytes(frame[:-1])
+        assert content(tmp_path / "a.lz4", "lz4", size)[1].startswith(f"{tmp_path}/a.lz4: cut off or damaged after")
+    (tmp_path / "b.json.lz4").write_bytes(legacy([b"".join(SAMPLES)]))
+    (tmp_path / "a.lz4").unlink()
+    listed = find_files([str(tmp_path)], 70, 1014)
+    assert len(read_files(listed.found, Selection(), 1000).texts) == len(SAMPLES)
+
+
+@pytest.mark.parametrize("suffix", ["bz2", "lz4"])
+def test_a_format_is_told_though_its_first_block_is_large(suffix: str, tmp_path: Path) -> None:
+    chance = random.Random(0)
+    lines = b"".join(b'{"text": "%s"}\n' % chance.randbytes(300).hex().encode() for _ in range(9000))
+    packed = (
+        bz2.compress(lines) if suffix == "bz2" else lz4.frame.compress(lines, block_size=lz4.frame.BLOCKSIZE_MAX4MB)
+    )
+    (tmp_path / f"a.json.{suffix}").write_bytes(packed)
+    assert len(packed) > 1 << 20
+    listed = find_files([str(tmp_path)], 70, 1014)
+    assert ([file.format.name for file in listed.found], listed.problems) == (["jsonl"], ())

@@ -9,29 +9,16 @@ import bz2
 import gzip
 import io
 import lzma
-import sys
-from collections.abc import Callable
-from functools import cache
 from importlib.util import find_spec
-from typing import Any, BinaryIO, Protocol, TypeAlias, cast
+from typing import BinaryIO, Protocol, TypeAlias, cast
 
-import lz4.frame
-
-from ...processes.threads import available_cores, available_memory
 from ..compression import Compression
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
-
+from .frames import HEADER_BYTES, Dictionaries, lz4_decoder, most_window
 
 _HAS_ISAL = find_spec("isal") is not None  # it has no wheel for some machines
 _INPUT_BYTES = 64 << 10
 PIECE_BYTES = 128 << 10
 """Of content, that a read asks for, and may lose."""
-_WINDOWS = (27, 31)
-"""Of a zstd frame, as powers of two: 128 MiB, what zstd itself always allows, and 2 GiB, the longest that it has."""
 _MOST_XZ = 256 << 20
 """Bytes of memory for xz; `xz -9` takes 65 MiB."""
 _XZ_PADDING = 4
@@ -72,6 +59,7 @@ class _Units:
         self._compression = compression
         self._data = b""
         self._decoder: _Decoder | None = None
+        self._dictionaries = Dictionaries()
 
     def read1(self, size: int) -> bytes:
         """Up to `size` bytes; none at the end."""
@@ -84,6 +72,8 @@ class _Units:
             data = b""
             if decoder.needs_input:
                 data, self._data = self._ahead(), b""
+                if not data and getattr(decoder, "may_end", False):
+                    return b""
                 if not data:
                     raise EOFError(f"it ends within a {self._compression.name} {self._compression.unit}")
             if block := decoder.decompress(data, size):
@@ -91,9 +81,19 @@ class _Units:
         return b""
 
     def _next(self) -> _Decoder | None:
-        """A decoder for the next unit; None at the end."""
-        if self._ahead():
-            self._decoder = _DECODERS[self._compression.name]()
+        """A decoder for the next unit; None at the end. Raises NotSupported."""
+        if not self._ahead():
+            return None
+        name = self._compression.name
+        if name == "zstd":
+            self._dictionaries.look(self._ahead)
+            self._decoder = self._dictionaries.decoder(self._ahead(HEADER_BYTES))
+        elif name == "lz4":
+            self._decoder = lz4_decoder(self._ahead(HEADER_BYTES))
+        elif name == "bz2":
+            self._decoder = bz2.BZ2Decompressor()
+        else:
+            self._decoder = cast(_Decoder, lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_XZ))
         return self._decoder
 
     def _skip_padding(self) -> None:
@@ -105,36 +105,20 @@ class _Units:
         if zeros % _XZ_PADDING:
             raise ValueError(f"{zeros} zeros follow, not a multiple of {_XZ_PADDING}")
 
-    def _ahead(self) -> bytes:
-        """What comes next, and no decoder has taken; nothing at the end."""
-        self._data = self._data or self._stored.read1(_INPUT_BYTES)
+    def _ahead(self, least: int = 1) -> bytes:
+        """What comes next, and no decoder has taken: at least so many bytes, unless the file ends."""
+        pieces, count = [self._data], len(self._data)
+        while count < least and (piece := self._stored.read1(_INPUT_BYTES)):
+            pieces.append(piece)
+            count += len(piece)
+        self._data = b"".join(pieces)
         return self._data
-
-
-@cache
-def _most_window() -> int:
-    """Of a zstd frame here, as a power of two: where every core reads such a file, they take half of the memory."""
-    least, most = _WINDOWS
-    return max(least, min(most, (available_memory() // (2 * available_cores())).bit_length() - 1))
-
-
-def _zstd() -> Any:
-    limit = {int(zstd.DecompressionParameter.window_log_max): _most_window()}
-    return zstd.ZstdDecompressor(options=limit)
-
-
-_DECODERS: dict[str, Callable[[], Any]] = {
-    "zstd": _zstd,
-    "bz2": bz2.BZ2Decompressor,
-    "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MOST_XZ),
-    "lz4": lz4.frame.LZ4FrameDecompressor,
-}
 
 
 def why(error: Exception) -> str:
     """What ends the reading of a file, in words of a user."""
     if "requires too much memory" in str(error):
-        most = _most_window()
+        most = most_window()
         return (
             f"its zstd frame asks for a window of more than {1 << (most - 20):,} MiB: compress it with --long={most} "
             "or less, or use fewer cores (taskset): all of them may take half of the memory"

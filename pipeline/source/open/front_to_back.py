@@ -20,6 +20,7 @@ from ..compression import HEAD_BYTES, compression_of
 from ..format import InputFile, Member
 from .ahead import InThread
 from .decompress import PIECE_BYTES, content_of, why
+from .frames import NotSupported
 
 ZIP_SUFFIX = ".zip"
 ZIP_MAGIC = b"PK\x03\x04"
@@ -169,9 +170,10 @@ class FrontToBack:
         if isinstance(error, InputChanged | InputUnavailable):
             return error
         unit = "decompressed bytes" if self._compression or self._file.member else "bytes"
-        failure = SourceError(
-            f"{self._file.path}: cut off or damaged after {self._given:,} {unit}; all before is read ({why(error)})"
-        )
+        what = f"cut off or damaged after {self._given:,} {unit}; all before is read ({why(error)})"
+        if isinstance(error, NotSupported):
+            what = f"after {self._given:,} {unit}, {error}. All before is read"
+        failure = SourceError(f"{self._file.path}: {what}")
         failure.__cause__ = error
         return failure
 

@@ -15,9 +15,12 @@ from ..formats.record_format import FEW_BYTES
 from ..formats.records import BOM
 from ..open.containers import container_of
 from ..open.decompress import beginning, why
+from ..open.frames import NotSupported
 
 _JSON_LINE = re.compile(rb'\s*\{[ \t]*"')
 _EMPTY_OBJECT_LINE = re.compile(rb"\s*\{[ \t]*\}[ \t]*\r?\n\s*\S")
+HEADS = (FEW_BYTES, 16 << 20)
+"""So many first bytes are looked at, or so many where the first cannot be decompressed, since their block is large."""
 _SHOWN = 40
 """Bytes of a first line that a message shows."""
 
@@ -25,12 +28,14 @@ _SHOWN = 40
 class Kind(Enum):
     """What became of a file whose format is to be found. READABLE: its format is known. OTHER: it is no input, such as
     a configuration. UNKNOWN: it should hold rows, and its format is not known. UNREADABLE: it cannot be read at all.
+    CUT: that is not known yet, since so few bytes of it cannot be decompressed.
     """
 
     READABLE = auto()
     OTHER = auto()
     UNKNOWN = auto()
     UNREADABLE = auto()
+    CUT = auto()
 
 
 class Told(NamedTuple):
@@ -71,8 +76,11 @@ def told_by(stored: bytes, is_whole: bool, compression: str | None, is_json: boo
     """
     found = compression_of(stored[:HEAD_BYTES], compression)
     head, failure = beginning(stored, found, FEW_BYTES)
+    if not head and isinstance(failure, NotSupported):
+        return Told(Kind.UNREADABLE, reason=str(failure))
     if not head and failure is not None:
-        return Told(Kind.UNREADABLE, reason=f"cut off or damaged, so that nothing of it can be read ({why(failure)})")
+        kind = Kind.UNREADABLE if is_whole or not isinstance(failure, EOFError) else Kind.CUT
+        return Told(kind, reason=f"cut off or damaged, so that nothing of it can be read ({why(failure)})")
     text = head.removeprefix(BOM)
     for form in formats:
         if form.magic and head.startswith(form.magic):

@@ -40,13 +40,13 @@ from ..formats.csv import Csv, Tsv
 from ..formats.jsonl import Jsonl
 from ..formats.onehot import OneHot
 from ..formats.parquet import Parquet
-from ..formats.record_format import FEW_BYTES, Text
+from ..formats.record_format import Text
 from ..formats.wet import Wet
 from ..formats.xlsx import Xlsx
 from ..open.front_to_back import DAMAGE, ZIP_SUFFIX, is_hidden, list_members, member_path, open_member
 from ..open.opening import open_at, open_location, reason
 from ..open.remote import REQUESTS
-from .content import Kind, Told, told_by
+from .content import HEADS, Kind, Told, told_by
 from .search import Listed, Problem, search
 
 FORMATS: dict[str, Format] = {}
@@ -348,33 +348,35 @@ class _Find:
         """What a file is by its first bytes. Raises InputUnavailable where its server cannot be reached."""
         if listed.problem:
             return Told(Kind.UNREADABLE, reason=listed.problem)
-        suffix, compression = _suffixes(listed.location)
+        state = State(listed.size, listed.modified)
         try:
-            with io.BufferedReader(self._opened(listed)) as stream:
-                head = stream.read(FEW_BYTES)
+            for size in HEADS:
+                raw = open_location(listed.location, listed.ranges, state, self._endpoint, size)
+                with io.BufferedReader(raw) as stream:
+                    told = _told(stream, size, listed.location)
+                if told.kind is not Kind.CUT:
+                    break
         except OSError as error:
             if error.errno == errno.ETIMEDOUT:
                 message = f"{without_secrets(listed.location)}: {reason(error)}. Nothing was labelled: try again later"
                 raise InputUnavailable(message) from error
             return Told(Kind.UNREADABLE, reason=reason(error))
-        return told_by(head, len(head) < FEW_BYTES, compression, suffix == ".json", FORMATS.values())
+        return told
 
     def _told_of_member(self, archive: Listed, member: Member) -> Told:
         """What a file in an archive is by its first bytes."""
         if member.problem:
             return Told(Kind.UNREADABLE, reason=member.problem)
-        suffix, compression = _suffixes(member.name)
         try:
             with io.BufferedReader(open_location(archive.location, endpoint=self._endpoint)) as stored:
-                head = open_member(stored, member).read(FEW_BYTES)
+                for size in HEADS:
+                    told = _told(open_member(stored, member), size, member.name)
+                    if told.kind is not Kind.CUT:
+                        break
+                    stored.seek(0)
         except (*DAMAGE, OSError) as error:
             return Told(Kind.UNREADABLE, reason=reason(error) if isinstance(error, OSError) else str(error))
-        return told_by(head, len(head) == member.length, compression, suffix == ".json", FORMATS.values())
-
-    def _opened(self, listed: Listed) -> io.RawIOBase:
-        """A file of which only the first bytes will be read."""
-        state = State(listed.size, listed.modified)
-        return open_location(listed.location, listed.ranges, state, self._endpoint, FEW_BYTES)
+        return told
 
     def add_told(self, listed: Listed, told: Told) -> None:
         """Add a file by what its first bytes tell: its format, or what is wrong. Raises UsageError outside the root."""
@@ -390,7 +392,7 @@ class _Find:
     def _refuse(self, name: str, told: Told) -> None:
         """Note a file that cannot be read by what its first bytes tell."""
         self.problems.append((name, f"{name}: {told.reason}. It was not read"))
-        if told.kind is not Kind.UNREADABLE:
+        if told.kind in (Kind.UNKNOWN, Kind.OTHER):
             self.unknown.append(f"{name}: {told.reason}")
 
     def add(self, listed: Listed, said: str | None) -> None:
@@ -495,6 +497,13 @@ class _Find:
                 self.problems.append((name, error.message))
         if not (seen or self.problems or self.left_out):
             self.left_out.append(shown)
+
+
+def _told(stream: BinaryIO, size: int, name: str) -> Told:
+    """What a file is by so many first bytes. name: its own, which ends in its suffixes."""
+    suffix, compression = _suffixes(name)
+    head = stream.read(size)
+    return told_by(head, len(head) < size, compression, suffix == ".json", FORMATS.values())
 
 
 def _members(location: str, name: str, endpoint: str | None) -> list[Member]:

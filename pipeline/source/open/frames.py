@@ -1,0 +1,168 @@
+"""What the libraries do not do by themselves with zstd and lz4 frames: dictionaries, and lz4's legacy frame.
+
+A dictionary in the file itself is used: it comes in a frame that other programs skip, as in the .warc.zst files of
+https://iipc.github.io/warc-specifications/specifications/warc-zstd/. Legacy frames are described in
+https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import lz4.block
+import lz4.frame
+
+from ...processes.threads import available_cores, available_memory
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+ZSTD_MAGIC, LZ4_MAGIC, LEGACY_MAGIC = b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"\x02\x21\x4c\x18"
+HEADER_BYTES = 18
+"""So many first bytes of a frame hold its header."""
+
+_WINDOWS = (27, 31)
+"""Of a zstd frame, as powers of two: 128 MiB, what zstd itself always allows, and 2 GiB, the longest that it has."""
+_DICTIONARY_MAGIC = b"\x37\xa4\x30\xec"
+_MOST_DICTIONARY = 32 << 20
+_SKIPPABLE = struct.Struct("<II")
+_LENGTH = 4
+_HAS_DICTIONARY = 0x1
+"""Of the flags of an lz4 frame, after its magic number."""
+_LEGACY_BLOCK = 8 << 20
+_MOST_LEGACY = _LEGACY_BLOCK + _LEGACY_BLOCK // 255 + 16
+"""The bytes of a compressed block: what cannot be compressed becomes a little longer."""
+
+
+class NotSupported(Exception):
+    """Content that is whole and cannot be read here. Its message says why, and what helps."""
+
+
+@cache
+def most_window() -> int:
+    """Of a zstd frame here, as a power of two: where every core reads such a file, they take half of the memory."""
+    least, most = _WINDOWS
+    return max(least, min(most, (available_memory() // (2 * available_cores())).bit_length() - 1))
+
+
+def is_skippable(head: bytes) -> bool:
+    """Whether a frame of zstd or lz4 begins so that holds no data, such as a table of the others, or a dictionary."""
+    return len(head) >= 4 and 0x50 <= head[0] <= 0x5F and head[1:4] == b"\x2a\x4d\x18"
+
+
+class Dictionaries:
+    """The dictionaries of a zstd file that were found in the file itself."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, Any] = {}
+        self._last: Any = None
+
+    def look(self, ahead: Callable[[int], bytes]) -> None:
+        """Note the dictionary in a frame that is skipped. ahead: returns at least so many of the bytes that come next,
+        unless the file ends.
+        """
+        head = ahead(_SKIPPABLE.size)
+        if not is_skippable(head) or len(head) < _SKIPPABLE.size:
+            return
+        size = _SKIPPABLE.unpack_from(head)[1]
+        content = ahead(_SKIPPABLE.size + len(_DICTIONARY_MAGIC))[_SKIPPABLE.size :]
+        if size > _MOST_DICTIONARY or not content.startswith((_DICTIONARY_MAGIC, ZSTD_MAGIC)):
+            return
+        content = ahead(_SKIPPABLE.size + size)[_SKIPPABLE.size :][:size]
+        try:
+            if content.startswith(ZSTD_MAGIC):
+                content = zstd.ZstdDecompressor().decompress(content, _MOST_DICTIONARY)
+            if content.startswith(_DICTIONARY_MAGIC):
+                self._last = zstd.ZstdDict(content)
+                self._by_id[self._last.dict_id] = self._last
+        except (zstd.ZstdError, ValueError):  # it is something else, for another program
+            return
+
+    def decoder(self, head: bytes) -> Any:
+        """A decoder for the frame that begins so. Raises NotSupported where its dictionary is not in the file."""
+        options = {int(zstd.DecompressionParameter.window_log_max): most_window()}
+        wanted = 0
+        if head.startswith(ZSTD_MAGIC):
+            with suppress(zstd.ZstdError):  # the decoder says what is wrong
+                wanted = zstd.get_frame_info(head[:HEADER_BYTES]).dictionary_id
+        if wanted and wanted not in self._by_id:
+            raise NotSupported(
+                f"a zstd frame was compressed with dictionary {wanted}, which is not in the file: decompress it first "
+                "(zstd -d -D DICTIONARY FILE)"
+            )
+        return zstd.ZstdDecompressor(self._by_id.get(wanted, self._last), options)
+
+
+def lz4_decoder(head: bytes) -> Any:
+    """A decoder for the lz4 frame that begins so. Raises NotSupported where it needs a dictionary."""
+    if head.startswith(LEGACY_MAGIC):
+        return LegacyLz4()
+    if head.startswith(LZ4_MAGIC) and head[4:5] and head[4] & _HAS_DICTIONARY:
+        raise NotSupported(
+            "an lz4 frame was compressed with a dictionary, which is not in the file: decompress it first "
+            "(lz4 -d -D DICTIONARY FILE)"
+        )
+    return lz4.frame.LZ4FrameDecompressor()
+
+
+class LegacyLz4:
+    """Decompresses lz4's legacy frame, which `lz4 -l` writes: blocks of 8 MiB. Has the methods of the other decoders.
+
+    may_end: whether the file may end here. A legacy frame has no end of its own, but that of the file or another frame.
+    """
+
+    def __init__(self) -> None:
+        self._stored = bytearray()
+        self._ready = memoryview(b"")
+        self._has_begun = False
+        self.eof = False
+        self.unused_data = b""
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._ready and not self._is_whole
+
+    @property
+    def may_end(self) -> bool:
+        return self._has_begun and not (self._stored or self._ready)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the next block is there."""
+        if len(self._stored) < _LENGTH:
+            return False
+        return self._size > _MOST_LEGACY or len(self._stored) >= _LENGTH + self._size
+
+    @property
+    def _size(self) -> int:
+        """The bytes of the next block, as it is compressed."""
+        return int.from_bytes(self._stored[:_LENGTH], "little")
+
+    def decompress(self, data: bytes, most: int) -> bytes:
+        """Up to `most` bytes of what these bytes, after those before, hold."""
+        self._stored += data
+        if not self._has_begun:
+            if len(self._stored) < len(LEGACY_MAGIC):
+                return b""
+            del self._stored[: len(LEGACY_MAGIC)]
+            self._has_begun = True
+        if not self._ready and self._is_whole:
+            self._next_block()
+        block, self._ready = bytes(self._ready[:most]), self._ready[most:]
+        return block
+
+    def _next_block(self) -> None:
+        size = self._size
+        if size > _MOST_LEGACY:  # the magic number of another frame
+            self.eof, self.unused_data = True, bytes(self._stored)
+            return
+        block = self._stored[_LENGTH : _LENGTH + size]
+        del self._stored[: _LENGTH + size]
+        self._ready = memoryview(lz4.block.decompress(block, uncompressed_size=_LEGACY_BLOCK))
