@@ -22,8 +22,9 @@ from ..pipeline.errors import BroadsheetError, UsageError, printable
 from .local import cluster_here, cpu_cluster, cuda_cluster, nsys_cluster
 from .private import LINK, TOKEN
 from .protocol import choose, count_gpus
-from .settings import NO_SCHEDULER, await_workers, default_scheduler, no_workers_seconds, with_settings
+from .settings import LOST_WORKER, NO_SCHEDULER, await_workers, default_scheduler, no_workers_seconds, with_settings
 from .tls import load_certificates
+from .workers import scheduler_answers
 
 TLS_FOLDER = "tls"
 """The folder of a job's certificates, next to its scheduler file."""
@@ -119,9 +120,11 @@ def connect(
         try:
             yield client
         except OSError as error:
-            if isinstance(error, CommClosedError) or client.status != "running":
-                raise BroadsheetError(NO_SCHEDULER.format(address)) from error
-            raise
+            if client.status == "running" and not isinstance(error, CommClosedError):
+                raise
+            if scheduler_answers(client):
+                raise BroadsheetError(LOST_WORKER.format(error)) from error
+            raise BroadsheetError(NO_SCHEDULER.format(address)) from error
 
 
 def nearest(device: str = "auto") -> str:

@@ -24,6 +24,7 @@ from .clock import ClockPlugin
 from .heartbeat import METRIC, QuietEnd, worker_metrics
 from .metrics import tell_scheduler, tell_worker
 from .settings import GPU_EXECUTOR, THREADS_PER_WORKER, await_workers, no_workers_seconds
+from .workers import memory_limits, register
 
 NAME = "broadsheet-engine"
 
@@ -185,12 +186,10 @@ def start_engines(
             hosts = [w["host"] for w in client.scheduler_info(n_workers=-1)["workers"].values()]
             client.run_on_scheduler(_prepare)
             most = max((hosts.count(host) for host in hosts), default=1)
-            client.register_plugin(ClockPlugin())
+            register(client, ClockPlugin())
             here = client.scheduler.address.startswith("inproc://")
             local = isinstance(client.cluster, LocalCluster)
-            client.register_plugin(
-                EnginePlugin(model, device, precision, kernels, most, read_in_processes, here, local)
-            )
+            register(client, EnginePlugin(model, device, precision, kernels, most, read_in_processes, here, local))
             found = _wait_for_engines(client, key)
         client.run_on_scheduler(_note, key, found)
     return key, _one_backend([backend for backend in found.values() if backend is not None], mixed)
@@ -220,18 +219,31 @@ def _backends(client: Client, key: str) -> dict[str, Backend | None]:
 
 
 def _wait_for_engines(client: Client, key: str) -> dict[str, Backend | None]:
-    """The backends once all are known: a worker that has just joined answers before its engine is loaded."""
+    """The backends once all are known: a worker that has just joined answers before its engine is loaded. A worker
+    that is lost while it loads the engine is not waited for, as long as there are others.
+    """
     deadline = time.monotonic() + no_workers_seconds()
+    limits: list[int] = []
     while True:
+        limits += client.run_on_scheduler(memory_limits)
         found = _backends(client, key)
         if found and None not in found.values():
             return found
         if time.monotonic() > deadline:
             if not found:
-                raise BroadsheetError(_NO_WORKERS)
+                raise BroadsheetError(_all_lost(min(limits)) if limits else _NO_WORKERS)
             absent = ", ".join(address for address, backend in found.items() if backend is None)
             raise BroadsheetError(f"the engine did not load on {absent}: see the logs of those workers")
         time.sleep(0.2)
+
+
+def _all_lost(limit: int) -> str:
+    """A message about workers that were all lost while they loaded the engine. limit: bytes that one may use."""
+    return (
+        f"all workers were lost while they loaded the model. Dask restarts a worker that uses more memory than it may, "
+        f"and one of these may use {limit >> 20:,} MiB: raise --memory-limit of `dask worker`. The logs of the workers "
+        "say why they ended"
+    )
 
 
 def _noted(key: str, dask_scheduler: Scheduler) -> dict[str, Backend | None]:

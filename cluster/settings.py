@@ -28,8 +28,10 @@ _METHOD = "distributed.worker.multiprocessing-method"
 GPU_EXECUTOR = "gpu"
 """The executor of a worker on which its engines compute."""
 
-_CONTINUE = "What is committed stays: start it again, then continue with --resume"
+_STAYS = "What is committed stays"
+_CONTINUE = f"{_STAYS}: start it again, then continue with --resume"
 NO_SCHEDULER = f"the connection to the scheduler {{}} is lost. {_CONTINUE}"
+LOST_WORKER = f"a worker was lost while the job waited for its answer ({{}}). {_STAYS}: continue with --resume"
 NO_WORKERS = f"the cluster has lost all its workers and no other has joined. {_CONTINUE}"
 
 _TOKEN = new_token()

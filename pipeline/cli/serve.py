@@ -62,6 +62,7 @@ def command(
     from ...cluster.client import connect, is_loopback
     from ...cluster.heartbeat import QuietEnd
     from ...cluster.protocol import count_gpus
+    from ...cluster.workers import register
     from ..serve.server import serve
     from ..serve.settings import Settings
 
@@ -105,7 +106,7 @@ def command(
         serve(settings, 0 if settings.device == "cpu" else count_gpus())
         return
     with connect(cluster or "local", scheduler_file=scheduler_file) as client:
-        client.register_plugin(QuietEnd())
+        register(client, QuietEnd())
         serve(settings, 0, client)
 
 

@@ -52,7 +52,7 @@ def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
     job = _job(planned, engines, fingerprint)
     no_gpu = None
     if options.device == "auto" and backend.device == "cpu":
-        no_gpu = next(iter(client.run(why_gpu_unused).values()), None)
+        no_gpu = next(iter(client.run(why_gpu_unused, on_error="ignore").values()), None)
     numbers_from = planned.input.selection.rules.numbers_from
     facts = replace(facts_of(prepared, backend, planned.chunk_rows, no_gpu), label_numbers_from=numbers_from)
     unread = planned.input.plan.unread if planned.input.plan else ()

@@ -22,6 +22,7 @@ from distributed.comm.core import CommClosedError
 from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
 from ...cluster.settings import NO_SCHEDULER, NO_WORKERS
+from ...cluster.workers import scheduler_answers
 from ..errors import BroadsheetError, SourceError
 from ..report.timeline import Source
 from ..source.chunk import Chunk
@@ -390,15 +391,15 @@ class _Run:
         if isinstance(result, ChunksDone):
             self.watchdog.progress()
             return _Ended(source, result, flight.losses)
-        if isinstance(result, CancelledError):
+        if isinstance(result, CommClosedError) and not scheduler_answers(self._client):
+            raise BroadsheetError(NO_SCHEDULER.format(self._scheduler)) from result
+        if isinstance(result, CancelledError | CommClosedError):
             if flight.cancelled == _MOST_CANCELLED:
                 raise BroadsheetError(f"{source.name}: cancelled by the scheduler ({result}); continue with --resume")
             self.submit([source], flight.losses, flight.cancelled + 1)  # its rows were on a worker that was lost
             return None
         if isinstance(result, NoWorkerError | NoValidWorkerError):
             raise BroadsheetError(f"{NO_WORKERS} (waited {result.timeout:.0f} s)")
-        if isinstance(result, CommClosedError):
-            raise BroadsheetError(NO_SCHEDULER.format(self._scheduler)) from result
         if isinstance(result, SourceError) and not self._job.strict:
             self._say(self._starts.fail(source, result.message))
             return _Ended(source, _set_aside(source, result.message), flight.losses)

@@ -228,5 +228,5 @@ class DaskFleet:
 
 def device_of(client: Client, device: str) -> str:
     """The device that the workers choose, "cpu" or "cuda"; where they differ, the slower."""
-    devices = client.run(expected_device, device)
+    devices = client.run(expected_device, device, on_error="ignore")
     return "cuda" if devices and set(devices.values()) == {"cuda"} else "cpu"

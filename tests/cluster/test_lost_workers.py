@@ -69,6 +69,74 @@ def test_a_worker_stopped_past_its_time_to_live_goes_on_and_harms_nothing(
     check_whole(out, undisturbed)
 
 
+KILL_ON_MESSAGE = """
+import functools, os, signal
+
+
+async def dask_setup(worker):
+    kind, number, flag = os.environ["KILL_ON_MESSAGE"].split(" ", 2)
+    handler, left = worker.handlers[kind], [int(number)]
+
+    @functools.wraps(handler)
+    def handle(*given, **more):
+        left[0] -= 1
+        if not left[0] and not os.path.exists(flag):
+            open(flag, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return handler(*given, **more)
+
+    worker.handlers[kind] = handle
+"""
+"""A worker with this preload is killed by the message of a kind that has this number, once."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("message", "healthy"),
+    [("plugin-add 1", 1), ("plugin-add 1", 0), ("plugin-add 2", 1), ("plugin-add 2", 0), ("run 1", 1), ("run 1", 0)],
+)
+def test_a_worker_that_is_lost_while_the_job_is_prepared_is_waited_for(
+    broadsheet_in_process: Command, job, processes: Processes, tmp_path: Path, message: str, healthy: int
+) -> None:
+    """Before the first plugin is there, before the second, and after both; alone, or beside a healthy worker. Its nanny
+    starts it again.
+    """
+    arguments, undisturbed = job
+    scheduler, file = start_scheduler(processes, tmp_path)
+    (tmp_path / "kill.py").write_text(KILL_ON_MESSAGE)
+    flag = tmp_path / "killed"
+    env = {"KILL_ON_MESSAGE": f"{message} {flag}", "DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "kill.py")}
+    options = ["--scheduler-file", file, "--host", "127.0.0.1", "--nthreads", 1, "--no-dashboard"]
+    processes.dask("worker", *options, env=env)
+    for _ in range(healthy):
+        start_worker(processes, file)
+    with Client(scheduler_file=str(file), set_as_default=False) as client:
+        client.wait_for_workers(1 + healthy, timeout=240)
+    run = broadsheet_in_process(*arguments, "-o", tmp_path / "out", "--scheduler-file", file)
+    assert flag.exists()
+    assert run.returncode == 0, run.stderr
+    assert scheduler.poll() is None
+    check_whole(tmp_path / "out", undisturbed)
+
+
+@pytest.mark.slow
+def test_workers_with_too_little_memory_are_named_with_their_limit(
+    broadsheet_in_process: Command, job, processes: Processes, tmp_path: Path
+) -> None:
+    arguments, _ = job
+    scheduler, file = start_scheduler(processes, tmp_path)
+    options = ["--scheduler-file", file, "--host", "127.0.0.1", "--nthreads", 1, "--no-dashboard"]
+    processes.dask("worker", *options, "--memory-limit", "170MB")
+    with Client(scheduler_file=str(file), set_as_default=False) as client:
+        client.wait_for_workers(1, timeout=240)
+    with dask.config.set({"distributed.scheduler.no-workers-timeout": "20s"}):
+        run = broadsheet_in_process(*arguments, "-o", tmp_path / "out", "--scheduler-file", file)
+    assert run.returncode == 1
+    assert scheduler.poll() is None
+    assert "the connection to the scheduler" not in run.stderr
+    assert "162 MiB" in run.stderr, run.stderr
+
+
 @pytest.mark.slow
 def test_without_workers_a_job_ends_after_the_wait_that_its_message_states(
     broadsheet_in_process: Command, job, processes: Processes, slow: dict[str, str], tmp_path: Path
