@@ -11,6 +11,7 @@ import base64
 from collections.abc import Iterable
 from functools import cache, reduce
 from typing import Protocol
+from uuid import UUID
 
 import msgspec
 import numpy as np
@@ -299,6 +300,8 @@ def writable_type(kind: pa.DataType) -> pa.DataType:
         return pa.float64()
     if types.is_duration(kind):
         return pa.int64()
+    if isinstance(kind, pa.UuidType):
+        return pa.string()
     if _is_text(kind) or _is_bytes(kind) or types.is_temporal(kind) or types.is_decimal(kind) or types.is_null(kind):
         try:
             return pa.nulls(1, kind).cast(pa.string()).type
@@ -319,6 +322,8 @@ def to_plain(column: pa.Array) -> pa.Array:
         return _struct(column, [to_plain(child) for child in column.flatten()], target)
     if types.is_float16(kind) or types.is_float32(kind):
         return _shortest(column)
+    if isinstance(kind, pa.UuidType):
+        return pa.array([None if value is None else str(value) for value in column.to_pylist()], target)
     if _is_bytes(kind):
         texts = [None if value is None else base64.b64encode(value).decode() for value in column.to_pylist()]
         return pa.array(texts, target)
@@ -335,6 +340,9 @@ def from_plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if types.is_struct(column.type):
         children = zip(column.flatten(), kind, strict=True)
         return _struct(column, [from_plain(child, field.type) for child, field in children], kind)
+    if isinstance(kind, pa.UuidType):
+        values = [None if text is None else UUID(text).bytes for text in column.to_pylist()]
+        return pa.ExtensionArray.from_storage(kind, pa.array(values, kind.storage_type))
     if _is_bytes(kind):
         values = [None if text is None else base64.b64decode(text, validate=True) for text in column.to_pylist()]
         return pa.array(values, kind)

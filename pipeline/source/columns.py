@@ -69,7 +69,7 @@ def copied(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """The values as `kind`, which must hold those of their type (`is_held_by`). Raises UsageError where it does not.
 
     As text, numbers and dates are written as Arrow does (1.0 as "1"), moments in the form of ISO 8601, bytes of fixed
-    size in hexadecimal, lists and the like as JSON.
+    size in hexadecimal, UUIDs with hyphens, lists and the like as JSON.
     """
     try:
         if pa.types.is_null(column.type):
@@ -91,6 +91,8 @@ def _as_text(column: pa.Array) -> pa.Array:
         return pc.replace_substring(column.cast(pa.string()), " ", "T", max_replacements=1)
     if pa.types.is_fixed_size_binary(kind):
         return pa.array([None if value is None else value.hex() for value in column.to_pylist()], pa.string())
+    if isinstance(kind, pa.UuidType):
+        return pa.array([None if value is None else str(value) for value in column.to_pylist()], pa.string())
     if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
         values = column.to_pylist()
         texts = [None if v is None else json.dumps(_in_json(v), ensure_ascii=False) for v in values]
@@ -121,8 +123,9 @@ def refuse_uncopied(name: str, kind: pa.DataType) -> None:
     types = pa.types
     fields = [kind.field(i) for i in range(kind.num_fields)]
     twice = types.is_struct(kind) and len({field.name for field in fields}) < len(fields)
-    if twice or types.is_union(kind) or types.is_run_end_encoded(kind):
-        why = "fields of one name" if twice else str(kind).partition("<")[0]
+    extension = next((str(f.type) for f in fields if isinstance(f.type, pa.BaseExtensionType)), "")
+    if twice or extension or types.is_union(kind) or types.is_run_end_encoded(kind):
+        why = "fields of one name" if twice else extension or str(kind).partition("<")[0]
         raise UsageError(f"the column {name!r} cannot be copied, since it holds {why}: keep others by their names")
     for field in fields:
         refuse_uncopied(name, field.type)

@@ -143,8 +143,9 @@ def as_bytes(table: pa.Table) -> pa.Table:
         column = table.column(i)
         if pa.types.is_dictionary(field.type):
             continue
+        if is_json(field.type):  # a cast of one whose strings are views returns other memory
+            column = pa.chunked_array([chunk.storage for chunk in column.chunks], field.type.storage_type)
         if is_textual(field.type):
-            column = column.cast(field.type.storage_type) if is_json(field.type) else column
             table = table.set_column(i, field.name, column.cast(pa.large_binary()))
         elif has_views(field.type):
             chunks = [plain_values(chunk, decode=False) for chunk in column.chunks]

@@ -411,3 +411,26 @@ def test_rows_that_are_claimed_and_not_there_cost_no_time(tmp_path: Path) -> Non
     feather.write_feather(pa.table({"text": pa.nulls(5000)}), tmp_path / "nulls.arrow")
     result = read_files(found([tmp_path / "nulls.arrow"]), Selection(), 512)
     assert sum(len(chunk.quarantine) for chunk in result.chunks) == 5000
+
+
+@pytest.mark.parametrize("shape", ["list", "large list", "list view", "fixed list", "map", "struct"])
+def test_an_index_that_no_dictionary_has_is_found_within_others(tmp_path: Path, shape: str) -> None:
+    words = pa.DictionaryArray.from_arrays(pa.array([1, 0, 1], pa.int8()), pa.array(["a", "b"]))
+    structs, offsets = pa.StructArray.from_arrays([words], ["a"]), pa.array([0, 1, 3], pa.int32())
+    kept = {
+        "list": lambda: pa.ListArray.from_arrays(offsets, structs),
+        "large list": lambda: pa.LargeListArray.from_arrays(offsets.cast(pa.int64()), structs),
+        "list view": lambda: pa.ListViewArray.from_arrays(offsets[:2], pa.array([1, 2], pa.int32()), structs),
+        "fixed list": lambda: pa.FixedSizeListArray.from_arrays(structs, 3),
+        "map": lambda: pa.MapArray.from_arrays(offsets, pa.array(["k", "l", "m"]), structs),
+        "struct": lambda: structs,
+    }[shape]()
+    table = pa.table({"text": ["article"] * len(kept), "kept": kept})
+    feather.write_feather(table, tmp_path / "f.arrow", compression="uncompressed")
+    selection = Selection(kept=("kept",))
+    assert concat(read_files(found([tmp_path]), selection, 9).chunks).rows["kept"].to_pylist() == kept.to_pylist()
+    data, indices = (tmp_path / "f.arrow").read_bytes(), b"\1\0\1".ljust(8, b"\0")
+    assert data.count(indices) == 1
+    (tmp_path / "f.arrow").write_bytes(data.replace(indices, b"\x4d\0\1".ljust(8, b"\0")))
+    (message,) = read_files(found([tmp_path]), selection, 9).messages
+    assert "record batch 0 cannot be read" in message

@@ -29,7 +29,7 @@ from ..chunk import Chunk, Selection, held_together
 from ..columns import holding, projected
 from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
 from ..labels import class_names_in
-from ..layouts import has_views, holds, is_json, is_textual, plain_values
+from ..layouts import LIST_VIEWS, has_views, holds, is_json, is_one_of, is_textual, plain_values
 from ..limits import Limits
 from ..open.opening import open_at
 from .tables import Rows, bounded_chunks, decoded_sizes, most_decoded, types_of, view_lengths
@@ -455,7 +455,7 @@ def _checked(values: pa.Array, limits: Limits) -> pa.Array:
         values = pa.DictionaryArray.from_arrays(values.indices, dictionary)  # checks the indices
         return values if is_textual(dictionary.type) else values.dictionary_decode()
     values = values.view(_BYTES[kind]) if kind in _BYTES else values
-    values.validate(full=True)
+    _validate(values)
     if pa.types.is_binary_view(values.type):
         few = view_lengths(values).sum() <= most_decoded(limits)
         return values.cast(pa.large_binary()) if few else _distinct(values, limits)
@@ -465,6 +465,37 @@ def _checked(values: pa.Array, limits: Limits) -> pa.Array:
     if decoded_sizes(values).sum() > most:
         raise ValueError(f"values of {kind} take more than {most >> 20:,} MiB; write it with smaller record batches")
     return plain_values(values, decode=False)
+
+
+def _validate(values: pa.Array) -> None:
+    """Raise ValueError or ArrowException where offsets, indices or texts are not right, also within lists and structs.
+
+    What is in a null struct does not count: pyarrow itself leaves indices there that the dictionary does not have.
+    """
+    kind, types = values.type, pa.types
+    if not (holds(kind, types.is_struct) and holds(kind, types.is_dictionary)):
+        values.validate(full=True)
+        return
+    values.validate()  # the sizes of buffers, by which it is safe to look into them
+    if types.is_struct(kind):
+        for child in values.flatten():  # null where the struct is
+            _validate(child)
+        return
+    if not types.is_fixed_size_list(kind):
+        bounds = [values.offsets, values.sizes] if is_one_of(kind, LIST_VIEWS) else [values.offsets]
+        made = next(array for test, array in _ARRAYS if test(kind))
+        made.from_arrays(*bounds, pa.nulls(len(values.values))).validate(full=True)
+    _validate(values.values)
+
+
+_ARRAYS = (
+    (pa.types.is_list, pa.ListArray),
+    (pa.types.is_map, pa.ListArray),
+    (pa.types.is_large_list, pa.LargeListArray),
+    (pa.types.is_list_view, pa.ListViewArray),
+    (pa.types.is_large_list_view, pa.LargeListViewArray),
+)
+"""The classes of arrays with the offsets that types have."""
 
 
 def _distinct(views: pa.Array, limits: Limits) -> pa.Array:

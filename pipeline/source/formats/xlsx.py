@@ -15,7 +15,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime, time, timedelta
 from itertools import islice
 from typing import IO, Any, BinaryIO
 
@@ -179,10 +179,12 @@ def _header(rows: Iterator[_Row]) -> tuple[str, ...]:
 def _text(value: object) -> str | None:
     if isinstance(value, bool):
         return str(value).upper()
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e16:
         return str(int(value))
     if isinstance(value, datetime):
-        return value.isoformat(" ").removesuffix(" 00:00:00")
+        return _without_zeros(value.isoformat(" ")).removesuffix(" 00:00:00")
+    if isinstance(value, time):
+        return _without_zeros(value.isoformat())
     if isinstance(value, timedelta):
         return _duration(value)
     if isinstance(value, str):
@@ -200,5 +202,10 @@ def _duration(value: timedelta) -> str:
     """Hours, minutes and seconds, as Excel's format [h]:mm:ss has them: hours do not become days."""
     seconds, rest = divmod(abs(value), timedelta(seconds=1))
     hours, minutes = divmod(seconds // 60, 60)
-    fraction = f".{rest.microseconds:06}".rstrip("0") if rest else ""
-    return f"{'-' if value < timedelta(0) else ''}{hours}:{minutes:02}:{seconds % 60:02}{fraction}"
+    clock = _without_zeros(f"{hours}:{minutes:02}:{seconds % 60:02}.{rest.microseconds:06}")
+    return f"-{clock}" if value < timedelta(0) else clock
+
+
+def _without_zeros(clock: str) -> str:
+    """A time without zeros at the end of a fraction of its seconds."""
+    return clock.rstrip("0").rstrip(".") if "." in clock else clock
