@@ -149,16 +149,29 @@ ESCAPED = {
 """Texts as a workbook holds them, and what they stand for."""
 
 
-@pytest.mark.parametrize("kind", ["shared", "inline", "formula"])
+@pytest.mark.parametrize("kind", ["inline", "shared", "formula"])
 def test_escapes_in_texts_are_what_they_stand_for(tmp_path: Path, kind: str) -> None:
     path = workbook(tmp_path / "b.xlsx", [("text",), *((text,) for text in ESCAPED)])
-    texts = iter(["text", *ESCAPED])
-    ways = {"inline": b't="inlineStr"><is><t>%s</t></is></c>', "formula": b't="str"><f>A9</f><v>%s</v></c>'}
-    if kind in ways:
-        path = edited(
-            path, lambda sheet: re.sub(rb't="s"><v>\d+</v></c>', lambda _: ways[kind] % next(texts).encode(), sheet)
-        )
+    inline, texts = re.compile(rb't="inlineStr"><is><t[^>]*>([^<]*)</t></is></c>'), ["text", *ESCAPED]
+    with zipfile.ZipFile(path) as book:
+        assert len(inline.findall(book.read("xl/worksheets/sheet1.xml"))) == len(texts)
+    if kind == "formula":
+        path = edited(path, lambda sheet: inline.sub(rb't="str"><f>A9</f><v>\1</v></c>', sheet))
+    if kind == "shared":
+        numbers = iter(range(len(texts)))
+        items = "".join(f"<si><t>{text}</t></si>" for text in texts).encode()
+        path = edited(path, lambda sheet: inline.sub(lambda _: b't="s"><v>%d</v></c>' % next(numbers), sheet))
+        path = edited(path, lambda types: types.replace(b"</Types>", SHARED + b"</Types>"), "[Content_Types].xml")
+        with zipfile.ZipFile(path, "a") as book:
+            book.writestr("xl/sharedStrings.xml", TABLE % items)
     assert columns(path)["text"] == [*ESCAPED.values()]
+
+
+SHARED = (
+    b'<Override PartName="/xl/sharedStrings.xml" ContentType="application/vnd.openxmlformats-officedocument.'
+    b'spreadsheetml.sharedStrings+xml"/>'
+)
+TABLE = b'<sst xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">%s</sst>'
 
 
 def test_what_xlsxwriter_escapes_is_read_again(tmp_path: Path) -> None:
