@@ -206,7 +206,7 @@ class Classifier:
         return LabelSet(tuple(self.classes[i] for i in given), tuple(scores[given].tolist()))
 
     def _refuse_several(self) -> None:
-        if self._engine.model.is_multi_label:
+        if self._engine.model.is_multi_label and len(self.classes) > 1:
             raise UsageError(f"{self._engine.model.name} gives a text several labels: use label_sets()")
 
     def predict_proba(self, texts: Iterable[str]) -> NDArray[np.float32]:

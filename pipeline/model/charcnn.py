@@ -297,7 +297,7 @@ class Model:
             **({self.ngrams.feature: self.ngrams.about} if self.ngrams else {}),
             "thresholds": self.thresholds,
             "cascade": self.cascade and self.cascade.about,
-            "levels": self.levels and [self.levels.low, self.levels.step, self.levels.spread],
+            "levels": self.levels and _about_levels(self.levels),
             "heads": self.heads,
             "by_class": self.by_class and [self.by_class.slopes, self.by_class.shifts],
             "preparation": self.preparation and self.preparation.id,
@@ -419,6 +419,12 @@ class Model:
         return model
 
 
+def _about_levels(levels: Levels) -> list[Any]:
+    """What a digest has of them; digests of models whose numbers are limited are older than the choice."""
+    about = [levels.low, levels.step, levels.spread]
+    return about if levels.is_limited else [*about, "not limited"]
+
+
 _MAPPED = b"mapped "
 
 
@@ -535,6 +541,7 @@ def load_encoder(source: str | os.PathLike[str]) -> Encoder:
 def _of_encoder(path: Path, name: str) -> Model:
     encoder, classes, bias, kind, levels = encoder_file.read(path, name)
     if not classes:
+        encoder_file.refuse_setfit(path, name)
         raise ModelError(f"{name} gives vectors and no labels: train a head on them, with --encoder")
     thresholds = (scores.DEFAULT_THRESHOLD,) * len(classes) if kind == "several" else None
     card = {"origin": f"converted from {name}"}

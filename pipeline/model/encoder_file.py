@@ -1,14 +1,11 @@
 """Folders of encoders, as transformers and sentence-transformers save them: read, or refused by name.
 
-The vocabulary and what becomes of each code point are asked of `tokenizers`, once: a model file has the answers.
+`encoder_keys` has the keys of their JSON files, `encoder_tokens` makes the tokens.
 """
 
 from __future__ import annotations
 
-import json
-import unicodedata
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,17 +13,44 @@ import numpy as np
 import safetensors
 from numpy.typing import NDArray
 
-from ..errors import ModelError, UsageError
-from .encoder import NORMALISE, Activation, Encoder, Pooling, Settings
+from ..errors import ModelError
+from .encoder import MOST_TOKENS, NORMALISE, Activation, Encoder, Pooling, Settings
+from .encoder_keys import (
+    CONFIG,
+    MODULE,
+    MODULES,
+    POOLING_FLAGS,
+    SENTENCE_TRANSFORMERS,
+    TRANSFORMER,
+    TRANSFORMER_FILES,
+    Json,
+    check_keys,
+    read_json,
+    read_keys,
+    refused,
+)
+from .encoder_tokens import (
+    ADDED_TOKENS,
+    SPECIAL_TOKENS_MAP,
+    TOKENIZER,
+    TOKENIZER_CONFIG_FILE,
+    VOCABULARY,
+    build,
+    word_piece,
+)
 from .fasttext import MOST_BYTES
-from .model_file import HUB_FILE, MOST_TOKENIZER_BYTES, read_file
+from .model_file import HUB_FILE, read_file
 from .scores import Levels, of_levels
-from .wordpiece import ALONE, Rules, WordPiece
 
-CONFIG = "config.json"
+CONFIG_FILE, MODULES_FILE = "config.json", "modules.json"
+SENTENCE_TRANSFORMERS_FILE = "config_sentence_transformers.json"
+SETFIT_HEAD, SETFIT_CONFIG = "model_head.pkl", "config_setfit.json"
+_SHARDS, _ADAPTER = "model.safetensors.index.json", "adapter_config.json"
+_CHAT, _CHATS = "chat_template.jinja", "additional_chat_templates"
 FILES = (
-    CONFIG, HUB_FILE, "modules.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt",
-    "sentence_bert_config.json", "config_sentence_transformers.json", "*/config.json", "*/model.safetensors",
+    CONFIG_FILE, HUB_FILE, MODULES_FILE, TOKENIZER, TOKENIZER_CONFIG_FILE, VOCABULARY, SPECIAL_TOKENS_MAP, ADDED_TOKENS,
+    *TRANSFORMER_FILES, SENTENCE_TRANSFORMERS_FILE, SETFIT_CONFIG, _SHARDS, _ADAPTER, _CHAT, "*/config.json",
+    "*/model.safetensors",
 )  # fmt: skip
 """What is read of a folder, and fetched of a repository."""
 
@@ -37,12 +61,9 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
 }
 _DENSE = {"Tanh": "tanh", "Identity": "identity", "ReLU": "relu", "GELU": "gelu"}
-_KINDS = ("BertNormalizer", "BertPreTokenizer", "WordPiece")
-_SURROGATES = range(0xD800, 0xE000)
-_MOST_JSON = 16 << 20
+_POOLINGS: dict[str, Pooling] = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
 _LEVELS = 6
 
-Json = dict[str, Any]
 Tensor = NDArray[Any]
 
 
@@ -53,8 +74,13 @@ class _Body(NamedTuple):
     ----------
     prefix : str
         Of the names of the encoder's weights, where a head is beside them.
-    layers, heads, activation : str
-        Keys of config.json.
+    layers, heads, activation, width, inner : str
+        Keys of config.json: how many layers and heads, the activation, and the values of a vector and between the two
+        products of a layer.
+    usual : tuple of int
+        How many layers and heads there are where config.json does not say.
+    epsilon : float or None
+        What is added to the variance that vectors are normalised by; None where config.json says it.
     layer, queries, products, norms : str or tuple of str
         What a layer's weights are called: those of queries, keys and values; "mix", "inner" and "outer"; both norms.
     before, step : str
@@ -66,6 +92,10 @@ class _Body(NamedTuple):
     layers: str
     heads: str
     activation: str
+    width: str
+    inner: str
+    usual: tuple[int, int]
+    epsilon: float | None
     layer: str
     queries: tuple[str, str, str]
     products: tuple[str, str, str]
@@ -76,14 +106,15 @@ class _Body(NamedTuple):
 
 _BODIES = {
     "bert": _Body(
-        "bert.", "num_hidden_layers", "num_attention_heads", "hidden_act", "encoder.layer",
+        "bert.", "num_hidden_layers", "num_attention_heads", "hidden_act", "hidden_size", "intermediate_size", (12, 12),
+        None, "encoder.layer",
         ("attention.self.query", "attention.self.key", "attention.self.value"),
         ("attention.output.dense", "intermediate.dense", "output.dense"),
         ("attention.output.LayerNorm", "output.LayerNorm"),
         "pooler.dense", "tanh",
     ),
     "distilbert": _Body(
-        "distilbert.", "n_layers", "n_heads", "activation", "transformer.layer",
+        "distilbert.", "n_layers", "n_heads", "activation", "dim", "hidden_dim", (6, 12), 1e-12, "transformer.layer",
         ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
         ("attention.out_lin", "ffn.lin1", "ffn.lin2"),
         ("sa_layer_norm", "output_layer_norm"),
@@ -104,9 +135,11 @@ class Read(NamedTuple):
     bias : float32 [classes]
         That of the last product.
     kind : str
-        "one" label of several, "several" labels, or a "number", whose levels are the classes; "" without a head.
+        "one" label of several, "several" labels, of which there may be one only, or a "number", whose levels are the
+        classes; "" without a head.
     levels : Levels or None
-        Of a number: whole ones from 0 to 5, as those have it who train such heads; it is limited to them.
+        Of a number: the label is the nearest of 0 to 5, as those have it who train such heads. The number itself may be
+        any.
 
     """
 
@@ -119,26 +152,35 @@ class Read(NamedTuple):
 
 def is_folder(path: Path) -> bool:
     """Whether this is a folder of an encoder."""
-    return (path / CONFIG).is_file()
+    return (path / CONFIG_FILE).is_file()
 
 
 def has_head(folder: Path) -> bool:
     """Whether it gives texts labels or a number, rather than vectors. Raises ModelError where it is damaged."""
-    try:
-        return _is_classifier(_json(folder / CONFIG) or {})
-    except (ValueError, AttributeError) as error:
-        raise ModelError(f"{folder} is no whole folder of an encoder ({error}): download it again") from error
+    config = read_json(folder / CONFIG_FILE, str(folder))
+    if not isinstance(config, dict):
+        raise ModelError(f"{folder}: {CONFIG_FILE} is no JSON object: download or save the folder again")
+    return _is_classifier(config)
 
 
 def _is_classifier(config: Json) -> bool:
-    return str((config.get("architectures") or [""])[0]).endswith("ForSequenceClassification")
+    return any(str(one).endswith("ForSequenceClassification") for one in config.get("architectures") or ())
+
+
+def refuse_setfit(folder: Path, name: str) -> None:
+    """Raise ModelError for a folder of SetFit's, whose head is a pickle."""
+    if (folder / SETFIT_HEAD).exists() or (folder / SETFIT_CONFIG).exists():
+        raise ModelError(
+            f"{name} is a model of SetFit: its head is a pickle, {SETFIT_HEAD}, which can run any code and is not "
+            "read. Its encoder is read: fit a head to labelled rows, with broadsheet train --encoder"
+        )
 
 
 def read(folder: Path, name: str) -> Read:
     """Read a folder.
 
-    Raises ModelError for an architecture, a tokenizer or a module that is not computed here, which it names, and for
-    files that are missing or damaged; UsageError without `tokenizers`.
+    Raises ModelError for an architecture, a tokenizer, a module or a key that is not computed here, which it names, and
+    for files that are missing or damaged; UsageError without `tokenizers`.
 
     Parameters
     ----------
@@ -149,89 +191,198 @@ def read(folder: Path, name: str) -> Read:
 
     """
     try:
-        config = _json(folder / CONFIG)
-        kind = config.get("model_type")
-        if kind not in _BODIES:
-            raise _refused(name, f"it is of the kind {kind!r:.40}", "BERT and DistilBERT")
-        listed = _json(folder / "modules.json") or ()
-        modules = [(one["type"].rpartition(".")[2], folder / one["path"]) for one in listed]
-        for module, _ in modules:
-            if module not in ("Transformer", "Pooling", "Normalize", "Dense"):
-                raise _refused(name, f"it has a module {module!r:.40}", "Pooling, Normalize and Dense")
-        _check_prompt(_json(folder / "config_sentence_transformers.json"), name)
-        return _read(folder, name, config, modules)
-    except KeyError as error:
-        raise ModelError(f"{name}: {error.args[0]!r:.100} is missing: download or save the folder again") from error
-    except (OSError, ValueError, TypeError, AttributeError, safetensors.SafetensorError) as error:
-        raise ModelError(f"{name} is no whole folder of an encoder ({str(error)[:200]}): download it again") from error
+        return _read(folder, name)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError, OverflowError) as error:
+        what = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ModelError(f"{name} is damaged, or its JSON files hold other values than usual ({what})") from error
 
 
-def _refused(name: str, what: str, known: str) -> ModelError:
-    return ModelError(f"{name} cannot be computed: {what}, and {known} are known here")
-
-
-def _read(folder: Path, name: str, config: Json, modules: list[tuple[str, Path]]) -> Read:
-    body = _BODIES[config["model_type"]]
-    if config.get("position_embedding_type", "absolute") != "absolute":
-        raise _refused(name, f"it has {config['position_embedding_type']!r:.40} positions", "absolute ones")
+def _read(folder: Path, name: str) -> Read:
+    config = read_json(folder / CONFIG_FILE, name)
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if kind not in _BODIES:
+        raise refused(name, f"it is of the kind {kind!r:.40}", "BERT and DistilBERT are")
+    check_keys(config, CONFIG[kind], CONFIG_FILE, name)
+    for file, what in (
+        (_ADAPTER, "an adapter of PEFT"),
+        (_CHAT, "a template of chats"),
+        (_CHATS, "templates of chats"),
+    ):
+        if (folder / file).exists():
+            raise refused(name, f"it has {what}, {file}", "folders without one are")
+    body = _BODIES[kind]
     activation = config.get(body.activation, "gelu")
     if activation not in _ACTIVATIONS:
-        raise _refused(name, f"its activation is {activation!r:.40}", ", ".join(_ACTIVATIONS))
-    stored = {key.removeprefix(body.prefix): tensor for key, tensor in _tensors(folder / HUB_FILE, name).items()}
-    weights = _layers(stored, config[body.layers], body)
-    head: list[Any] = []
-
-    def add(step: str, weight: Tensor, bias: Tensor) -> None:
-        number = sum(one != NORMALISE for one in head)
-        weights[f"head.{number}"], weights[f"head.{number}.bias"] = _turned(weight), bias
-        head.append(step)
-
+        raise refused(name, f"its {body.activation} is {activation!r:.40}", f"{', '.join(_ACTIVATIONS)} are")
+    modules = _modules(folder, name)
+    tensors = _Tensors(folder / HUB_FILE, name, body.prefix)
+    weights = _layers(tensors, config.get(body.layers, body.usual[0]), body)
+    for key, size in _sizes(weights, tensors, body).items():  # transformers would draw other weights at random
+        if config.get(key, size) != size:
+            raise ModelError(
+                f"{name}: its {key} in {CONFIG_FILE} is {config[key]!r:.40}, and its weights have {size:,}"
+            )
+    head = _Head(weights)
     classes: tuple[str, ...] = ()
-    bias, kind, levels = np.zeros(0, np.float32), "", None
+    bias, of_head, levels = np.zeros(0, np.float32), "", None
     pooling: Pooling = "cls"
     if _is_classifier(config):
-        if len(modules) > 1:
-            raise _refused(name, "it has a classifier and modules of sentence-transformers", "one of the two")
-        classes, kind = _classes(config)
-        add(body.step, *(stored[f"{body.before}.{part}"] for part in ("weight", "bias")))
-        weights["last"], bias = _turned(stored["classifier.weight"]), stored["classifier.bias"].astype(np.float32)
-        if kind == "number":
-            levels = Levels(0.0, 1.0)
+        if modules is not None:
+            raise refused(
+                name, f"it has a classifier and modules of sentence-transformers ({MODULES_FILE})", "one of the two is"
+            )
+        classes, of_head = _classes(config, name)
+        head.add(body.step, tensors[f"{body.before}.weight"], tensors[f"{body.before}.bias"])
+        weights["last"], bias = _turned(tensors["classifier.weight"]), tensors["classifier.bias"].astype(np.float32)
+        outputs = 1 if of_head == "number" else len(classes)
+        if len(bias) != outputs:
+            what = f"id2label or num_labels in {CONFIG_FILE} is of {outputs} labels"
+            raise ModelError(f"{name}: {what}, and its classifier has {len(bias)}: save the folder again")
+        if of_head == "number":
+            levels = Levels(0.0, 1.0, is_limited=False)
             weights["last"] = of_levels(weights["last"].astype(np.float64), len(classes), True).astype(np.float32)
             bias = of_levels(levels.steps(bias.astype(np.float64)), len(classes), False).astype(np.float32)
-    elif not modules:
+    elif modules is None:
         pooling = "mean"  # as sentence-transformers takes a folder of transformers
+    else:
+        pooling = _add_modules(modules, head, name)
+    transformer = {} if modules is None else _transformer(folder, name)
+    if modules is not None:
+        head.cut(read_keys(folder / SENTENCE_TRANSFORMERS_FILE, SENTENCE_TRANSFORMERS, name).get("truncate_dim"), name)
+    built = build(folder, config.get("tokenizer_class"), name)
+    tokens = word_piece(built.tokenizer, bool(transformer.get("do_lower_case")), len(weights["embedding"]), name)
+    of_text = transformer.get("max_seq_length")
+    limit = of_text or built.most or MOST_TOKENS + 1
+    most = min(len(weights["places"]), int(limit))
+    if not _LEAST_TOKENS <= most <= MOST_TOKENS:
+        raise refused(name, f"it reads {most:,} tokens of a text", f"{_LEAST_TOKENS} to {MOST_TOKENS:,} are")
+    weights["places"] = weights["places"][:most]
+    settings = Settings(
+        config.get(body.layers, body.usual[0]), config.get(body.heads, body.usual[1]),
+        body.epsilon or config.get("layer_norm_eps", 1e-12), _ACTIVATIONS[activation], pooling, tuple(head.steps), most,
+        tokens.rules,
+    )  # fmt: skip
+    return Read(Encoder(settings, tokens, weights), classes, bias, of_head, levels)
+
+
+_LEAST_TOKENS = 3
+
+
+def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:
+    """The kinds and folders of the modules after the encoder; None for a folder without a list of modules."""
+    listed = read_json(folder / MODULES_FILE, name)
+    if listed is None:
+        return None
+    about = read_json(folder / SENTENCE_TRANSFORMERS_FILE, name) or {}
+    if about.get("model_type", "SentenceTransformer") != "SentenceTransformer":
+        what = f"in {SENTENCE_TRANSFORMERS_FILE} its model_type is {about['model_type']!r:.40}"
+        raise refused(name, what, "'SentenceTransformer' is, which makes a vector of one text,")
+    check_keys(about, SENTENCE_TRANSFORMERS, SENTENCE_TRANSFORMERS_FILE, name)
+    prompt = (about.get("prompts") or {}).get(about.get("default_prompt_name"))
+    if prompt:
+        raise refused(
+            name, f"each text would begin with the prompt {prompt!r:.60} (default_prompt_name)", "no prompts are"
+        )
+    modules = []
+    for one in listed:
+        check_keys(one, MODULE, MODULES_FILE, name)
+        package, _, kind = one["type"].rpartition(".")
+        if package.split(".")[0] != "sentence_transformers" or kind not in ("Transformer", *MODULES):
+            raise refused(
+                name, f"it has a module {one['type']!r:.80}", f"{', '.join(MODULES)} of sentence-transformers are"
+            )
+        modules.append((kind, folder / one["path"]))
+    kinds = [kind for kind, _ in modules]
+    if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & {*kinds[2:]}:
+        raise refused(name, f"its modules are {', '.join(kinds)}", "a Transformer, a Pooling and then others are")
+    if modules[0][1] != folder:
+        raise refused(name, f"its Transformer is in {listed[0]['path']!r:.60}", "one in the folder itself is")
+    return modules[1:]
+
+
+def _transformer(folder: Path, name: str) -> Json:
+    """What sentence-transformers says of the encoder."""
+    for file in TRANSFORMER_FILES:
+        about = read_keys(folder / file, TRANSFORMER, name)
+        if about:
+            return about
+    return {}
+
+
+class _Head:
+    """What is done to a text's vector, and its weights, which are added to those of the encoder."""
+
+    def __init__(self, weights: dict[str, Tensor]) -> None:
+        self.steps: list[Any] = []
+        self._weights, self._products = weights, 0
+        self._width = weights["embedding"].shape[1]
+
+    def add(self, step: str, weight: Tensor, bias: Tensor) -> None:
+        """A product with a matrix as PyTorch has it, [outputs, inputs], and what follows it."""
+        name = f"head.{self._products}"
+        self._weights[name], self._weights[f"{name}.bias"] = _turned(weight), bias
+        self.steps.append(step)
+        self._products += 1
+        self._width = len(weight)
+
+    def cut(self, values: int | None, name: str) -> None:
+        """Keep the first values of the vector, which is a product with ones and zeros."""
+        if values is not None and values < 1:
+            raise refused(name, f"its truncate_dim is {values}", "1 or more is")
+        if values is not None and values < self._width:
+            self.add("identity", np.eye(values, self._width, dtype=np.float32), np.zeros(values, np.float32))
+
+
+def _add_modules(modules: list[tuple[str, Path]], head: _Head, name: str) -> Pooling:
+    """Add the modules after the encoder to a head. Returns how a text's vector is made of those of its tokens."""
+    pooling: Pooling = "mean"
     for module, path in modules:
-        about = _json(path / CONFIG) or {}
+        about = read_json(path / CONFIG_FILE, name) or {}
+        check_keys(about, MODULES[module], f"{path.name}/{CONFIG_FILE}", name)
         if module == "Pooling":
             pooling = _pooling(about, name)
         elif module == "Normalize":
-            head.append(NORMALISE)
+            head.steps.append(NORMALISE)
         elif module == "Dense":
-            own = _tensors(path / HUB_FILE, name)
-            function = about["activation_function"].rpartition(".")[2]
-            if function not in _DENSE:
-                raise _refused(name, f"a Dense module has the activation {function!r:.40}", ", ".join(_DENSE))
-            add(_DENSE[function], own["linear.weight"], own.get("linear.bias", np.zeros(about["out_features"], "f")))
-    tokens = _word_piece(folder, len(weights["embedding"]), name)
-    limits = [len(weights["places"]), (_json(folder / "tokenizer_config.json") or {}).get("model_max_length")]
-    limits.append((_json(folder / "sentence_bert_config.json") or {}).get("max_seq_length"))
-    most = min(int(limit) for limit in limits if limit)
-    weights["places"] = weights["places"][:most]
-    settings = Settings(
-        config[body.layers], config[body.heads], config.get("layer_norm_eps", 1e-12), _ACTIVATIONS[activation],
-        pooling, tuple(head), most, tokens.rules,
-    )  # fmt: skip
-    return Read(Encoder(settings, tokens, weights), classes, bias, kind, levels)
+            own = _Tensors(path / HUB_FILE, name)
+            function = about.get("activation_function", "torch.nn.Tanh")
+            package, _, kind = function.rpartition(".")
+            if package.split(".")[0] != "torch" or kind not in _DENSE:
+                raise refused(
+                    name,
+                    f"the activation_function of a Dense module is {function!r:.60}",
+                    f"{', '.join(_DENSE)} of torch.nn are",
+                )
+            weight = own["linear.weight"]
+            has_bias = about.get("bias", True)
+            head.add(_DENSE[kind], weight, own["linear.bias"] if has_bias else np.zeros(len(weight), np.float32))
+    return pooling
 
 
-def _layers(stored: Mapping[str, Tensor], count: int, body: _Body) -> dict[str, Tensor]:
+def _sizes(weights: Mapping[str, Tensor], tensors: _Tensors, body: _Body) -> dict[str, int]:
+    """The sizes that weights have, by their keys in config.json."""
+    sizes = {
+        "vocab_size": weights["embedding"].shape[0],
+        body.width: weights["embedding"].shape[1],
+        "max_position_embeddings": weights["places"].shape[0],
+    }
+    if "0.inner" in weights:
+        sizes[body.inner] = weights["0.inner"].shape[1]
+    if _KINDS_OF_TOKENS in tensors:
+        sizes["type_vocab_size"] = tensors[_KINDS_OF_TOKENS].shape[0]
+    return sizes
+
+
+_KINDS_OF_TOKENS = "embeddings.token_type_embeddings.weight"
+
+
+def _layers(stored: _Tensors, count: int, body: _Body) -> dict[str, Tensor]:
     """The weights by our names, and in the shapes that vectors are multiplied with."""
     weights: dict[str, Tensor] = {"embedding": stored["embeddings.word_embeddings.weight"]}
     weights["places"] = stored["embeddings.position_embeddings.weight"]
-    kinds = stored.get("embeddings.token_type_embeddings.weight")
-    if kinds is not None:  # one text is of the first kind, wherever the token is
-        weights["places"] = weights["places"].astype(np.float32) + kinds[0]
+    if body.epsilon is None:  # DistilBERT has no kinds of tokens
+        # One text is of the first kind, wherever the token is.
+        weights["places"] = weights["places"].astype(np.float32) + stored[_KINDS_OF_TOKENS][0]
     weights |= {f"norm.{part}": stored[f"embeddings.LayerNorm.{part}"] for part in ("weight", "bias")}
     for layer in range(count):
         of = f"{body.layer}.{layer}"
@@ -251,134 +402,72 @@ def _turned(weight: Tensor) -> Tensor:
     return np.ascontiguousarray(weight.T)
 
 
-def _json(path: Path) -> Any:
-    """The content of a file; None where there is none."""
-    try:
-        return json.loads(read_file(path, _MOST_JSON))
-    except FileNotFoundError:
-        return None
+class _Tensors:
+    """The tensors of a file, by their names without a prefix; those that nobody asks for may be of any kind.
 
+    Old names of norms are as new ones. fp64 and bf16, which NumPy lacks, become fp32.
+    """
 
-def _tensors(path: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of a file, as fp32 and fp16; NumPy has no bf16. Old names of norms are as new ones."""
-    if not path.is_file():
-        raise ModelError(f"{name} has no {path.name}: save it with safetensors (save_pretrained does), in one file")
-    tensors = {}
-    stored = safetensors.deserialize(read_file(path, MOST_BYTES))  # type: ignore[no-untyped-call]
-    for key, about in stored:
+    def __init__(self, path: Path, name: str, prefix: str = "") -> None:
+        if (path.parent / _SHARDS).is_file() and not path.is_file():
+            raise ModelError(
+                f"{name} has its weights in several files ({_SHARDS}), and one is read here: save it again with "
+                "save_pretrained(DIR, max_shard_size='100GB')"
+            )
+        if not path.is_file():
+            raise ModelError(f"{name} has no {path.name}: save it with safetensors (save_pretrained does), in one file")
+        try:
+            stored = safetensors.deserialize(read_file(path, MOST_BYTES))  # type: ignore[no-untyped-call]
+        except safetensors.SafetensorError as error:
+            raise ModelError(
+                f"{name}: {path.name} is damaged ({str(error)[:200]}): download or save it again"
+            ) from error
+        self._name = f"{name}: {path.name}"
+        self._stored = {
+            key.removeprefix(prefix).replace(".gamma", ".weight").replace(".beta", ".bias"): about
+            for key, about in stored
+        }
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._stored
+
+    def __getitem__(self, key: str) -> Tensor:
+        if key not in self._stored:
+            raise ModelError(f"{self._name} lacks the tensor {key!r}: download or save the folder again")
+        about = self._stored[key]
         kind, data = about["dtype"], about["data"]
+        if kind not in _STORED_AS:
+            raise ModelError(f"{self._name} has the tensor {key!r} in {kind}; known are {', '.join(_STORED_AS)}")
+        tensor = np.frombuffer(data, _STORED_AS[kind])
         if kind == "BF16":
-            tensor = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
-        else:
-            tensor = np.frombuffer(data, {"F32": "<f4", "F16": "<f2", "I64": "<i8"}[kind])
-        tensors[key.replace(".gamma", ".weight").replace(".beta", ".bias")] = tensor.reshape(about["shape"])
-    return tensors
+            tensor = (tensor.astype(np.uint32) << 16).view(np.float32)
+        elif kind == "F64":
+            tensor = tensor.astype(np.float32)
+        return tensor.reshape(about["shape"])
 
 
-def _classes(config: Json) -> tuple[tuple[str, ...], str]:
-    """The names of a head's outputs, and its kind."""
-    names = config.get("id2label") or {}
-    count = len(names) or config.get("num_labels", 2)
-    if count == 1:
+_STORED_AS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
+
+
+def _classes(config: Json, name: str) -> tuple[tuple[str, ...], str]:
+    """The names of a head's outputs, and its kind, by which transformers chooses how scores follow from them."""
+    names = config.get("id2label")
+    count = config.get("num_labels", 2) if names is None else len(names)
+    if names is not None and {*names} != {*map(str, range(count))}:
+        raise ModelError(f"{name}: id2label in {CONFIG_FILE} has other keys than 0 to {count - 1}: {[*names]!r:.80}")
+    problem = config.get("problem_type")
+    kinds = {None: "one", "single_label_classification": "one", "multi_label_classification": "several"}
+    if problem == "regression" and count == 1:
         return tuple(map(str, range(_LEVELS))), "number"
-    kind = "several" if config.get("problem_type") == "multi_label_classification" else "one"
-    return tuple(str(names.get(str(i), i)) for i in range(count)), kind
+    if problem not in kinds or (problem == "single_label_classification" and count == 1):
+        raise refused(name, f"its problem_type is {problem!r:.40} with {count} outputs", "other pairs of these two are")
+    classes = tuple(f"LABEL_{i}" if names is None else str(names[str(i)]) for i in range(count))
+    return classes, "several" if count == 1 else kinds[problem]
 
 
 def _pooling(about: Json, name: str) -> Pooling:
-    modes = [key for key, value in about.items() if key.startswith("pooling_mode_") and value]
-    mode = about.get("pooling_mode") or "+".join(key.removeprefix("pooling_mode_") for key in modes)
-    known: dict[str, Pooling] = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
-    if mode not in known:
-        raise _refused(name, f"its pooling is {mode!r:.60}", "cls and mean")
-    return known[str(mode)]
-
-
-def _check_prompt(about: Json | None, name: str) -> None:
-    """Refuse what sentence-transformers would put before each text."""
-    about = about or {}
-    prompt = (about.get("prompts") or {}).get(about.get("default_prompt_name"))
-    if prompt:
-        raise _refused(name, f"each text would begin with the prompt {prompt!r:.60}", "no prompts")
-
-
-def _word_piece(folder: Path, entries: int, name: str) -> WordPiece:
-    """The vocabulary, with as many entries as the model has vectors."""
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise UsageError("tokenizers is not installed: pip install 'broadsheet[pieces]'") from error
-    if (folder / "tokenizer.json").is_file():
-        text = read_file(folder / "tokenizer.json", MOST_TOKENIZER_BYTES).decode()
-        try:
-            tokenizer = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # of Rust's, without a class of its own
-            raise ModelError(f"{name}: its tokenizer.json is damaged ({str(error)[:200]})") from error
-    else:
-        tokenizer = _old_tokenizer(folder, name)
-        text = tokenizer.to_str()
-    about = json.loads(text)
-    model = about["model"]
-    kinds = [(about[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
-    if kinds != [*_KINDS]:
-        raise _refused(name, f"its tokenizer is of {', '.join(map(str, kinds))}", ", ".join(_KINDS))
-    vocabulary = tokenizer.get_vocab()
-    special = {}
-    for added in about["added_tokens"]:
-        if added["normalized"] or added["single_word"]:
-            raise _refused(name, f"the token {added['content']!r:.40} depends on what stands around it", "others")
-        special[added["content"]] = added["id"]
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    first, last = tokenizer.encode("").ids
-    words = sorted(vocabulary, key=lambda word: vocabulary[word])
-    if [vocabulary[word] for word in words] != [*range(len(words))] or len(words) > entries:
-        raise ModelError(f"{name}: {len(words):,} tokens and {entries:,} vectors do not fit")
-    words += [f"[unused {number}]" for number in range(len(words), entries)]
-    become, marks = _characters(json.dumps([about["normalizer"], about["pre_tokenizer"]]))
-    rules = Rules(
-        first, last, vocabulary[model["unk_token"]], model["continuing_subword_prefix"],
-        model["max_input_chars_per_word"], special, marks,
-    )  # fmt: skip
-    return WordPiece.of(rules, words, become)
-
-
-def _old_tokenizer(folder: Path, name: str) -> Any:
-    """Of a folder with a vocab.txt alone."""
-    from tokenizers import BertWordPieceTokenizer
-
-    about = _json(folder / "tokenizer_config.json") or {}
-    if not (folder / "vocab.txt").is_file():
-        raise ModelError(f"{name} has no tokenizer.json and no vocab.txt: download or save the folder again")
-    how = {"lowercase": about.get("do_lower_case", True), "strip_accents": about.get("strip_accents")}
-    how["handle_chinese_chars"] = about.get("tokenize_chinese_chars", True)
-    return BertWordPieceTokenizer(str(folder / "vocab.txt"), **how)
-
-
-@lru_cache(maxsize=4)
-def _characters(steps: str) -> tuple[dict[int, list[int]], str]:
-    """What becomes of each code point that does not stay, and the combining marks that stay, by a normalizer and a
-    pre-tokenizer.
-    """
-    from tokenizers import Tokenizer, models
-
-    normalizer, pre_tokenizer = json.loads(steps)
-    about = json.loads(Tokenizer(models.WordPiece({"": 0}, unk_token="")).to_str())
-    tokenizer = Tokenizer.from_str(json.dumps({**about, "normalizer": normalizer, "pre_tokenizer": pre_tokenizer}))
-    normalize = tokenizer.normalizer.normalize_str
-    normal = {c: normalize(chr(c)) for c in range(0x110000) if c not in _SURROGATES}
-    results = sorted({*"".join(normal.values())})
-    between = "a".join(["", *results, ""])
-    pieces = {piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(between)} - {"a"}
-    alone = {piece for piece in pieces if len(piece) == 1}
-    become: dict[int, list[int]] = {}
-    for code_point, text in normal.items():
-        is_padded = len(text) > 2 and text[0] == text[-1] == " "  # a Chinese character
-        kept = text[1:-1] if is_padded else text
-        points = [ord(c) + ALONE * (is_padded or c in alone) for c in kept]
-        if points != [code_point]:
-            become[code_point] = points
-    marks = [c for c in results if unicodedata.combining(c)]
-    pairs = ((a, b) for a in marks for b in marks if unicodedata.combining(a) > unicodedata.combining(b))
-    ordered = {c for a, b in pairs if normalize(a + b) == b + a for c in (a, b)}  # the library's Unicode is an old one
-    return become, "".join(sorted(ordered))
+    modes = about.get("pooling_mode") or [mode for key, mode in POOLING_FLAGS.items() if about.get(key)] or ["mean"]
+    modes = [modes] if isinstance(modes, str) else modes
+    if len(modes) != 1 or modes[0] not in _POOLINGS:
+        raise refused(name, f"its pooling_mode is {' and '.join(map(str, modes))!r:.60}", "cls and mean are")
+    return _POOLINGS[modes[0]]

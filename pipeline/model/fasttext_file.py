@@ -24,6 +24,9 @@ from .fasttext import END, LABEL, MOST_CLASSES, MOST_ORDER, MOST_SUBWORD, FastTe
 MAGIC = (793_712_314).to_bytes(4, "little")
 _VERSIONS = (11, 12)
 _SUPERVISED = 3
+_FLORET = struct.Struct("<ii11i2iid3i")
+"""The beginning of a file of floret: that of fastText's, but with two more settings, of 1 or a few, after the 11th."""
+
 _LOSSES = {1: "hierarchical softmax", 2: "negative sampling", 3: "softmax", 4: "one-vs-all"}
 _CENTROIDS = 256
 _FOLDED_AT_ONCE = 1 << 22
@@ -197,6 +200,7 @@ def is_fasttext(path: Path) -> bool:
 
 def read(path: Path, name: str) -> Read:
     """Read a model of fastText's. Raises OSError; ModelError for a file that is damaged, or of no classifier."""
+    _refuse_floret(path, name)
     with open(path, "rb") as file:
         return _read(_Bytes(file, name))
 
@@ -205,11 +209,26 @@ def read_vectors(path: Path) -> tuple[list[str], FastText]:
     """The words of a file of word vectors or of a classifier, the most frequent first, and a model whose mean row of a
     word alone is its vector, with those of its subwords. Raises as `read` does.
     """
+    _refuse_floret(path, str(path))
     with open(path, "rb") as file:
         model = _read(_Bytes(file, str(path)), is_classifier=False).model
     bounds = [0, *model.ends.tolist()]
     words = model.words.tobytes()
     return [words[first:last].decode(errors="ignore") for first, last in pairwise(bounds)], model
+
+
+def _refuse_floret(path: Path, name: str) -> None:
+    """Raise ModelError for a file of floret, a fork of fastText with the same first bytes and version."""
+    with open(path, "rb") as file:
+        start = file.read(_FLORET.size)
+    if len(start) < _FLORET.size:
+        return
+    *_, hashes, mode, _, _, entries, words, labels = _FLORET.unpack(start)
+    if 1 <= hashes <= 4 and mode in (1, 2) and entries == words + labels and words >= 0 and entries > 0:
+        raise ModelError(
+            f"{name} is a file of floret, whose settings are others than fastText's, and which fastText does not read "
+            "either: train the model with fasttext"
+        )
 
 
 def _read(data: _Bytes, is_classifier: bool = True) -> Read:

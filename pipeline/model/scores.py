@@ -146,7 +146,7 @@ SOFTMAX, SIGMOID, STEPS, GIVEN = range(4)
 """How scores follow from logits: together, each for itself, or by a sigmoid of 512 steps; GIVEN are scores already."""
 
 
-class Levels(Struct, frozen=True):
+class Levels(Struct, frozen=True, omit_defaults=True):
     """How a model gives a text a number: each class is a level, at equal steps, and the number follows from its logit.
 
     The number is linear in the n-grams. Let x be it, counted in steps from 1 at the lowest level. The level k = 1, 2, …
@@ -161,12 +161,16 @@ class Levels(Struct, frozen=True):
         From each level to the next one.
     spread : float
         The standard deviation of the true numbers about those that are given, in steps.
+    is_limited : bool
+        Whether a number is limited to the lowest and the highest level. Otherwise it may be any, and its label is still
+        the nearest level.
 
     """
 
     low: float
     step: float
     spread: float = 1.0
+    is_limited: bool = True
 
     def check(self, fits: bool, model: str) -> None:
         """Raise ModelError for a step or a spread that is not above 0, and a value that is not finite. fits: the model
@@ -183,8 +187,8 @@ class Levels(Struct, frozen=True):
         return 1 + (numbers - self.low) / self.step
 
     def numbers(self, steps: Doubles, levels: int) -> Doubles:
-        """The numbers for steps, which are first limited to the levels. levels: how many there are."""
-        return self.low + self.step * (np.clip(steps, 1, levels) - 1)
+        """The numbers for steps, limited to the levels where they are to be. levels: how many there are."""
+        return self.low + self.step * ((np.clip(steps, 1, levels) if self.is_limited else steps) - 1)
 
     def nearest(self, numbers: NDArray[np.floating], levels: int) -> NDArray[np.int64]:
         """The index of the level nearest to each number; the first where that is NaN. levels: how many there are."""

@@ -57,7 +57,8 @@ def test_scores_are_those_of_transformers(tmp_path: Path, kind: str, classes: in
     found = classified(model, texts())
     if classes == 1:
         assert model.levels is not None
-        np.testing.assert_allclose(found.scores[:, 0], np.clip(expected[:, 0], 0, 5), atol=1e-5)
+        np.testing.assert_allclose(found.scores[:, 0], expected[:, 0], atol=1e-5)
+        assert expected.min() < 0  # which a score may be, though no label is
         assert found.labels[:, 0].tolist() == np.rint(np.clip(expected[:, 0], 0, 5)).tolist()
     else:
         of = expit if model.is_multi_label else lambda one: softmax(one, axis=1)
@@ -95,16 +96,25 @@ def changed(folder: Path, file: str, **values: Any) -> None:
     ("what", "message"),
     [
         ("kind", "of the kind 'modernbert'"),
-        ("positions", "'relative_key' positions"),
-        ("activation", "activation is 'swish'"),
-        ("tokenizer", "tokenizer is of BertNormalizer, BertPreTokenizer, BPE"),
-        ("module", "a module 'Asym'"),
-        ("pooling", "pooling is 'max'"),
+        ("positions", "position_embedding_type is 'relative_key'"),
+        ("activation", "hidden_act is 'swish'"),
+        ("tokenizer", "tokenizer.json holds 'BPE'"),
+        ("tokenizer class", "tokenizer_class is 'XLMRobertaTokenizer'"),
+        ("normalizer", "normalizer of its tokenizer.json is 'Lowercase'"),
+        ("module", "a module 'sentence_transformers.models.Asym'"),
+        ("foreign module", "a module 'mine.Dense'"),
+        ("pooling", "pooling_mode is 'max_tokens'"),
+        ("poolings", "pooling_mode is 'cls and mean'"),
+        ("unknown", "config.json has the key 'surprise'"),
+        ("setfit", "model_head.pkl, which can run any code"),
+        ("shards", "max_shard_size"),
+        ("integers", "'classifier.bias' in I64"),
         ("prompt", "the prompt 'query: '"),
         ("pickle", "no model.safetensors"),
-        ("weight", "'classifier.bias' is missing"),
-        ("short", "damaged|no whole folder"),
-        ("config", "no whole folder"),
+        ("weight", "lacks the tensor 'classifier.bias'"),
+        ("short", "model.safetensors is damaged"),
+        ("config", "config.json is no JSON"),
+        ("types", "hold other values than usual"),
         ("both", "a classifier and modules"),
         ("headless", "train a head on them"),
     ],
@@ -113,7 +123,7 @@ def test_what_is_not_computed_is_refused_by_name(
     tmp_path: Path, what: str, message: str, broadsheet_here: CommandHere
 ) -> None:
     folder = tmp_path / "folder"
-    if what in ("module", "pooling", "prompt", "headless"):
+    if what in ("module", "foreign module", "pooling", "poolings", "prompt", "headless", "setfit"):
         shutil.copytree(minilm(), folder)
     else:
         saved(folder)
@@ -127,12 +137,28 @@ def test_what_is_not_computed_is_refused_by_name(
         case "tokenizer":
             model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
             changed(folder, "tokenizer.json", model=model, added_tokens=[], post_processor=None)
-        case "module":
+        case "tokenizer class":
+            changed(folder, "tokenizer_config.json", tokenizer_class="XLMRobertaTokenizer")
+        case "normalizer":
+            changed(folder, "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+            changed(folder, "tokenizer.json", normalizer={"type": "Lowercase"})
+        case "unknown":
+            changed(folder, "config.json", surprise=1)
+        case "types":
+            changed(folder, "config.json", num_hidden_layers="many")
+        case "setfit":
+            (folder / "model_head.pkl").write_bytes(b"anything")
+        case "shards":
+            (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+            (folder / "model.safetensors.index.json").write_text("{}")
+        case "poolings":
+            (folder / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode": ["cls", "mean"]}))
+        case "module" | "foreign module":
             about = json.loads((folder / "modules.json").read_text())
-            about[2]["type"] = "sentence_transformers.models.Asym"
+            about[2]["type"] = "sentence_transformers.models.Asym" if what == "module" else "mine.Dense"
             (folder / "modules.json").write_text(json.dumps(about))
         case "pooling":
-            changed(folder, "1_Pooling/config.json", pooling_mode_mean_tokens=False, pooling_mode_max=True)
+            changed(folder, "1_Pooling/config.json", pooling_mode_mean_tokens=False, pooling_mode_max_tokens=True)
         case "prompt":
             values = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
             changed(folder, "config_sentence_transformers.json", **values)
@@ -140,11 +166,13 @@ def test_what_is_not_computed_is_refused_by_name(
             shutil.copy(minilm() / "modules.json", folder)
         case "pickle":
             (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-        case "weight":
+        case "weight" | "integers":
             from safetensors.numpy import load_file, save_file
 
             tensors = load_file(folder / "model.safetensors")
-            save_file({k: v for k, v in tensors.items() if k != "classifier.bias"}, folder / "model.safetensors")
+            bias = tensors.pop("classifier.bias")
+            tensors |= {"classifier.bias": bias.astype(np.int64)} if what == "integers" else {}
+            save_file(tensors, folder / "model.safetensors")
         case "short":
             data = (folder / "model.safetensors").read_bytes()
             (folder / "model.safetensors").write_bytes(data[: len(data) // 2])

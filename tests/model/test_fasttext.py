@@ -273,6 +273,35 @@ def test_a_file_is_converted_and_stays_the_same_model(
         load_model(file)
 
 
+def test_a_file_of_floret_is_called_so(trained: dict[str, Path], tmp_path: Path) -> None:
+    """It has the first bytes and the version of fastText's, and two settings more: hashes and mode."""
+    data, file = trained["softmax, pairs"].read_bytes(), tmp_path / "floret.bin"
+    file.write_bytes(data[:52] + struct.pack("<ii", 1, 1) + data[52:])
+    with pytest.raises(ModelError, match="is a file of floret"):
+        load_model(file)
+
+
+@pytest.mark.slow
+def test_a_sigmoid_is_the_originals_or_the_next_of_its_table(trained: dict[str, Path]) -> None:
+    """The original rounds a logit down to a step of 1/32. A logit on the border of two steps is on either side of it,
+    as its fp32 sums and our exact ones are rounded.
+    """
+    for name in ("negative sampling", "one-vs-all"):
+        model, loaded = load_model(trained[name]), fasttext.load_model(str(trained[name]))
+        lines = [line.partition(" ")[2].encode() for line in training_text(100, 9_000).splitlines()]
+        given, of = Texts.of(lines), model.ngrams
+        assert isinstance(of, FastText)
+        logits = Reader(of).means(given.data, given.offsets).astype(np.float64)
+        logits = logits if of.output is None else logits @ of.output.T.astype(np.float64)
+        with closing(CpuEngine(model, 1)) as engine:
+            ours = engine.classify(given, all_scores=True).all_scores
+        off = np.abs(original(loaded, lines, model.classes) - ADDED - ours)
+        from_border = np.abs(32 * logits - np.rint(32 * logits)) / 32
+        assert off.max() < 1 / 128
+        assert from_border[off > 1e-6].max(initial=0) < 1e-6
+        assert (off > 1e-6).mean() < 1e-3
+
+
 def test_damaged_files_are_refused_in_words(trained: dict[str, Path], tmp_path: Path) -> None:
     """Cut off anywhere, or with another byte: an error or a model, and nothing is allocated by what a file claims."""
     rng, file = np.random.default_rng(0), tmp_path / "damaged.bin"
