@@ -14,7 +14,7 @@ import safetensors
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from .encoder import MOST_TOKENS, NORMALISE, Activation, Encoder, Pooling, Settings
+from .encoder import MOST_LAYERS, MOST_TOKENS, NORMALISE, Activation, Encoder, Pooling, Settings
 from .encoder_keys import (
     CONFIG,
     MODULE,
@@ -199,6 +199,8 @@ def read(folder: Path, name: str) -> Read:
 
 def _read(folder: Path, name: str) -> Read:
     config = read_json(folder / CONFIG_FILE, name)
+    if config is None:
+        raise ModelError(f"{name} has no {CONFIG_FILE}: name the folder of an encoder")
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in _BODIES:
         raise refused(name, f"it is of the kind {kind!r:.40}", "BERT and DistilBERT are")
@@ -216,7 +218,11 @@ def _read(folder: Path, name: str) -> Read:
         raise refused(name, f"its {body.activation} is {activation!r:.40}", f"{', '.join(_ACTIVATIONS)} are")
     modules = _modules(folder, name)
     tensors = _Tensors(folder / HUB_FILE, name, body.prefix)
-    weights = _layers(tensors, config.get(body.layers, body.usual[0]), body)
+    layers = config.get(body.layers, body.usual[0])
+    have = sum(f"{body.layer}.{i}.{body.queries[0]}.weight" in tensors for i in range(MOST_LAYERS))
+    if not 1 <= layers <= have:
+        raise ModelError(f"{name}: its {body.layers} in {CONFIG_FILE} is {layers}, and its weights have {have} layers")
+    weights = _layers(tensors, layers, body)
     for key, size in _sizes(weights, tensors, body).items():  # transformers would draw other weights at random
         if config.get(key, size) != size:
             raise ModelError(
@@ -258,7 +264,7 @@ def _read(folder: Path, name: str) -> Read:
         raise refused(name, f"it reads {most:,} tokens of a text", f"{_LEAST_TOKENS} to {MOST_TOKENS:,} are")
     weights["places"] = weights["places"][:most]
     settings = Settings(
-        config.get(body.layers, body.usual[0]), config.get(body.heads, body.usual[1]),
+        layers, config.get(body.heads, body.usual[1]),
         body.epsilon or config.get("layer_norm_eps", 1e-12), _ACTIVATIONS[activation], pooling, tuple(head.steps), most,
         tokens.rules,
     )  # fmt: skip
@@ -365,9 +371,8 @@ def _sizes(weights: Mapping[str, Tensor], tensors: _Tensors, body: _Body) -> dic
         "vocab_size": weights["embedding"].shape[0],
         body.width: weights["embedding"].shape[1],
         "max_position_embeddings": weights["places"].shape[0],
+        body.inner: weights["0.inner"].shape[1],
     }
-    if "0.inner" in weights:
-        sizes[body.inner] = weights["0.inner"].shape[1]
     if _KINDS_OF_TOKENS in tensors:
         sizes["type_vocab_size"] = tensors[_KINDS_OF_TOKENS].shape[0]
     return sizes

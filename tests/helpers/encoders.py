@@ -47,10 +47,11 @@ def tokenizer(folder: Path) -> Any:
 
 
 def saved(folder: Path, kind: str = "bert", classes: int = 3, half: bool = False, **config: Any) -> Path:
-    """A classifier with random weights and MiniLM's tokens, as transformers saves it."""
+    """A classifier with random weights and MiniLM's tokens, as transformers saves it; of one class, of a number."""
     import torch
     import transformers
 
+    config = {"problem_type": "regression" if classes == 1 else None, **config}
     names = {i: f"class {i}" for i in range(classes)}
     shared = {"vocab_size": 30_522, "id2label": names, "label2id": {name: i for i, name in names.items()}, **config}
     torch.manual_seed(classes)
@@ -106,7 +107,7 @@ def drawn(
     about = {
         "model_type": "bert", "architectures": ["BertForSequenceClassification"], "num_hidden_layers": 2,
         "num_attention_heads": heads, "hidden_act": activation, "layer_norm_eps": 1e-12,
-        "id2label": {i: f"class {i}" for i in range(classes)},
+        "id2label": {i: f"class {i}" for i in range(classes)}, "problem_type": "regression" if classes == 1 else None,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(about))
     return folder

@@ -148,16 +148,23 @@ def each(
             failures.append(str(error))
     print({what: len(them) for what, them in found.items()})
     assert not failures, "\n\n".join(failures)
-    assert len(found["equal"]) > len(some) / 4
-    assert found["refused"]
+    assert {"equal", "refused"} <= {*found}
 
 
+in_parts = pytest.mark.parametrize("part", range(4))
+
+
+@in_parts
 @pytest.mark.parametrize("kind", ["bert", "distilbert"])
-def test_every_key_of_a_classifier(made: Made, tmp_path: Path, kind: str) -> None:
+def test_every_key_of_a_classifier(made: Made, tmp_path: Path, kind: str, part: int) -> None:
     whole = made(tmp_path / "whole", classifier, kind=kind)
     compare_scores(whole)
     written = {*json.loads((whole / "config.json").read_text())}
-    each(made, tmp_path, of_classifiers(kind, written), compare_scores, classifier, kind=kind)
+    each(made, tmp_path, of_classifiers(kind, written)[part::4], compare_scores, classifier, kind=kind)
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert"])
+def test_a_classifier_with_one_output(made: Made, tmp_path: Path, kind: str) -> None:
     one = [
         Change("config.json", ("problem_type",), value) for value in (None, "regression", "multi_label_classification")
     ]
@@ -166,16 +173,18 @@ def test_every_key_of_a_classifier(made: Made, tmp_path: Path, kind: str) -> Non
         assert hold(folder, [change], compare_scores) == "equal"
 
 
+@in_parts
 @pytest.mark.parametrize("stored", [False, True])
-def test_every_key_of_a_tokenizer(made: Made, tmp_path: Path, stored: bool) -> None:
+def test_every_key_of_a_tokenizer(made: Made, tmp_path: Path, stored: bool, part: int) -> None:
     compare_tokens(made(tmp_path / "whole", classifier, stored=stored))
-    each(made, tmp_path, of_tokenizers(), compare_tokens, classifier, stored=stored)
+    each(made, tmp_path, of_tokenizers()[part::4], compare_tokens, classifier, stored=stored)
 
 
-def test_every_key_of_modules(made: Made, tmp_path: Path) -> None:
+@in_parts
+def test_every_key_of_modules(made: Made, tmp_path: Path, part: int) -> None:
     how: Any = {"more": ("Dense", "Normalize")}
     compare_vectors(made(tmp_path / "whole", vectors, **how))
-    each(made, tmp_path, of_vectors(), compare_vectors, vectors, **how)
+    each(made, tmp_path, of_vectors()[part::4], compare_vectors, vectors, **how)
 
 
 def with_old_vocabulary(folder: Path, of_text: random.Random) -> None:
