@@ -191,7 +191,7 @@ def test_what_an_encoder_excludes_is_told(folder: Path, options: dict[str, Any],
 def test_an_encoder_that_is_none_is_told(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="ag-news has no encoder: name a folder"):
         trained("ag-news")
-    with pytest.raises(ModelError, match="has no config.json: name the folder"):
+    with pytest.raises(ModelError, match=r"has no config\.json: name the folder"):
         trained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(ModelError, match="of the kind 't5'"):
