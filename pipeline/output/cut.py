@@ -138,10 +138,30 @@ def ranking(rows: Iterable[pa.Table], amount: Amount, memory: int | None = None)
         yield Best(database, cuts)
 
 
+_INTERRUPTED = "Query interrupted"
+"""The end of DuckDB's message where a signal arrived during a query."""
+
+
 @contextmanager
 def rows_on_disk(done: str, memory: int | None = None) -> Iterator[DuckDBPyConnection]:
-    """A database of its own for very many rows. done: what it is for, for messages. memory: as of `ranking`. Raises
-    UsageError without DuckDB, OutputError where there is no room.
+    """A database of its own for very many rows.
+
+    Parameters
+    ----------
+    done : str
+        What it is for, for messages.
+    memory : int, optional
+        As of `ranking`.
+
+    Raises
+    ------
+    UsageError
+        Without DuckDB.
+    OutputError
+        Where there is no room.
+    KeyboardInterrupt
+        Where a signal interrupts a query, as it would interrupt Python's own code.
+
     """
     try:
         import duckdb
@@ -154,6 +174,10 @@ def rows_on_disk(done: str, memory: int | None = None) -> Iterator[DuckDBPyConne
             with duckdb.connect(config=config) as database:
                 database.execute("SET enable_progress_bar = false")
                 yield database
+        except (duckdb.InterruptException, RuntimeError) as error:
+            if str(error).endswith(_INTERRUPTED):  # DuckDB raises this in place of what a signal's handler raised
+                raise KeyboardInterrupt from error
+            raise
         except duckdb.Error as error:
             raise OutputError(
                 f"the scores cannot be ranked in {folder}: {str(error).splitlines()[0]}. Free some space there, or set "
