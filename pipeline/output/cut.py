@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -128,18 +129,29 @@ def ranking(rows: Iterable[pa.Table], amount: Amount, memory: int | None = None)
         database.execute("CREATE TABLE ranked (place BIGINT, score FLOAT, part INTEGER)")
         for table in rows:
             database.from_arrow(table).insert_into("ranked")
-        counted = database.execute("SELECT part, count(*) FROM ranked GROUP BY part").fetchall()
+        counted = answered(database, "SELECT part, count(*) FROM ranked GROUP BY part").fetchall()
         wanted = {part: amount.rows(count) for part, count in counted}
         columns = [pa.array(wanted.keys(), pa.int32()), pa.array(wanted.values(), pa.int64())]
         database.from_arrow(pa.table(columns, ["part", "rows"])).create("wanted")
-        database.execute(_BEST)
-        lowest = dict(database.execute("SELECT part, min(score) FROM best GROUP BY part").fetchall())
+        answered(database, _BEST)
+        lowest = dict(answered(database, "SELECT part, min(score) FROM best GROUP BY part").fetchall())
         cuts = {part: Cut(count, wanted[part], lowest.get(part)) for part, count in counted}
         yield Best(database, cuts)
 
 
-_INTERRUPTED = "Query interrupted"
-"""The end of DuckDB's message where a signal arrived during a query."""
+def answered(database: DuckDBPyConnection, query: str) -> DuckDBPyConnection:
+    """Run a query that a signal can interrupt, and return its connection with the result.
+
+    DuckDB works in the calling thread too, where it does not always look for signals, and in place of what a signal's
+    handler raised it raises an error of its own. So the query runs in a thread, and this one waits for it.
+    """
+    with ThreadPoolExecutor(1, "broadsheet-query") as threads:
+        running = threads.submit(database.execute, query)
+        try:
+            return running.result()
+        except BaseException:
+            database.interrupt()
+            raise
 
 
 @contextmanager
@@ -159,8 +171,6 @@ def rows_on_disk(done: str, memory: int | None = None) -> Iterator[DuckDBPyConne
         Without DuckDB.
     OutputError
         Where there is no room.
-    KeyboardInterrupt
-        Where a signal interrupts a query, as it would interrupt Python's own code.
 
     """
     try:
@@ -174,10 +184,6 @@ def rows_on_disk(done: str, memory: int | None = None) -> Iterator[DuckDBPyConne
             with duckdb.connect(config=config) as database:
                 database.execute("SET enable_progress_bar = false")
                 yield database
-        except (duckdb.InterruptException, RuntimeError) as error:
-            if str(error).endswith(_INTERRUPTED):  # DuckDB raises this in place of what a signal's handler raised
-                raise KeyboardInterrupt from error
-            raise
         except duckdb.Error as error:
             raise OutputError(
                 f"the scores cannot be ranked in {folder}: {str(error).splitlines()[0]}. Free some space there, or set "

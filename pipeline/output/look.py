@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from ..errors import OutputError, UsageError
-from .cut import rows_on_disk
+from .cut import answered, rows_on_disk
 from .folder import OutputFolder
 from .model_columns import N_CHARS
 from .object_store import place_of
@@ -170,7 +170,7 @@ def compare(name: str, other: str, per: Sequence[str] = (), by: str | None = Non
             if not at and not _is_share(*_facts(database, _SPAN.format(score="score", shares=[0.5], table=table))):
                 raise UsageError("the scores are not from 0 to 1: give the one from which on a row is kept")
         (least,) = at or (_AT,)
-        database.execute(_PAIRS.format(at=least))
+        answered(database, _PAIRS.format(at=least))
         queries = {column: (_COMPARED + _BY_VALUE).format(value=c) for column, c in {"": "NULL", **called}.items()}
         differ = {column: _facts(database, query) for column, query in queries.items()}
         examples = [_facts(database, _EXAMPLES.format(first=first)) for first in (True, False)]
@@ -260,7 +260,7 @@ def _best(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _facts(database: DuckDBPyConnection, query: str) -> list[Facts]:
     """The rows of a result. What is no number of JSON is None; as the value of a column, a text."""
-    found = database.execute(query)
+    found = answered(database, query)
     names = [name for name, *_ in found.description or ()]
     rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
     odd = [(row, name) for row in rows for name in names if isinstance(row[name], float) and not isfinite(row[name])]
