@@ -408,6 +408,14 @@ def test_rows_that_are_claimed_and_not_there_cost_no_time(tmp_path: Path) -> Non
     messages = read_files(found([tmp_path]), Selection(), 512).messages
     assert len(messages) == 2
     assert all("it claims to hold 1,073,741,824 rows that take no byte" in message for message in messages)
+    (tmp_path / "few").mkdir()
+    coded = pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int8()), ["a text"])
+    path = tmp_path / "few" / "claim.arrow"
+    feather.write_feather(pa.table({"text": coded}), path, compression="zstd")
+    rows, claimed = (count.to_bytes(8, "little") for count in (5000, 1 << 29))  # also of the index's buffer
+    path.write_bytes(path.read_bytes().replace(rows, claimed))
+    (message,) = read_files(found([path]), Selection(), 512).messages
+    assert "it claims to hold 536,870,912 rows that take no byte" in message
     feather.write_feather(pa.table({"text": pa.nulls(5000)}), tmp_path / "nulls.arrow")
     result = read_files(found([tmp_path / "nulls.arrow"]), Selection(), 512)
     assert sum(len(chunk.quarantine) for chunk in result.chunks) == 5000

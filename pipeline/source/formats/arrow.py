@@ -241,6 +241,7 @@ def _unpack(kind: str, data: bytes, at: int) -> int:
 
 _MOST_ROWS = 1 << 31  # of a batch; a damaged one may claim any number
 _MOST_EMPTY_ROWS = 1 << 20  # of a file, that take no byte, as those of nulls only do
+_MOST_COMPRESSED = 1 << 15  # times that zstd can make zeros shorter: 4 bytes stand for a block of 128 KiB
 _BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
 
 
@@ -315,7 +316,7 @@ def _index(file: InputFile) -> Index:
     remedy = "write it with smaller record batches, or as Parquet"
     if _most_in_dictionaries(index) > most:
         raise SourceError(f"{file.path}: its dictionaries take more than {most >> 20:,} MiB; {remedy}")
-    empty = sum(batch.rows for batch in index.batches if batch.rows > 8 * batch.size)  # not even a bit each
+    empty = sum(batch.rows for batch in index.batches if batch.rows > _most_bits(batch))
     if empty > _MOST_EMPTY_ROWS:
         raise SourceError(f"{file.path}: it claims to hold {empty:,} rows that take no byte: it is damaged, or empty")
     for number, batch in enumerate(index.batches):
@@ -340,6 +341,11 @@ def _schema(file: InputFile) -> pa.Schema:
             return schema
     except (OSError, ValueError, pa.ArrowException) as error:
         raise SourceError(f"{file.path}: not a readable Arrow file ({error})") from error
+
+
+def _most_bits(batch: Message) -> int:
+    """Bits that a batch can hold, by the bytes that are there and not only by those that it claims to hold."""
+    return 8 * min(batch.size, (batch.stop - batch.offset) * _MOST_COMPRESSED)
 
 
 def _most_in_dictionaries(index: Index) -> int:
