@@ -487,4 +487,6 @@ def test_a_text_column_may_be_of_any_layout(tmp_path: Path, name: str, kind: str
         assert not result.messages
         assert result.texts == [text.encode() for text in TEXTS if text is not None]
     table = feather.read_table(path) if name == "pyarrow.arrow" else pa.table({"body": AS_TEXT[kind]})
-    assert [chunk.text.to_pylist() for chunk in of_table(table).chunks(Selection(("body",)), 9)] == [result.texts]
+    held = of_table(table)
+    selection = held.resolve(Selection(("body",)))
+    assert [chunk.text.to_pylist() for chunk in held.chunks(selection, 9)] == [result.texts]

@@ -42,8 +42,8 @@ _ARROW_NUMBERS = re.compile(r'"(?:[^"\\]|\\.)*+"|(?P<nan>-NaN)|(?P<infinity>Inf)
 
 _DIGIT = re.compile("[1-9]")
 
-_MINUS_ZERO = re.compile(rb"[:,[][ \t]*-0[ \t\r]*[],}]")
-"""An integer that Arrow reads as 0, without its sign."""
+_MINUS_ZERO = re.compile(rb"-0[ \t\r]*[],}]")
+"""What may be an integer that Arrow reads as 0, without its sign."""
 
 _PARTS, _FEW = 16, 128
 """Into so many parts goes a block with a line that Arrow refuses; so few lines go through `json`, rather."""
@@ -187,6 +187,10 @@ class _Types(NamedTuple):
     key: str
     is_last: bool
 
+    @property
+    def has_integers(self) -> bool:
+        return any(holds(kind, pa.types.is_int64) for kind in self.schema.types)
+
 
 class _Parsed(NamedTuple):
     """Lines that Arrow parsed.
@@ -214,9 +218,6 @@ def _chunks(records: Records, path: str, first_row: int, selection: Selection) -
         return
     odd = np.zeros(len(records), np.bool_)
     odd[list(records.problems)] = True
-    if any(holds(kind, pa.types.is_int64) for kind in types.schema.types):
-        found = _MINUS_ZERO.finditer(records.data, int(records.starts[0]), int(records.ends[-1]))
-        odd[records.starts.searchsorted([place.start() for place in found], "right") - 1] = True
     parsed = _parse_at_once(records, odd, types, selection)
     if parsed is None and (refused := _refused(records)).any():
         parsed = _parse_at_once(records, odd | refused, types, selection)
@@ -287,6 +288,8 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
         is_all = is_all and not selection.keep_all
         if is_all and not _DIGIT.search(types.key):
             lines = distinct(lines)
+        if types.has_integers and _MINUS_ZERO.search(lines.block):
+            return None
         if not are_plain(lines):
             return None
         unexpected = "infer" if selection.keep_all else "ignore"
@@ -350,11 +353,13 @@ def _without(records: Records, odd: NDArray[np.bool_]) -> Records:
 
 
 def _refused(records: Records) -> NDArray[np.bool_]:
-    """Lines that Arrow may refuse, as far as that is found without parsing them."""
+    """Lines that Arrow may refuse, or read differently, as far as that is found without parsing them."""
     lines = _lines_of(records)
     odd: NDArray[np.bool_] = ~_are_objects(lines)
     odd[lines_refused(lines.data, lines.starts)] = True
     odd[not_utf8(lines.texts)] = True
+    minus_zeros = [place.start() for place in _MINUS_ZERO.finditer(lines.block)]
+    odd[lines.starts.searchsorted(minus_zeros, "right") - 1] = True
     return odd
 
 
