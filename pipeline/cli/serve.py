@@ -6,6 +6,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -19,6 +20,7 @@ _LEAST_TOKEN = 16
 _MODELS = "A shipped model, or a file under a name; several may be given, the default first.  [default: ag-news]"
 _PORT = "Port; 0: any free one, which the log names."
 _ENGINES = "An engine on each worker of a Dask cluster: local, cuda, slurm, or a scheduler's address."
+_ORIGIN = "Let pages of this origin call the server from a browser; * for all."
 _PROCESSES = "Processes that read and answer requests.  [default: 1 on a CPU, else half the cores, 8 at most]"
 _TARGET = "A request that could not be answered in this time is refused.  [default: 20, on a CPU 100]"
 _cluster, _security, _limit, _log = (partial(in_panel, panel) for panel in ("Cluster", "Security", "Limits", "Log"))
@@ -37,6 +39,7 @@ def command(
     insecure: Annotated[bool, _security("", "Without a token, let everyone beyond here ask.", "--insecure")] = False,
     tls_certificate: Annotated[Path | None, _security("FILE", "Certificate with its chain, PEM: serve HTTPS.")] = None,
     tls_key: Annotated[Path | None, _security("FILE", "Its key, a PEM file, if it is not in the same file.")] = None,
+    allow_origin: Annotated[list[str] | None, _security("ORIGIN", _ORIGIN)] = None,
     http_processes: Annotated[int | None, _limit("N", _PROCESSES, min=1, max=64, show_default=False)] = None,
     drain_s: Annotated[float, _limit("S", "Seconds after SIGTERM to answer requests that have come.", min=1)] = 30.0,
     max_queue: Annotated[int, _limit("TEXTS", "Texts that may wait; else requests are refused.", min=1)] = 100_000,
@@ -97,6 +100,7 @@ def command(
         admin_token=None if admin_token_file is None else _token(admin_token_file),
         certificate=None if tls_certificate is None else str(tls_certificate),
         key=None if tls_key is None else str(tls_key),
+        allow_origins=_origins(allow_origin or []),
         http_processes=http_processes,
         log_json=log_format == "json",
         log_requests=log_requests,
@@ -108,6 +112,15 @@ def command(
     with connect(cluster or "local", scheduler_file=scheduler_file) as client:
         register(client, QuietEnd())
         serve(settings, 0, client)
+
+
+def _origins(given: list[str]) -> tuple[str, ...]:
+    """The origins of pages that may call the server. Raises UsageError for what is none."""
+    for origin in given:
+        parts = urlsplit(origin)
+        if origin != "*" and (parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}"):
+            raise UsageError(f"--allow-origin {origin!r}: give an origin such as https://app.example.com, or *")
+    return tuple(given)
 
 
 def _models(given: list[str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -105,14 +106,25 @@ class App:
             Route("/", lambda request: Response(page, media_type="text/html", headers=_PAGE_HEADERS)),
         ]
         self._others = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, BadRequest: _refused})
+        self._answer_any: ASGIApp = self._routed
+        if settings.allow_origins:
+            self._answer_any = CORSMiddleware(
+                self._routed,
+                allow_origins=settings.allow_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+            )
 
     async def asgi(self, scope: Any, receive: Receive, send: Send) -> None:
+        await self._answer_any(scope, receive, send)
+        scope["state"]["connection"].answered()
+
+    async def _routed(self, scope: Any, receive: Receive, send: Send) -> None:
         """Most requests are to classify, and need none of what finds and calls the others."""
         if scope["method"] == "POST" and scope["path"] in SPOKEN:
             await self._classify(SPOKEN[scope["path"]], scope, receive, send)
         else:
             await self._others(scope, receive, send)
-        scope["state"]["connection"].answered()
 
     async def _classify(self, spoken: Spoken, scope: Any, receive: Receive, send: Send) -> None:
         """Read, ask, wait, write. What goes wrong on the way is an answer too."""

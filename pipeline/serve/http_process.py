@@ -127,7 +127,7 @@ class HttpConnection(asyncio.Protocol):
         self.arrived = self._behind = self._read_on = self._until = 0.0
         self.is_refused = self._is_answered = self._is_over = False
         self._requests: deque[list[bytes]] = deque()  # what uvicorn has not got yet; the first request is answered now
-        self._refusal, self._waits_for, self._head_bytes = b"", "", 0
+        self._refusal, self._waits_for, self._line_bytes = b"", "", 0
         self.on_message_begin()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -163,7 +163,8 @@ class HttpConnection(asyncio.Protocol):
         if self._refusal:
             return
         self._turn.begin(self._loop)
-        self._head_bytes += len(data) * (self._coming != "body")
+        end_of_line = data.rfind(b"\n")
+        self._line_bytes = len(data) - end_of_line - 1 + (self._line_bytes if end_of_line < 0 else 0)
         left = memoryview(data)
         try:
             while left:
@@ -176,10 +177,28 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:  # CONNECT is a wish by itself
             self._refuse(400, "this is no proxy")
         except httptools.HttpParserError:
-            self._refuse(400, "this is no HTTP request")
-        if self._coming == "head" and self._head_bytes > HEAD_BYTES:
+            if not self._is_too_large:
+                self._refuse(400, "this is no HTTP request")
+        if self._is_too_large or (self._coming == "head" and self._bytes_of_head() > HEAD_BYTES):
             self._refuse(431, f"the head of the request is larger than {HEAD_BYTES >> 10} KiB")
         self._go_on()
+
+    def eof_received(self) -> bool:
+        """The client sends no more, but may still read: what it has asked is answered, and then it is closed.
+
+        Over TLS it is closed at once: event loops know no TLS connection that is half closed.
+        """
+        has_begun = self._coming == "head" and self._bytes_of_head() > 0
+        if has_begun or self._coming == "body":
+            self._refuse(400, "the request ended before it was whole")
+        self.shutdown()
+        return self._transport.get_extra_info("sslcontext") is None
+
+    def _bytes_of_head(self) -> int:
+        """Bytes of the head that is coming, by its lines rather than by what TCP delivers at once."""
+        if not self._headers:  # the line that is coming has the URL, unless that is over
+            return max(len(self._url), self._line_bytes)
+        return len(self._url) + self._head_bytes + self._line_bytes
 
     def _head(self) -> bytes:
         version = self._parser.get_http_version().encode()
@@ -188,18 +207,23 @@ class HttpConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._coming, self._is_chunked, self._url = "head", False, b""
         self._headers: list[bytes] = []
+        self._head_bytes, self._is_too_large = 0, False
 
     def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value) + len(b": \r\n")
         if name.lower() != b"upgrade":
             self._headers.append(b"%s: %s\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
+        self._is_too_large = self._head_bytes + len(self._url) > HEAD_BYTES
+        if self._is_too_large:
+            raise ValueError("the head is too large")  # so that the parser stops
         if not self._parser.should_upgrade():
             httptools.parse_url(self._url).path.decode("ascii")  # raises where it is no URL, and the parser with it
-            self._coming, self._head_bytes, self._waits_for = "body", 0, ""  # so that the body's time begins now
+            self._coming, self._waits_for = "body", ""  # so that the body's time begins now
             self._requests.append([self._head()])
 
     def on_chunk_header(self) -> None:
@@ -256,6 +280,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._coming != "body":
             self._transport.resume_reading()  # so that a client that hangs up after a long body is noticed
         if self._is_over and count < 2:
+            self._answers.is_last = True
             self._uvicorn.shutdown()
         if self._refusal and not count:
             self._transport.write(b"" if self._is_answered else self._refusal)
@@ -305,11 +330,22 @@ class HttpConnection(asyncio.Protocol):
         self._go_on()
 
 
+_CLOSE = b"connection: close\r\n"
+
+
 class _WholeAnswers:
-    """A transport that sends the head of an answer with the beginning of its body: a client wakes up once."""
+    """A transport that sends the head of an answer with the beginning of its body: a client wakes up once.
+
+    Attributes
+    ----------
+    is_last : bool
+        Whether the connection is closed after the next answer, which then says so.
+
+    """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport, self._head = transport, b""
+        self.is_last = False
         self.is_closing = transport.is_closing
 
     def __getattr__(self, name: str) -> Any:
@@ -318,6 +354,8 @@ class _WholeAnswers:
     def write(self, data: bytes) -> None:
         if self._head or data.startswith(b"HTTP/1.1 100 "):  # for which the body waits
             self.flush(data)
+        elif self.is_last and _CLOSE not in data.lower():
+            self._head = data.removesuffix(b"\r\n") + _CLOSE + b"\r\n"
         else:
             self._head = data
 

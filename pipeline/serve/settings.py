@@ -55,6 +55,8 @@ class Settings:
         The token for reloads; without one, nobody may ask for a reload by HTTP.
     certificate, key : str or None
         Files for TLS.
+    allow_origins : tuple of str
+        The origins whose pages may call the server from a browser, such as "https://app.example.com"; "*" for all.
     log_json : bool
         Write the log as lines of JSON.
     log_requests : bool
@@ -85,6 +87,7 @@ class Settings:
     admin_token: str | None = field(default=None, repr=False)
     certificate: str | None = None
     key: str | None = None
+    allow_origins: tuple[str, ...] = ()
     log_json: bool = False
     log_requests: bool = True
     log_texts: bool = False

@@ -252,6 +252,69 @@ def statuses_of(server: Server, *sent: bytes) -> list[int]:
     return [int(status) for status in re.findall(rb"HTTP/1.1 (\d+) ", answered)]
 
 
+def head_of(size: int) -> bytes:
+    """A request whose lines after the first have about this many bytes."""
+    lines, left = [], size
+    for number in range(8):
+        begin = b"x-%d: " % number
+        lines.append(begin + b"a" * (left // (8 - number) - len(begin) - 2) + b"\r\n")
+        left -= len(lines[-1])
+    return IS_ALIVE + b"".join(lines) + b"connection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(("size", "status"), [((64 << 10) - 200, 200), ((64 << 10) + 1, 431)])
+@pytest.mark.parametrize("piece", [1 << 20, 40_000, 4_000])
+def test_the_limit_of_a_head_does_not_depend_on_how_it_is_delivered(
+    server: Server, size: int, status: int, piece: int
+) -> None:
+    head = head_of(size)
+    parts = [head[at : at + piece] for at in range(0, len(head), piece)]
+    assert statuses_of(server, *parts) == [status]
+    assert statuses_of(server, ASK + LENGTH + A_TEXT + parts[0], *parts[1:]) == [200, status]
+
+
+@pytest.mark.parametrize(
+    ("sent", "statuses"),
+    [
+        (IS_ALIVE + b"\r\n", [200]),
+        (2 * (ASK + LENGTH + A_TEXT), [200, 200]),
+        (IS_ALIVE, [400]),
+        (ASK + LENGTH + A_TEXT[:5], [400]),
+        (b"", []),
+    ],
+)
+def test_a_client_that_sends_no_more_still_gets_its_answers(server: Server, sent: bytes, statuses: list[int]) -> None:
+    answered = b""
+    with socket.create_connection(urlsplit(server.url).netloc.split(":"), timeout=240) as raw:
+        raw.sendall(sent)
+        raw.shutdown(socket.SHUT_WR)
+        while found := raw.recv(1 << 16):
+            answered += found
+    assert [int(status) for status in re.findall(rb"HTTP/1.1 (\d+) ", answered)] == statuses
+    if statuses == [200, 200]:
+        assert answered.lower().count(b"connection: close\r\n") == 1
+
+
+PREFLIGHT = {"origin": "https://app.example.com", "access-control-request-method": "POST"}
+PREFLIGHT |= {"access-control-request-headers": "authorization,content-type"}
+
+
+def test_pages_of_other_origins_may_call_only_where_that_is_allowed(server: Server, small_model_file: Path) -> None:
+    with httpx.Client(base_url=server.url) as http:
+        assert http.options("/v1/classify", headers=PREFLIGHT).status_code == 405
+        assert "access-control-allow-origin" not in http.get("/healthz", headers=PREFLIGHT).headers
+    origin = PREFLIGHT["origin"]
+    with serving("--model", f"small={small_model_file}", "--allow-origin", origin) as allowing:
+        with httpx.Client(base_url=allowing.url) as http:
+            preflight = http.options("/v1/classify", headers=PREFLIGHT)
+            assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, origin)
+            asked = http.post("/v1/classify", json={"texts": ["a"]}, headers={"origin": origin})
+            assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, origin)
+            other = http.post("/v1/classify", json={"texts": ["a"]}, headers={"origin": "https://other.example"})
+            assert "access-control-allow-origin" not in other.headers
+        assert allowing.stop() == 0
+
+
 @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from([*"/*?#:@[]%.x", "http:", "//", "é", "healthz"]), min_size=1), st.booleans())
 def test_whatever_the_url_it_is_answered_in_its_turn_and_the_log_is_json(
