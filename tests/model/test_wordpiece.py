@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from conftest import examples
 from encoders import needs_minilm, saved, tokenizer
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from broadsheet.pipeline.model import encoder_file
 from broadsheet.pipeline.model.encoder import Encoder
+from broadsheet.pipeline.model.wordpiece import Rules, WordPiece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-pytestmark = needs_minilm
 
 PARTS = [
     "the", "Straße", "ﬁ", "İ", "Σ", "Å", "e\u0301\u0327", "a\u0328\u0301", "\u302e\u302f", "한국어", "漢字",
@@ -57,6 +57,25 @@ def tokens(encoder: Encoder, texts: list[str], most: int) -> tuple[list[list[int
     return [ids[a:b].tolist() for a, b in pairwise(ends)], is_cut.tolist()
 
 
+BRIEF = st.text("ab", min_size=1, max_size=5)
+
+
+@settings(max_examples=examples(300))
+@example(entries={"abab", "##b", "a"}, words=["abab", "ababb", "ab", "ba"])  # the longest entry is a whole word
+@example(entries={"a", "##babab"}, words=["ababab", "ababa"])  # or what continues one
+@given(entries=st.sets(BRIEF | BRIEF.map("##{}".format), max_size=12), words=st.lists(BRIEF, max_size=6))
+def test_words_are_cut_as_the_library_cuts_them(entries: set[str], words: list[str]) -> None:
+    """By any vocabulary, up to its longest entry."""
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = ["?", "<", ">", *sorted(entries)]  # shorter than the longest
+    model = tokenizers.models.WordPiece({word: i for i, word in enumerate(vocabulary)}, unk_token="?")
+    ours = WordPiece.of(Rules(1, 2, 0, "##", 100, {}, ""), vocabulary, {})
+    data = " ".join(words).encode()
+    found = ours.of_texts(np.frombuffer(data, np.uint8), np.array([0, len(data)]), 1000).ids.tolist()
+    assert found == [1, *(token.id for word in words for token in model.tokenize(word)), 2]
+
+
+@needs_minilm
 @settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(TEXTS, min_size=1, max_size=8), most=st.integers(3, 40))
 def test_tokens_are_those_of_the_library(encoder: tuple[Encoder, Tokenizer], texts: list[str], most: int) -> None:
@@ -68,6 +87,7 @@ def test_tokens_are_those_of_the_library(encoder: tuple[Encoder, Tokenizer], tex
     assert tokens(ours, texts, most) == (expected, [len(one) > most for one in whole])
 
 
+@needs_minilm
 def test_each_code_point_becomes_what_the_library_makes_of_it(encoder: tuple[Encoder, Tokenizer]) -> None:
     ours, library = encoder
     library.no_truncation()
