@@ -490,3 +490,15 @@ def test_a_text_column_may_be_of_any_layout(tmp_path: Path, name: str, kind: str
     held = of_table(table)
     selection = held.resolve(Selection(("body",)))
     assert [chunk.text.to_pylist() for chunk in held.chunks(selection, 9)] == [result.texts]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows"])
+def test_a_file_with_integers_that_pyarrow_lacks_says_what_helps(tmp_path: Path, suffix: str) -> None:
+    """It can tell no column of such a file. The file beside it is read."""
+    frame = pl.DataFrame({"text": ["one"], "sum": pl.Series([1], dtype=pl.Int128)})
+    write = {"parquet": frame.write_parquet, "arrow": frame.write_ipc, "arrows": frame.write_ipc_stream}[suffix]
+    write(tmp_path / f"a.{suffix}")
+    (tmp_path / "b.txt").write_text("two")
+    result = read_files(found([tmp_path]), Selection(), 9)
+    assert result.texts == [b"two"]
+    assert "cast the column to 64 bits or to text, or write the file without it" in result.messages[0]

@@ -32,7 +32,7 @@ from ..labels import class_names_in
 from ..layouts import LIST_VIEWS, has_views, holds, is_json, is_one_of, is_textual, plain_values
 from ..limits import Limits
 from ..open.opening import open_at
-from .tables import Rows, bounded_chunks, decoded_sizes, most_decoded, types_of, view_lengths
+from .tables import Rows, bounded_chunks, decoded_sizes, most_decoded, types_of, view_lengths, why_no_schema
 
 FILE_MAGIC, FEATHER_MAGIC = b"ARROW1", b"FEA1"
 
@@ -340,7 +340,7 @@ def _schema(file: InputFile) -> pa.Schema:
             tuple(schema.names)  # raises UnicodeDecodeError, a ValueError, where one is not UTF-8
             return schema
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise SourceError(f"{file.path}: not a readable Arrow file ({error})") from error
+        raise SourceError(f"{file.path}: not a readable Arrow file ({why_no_schema(error)})") from error
 
 
 def _most_bits(batch: Message) -> int:

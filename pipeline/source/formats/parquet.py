@@ -31,7 +31,7 @@ from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
 from ..labels import class_names_in
 from ..layouts import as_bytes, holds
 from ..open.opening import expect, open_at
-from .tables import Rows, bounded_chunks, most_decoded, types_of
+from .tables import Rows, bounded_chunks, most_decoded, types_of, why_no_schema
 
 _DICTIONARY_PAGE = 2
 _HEADER_BYTES = 256
@@ -226,7 +226,7 @@ def _open(file: InputFile, stream: BinaryIO) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(stream)
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise SourceError(f"{file.path}: not a readable Parquet file ({error})") from error
+        raise SourceError(f"{file.path}: not a readable Parquet file ({why_no_schema(error)})") from error
 
 
 @lru_cache(maxsize=_FOOTERS)

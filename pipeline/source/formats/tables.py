@@ -35,6 +35,12 @@ def most_decoded(limits: Limits) -> int:
     return 4 * limits.chunk_bytes
 
 
+def why_no_schema(error: Exception) -> str:
+    """Why pyarrow cannot tell the columns of a file, and what helps where that is known."""
+    remedy = ": cast the column to 64 bits or to text, or write the file without it" if "64 bits" in str(error) else ""
+    return f"{error}{remedy}"
+
+
 class Rows:
     """Rows that come in tables of any size, from a number on. path: of their file."""
 
