@@ -74,21 +74,105 @@ class Top(NamedTuple):
 _CONFIDENCE = 0.95
 """Of what a chain promises, one-sided."""
 
+_RISK = 1 - _CONFIDENCE
+_RISK_OF_CUT = 0.01
+"""The part of the risk that the true cut is not among those that are considered."""
 
-def most_lost(rows: int, share: float) -> int:
-    """How many of N rows may be lost at most where a new one is kept with a chance of `share` or more, with 95 %
-    confidence (Clopper and Pearson, 1934); -1 where the rows are too few to say so.
+
+def most_lost(rows: int, share: float, risk: float = _RISK) -> int:
+    """How many of some rows may be lost at most.
+
+    Parameters
+    ----------
+    rows : int
+        How many rows there are.
+    share : float
+        The chance with which a new row is to be kept.
+    risk : float
+        The chance that this is wrong.
+
+    Returns
+    -------
+    int
+        The number; -1 where the rows are too few to say so. It is the bound of Clopper and Pearson, "The use of
+        confidence or fiducial limits" (1934).
+
     """
-    kept = np.arange(rows + 1)
-    sums = np.concatenate([[0.0], np.cumsum(np.log(kept[1:]))])  # of log i! for i from 0 to N
-    chances = np.exp(sums[-1] - sums - sums[::-1] + kept * log(1 - share) + kept[::-1] * log(share))
-    return int(np.searchsorted(np.cumsum(chances), 1 - _CONFIDENCE, "right")) - 1
+    return int(np.searchsorted(np.cumsum(_binomial(rows, 1 - share)), risk, "right")) - 1
+
+
+def _binomial(count: int, chance: float) -> Doubles:
+    """The chance of each number of hits, from 0 to `count`, [count + 1], where one has this chance."""
+    hits = np.arange(count + 1)
+    sums = np.concatenate([[0.0], np.cumsum(np.log(hits[1:]))])  # of log i! for i from 0 to count
+    return np.asarray(np.exp(sums[-1] - sums - sums[::-1] + hits * log(chance) + hits[::-1] * log(1 - chance)))
+
+
+def _rows_of_share(rows: int, share: float) -> tuple[int, int]:
+    """The least and the most of N rows that a share of all rows has, but for half of `_RISK_OF_CUT` either way."""
+    chances = np.cumsum(_binomial(rows, share))
+    return tuple(np.searchsorted(chances, [_RISK_OF_CUT / 2, 1 - _RISK_OF_CUT / 2], "right").tolist())
+
+
+def least_score(first: Doubles, encoder: Doubles, share: float, recall: float) -> float:
+    """The score of a first model from which on the encoder has to be asked, to find the top of all texts.
+
+    The top is the share of *all* texts with the highest scores by the encoder, texts of equal scores included. Only a
+    sample of these texts is known, so neither is the score from which on they are the top (the cut), nor how many of
+    them the first model loses. The true cut divides the sample at one of several places, but for a risk of 1 %: the
+    number of rows above it is binomial. For the right one of these places, the bound of Clopper and Pearson says how
+    many rows may be lost, with a risk of 4 %. The lowest score of all places holds for that one too.
+
+    Parameters
+    ----------
+    first, encoder : float64 [N]
+        The scores of a sample by either model.
+    share : float
+        The share of all texts that is the top.
+    recall : float
+        The share of the top about which the encoder is to be asked, with 95 % confidence.
+
+    Returns
+    -------
+    float
+        That score.
+
+    Raises
+    ------
+    UsageError
+        For too few rows to say so.
+
+    """
+    order = np.argsort(-encoder, kind="stable")
+    scores, by_first = encoder[order], first[order]
+    fewest, most = _rows_of_share(len(scores), share)
+    ends = np.flatnonzero(np.append(scores[1:] < scores[:-1], True)) + 1  # rows that a cut at each score takes
+    begins = np.concatenate([[0], ends[:-1]])
+    places = ends[(ends >= fewest) & (begins <= most)]
+    lost = {int(rows): most_lost(int(rows), recall, _RISK - _RISK_OF_CUT) for rows in places}
+    if min(lost.values()) < 0:
+        raise UsageError(f"{len(first):,} held-out rows are too few to promise that: give more text")
+    return float(min(np.partition(by_first[:rows], most)[most] for rows, most in lost.items()))
+
+
+def _rows_for(share: float, recall: float) -> int:
+    """The fewest rows of which `least_score` can promise something."""
+    top = ceil(log(_RISK - _RISK_OF_CUT) / log(recall))  # so many rows of the top are lost with that risk
+    rows = ceil(top / share)
+    step = rows
+    while step:  # by halves: `_rows_of_share` grows with the rows
+        while _rows_of_share(rows, share)[0] < top:
+            rows += step
+        step //= 2
+        rows -= step
+    while _rows_of_share(rows, share)[0] < top:
+        rows += 1
+    return rows
 
 
 def refuse_few(rows: int, agreement: float, top: Top | None) -> None:
     """Raise UsageError for fewer held-out rows than a promise of a chain needs; it says how many."""
-    least = ceil(log(1 - _CONFIDENCE) / log(agreement if top is None else top.recall))
-    needed = least if top is None else int((least - 1) / top.share) + 1  # of whose share, rounded up, there are `least`
+    needed = ceil(log(_RISK) / log(agreement)) if top is None else _rows_for(float(top.share), top.recall)
     if rows < needed:
         what = f"{agreement:.5g} of the labels stay"
         if top is not None:
@@ -105,8 +189,7 @@ def fitted_chain(
     """A chain: `first`, a model of n-grams, and an encoder that is asked where held-out rows say that it matters.
 
     Of N rows, the encoder is asked about as few as the promise allows. That holds for new rows like these with 95 %
-    confidence, whatever they are like: N scores of which so many are beyond a bound say that of the others (Clopper and
-    Pearson, "The use of confidence or fiducial limits", 1934).
+    confidence, whatever they are like: `most_lost` and `least_score` say why.
 
     Parameters
     ----------
@@ -145,7 +228,7 @@ def fitted_chain(
         wanted = of_encoder >= cut
         if wanted.all():
             raise UsageError(f"{encoder.name} gives no held-out row a score below {cut:g}: there is no top to find")
-        least = min(np.sort(of_first[wanted])[most_lost(int(wanted.sum()), top.recall)], cut)
+        least = min(least_score(of_first, of_encoder, float(top.share), top.recall), cut)
         rows = of_first >= least
         selection = Selection(float(least), float(cut), top.label, float(wanted.mean()), top.recall)
         of = {} if levels else {"of": encoder.classes[top.label]}

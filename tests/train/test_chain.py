@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -23,7 +24,7 @@ from scipy.stats import binom
 from broadsheet.pipeline.engine.base import Predictions, Texts
 from broadsheet.pipeline.engine.open import open_engine
 from broadsheet.pipeline.errors import UsageError
-from broadsheet.pipeline.evaluation.chain import Top, fitted_chain, most_lost
+from broadsheet.pipeline.evaluation.chain import Top, fitted_chain, least_score, most_lost, refuse_few
 from broadsheet.pipeline.evaluation.evaluate import evaluate
 from broadsheet.pipeline.evaluation.fitting import calibrate
 from broadsheet.pipeline.evaluation.numbers import evaluate_numbers
@@ -258,11 +259,46 @@ def test_a_promise_holds_on_rows_that_nobody_fitted(
             kept.append((alone[new, top.label] >= of.least)[wanted].mean())
     promised = agreement if top is None else top.recall
     assert np.mean(np.array(kept) >= promised) > 0.91  # 0.95, and three standard deviations of 200 draws less
-    assert np.mean(kept) < promised + 0.035
+    assert np.mean(kept) < promised + (0.035 if top is None else 0.045)  # the cut of 1,500 rows is not sure either
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_promise_is_about_the_top_of_all_texts_and_not_that_of_the_sample(is_tied: bool) -> None:
+    """Where both models nearly agree, the error of the sample's cut alone breaks the promise in 8 of 100 draws; with
+    scores that many texts share, in more.
+    """
+    rng = np.random.default_rng(0)
+    encoder = rng.normal(size=1_000_000)
+    first = 0.98 * encoder + np.sqrt(1 - 0.98**2) * rng.normal(size=len(encoder))
+    encoder = np.round(encoder, 1) if is_tied else encoder
+    top = np.sort(first[encoder >= np.quantile(encoder, 0.9)])
+    draws, failures = 1200, 0
+    for _ in range(draws):
+        rows = rng.integers(0, len(encoder), 8000)
+        least = least_score(first[rows], encoder[rows], 0.1, 0.95)
+        failures += np.searchsorted(top, least) > 0.05 * len(top)
+    assert failures <= binom.ppf(0.999, draws, 0.05)
+
+
+@settings(max_examples=examples(20))
+@given(share=st.sampled_from([0.01, 0.1, 0.3, 0.6]), recall=st.sampled_from([0.5, 0.9, 0.95]))
+def test_as_many_rows_as_the_message_names_are_enough(share: float, recall: float) -> None:
+    rng = np.random.default_rng(1)
+    top = Top(Fraction(share).limit_denominator(), recall, 0)
+    with pytest.raises(UsageError, match=r"that takes [\d,]+") as refused:
+        refuse_few(1, 0.99, top)
+    needed = int(re.findall(r"that takes ([\d,]+)", str(refused.value))[0].replace(",", ""))
+    refuse_few(needed, 0.99, top)
+    least_score(*rng.normal(size=(2, needed)), share, recall)
+    with pytest.raises(UsageError, match="too few"):
+        refuse_few(needed - 1, 0.99, top)
+    with pytest.raises(UsageError, match="too few"):
+        least_score(*rng.normal(size=(2, needed - 1)), share, recall)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"top": "10%"}, "50 held-out rows are too few .* that takes 581. Give more text"),
+    ({"top": "10%"}, "50 held-out rows are too few .* that takes 842. Give more text"),
     ({}, "say which texts are wanted"),
     ({"top": "10%", "top_of": "3"}, "a number, and no class"),
     ({"top": "100%"}, "above 0 and below 1"),
