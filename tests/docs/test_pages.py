@@ -21,7 +21,10 @@ from benchmarks.record import RESULTS, about, parser, text_of, write
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 OURS = ("pipeline", "cluster", "broadsheet", "benchmarks", "tests", "docs", "examples", "notebooks", "conda", ".ci")
-OF_A_USER = {"tokenizer.json", "params.bin.json", "request.json", "fine_tuned.json"}
+OF_A_USER = {
+    "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json", "modules.json", "params.bin.json",
+    "request.json", "fine_tuned.json",
+}  # fmt: skip
 SUFFIX = r"\.(?:py|cuh?|c|md|sh|ya?ml|json|ipynb)"
 PATHS = [p.relative_to(ROOT) for p in chain(ROOT.iterdir(), *((ROOT / name).rglob("*") for name in OURS))]
 FOLDERS = {path.name for path in PATHS if (ROOT / path).is_dir()}
