@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import re
 import shutil
 import subprocess
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -56,9 +58,33 @@ extern "C" void run(const uint8* data, const int64* offsets, int texts, const Vo
 """
 
 
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
-    found = load_model(drawn(tmp_path_factory.mktemp("drawn") / "it", 64, 2, 128)).encoder
+def with_case(folder: Path) -> None:
+    """Keep case, accents and marks."""
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+
+
+def with_rules_of_its_own(folder: Path) -> None:
+    """Keep what is no text, cut words of up to four characters, and have other special tokens and pieces."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = [word.replace("##", "@@") for word in (folder / "vocab.txt").read_text().split("\n")]
+    rules = {"continuing_subword_prefix": "@@", "max_input_chars_per_word": 4}
+    vocabulary = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]", **rules))
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(False, False, None, False)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_tokens([tokenizers.AddedToken(one, normalized=False) for one in ("[SEP]", "ing", "the")])
+    frame = [(one, vocabulary[one]) for one in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = tokenizers.processors.BertProcessing(frame[1], frame[0])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+
+
+@pytest.fixture(scope="module", params=[None, with_case, with_rules_of_its_own])
+def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+    folder = drawn(tmp_path_factory.mktemp("drawn") / "it", 64, 2, 128)
+    if request.param is not None:
+        request.param(folder)
+    found = load_model(folder).encoder
     assert found is not None
     return found
 
