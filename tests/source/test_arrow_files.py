@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars
@@ -442,3 +443,18 @@ def test_an_index_that_no_dictionary_has_is_found_within_others(tmp_path: Path, 
     (tmp_path / "f.arrow").write_bytes(data.replace(indices, b"\x4d\0\1".ljust(8, b"\0")))
     (message,) = read_files(found([tmp_path]), selection, 9).messages
     assert "record batch 0 cannot be read" in message
+
+
+@pytest.mark.parametrize("writer", [pa.ipc.new_stream, pa.ipc.new_file])
+def test_a_damaged_batch_is_named_by_its_number(tmp_path: Path, writer: Callable[..., Any]) -> None:
+    """The batches before it are read."""
+    table = pa.table({"text": [f"a long enough text {i} " * 9 for i in range(30)]})
+    with writer(tmp_path / "f.arrow", table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as to:
+        to.write_table(table, 10)
+    data, frame = (tmp_path / "f.arrow").read_bytes(), b"\x28\xb5\x2f\xfd"  # that zstd begins with
+    assert data.count(frame) >= 3
+    last = data.rindex(frame)
+    (tmp_path / "f.arrow").write_bytes(data[: last + 8] + bytes(9) + data[last + 17 :])
+    result = read_files(found([tmp_path]), Selection(), 10)
+    assert len(result.texts) == 20
+    assert "record batch 2 cannot be read" in result.messages[0]

@@ -369,13 +369,15 @@ def _tables(file: InputFile, first: int, columns: tuple[str, ...]) -> Iterator[p
     number = first
     try:
         with open_at(file) as stream:
-            for number, batch in enumerate(_batches(stream, index, schema, first, options), first):
+            batches = _batches(stream, index, schema, first, options)
+            for number in range(first, len(index.batches)):
+                batch = next(batches)
                 if len(batch) != index.batches[number].rows:
                     raise ValueError(f"it holds {len(batch):,} rows, its message has {index.batches[number].rows:,}")
                 table = projected(batch, columns)
                 values = ((name, table.column(name).chunk(0)) for name in table.column_names)
                 yield pa.table({name: _checked(of, file.format.limits) for name, of in values})
-    except (OSError, ValueError, KeyError, StopIteration, pa.ArrowException) as error:
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise SourceError(f"{file.path}: record batch {number} cannot be read: {error}") from error
 
 
@@ -405,7 +407,11 @@ def _batches(
     parts = [(0, index.schema_bytes), *parts, (begin, index.batches[-1].stop)]
     reader = pa.ipc.open_stream(io.BufferedReader(_Parts(stream, parts)), options=options)
     for _ in index.batches[first:]:
-        yield reader.read_next_batch()
+        try:
+            batch = reader.read_next_batch()
+        except StopIteration:
+            raise ValueError("the stream ends before it") from None
+        yield batch
 
 
 def _dictionaries_at(offset: int, index: Index, schema: pa.Schema) -> Iterator[Message]:

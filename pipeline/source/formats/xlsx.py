@@ -146,8 +146,8 @@ def _refuse_sheet(sheet: IO[bytes]) -> None:
         if len(block) == _MOST_ROW and not _ROW.search(block):
             raise ValueError(f"a row takes more than {_MOST_ROW >> 20} MiB; save it as .csv")
         block = tag + block
-        tag = block[block.rfind(b"<") :]
-        tag = b"" if b">" in tag else tag[-_MOST_TAG:]  # one that goes on in the next block
+        begun = block[block.rfind(b"<") :]
+        tag = begun if b">" not in begun and len(begun) < _MOST_TAG else b""  # it goes on in the next block
         for number in map(int, _ROW_NUMBER.findall(block)):
             if number <= last:
                 raise ValueError(f"its row {number:,} comes after row {last:,}: open it and save it again, or as .csv")
