@@ -334,6 +334,10 @@ def _joined(join: Callable[[Any, Any], Any], parts: list[pc.Expression]) -> pc.E
     return parts[0]
 
 
+_EXACT = pa.decimal128(38, 0)
+"""As which integers are compared that no integer type holds: as floating-point numbers, neighbours may be equal."""
+
+
 def _shared_type(types: Sequence[pa.DataType], value: int | float = 0) -> pa.DataType:
     """As which numbers are compared. A value takes the type of a float32 column: 0.9 is the score that is shown as 0.9.
 
@@ -341,8 +345,14 @@ def _shared_type(types: Sequence[pa.DataType], value: int | float = 0) -> pa.Dat
     """
     kind = types[0]
     if len(types) == 2:
-        return kind if kind == types[1] else pa.float64()
+        if kind == types[1]:
+            return kind
+        return _EXACT if all(map(pa.types.is_integer, types)) else pa.float64()
     if pa.types.is_floating(kind):
         return kind
+    if not (pa.types.is_integer(kind) and isinstance(value, int)):
+        return pa.float64()
     wide, least, end = (pa.uint64(), 0, 1 << 64) if pa.types.is_uint64(kind) else (pa.int64(), -1 << 63, 1 << 63)
-    return wide if pa.types.is_integer(kind) and isinstance(value, int) and least <= value < end else pa.float64()
+    if least <= value < end:
+        return wide
+    return _EXACT if abs(value) < 10**_EXACT.precision else pa.float64()

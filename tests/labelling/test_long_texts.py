@@ -292,7 +292,8 @@ def test_scores_are_those_of_the_parts_that_are_named(
 ) -> None:
     part, _, given = windows.partition(":")
     size = int(given or LENGTH)
-    texts = [*windowed_texts, *(text[:n] for text in windowed_texts[-2:] for n in range(size - 1, 3 * size + 3, 17))]
+    lengths = [*range(size - 1, 3 * size + 3, 17), size, 2 * size, 2 * size + 1]
+    texts = [*windowed_texts, *(text[:n] for text in windowed_texts[-2:] for n in lengths)]
     with pipeline.load(small_model, device="cpu") as classifier:
         of_windows = [classifier.predict_proba(parts_of(text, part, size)) for text in texts]
     options = {"model": small_model_file, "device": "cpu", "scores": True, "window_score": score, "windows": windows}

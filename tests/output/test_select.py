@@ -57,6 +57,20 @@ def test_a_cut_chooses_what_sorting_does(
     assert (places, cuts) == (sorted(expected), {})
 
 
+@pytest.mark.parametrize(
+    ("amount", "available", "rows"),
+    [
+        *((("10%", None), 5, 1), (("10%", None), 10, 1), (("10%", None), 11, 2), (("0%", None), 5, 0)),
+        *((("100%", None), 7, 7), (("0.1", None), 30, 3), (("33.3%", None), 1000, 333), (("10%", None), 0, 0)),
+        *(((None, 3), 2, 2), ((None, 3), 3, 3), ((None, 3), 9, 3), ((None, 0), 9, 0), ((None, None), 9, 9)),
+    ],
+)
+def test_a_share_is_rounded_up_and_a_number_is_never_more_than_there_are(
+    amount: tuple[str | None, int | None], available: int, rows: int
+) -> None:
+    assert Amount.of(*amount).rows(available) == rows
+
+
 @pytest.fixture(scope="module")
 def labels(client: Client, small_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job over three files with the scores of every class, many of which are the same, and rows in quarantine."""
@@ -344,6 +358,25 @@ WHERE_ROWS = pa.table(
 def test_it_chooses_the_rows_for_which_it_is_true(text: str, rows: list[int]) -> None:
     Where(text).check(WHERE_ROWS.schema)
     assert np.flatnonzero(Where(text).mask(WHERE_ROWS)).tolist() == rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high"),
+    [(pa.int64(), -(1 << 63), (1 << 63) - 1), (pa.uint64(), 0, (1 << 64) - 1)],
+)
+def test_the_ends_of_integers_are_compared_exactly(kind: pa.DataType, low: int, high: int) -> None:
+    """Next to them there are integers that are the same as floating-point numbers."""
+    rows = pa.table({"n": pa.array([low, low + 1, high - 1, high], kind)})
+    for text, chosen in (
+        (f"n == {high}", [3]),
+        (f"n < {high}", [0, 1, 2]),
+        (f"n == {low}", [0]),
+        (f"n > {low}", [1, 2, 3]),
+        (f"n < {high + 1}", [0, 1, 2, 3]),
+        (f"n == {high + 1}", []),
+        (f"n > {low - 1}", [0, 1, 2, 3]),
+    ):
+        assert np.flatnonzero(Where(text).mask(rows)).tolist() == chosen, text
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from conftest import CommandHere, examples
 from encoders import logits, minilm, needs_minilm, saved
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_struct
 from safetensors.numpy import load_file, save_file
 from scipy.stats import binom
 
@@ -262,12 +263,43 @@ def test_a_promise_holds_on_rows_that_nobody_fitted(
     assert np.mean(kept) < promised + (0.035 if top is None else 0.045)  # the cut of 1,500 rows is not sure either
 
 
+def test_a_first_model_of_higher_scores_asks_about_what_is_above_the_cut_by_itself(
+    student: Model, number_judge: Path
+) -> None:
+    """A text whose first score reaches the cut could be chosen by that score alone, so the encoder is asked."""
+    whole = np.linspace(0, 5, 2000)[:, None]
+    cascade = fitted_chain(
+        student, load_model(number_judge), whole + 9, whole, 0.9, Top(Fraction(1, 10), 0.9, 0)
+    ).cascade
+    assert cascade is not None
+    assert cascade.selection
+    assert cascade.selection.least == cascade.selection.cut
+
+
+def test_texts_whose_first_score_is_the_least_are_asked_about(chain: Model) -> None:
+    """When the chain is fitted, and when it is used."""
+    assert chain.cascade is not None
+    assert chain.cascade.selection
+    new = texts(40, seed=7)
+    first = np.sort(answers(chain.asking("none"), new).all_scores[:, 1])[::-1]
+    selection = replace_struct(chain.cascade.selection, least=float(first[9]), cut=max(1.0, float(first[0])))
+    at_least = replace(chain, cascade=replace_struct(chain.cascade, selection=selection))
+    assert answers(at_least, new).asked == np.count_nonzero(first >= first[9])
+    rng = np.random.default_rng(0)
+    whole = rng.dirichlet(np.ones(3), 3000)
+    alone = np.round(whole * 8) / 8  # so that many texts share a score
+    top = Top(Fraction(1, 10), 0.9, 1)
+    fitted = fitted_chain(chain.asking("none"), chain.asking("all"), alone, whole, 0.9, top).cascade
+    assert fitted is not None
+    assert fitted.selection
+    assert np.count_nonzero(alone[:, 1] == fitted.selection.least) > 30
+    assert fitted.share == np.mean(alone[:, 1] >= fitted.selection.least)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_the_promise_is_about_the_top_of_all_texts_and_not_that_of_the_sample(is_tied: bool) -> None:
-    """Where both models nearly agree, the error of the sample's cut alone breaks the promise in 8 of 100 draws; with
-    scores that many texts share, in more.
-    """
+    """Where both models nearly agree, the error of the sample's cut alone would break the promise in 9 of 100 draws."""
     rng = np.random.default_rng(0)
     encoder = rng.normal(size=1_000_000)
     first = 0.98 * encoder + np.sqrt(1 - 0.98**2) * rng.normal(size=len(encoder))
