@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
-import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +19,10 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from conftest import ROOT
 from distributed import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pages import blocks
 
 from broadsheet import pipeline
 from broadsheet.pipeline import SourceError, UsageError, classify, label, verify
@@ -297,9 +296,15 @@ def test_the_truth_of_encoded_articles_is_written(client: Client, small_model: M
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_the_documented_joins_put_labels_on_their_rows(
-    client: Client, small_model: Model, alone: Callable[[Any], list[Pair]], tmp_path: Path, kind: str
+    client: Client,
+    small_model: Model,
+    alone: Callable[[Any], list[Pair]],
+    tmp_path: Path,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The code of docs/output.md, as it stands there. Rows in quarantine have a number too."""
+    """The code of docs/output.md, with the calls for Parquet too. Rows in quarantine have a number as well."""
+    monkeypatch.chdir(tmp_path)
     news = tmp_path / "news"
     news.mkdir()
     sources = {"b": TEXTS[:5], "a": [TEXTS[5], LINES, *TEXTS[6:]]}
@@ -308,21 +313,22 @@ def test_the_documented_joins_put_labels_on_their_rows(
     for name, texts in sources.items():
         frame = pd.DataFrame({"text": texts, "n": range(len(texts)), "source": name})
         getattr(frame, f"to_{kind}")(news / f"{name}.{kind}", index=False)
-    report = classify(str(news), tmp_path / "out", model=small_model, client=client, chunk_size=2)
+    report = classify("news", "OUT", model=small_model, client=client, chunk_size=2, root=".")
     assert report.rows_quarantined == (2 if kind == "parquet" else 0)
-    section = (ROOT / "docs" / "output.md").read_text().partition("## Joining labels")[2].partition("\n## ")[0]
-    examples = re.findall(r"```python\n(.+?)```", section, re.DOTALL)
+    examples = blocks("output.md", "python")["Joining labels to your rows"]
     assert len(examples) == 3
     for example in examples:
-        code = example.replace("/data/news", str(news)).replace("OUT", str(tmp_path / "out"))
         code = (
-            code.replace("read_csv", f"read_{kind}").replace("scan_csv", f"scan_{kind}").replace("*.csv", f"*.{kind}")
+            example.replace("read_csv", f"read_{kind}")
+            .replace("scan_csv", f"scan_{kind}")
+            .replace("*.csv", f"*.{kind}")
         )
         names: dict[str, Any] = {}
         exec(code, names)
         labelled = names["labelled"]
         found = labelled.df() if isinstance(labelled, duckdb.DuckDBPyRelation) else labelled
-        found = (found.to_pandas() if isinstance(found, pl.DataFrame) else found).sort_values(["source", "n"])
+        found = found.to_pandas() if isinstance(found, pl.DataFrame) else found
+        assert found["source"].is_monotonic_increasing  # in the order of the files
         for name, texts in sources.items():
             rows = found[found["source"] == name]
             assert rows["n"].tolist() == list(range(len(texts)))

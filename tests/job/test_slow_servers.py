@@ -60,15 +60,14 @@ def slow(request: pytest.FixtureRequest) -> Iterator[Slow]:
     server.server_close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "number"),
     [
         ("web", signal.SIGINT),
-        ("planned", signal.SIGTERM),  # a cluster starts meanwhile
-        ("object", signal.SIGTERM),
-        ("folder", signal.SIGINT),
-        ("output", signal.SIGINT),
+        pytest.param("planned", signal.SIGTERM, marks=pytest.mark.slow),  # a cluster starts meanwhile
+        pytest.param("object", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("folder", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("output", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_a_job_that_waits_for_a_server_says_so_and_ends_at_a_signal(
