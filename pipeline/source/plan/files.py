@@ -358,7 +358,7 @@ class _Find:
                     break
         except OSError as error:
             if error.errno == errno.ETIMEDOUT:
-                message = f"{without_secrets(listed.location)}: {reason(error)}. This run has labelled nothing: try again later"
+                message = f"{without_secrets(listed.location)}: {reason(error)}. Try again later"
                 raise InputUnavailable(message) from error
             return Told(Kind.UNREADABLE, reason=reason(error))
         return told
