@@ -49,8 +49,8 @@ _SHARDS, _ADAPTER = "model.safetensors.index.json", "adapter_config.json"
 _CHAT, _CHATS = "chat_template.jinja", "additional_chat_templates"
 FILES = (
     CONFIG_FILE, HUB_FILE, MODULES_FILE, TOKENIZER, TOKENIZER_CONFIG_FILE, VOCABULARY, SPECIAL_TOKENS_MAP, ADDED_TOKENS,
-    *TRANSFORMER_FILES, SENTENCE_TRANSFORMERS_FILE, SETFIT_CONFIG, _SHARDS, _ADAPTER, _CHAT, "*/config.json",
-    "*/model.safetensors",
+    *TRANSFORMER_FILES, SENTENCE_TRANSFORMERS_FILE, SETFIT_CONFIG, _SHARDS, _ADAPTER, _CHAT, f"{_CHATS}/*",
+    "*/config.json", "*/model.safetensors",
 )  # fmt: skip
 """What is read of a folder, and fetched of a repository."""
 
@@ -261,7 +261,8 @@ def _read(folder: Path, name: str) -> Read:
     limit = of_text or built.most or MOST_TOKENS + 1
     most = min(len(weights["places"]), int(limit))
     if not _LEAST_TOKENS <= most <= MOST_TOKENS:
-        raise refused(name, f"it reads {most:,} tokens of a text", f"{_LEAST_TOKENS} to {MOST_TOKENS:,} are")
+        what = f"by max_seq_length, model_max_length or max_position_embeddings it reads {most:,} tokens of a text"
+        raise refused(name, what, f"{_LEAST_TOKENS} to {MOST_TOKENS:,} are")
     weights["places"] = weights["places"][:most]
     settings = Settings(
         layers, config.get(body.heads, body.usual[1]),

@@ -47,7 +47,7 @@ _OF_ALL_KINDS = {
         "dtype torch_dtype use_bfloat16 _attn_implementation attn_implementation _attn_implementation_autoset"
         " _experts_implementation experts_implementation"
     ),
-    "they name the labels the other way round": "label2id",
+    "they name the labels the other way round, or count them; id2label counts": "label2id _num_labels",
     "they choose what PyTorch returns beside the logits": (
         "output_attentions output_hidden_states output_scores output_past return_dict_in_generate"
     ),

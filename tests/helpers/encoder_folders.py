@@ -180,6 +180,7 @@ CONFIG_VALUES: dict[str, list[Any]] = {
     "dtype": ["float16", "bfloat16"],
     "torch_dtype": ["float16"],
     "label2id": [{"x": 0, "y": 1, "z": 2}],
+    "_num_labels": [7],
     "pad_token_id": [None, 5],
     "bos_token_id": [5],
     "eos_token_id": [[5]],
