@@ -22,6 +22,7 @@ from broadsheet.pipeline.errors import SourceError
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import Progress
 from broadsheet.pipeline.source.chunk import Selection
+from broadsheet.pipeline.source.formats.parquet_check import FOOTERS
 from broadsheet.pipeline.source.limits import Limits
 from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.source.plan.plan import plan_files
@@ -378,3 +379,34 @@ def test_batches_of_a_row_group_are_read_in_any_order(tmp_path: Path, chunk_byte
         cut = 123 if chunk.n_chars is not None else None
         assert [text.decode() for text in chunk.text.to_pylist()] == [text[:cut] for text in whole]
         assert chunk.rows.column("n").to_pylist() == list(rows)
+
+
+@pytest.mark.parametrize("place", ["alone", "first", "in the middle"])
+def test_a_footer_that_ends_the_process_that_reads_it_costs_one_file(
+    small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """pyarrow has C++ exceptions that end a process. Here a sound footer ends the process that is to check it."""
+    monkeypatch.setattr(FOOTERS, "module", "dying_footer_check")
+    monkeypatch.setattr(FOOTERS, "_child", None)
+    names = {"alone": ["dies"], "first": ["dies", "b", "c"], "in the middle": ["a", "dies", "z"]}[place]
+    for name in names:
+        pq.write_table(pa.table({"text": ["a text"] * 3, name: [1, 2, 3]}), tmp_path / f"{name}.parquet")
+    report = classify(tmp_path, model=small_model, device="cpu")
+    assert report.rows_read == 3 * (len(names) - 1)
+    (problem,) = report.tally.problems
+    assert problem[0].endswith("dies.parquet")
+    assert "its metadata is damaged: the process that read it was ended by SIGABRT" in problem[1]
+    assert report.exit_code == 3
+
+
+def test_a_damaged_footer_is_a_problem_of_its_file(small_model: Model, tmp_path: Path) -> None:
+    """A column path that is not UTF-8, which pyarrow raises for where no one expects it."""
+    pq.write_table(pa.table({"text": ["a text"] * 3, "other": [1, 2, 3]}), tmp_path / "good.parquet")
+    data = (tmp_path / "good.parquet").read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    (tmp_path / "bad.parquet").write_bytes(data[:footer] + data[footer:].replace(b"other", b"oth\xffr"))
+    report = classify(tmp_path, model=small_model, device="cpu")
+    assert report.rows_read == 3
+    (problem,) = report.tally.problems
+    assert problem[0].endswith("bad.parquet")
+    assert "not a readable Parquet file" in problem[1]

@@ -14,6 +14,7 @@ of each, in four bytes, before the string.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -31,6 +32,7 @@ from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
 from ..labels import class_names_in
 from ..layouts import as_bytes, holds
 from ..open.opening import expect, open_at
+from .parquet_check import FOOTERS, as_file
 from .tables import Rows, bounded_chunks, most_decoded, types_of, why_no_schema
 
 _DICTIONARY_PAGE = 2
@@ -116,6 +118,9 @@ def _integer(data: bytes, at: int) -> tuple[int, int]:
 
 _MOST_ROWS = 1 << 31  # of a row group; a damaged footer may claim any number
 _ROWS_AT_ONCE = 4096  # of a large row group, in which the sizes of values are not known
+_MAGIC = b"PAR1"
+_NO_FILE = as_file(b"")  # where pyarrow wants a file, and reads its metadata only
+_TAIL_BYTES = 64 << 10  # that are read first: most footers are shorter
 _FOOTERS = 16  # that are kept: one is read for all row groups of its file
 _BUFFER = 4 << 20
 """Bytes of a row group's columns that are read at once, and copied, where these take more than `_ALL_AT_ONCE`."""
@@ -135,8 +140,7 @@ class Parquet(Format):
     magic = b"PAR1\x15"  # the last byte begins the first Thrift header; no text begins with it
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
-        with open_at(file) as stream:
-            schema = _open(file, stream).schema_arrow
+        schema = _schema(file)
         return Schema(tuple(schema.names), types_of(schema), class_names=class_names_in(schema))
 
     def rows_of(self, file: InputFile) -> int:
@@ -221,19 +225,41 @@ def _decoded(file: InputFile, group: int, columns: tuple[str, ...]) -> Iterator[
         raise SourceError(f"{file.path}: row group {group} cannot be read: {error}") from error
 
 
-def _open(file: InputFile, stream: BinaryIO) -> pq.ParquetFile:
-    """Raises SourceError where it is not a Parquet file."""
-    try:
-        return pq.ParquetFile(stream)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise SourceError(f"{file.path}: not a readable Parquet file ({why_no_schema(error)})") from error
-
-
 @lru_cache(maxsize=_FOOTERS)
 def _footer(file: InputFile) -> pq.FileMetaData:
-    """Raises SourceError where it is not a Parquet file."""
+    """Raises SourceError where it is not a Parquet file, or its metadata is damaged."""
     with open_at(file) as stream:
-        return _open(file, stream).metadata
+        try:
+            footer = _footer_bytes(stream)
+            if footer is None:  # pyarrow says why
+                return pq.ParquetFile(stream).metadata
+            if problem := FOOTERS.problem(footer):
+                raise SourceError(f"{file.path}: not a readable Parquet file ({problem})")
+            return pq.read_metadata(pa.BufferReader(as_file(footer)))
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise SourceError(f"{file.path}: not a readable Parquet file ({why_no_schema(error)})") from error
+
+
+def _footer_bytes(stream: BinaryIO) -> bytes | None:
+    """The footer of a file; None where it has none that can be checked, as one that is encrypted."""
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(max(size - _TAIL_BYTES, 0))
+    tail = stream.read(_TAIL_BYTES)
+    length = int.from_bytes(tail[-8:-4], "little")
+    if not tail.endswith(_MAGIC) or not 0 < length <= size - len(_MAGIC) - 8:
+        return None
+    if length + 8 > len(tail):
+        stream.seek(size - length - 8)
+        tail = stream.read(length + 8)
+    return tail[-length - 8 : -8]
+
+
+def _schema(file: InputFile) -> pa.Schema:
+    """Raises SourceError as `_footer` does, and for a type that Arrow does not have."""
+    try:
+        return pq.ParquetFile(pa.BufferReader(_NO_FILE), metadata=_footer(file)).schema_arrow
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise SourceError(f"{file.path}: not a readable Parquet file ({why_no_schema(error)})") from error
 
 
 def _columns_of(about: pq.RowGroupMetaData, names: Sequence[str]) -> list[pq.ColumnChunkMetaData]:
