@@ -187,6 +187,20 @@ def test_every_key_of_modules(made: Made, tmp_path: Path, part: int) -> None:
     each(made, tmp_path, of_vectors()[part::4], compare_vectors, vectors, **how)
 
 
+def test_the_limit_of_sentence_transformers_counts_before_the_tokenizers(made: Made, tmp_path: Path) -> None:
+    limits = (
+        Change("sentence_bert_config.json", ("max_seq_length",), 40),
+        Change("tokenizer_config.json", ("model_max_length",), 16),
+    )
+    assert hold(made(tmp_path / "it", vectors), limits, compare_vectors) == "equal"
+
+
+def test_an_empty_list_of_added_tokens_counts_before_those_that_are_stored(made: Made, tmp_path: Path) -> None:
+    stored = Change("tokenizer.json", ("added_tokens", 4, "content"), "ferry")
+    listed = Change("tokenizer_config.json", ("added_tokens_decoder",), {})
+    assert hold(made(tmp_path / "it", classifier), [stored, listed], compare_tokens) == "equal"
+
+
 def with_old_vocabulary(folder: Path, of_text: random.Random) -> None:
     """Leave a vocab.txt in place of tokenizer.json."""
     (folder / "tokenizer.json").unlink()
