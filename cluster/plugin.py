@@ -241,8 +241,8 @@ def _all_lost(limit: int) -> str:
     """A message about workers that were all lost while they loaded the engine. limit: bytes that one may use."""
     return (
         f"all workers were lost while they loaded the model. Dask restarts a worker that uses more memory than it may, "
-        f"and one of these may use {limit >> 20:,} MiB: raise --memory-limit of `dask worker`. The logs of the workers "
-        "say why they ended"
+        f"and one of these may use {limit >> 20:,} MiB: start workers with a higher memory limit. Their logs say why "
+        "they ended"
     )
 
 

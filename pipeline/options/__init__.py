@@ -59,7 +59,17 @@ class EngineKeywords(TypedDict, total=False):
         'n-grams are not sure, by the margin of `calibrate`. "none": n-grams alone.')]
 
 
-class LabelKeywords(EngineKeywords, total=False):
+class TruthKeywords(TypedDict, total=False):
+    """Options of whatever reads labels."""
+
+    label_numbers_from: Annotated[int | None, _input("Take numbers in the label column as class numbers that begin at "
+        "0, or at 1.", None, "0|1", least=0, recorded=True, seldom=True, more="Default: names only, unless all labels "
+        "are numbers that can count the classes in one way only; which one is reported.")]
+    fold_labels: Annotated[bool, _input("Take labels that differ only by case, spaces or Unicode form as one class.",
+        False, recorded=True, seldom=True)]
+
+
+class LabelKeywords(EngineKeywords, TruthKeywords, total=False):
     """Options of what adds labels to rows that are at hand."""
 
     preparation: Annotated[FILE, _computing("What is done to a text before the model reads it: a recipe's name, or a "
@@ -99,7 +109,7 @@ class LabelKeywords(EngineKeywords, total=False):
         more="They may differ in anything that decides the bits of a score, for example in GPU architecture.")]
 
 
-class ReadKeywords(TypedDict, total=False):
+class ReadKeywords(TruthKeywords, total=False):
     """Options of whatever reads files."""
 
     columns: Annotated[HEADER, _input("Column names of a headerless CSV or TSV.", None, "A,B,C", recorded=True)]
@@ -113,11 +123,6 @@ class ReadKeywords(TypedDict, total=False):
         "quotes are text.", None, "C|none", '"', recorded=True, seldom=True)]
     escape: Annotated[str | None, _input("Character of a CSV before a quote, delimiter or line end that is text: often "
         "a backslash.", None, "C", "none", recorded=True, seldom=True)]
-    label_numbers_from: Annotated[int | None, _input("Take numbers in the label column as class numbers that begin at "
-        "0, or at 1.", None, "0|1", least=0, recorded=True, seldom=True, more="Default: names only, unless all labels "
-        "are numbers that can count the classes in one way only; which one is reported.")]
-    fold_labels: Annotated[bool, _input("Take labels that differ only by case, spaces or Unicode form as one class.",
-        False, recorded=True, seldom=True)]
     endpoint: Annotated[str | None, _input("Server to ask for s3:// URLs and the like.", None, "URL", "the provider's",
         more="It is for ``gs://`` and ``az://`` too. Default: that of the environment, for example "
         "``AWS_ENDPOINT_URL``.")]

@@ -31,7 +31,7 @@ def test_the_command_on_many_files_with_bad_rows(
     (folder / "b.csv").write_bytes(b"id,text,truth\n100,caf\xe9,1\n101,fine,class 2\n102\n")
     (folder / "c.csv").write_bytes(b"\n")
     arguments = [folder, "-o", out, "--model", small_model_file, "--id-column", "id", "--chunk-size", 40, "--scores"]
-    arguments += ["--label-column", "truth"]
+    arguments += ["--label-column", "truth", "--label-numbers-from", 1]  # one file has names, the other numbers
     run = broadsheet_in_process("classify", *arguments, "--json")
     assert run.returncode == 3, run.stderr
     summary = json.loads(run.stdout)

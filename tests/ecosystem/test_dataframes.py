@@ -224,7 +224,8 @@ def test_label_gives_the_frame_back(client: Client, small_model: Model, alone: C
     for given_frame in (frame, pl.from_pandas(frame), pa.Table.from_pandas(frame, preserve_index=False)):
         with pytest.raises(UsageError, match="has a column 'label' already"):
             label(given_frame, **options)
-        found = label(given_frame, suffix="_new", label_column="label", scores=True, top_k=2, **options)
+        of_truth = {"label_column": "label", "label_numbers_from": 1}
+        found = label(given_frame, suffix="_new", scores=True, top_k=2, **of_truth, **options)
         assert type(found) is type(given_frame)
         names = found.column_names if isinstance(found, pa.Table) else list(found.columns)
         assert names == [
