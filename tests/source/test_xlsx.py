@@ -208,6 +208,20 @@ def test_rows_that_openpyxl_leaves_out_are_not_lost_in_silence(tmp_path: Path) -
         assert re.search("its row [24] comes after row [24]: open it and save it again", message)
 
 
+@pytest.mark.parametrize("rest", [1, 8, 14, 20, 22, 23])
+def test_a_row_that_is_cut_by_the_block_in_which_it_is_checked_is_read(tmp_path: Path, rest: int) -> None:
+    """A sheet is checked in blocks of 16 MiB, and a tag may go on in the next one. rest: its bytes in the first one."""
+    path = workbook(tmp_path / "b.xlsx", [("text",), ("one",), ("two",)])
+    row = b'<row r="3" spans="1:1">'
+
+    def fill(sheet: bytes) -> bytes:
+        sheet = re.sub(rb'<row r="3"[^>]*>', row, sheet)
+        before, after = sheet.split(row)
+        return before + b" " * ((16 << 20) - rest - len(before)) + row + after
+
+    assert columns(edited(path, fill))["text"] == ["one", "two"]
+
+
 def test_a_strict_workbook_is_named(tmp_path: Path) -> None:
     path = workbook(tmp_path / "b.xlsx", [("text",), ("one",)])
     main, strict = "schemas.openxmlformats.org/spreadsheetml/2006/main", "purl.oclc.org/ooxml/spreadsheetml/main"

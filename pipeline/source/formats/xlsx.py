@@ -148,7 +148,8 @@ def _refuse_sheet(sheet: IO[bytes]) -> None:
         block = tag + block
         begun = block[block.rfind(b"<") :]
         tag = begun if b">" not in begun and len(begun) < _MOST_TAG else b""  # it goes on in the next block
-        for number in map(int, _ROW_NUMBER.findall(block)):
+        whole = block[: len(block) - len(tag)]
+        for number in map(int, _ROW_NUMBER.findall(whole)):
             if number <= last:
                 raise ValueError(f"its row {number:,} comes after row {last:,}: open it and save it again, or as .csv")
             last = number
