@@ -88,8 +88,9 @@ def command(
     if not result.confusion.rows and not result.abstained:
         from ..report.summary import unknown_labels_line
 
+        message = f"no row has a class of the model in column {label_column!r}"
         why = unknown_labels_line(result.unknown_labels, loaded.classes)
-        raise UsageError(f"no row has a class of the model in column {label_column!r}{f': {why}' if why else ''}")
+        raise UsageError(message if why is None else f"{message}: {why}")
     if (console := _begun(result, as_json)) is not None:
         _print(result, abstain, reliability is None, console, loaded)
     _draw_recalls(result, selection, asked)
@@ -158,7 +159,8 @@ def _begun(result: Evaluation | LabelEvaluation | NumberEvaluation, as_json: boo
 
 def _print_labels(result: Evaluation | LabelEvaluation, model: Model, console: PlainConsole) -> None:
     """Print how the label column names the classes: by their numbers, and by labels that name none."""
-    from ..report.summary import class_numbers_line, unknown_labels_line
+    from ..report.summary import unknown_labels_line
+    from ..source.labels import class_numbers_line
 
     if result.label_numbers_from is not None:
         console.print(class_numbers_line(result.label_numbers_from, model.classes))

@@ -15,7 +15,7 @@ from ..errors import counted, first_of, in_python, printable
 from ..output.account import most_quarantined
 from ..output.record import Totals
 from ..source.compression import not_decoded
-from ..source.labels import NO_TRUTH, LabelRules
+from ..source.labels import NO_TRUTH, LabelRules, class_numbers_line
 from ..source.memory.tables import MEMORY
 from ..source.plan.files import takes_encoding
 from .facts import JobFacts, RunFacts, models_of
@@ -63,11 +63,6 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> Iterator[tuple[str, str
     if tally.asked:
         labelled = counted(tally.rows_written + tally.rows_filtered, "row")
         yield job.second, f"asked {counted(tally.asked, 'time')} for {labelled} ({tally.asked_share:.1%})"
-
-
-def class_numbers_line(first: int, classes: Sequence[str]) -> str:
-    """How a label column numbers the classes. first: the number of the first class."""
-    return f"labels are class numbers: {first} is {classes[0]}, {first + len(classes) - 1} is {classes[-1]}"
 
 
 def unknown_labels_line(counts: Mapping[str, int], classes: Sequence[str]) -> str | None:

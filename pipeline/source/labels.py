@@ -42,7 +42,7 @@ _DEFAULT_NAME = re.compile(r"LABEL_([0-9]+)")
 """The names that transformers gives the classes of a model whose author named none. They count from 0."""
 
 _SHOWN = 8
-"""So many labels are named in a message."""
+"""The most labels that a message names."""
 
 
 def label_type(kind: pa.DataType) -> pa.DataType:
@@ -232,11 +232,10 @@ class LabelRules:
         return {label: index(label) for label in labels}
 
     def _numbers(self, classes: Sequence[str]) -> dict[str, int]:
-        """The index of the class that each class number stands for."""
-        numbers = {match[1]: i for i, name in enumerate(classes) if (match := _DEFAULT_NAME.fullmatch(name))}
+        """The index of the class that each class number stands for. `numbers_from` counts before default names do."""
         if self.numbers_from is not None and not has_numbers(classes):
-            numbers |= {str(self.numbers_from + i): i for i in range(len(classes))}
-        return numbers
+            return {str(self.numbers_from + i): i for i in range(len(classes))}
+        return {match[1]: i for i, name in enumerate(classes) if (match := _DEFAULT_NAME.fullmatch(name))}
 
 
 NAMES_ONLY = LabelRules()
@@ -288,6 +287,11 @@ def first_class_number(labels: Iterable[str], classes: Sequence[str], column: st
     if has_first:
         raise UsageError(f"{found}, which are more than the {len(classes)} classes {_shown(classes)}: {remedy}")
     raise UsageError(f"{found}, and they may count {_shown(classes)} from 0 or from 1: {remedy}")
+
+
+def class_numbers_line(first: int, classes: Sequence[str]) -> str:
+    """How a label column numbers the classes, for the user. first: the number of the first class."""
+    return f"labels are class numbers: {first} is {classes[0]}, {first + len(classes) - 1} is {classes[-1]}"
 
 
 def _shown(names: Iterable[str]) -> str:

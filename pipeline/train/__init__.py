@@ -33,7 +33,7 @@ from .data import (
     LabelledArticles,
     TrainingData,
     copies,
-    lines_about_spelling,
+    lines_about_labels,
     read_heads,
     read_labelled,
     read_numbers,
@@ -139,7 +139,7 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     request.on_start(data, len(prepared.held))
     repeated, tested = copies(data.text, prepared.tested.text if prepared.tested else None)
     rarely = [] if request.balanced or data.levels else rare(data, prepared.fit)
-    for line in (*lines_about_spelling(data), *repeated.lines(), *tested.test_lines(), *rarely):
+    for line in (*lines_about_labels(data), *repeated.lines(), *tested.test_lines(), *rarely):
         request.tell(Note(line))
     if encoder is not None:
         request.tell(Note(f"{request.encoder} makes a vector of each text, and to these a head is fitted"))

@@ -29,7 +29,16 @@ from ..options import ReadKeywords
 from ..source.chunk import Chunk
 from ..source.inputs import chunks_here, open_input
 from ..source.label_columns import label_lists, label_sets, numbers_in
-from ..source.labels import NO_TRUTH, LabelRules, class_indices, class_of_each, first_class_number, spelled_alike
+from ..source.labels import (
+    NO_TRUTH,
+    LabelRules,
+    class_indices,
+    class_numbers_line,
+    class_of_each,
+    first_class_number,
+    has_numbers,
+    spelled_alike,
+)
 
 _CHUNK_ROWS = 16_384
 
@@ -110,6 +119,8 @@ class LabelledArticles:
         Name and number of classes of each head.
     places : Table, optional
         The file and the row of each.
+    numbers_from : int, optional
+        The number of the first class, where the labels were class numbers.
 
     """
 
@@ -123,6 +134,7 @@ class LabelledArticles:
     levels: Levels | None = None
     heads: Heads | None = None
     places: pa.Table | None = None
+    numbers_from: int | None = None
 
     @property
     def is_multi_label(self) -> bool:
@@ -322,7 +334,7 @@ def read_labelled(
     names, rules = _classes_in(values, label_column, classes, reading.rules)
     indices = indices_of(values, names, label_column, rules)
     given = label_sets(column, names, rules)[0] if multi_label else indices.astype(np.int64)
-    return articles.labelled(given, names)
+    return replace(articles.labelled(given, names), numbers_from=None if classes is None else rules.numbers_from)
 
 
 def _classes_in(
@@ -350,10 +362,19 @@ def _classes_in(
         names = sorted_names({*class_of_each(counts, rules.fold).values()})
     else:
         names = tuple(classes)
-        if rules.numbers_from is None:
-            rules = replace(rules, numbers_from=first_class_number(counts, names, column))
+        rules = with_first_number(rules, counts, names, column)
     _check_count(names, column)
     return names, rules
+
+
+def with_first_number(rules: LabelRules, labels: Iterable[str], classes: tuple[str, ...], column: str) -> LabelRules:
+    """The rules, with the number of the first class where the labels that occur are class numbers.
+
+    Raises UsageError where these may count from 0 as well as from 1.
+    """
+    if rules.numbers_from is not None:
+        return rules
+    return replace(rules, numbers_from=first_class_number(labels, classes, column))
 
 
 def read_heads(
@@ -466,8 +487,10 @@ def indices_of(labels: pa.Array, classes: tuple[str, ...], column: str | None, r
     return indices
 
 
-def lines_about_spelling(data: LabelledArticles) -> Iterator[str]:
-    """A message for the user about each group of classes that look like spellings of one class."""
+def lines_about_labels(data: LabelledArticles) -> Iterator[str]:
+    """Messages for the user: how class numbers count, and each group of classes that look like spellings of one."""
+    if data.numbers_from is not None and not has_numbers(data.classes):
+        yield class_numbers_line(data.numbers_from, data.classes)
     for column in data.columns:
         counts = dict(zip(data.classes[column.part], data.counts(column).tolist(), strict=True))
         for names in spelled_alike(counts):

@@ -32,7 +32,7 @@ from ..model.several import load_one
 from ..source.chunk import Chunk
 from ..source.labels import class_of_each
 from .branch import Answers, folds_of, on_vectors
-from .data import ArticleReader, LabelledArticles, TextBuffers, indices_of, joined, sorted_names
+from .data import ArticleReader, LabelledArticles, TextBuffers, indices_of, joined, sorted_names, with_first_number
 
 _PREFIX = "score_"  # of the columns that `classify --scores` writes
 _BATCH = 1024  # texts that a function is given at once
@@ -276,7 +276,8 @@ class Taught(NamedTuple):
         one, other = self.data, more.data
         ids, labels = np.concatenate([one.ids, other.ids]), np.concatenate([one.labels, other.labels])
         text, files = joined([one.text, other.text]), (*one.files, *other.files)
-        data = LabelledArticles(ids, text, labels, one.classes, files, one.skipped + other.skipped)
+        skipped = one.skipped + other.skipped
+        data = LabelledArticles(ids, text, labels, one.classes, files, skipped, numbers_from=one.numbers_from)
         probabilities = np.concatenate([self.probabilities, more.probabilities])
         return Taught(data, probabilities, np.concatenate([self.labelled, more.labelled]))
 
@@ -353,6 +354,8 @@ def read_taught(
     label = pa.chunked_array(labels, pa.string()).combine_chunks()
     rules = reading.rules
     names = classes or _named(label, soft_columns, rules.fold)
+    if label_column:
+        rules = with_first_number(rules, label.unique().drop_null().to_pylist(), names, label_column)
     probabilities = np.full((len(label), len(names)), np.nan)
     if soft_columns:
         probabilities = _in_columns(pa.concat_tables(soft), soft_columns, names)
@@ -360,7 +363,8 @@ def read_taught(
     labelled = label.is_valid().to_numpy(zero_copy_only=False)
     best = np.where(np.isnan(probabilities), 0, probabilities).argmax(1)
     truth = np.where(labelled, indices, best).astype(np.int64)
-    taught = Taught(articles.labelled(truth, names), probabilities, labelled)
+    data = replace(articles.labelled(truth, names), numbers_from=rules.numbers_from)
+    taught = Taught(data, probabilities, labelled)
     if not taught.answered.all() and not has_teacher:
         raise UsageError(f"row {int(np.argmin(taught.answered))} has neither a label nor probabilities")
     if soft_columns and np.isnan(probabilities).any(1).all():

@@ -25,6 +25,7 @@ from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.evaluation.evaluate import evaluate, evaluate_labels
 from broadsheet.pipeline.evaluation.fitting import calibrate
 from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.source.labels import NO_TRUTH, LabelRules
 from broadsheet.pipeline.train import train
 
 TEXTS = ["the team won the match", "oil prices rose again"] * 30
@@ -181,6 +182,22 @@ def test_class_numbers_that_may_count_from_zero_or_one_are_refused(named: Model,
     with pytest.raises(UsageError, match="label_numbers_from=0"):
         trained(rows, classes=CLASSES)
     assert evaluate(named, rows, text_column="text", label_column="label", label_numbers_from=0).confusion.rows >= 150
+
+
+def test_training_says_how_class_numbers_count(broadsheet_here: CommandHere, named: Model, tmp_path: Path) -> None:
+    pq.write_table(numbered([i % 4 for i in range(80)], 0), tmp_path / "rows.parquet")
+    named.save(tmp_path / "teacher.safetensors")
+    arguments = ["train", tmp_path / "rows.parquet", "--label-column", "label", "--device", "cpu", "--vectors", "none"]
+    for options in (["--classes", ",".join(CLASSES)], ["--teacher", tmp_path / "teacher.safetensors"]):
+        code, shown = broadsheet_here(*arguments, *options, "-o", tmp_path / "new.safetensors", "--overwrite")
+        assert code == 0, shown
+        assert "labels are class numbers: 0 is Business, 3 is World" in " ".join(shown.split())
+
+
+def test_the_first_number_that_is_asked_for_counts_before_the_default_names_of_transformers() -> None:
+    classes = ("LABEL_0", "LABEL_1")
+    assert LabelRules().indices("012", classes) == {"0": 0, "1": 1, "2": NO_TRUTH}
+    assert LabelRules(numbers_from=1).indices("012", classes) == {"0": NO_TRUTH, "1": 0, "2": 1}
 
 
 def test_a_resumed_job_counts_classes_as_it_began(named: Model, client: Client, tmp_path: Path) -> None:
