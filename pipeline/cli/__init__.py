@@ -18,19 +18,21 @@ def look_less_for_garbage() -> None:
 
 
 def process() -> None:
-    """Run the command as a process of its own, which ends at once where servers have not answered: Python would first
-    wait for the threads that wait for these.
+    """Run the command, and end the process at once even if a server has not answered yet.
+
+    Python by itself would first wait for the threads that wait for the server.
     """
     try:
         main()
     except SystemExit as ended:
-        requests = sys.modules.get(_REQUESTS)  # who has not imported it has sent none
+        requests = sys.modules.get(_REQUESTS)  # without this module, no request was sent
         if requests is None or not requests.under_way():
             raise
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(ended.code if isinstance(ended.code, int) else 1)
+        code = 0 if ended.code is None else ended.code
+        os._exit(code if isinstance(code, int) else 1)
 
 
 def main() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -95,3 +97,24 @@ def test_a_job_that_waits_for_a_server_says_so_and_ends_at_a_signal(
     assert "broadsheet: interrupted" in said
     assert (source or out) in " ".join(said.split())
     assert "Traceback" not in said
+
+
+ENDS_WITH_A_REQUEST = """
+import sys, threading
+from broadsheet.pipeline.cli import process
+from broadsheet.pipeline.storage.requests import repeated, under_way
+
+threading.Thread(target=repeated, args=(threading.Event().wait, None, "https://example.com")).start()
+while not under_way():
+    pass
+sys.argv = ["broadsheet", sys.argv[1]]
+process()
+"""
+
+
+@pytest.mark.parametrize(("command", "code"), [("recipes", 0), ("no-such-command", 2)])
+def test_a_command_that_is_done_ends_with_its_own_code_while_a_request_has_no_answer(command: str, code: int) -> None:
+    arguments = [sys.executable, "-c", ENDS_WITH_A_REQUEST, command]
+    run = subprocess.run(arguments, capture_output=True, text=True, timeout=240)
+    assert run.returncode == code, run.stderr
+    assert run.stdout or run.stderr
