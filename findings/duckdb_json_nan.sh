@@ -2,8 +2,7 @@
 # DuckDB 2.0.1 writes NaN and Infinity into JSON files, though JSON has neither.
 #
 # COPY … TO 'x.json' of floating-point columns writes the bare words NaN and Infinity, also within lists. DuckDB and
-# Python's json take them for numbers. Readers that keep to the standard, such as
-# msgspec 0.21.1, refuse the line.
+# Python's json take them for numbers. Readers that keep to the standard, such as msgspec 0.21.1, refuse the line.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

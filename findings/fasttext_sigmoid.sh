@@ -2,9 +2,9 @@
 # A one-vs-all score of fastText (fasttext-community 0.11.9) is one of 515 numbers, and thousands of texts share each.
 #
 # Training and prediction take the sigmoid from a table with 513 steps of 1/32, from a logit of -8 to 8; beyond, it is
-# 0 or 1. So is the score of a model
-# trained with negative sampling. Two texts whose logits differ by nearly 0.03 have equal scores, and two whose logits
-# differ by a rounding error may have scores that differ by 0.0078. 0.00001 is added to each.
+# 0 or 1. Scores of a model that was trained with negative sampling come from the same table. Two texts whose logits
+# differ by nearly 0.03 can have equal scores, and two whose logits differ by a rounding error can have scores that
+# differ by 0.0078. fastText adds 0.00001 to each score.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -2,8 +2,8 @@
 # pyarrow 26.0.1 reads Polars 2.1.0's IPC files, and can then neither filter, take nor sort their rows.
 #
 # DataFrame.write_ipc stores strings as string_view. pyarrow reads the layout and casts it, but the kernels of filter,
-# take and sort have no such type: every call ends with an error, on any table with a text column. Within lists and structs the
-# same holds. compat_level=CompatLevel.oldest() writes another layout; write_parquet always does.
+# take and sort have no such type: every call ends with an error, on any table with a text column. The same holds within
+# lists and structs. compat_level=CompatLevel.oldest() writes another layout; write_parquet always does.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

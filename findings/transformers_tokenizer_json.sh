@@ -2,7 +2,7 @@
 # transformers 5.24.0 takes of BERT's tokenizer.json the vocabulary alone: its rules come from tokenizer_config.json.
 #
 # tokenizer.json holds a whole tokenizer, and the library tokenizers 0.23.3 gives what it says: here text keeps its case,
-# a word of more than four characters is unknown, and pieces that continue a word begin with "@@". AutoTokenizer builds
+# a word of more than five characters is unknown, and pieces that continue a word begin with "@@". AutoTokenizer builds
 # a BertTokenizer anew. Without do_lower_case in tokenizer_config.json it makes text lower case, cuts words of up to 100
 # characters, and looks for pieces that begin with "##". With "tokenizer_class": "PreTrainedTokenizerFast" it gives what
 # tokenizer.json says. transformers 4 gave that in both cases.
