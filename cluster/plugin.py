@@ -238,11 +238,10 @@ def _wait_for_engines(client: Client, key: str) -> dict[str, Backend | None]:
 
 
 def _all_lost(limit: int) -> str:
-    """A message about workers that were all lost while they loaded the engine. limit: bytes that one may use."""
+    """A message about workers that were all lost while they loaded the engine. limit: the lowest memory limit."""
     return (
-        f"all workers were lost while they loaded the model. Dask restarts a worker that uses more memory than it may, "
-        f"and one of these may use {limit >> 20:,} MiB: start workers with a higher memory limit. Their logs say why "
-        "they ended"
+        "all workers were lost while they loaded the model; their logs say why. Dask restarts a worker that exceeds "
+        f"its memory limit, and the lowest limit here is {limit >> 20:,} MiB: start workers with a higher limit"
     )
 
 

@@ -14,7 +14,7 @@ from ..pipeline.errors import BroadsheetError
 from .settings import no_workers_seconds
 
 _ANSWER_SECONDS = 10.0
-"""After so long without an answer, the scheduler counts as lost."""
+"""A scheduler that does not answer for so long counts as lost."""
 
 _PAUSE_SECONDS = 0.2
 

@@ -27,7 +27,7 @@ from ..storage.names import absolute, as_url, root_of, without_secrets
 
 _TAB = "\t"
 _LOOK_SECONDS = 2.0
-"""For which a command that ends asks a store whether a job was begun there."""
+"""How long a command that ends waits for a store to say whether a job was begun there."""
 HELD = {"root", "resume", "overwrite", "update"} | {n for n, o in TABLE.items() if o.recorded or o.panel == "Computing"}
 """Options that a job has by its folder alone, or that say how it begins."""
 

@@ -11,12 +11,12 @@ from ..storage.requests import under_way
 
 _LOOK_SECONDS = 0.5
 _FIRST_SECONDS = 3.0
-"""A request that takes longer is named; the next time after twice as long, and so on."""
+"""A message names a request that takes longer. The next message comes after twice as long, and so on."""
 
 
 @contextmanager
 def told_waits(tell: Callable[[str], None]) -> Iterator[None]:
-    """Call `tell` with a message, in a thread of its own, for as long as a request in the block has no answer."""
+    """Call `tell` with a message now and then, while a request of the block has no answer. A thread of its own does."""
     ended = threading.Event()
     threading.Thread(target=_tell, args=(tell, ended), name="broadsheet-waits", daemon=True).start()
     try:

@@ -363,7 +363,7 @@ def _frame(processor: Json | None, name: str) -> tuple[int, int]:
             ] if len(tokens[first]["ids"]) == len(tokens[last]["ids"]) == 1:
                 return tokens[first]["ids"][0], tokens[last]["ids"][0]
     what = f"the post_processor of its {TOKENIZER} ({kind}) does not put one token before a text and one after it"
-    raise refused(name, what, "only such are")
+    raise refused(name, what, "only tokenizers that do so are")
 
 
 @lru_cache(maxsize=4)

@@ -226,8 +226,8 @@ def _refuse_floret(path: Path, name: str) -> None:
     *_, hashes, mode, _, _, entries, words, labels = _FLORET.unpack(start)
     if 1 <= hashes <= 4 and mode in (1, 2) and entries == words + labels and words >= 0 and entries > 0:
         raise ModelError(
-            f"{name} is a file of floret, whose settings are others than fastText's, and which fastText does not read "
-            "either: train the model with fasttext"
+            f"{name} is a file of floret, which has other settings than fastText's. fastText cannot read it either: "
+            "train the model with fasttext"
         )
 
 

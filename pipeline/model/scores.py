@@ -187,8 +187,9 @@ class Levels(Struct, frozen=True, omit_defaults=True):
         return 1 + (numbers - self.low) / self.step
 
     def numbers(self, steps: Doubles, levels: int) -> Doubles:
-        """The numbers for steps, limited to the levels where they are to be. levels: how many there are."""
-        return self.low + self.step * ((np.clip(steps, 1, levels) if self.is_limited else steps) - 1)
+        """The numbers for steps; `is_limited` says whether the levels limit them. levels: how many there are."""
+        limited = np.clip(steps, 1, levels) if self.is_limited else steps
+        return self.low + self.step * (limited - 1)
 
     def nearest(self, numbers: NDArray[np.floating], levels: int) -> NDArray[np.int64]:
         """The index of the level nearest to each number; the first where that is NaN. levels: how many there are."""

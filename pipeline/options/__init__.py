@@ -330,8 +330,16 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             "multi_label": several if any(several) else UNSET,
         }
         later = (
-            *("abstain", "network", "preparation", "layout", "shard", "quote", "escape", "input_format"),
-            *("label_numbers_from", "fold_labels"),
+            "abstain",
+            "network",
+            "preparation",
+            "layout",
+            "shard",
+            "quote",
+            "escape",
+            "input_format",
+            "label_numbers_from",
+            "fold_labels",
         )
         unset = (name for name in later if recorded[name] == TABLE[name].default)
         return Settings(**recorded | dict.fromkeys(unset, UNSET))

@@ -111,11 +111,10 @@ class Entry(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
     lengths: written rows by class of `counts.LENGTHS`. doubtful: labelled rows that the model could hardly judge, by
     reason, filtered ones too. confusion: (true class, predicted class, rows) of every pair that occurs, where there is
     a truth, over the filtered rows too. problems: messages about whole files. not_copied, unknown_labels: as of
-    `Chunk`. files: one
-    part, or one for each label, sorted; then the quarantined rows, where there are any. others: of several models, what
-    the second and further ones say; the rest is the first one's. scores: written rows by label and bin of
-    `counts.SCORES`, since 2026-11. right: where there is a truth, written rows that have one and a label, by whether
-    these are the same ("right", "wrong") and by bin.
+    `Chunk`. files: one part, or one for each label, sorted; then the quarantined rows, where there are any. others: of
+    several models, what the second and further ones say; the rest is the first one's. scores: written rows by label and
+    bin of `counts.SCORES`, since 2026-11. right: where there is a truth, written rows that have one and a label, by
+    whether these are the same ("right", "wrong") and by bin.
     """
 
     version: Version = VERSION

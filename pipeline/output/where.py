@@ -335,7 +335,7 @@ def _joined(join: Callable[[Any, Any], Any], parts: list[pc.Expression]) -> pc.E
 
 
 _EXACT = pa.decimal128(38, 0)
-"""As which integers are compared that no integer type holds: as floating-point numbers, neighbours may be equal."""
+"""The type by which integers are compared that no integer type holds. As floats, neighbours could be equal."""
 
 
 def _shared_type(types: Sequence[pa.DataType], value: int | float = 0) -> pa.DataType:

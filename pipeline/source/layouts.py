@@ -136,8 +136,9 @@ def _lists(lengths: np.ndarray, values: pa.Array, like: pa.Array) -> pa.Array:
 
 
 def as_bytes(table: pa.Table) -> pa.Table:
-    """The table with its strings as bytes, since a string column may hold invalid UTF-8, which is checked row by row;
-    and without views within lists, structs and maps. Dictionaries stay.
+    """The table with its strings as bytes, and without views within lists, structs and maps. Dictionaries stay.
+
+    A string column may hold invalid UTF-8. As bytes, each row can be checked for it.
     """
     for i, field in enumerate(table.schema):
         column = table.column(i)

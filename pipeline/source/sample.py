@@ -35,7 +35,7 @@ _COUNTED_BYTES = 64 << 20
 """So much is read to count rows. Of more input, rows are estimated."""
 
 _LABEL_ROWS = 16_384
-"""So many rows say whether a label column numbers the classes."""
+"""Rows that are looked at to find out whether a label column numbers the classes."""
 
 _HEAD_BYTES = 1 << 20
 _CHUNK_ROWS = 16_384

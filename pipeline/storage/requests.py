@@ -22,7 +22,7 @@ FIRST_PATIENCE = 5.0
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _LONGEST_NAP = 0.5
-"""Seconds of a pause after which a thread looks whether its process ends."""
+"""A thread that pauses checks after so many seconds whether its process ends."""
 
 _Result = TypeVar("_Result")
 

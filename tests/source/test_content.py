@@ -98,5 +98,7 @@ def test_members_of_a_tar_archive_are_refused_by_whatever_name(name: str, tmp_pa
             member = tarfile.TarInfo("a.csv")
             member.size = 11
             archive.addfile(member, io.BytesIO(b"text\nrow 0\n"))
-    with pytest.raises(UsageError, match=r"^tar://.*: files in an archive are read of zip archives only: unpack it"):
+    with pytest.raises(
+        UsageError, match=r"^tar://.*: only zip archives can be read without unpacking them: unpack this one"
+    ):
         find_files([name.format(tmp_path)], 70, 1014)

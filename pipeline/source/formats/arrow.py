@@ -507,7 +507,7 @@ _ARRAYS = (
     (pa.types.is_list_view, pa.ListViewArray),
     (pa.types.is_large_list_view, pa.LargeListViewArray),
 )
-"""The classes of arrays with the offsets that types have."""
+"""The class of the arrays that have the same offsets as those of a type."""
 
 
 def _distinct(views: pa.Array, limits: Limits) -> pa.Array:

@@ -332,7 +332,8 @@ class Csv(RecordFormat):
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         """The names in the first record, or those that the user gave.
 
-        Raises SourceError where the first record cannot be read; UsageError where the rows have other fields.
+        Raises SourceError where the first record cannot be read; UsageError where the rows have more or fewer fields
+        than there are names.
         """
         header = selection.header
         for whole in self.heads(file):
@@ -369,8 +370,9 @@ class Csv(RecordFormat):
         return Schema(names, start=head.start + after, cr_ends=cr_ends, delimiter=told)
 
     def _by_separator_line(self, head: Head, selection: Selection) -> tuple[Self, Head]:
-        """The dialect, and what follows, of a file that begins with a line for Excel, such as "sep=;"; else the same.
-        The user's own delimiter counts more.
+        """The dialect of a file, and its beginning without the line "sep=;" by which Excel takes its delimiter.
+
+        A delimiter that the user gave counts before that line.
         """
         line = _SEPARATOR_LINE.match(head.data)
         if line is None or line[1].decode() in (self.quote, self.escape):
@@ -408,8 +410,8 @@ class Csv(RecordFormat):
             remedy = f"Each row ends with {self.delimiter!r}: add one to the header, too"
         else:
             remedy = (
-                "R leaves out the name of the row names, the first field: put one before the others in the first line, "
-                "or write the file with col.names = NA or row.names = FALSE"
+                "If R wrote the file, the first field of a row is its row name, and that column has no name: put a "
+                "name before the others in the first line, or write the file with col.names = NA or row.names = FALSE"
             )
         raise UsageError(
             f"{path}: its header has {counted(count, 'name')}, {', '.join(map(repr, self.columns))}, and each row has "
@@ -474,8 +476,9 @@ class Csv(RecordFormat):
         return replace(records, problems=problems)
 
     def _table(self, data: bytes | memoryview, columns: tuple[str, ...]) -> pa.Table:
-        """The fields of those of `columns` that the file has, as bytes; null where one is the escape and an N, without
-        quotes, as MySQL and PostgreSQL write a null.
+        """The fields of those of `columns` that the file has, as bytes.
+
+        A field without quotes that is the escape and an N is null: MySQL and PostgreSQL write a null so.
         """
         if data[: len(BOM)] == BOM:
             data = b"\n" + bytes(data)  # the parser skips an empty line, and would drop the mark at the very start

@@ -60,8 +60,9 @@ def as_file(footer: bytes) -> bytes:
 
 
 def ask_for_all(footer: bytes) -> None:
-    """Ask for all metadata of columns that is used, and raise what pyarrow does. A footer that cannot be read at all is
-    no damage: whoever reads it next gets the error.
+    """Ask for all metadata of columns that this package uses. Raises what pyarrow raises.
+
+    A footer that pyarrow cannot read at all passes: the process that reads it next gets an error, and does not end.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -156,7 +156,7 @@ def decoded_sizes(values: pa.Array) -> NDArray[np.int64]:
 
 
 _LISTED_BYTES = 8
-"""That a value in a list takes beside its text, about."""
+"""About how many bytes a value in a list takes beside its text."""
 
 
 def _is_view(kind: pa.DataType) -> bool:

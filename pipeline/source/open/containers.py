@@ -5,7 +5,7 @@ from __future__ import annotations
 import tarfile
 
 TAR_BYTES = tarfile.BLOCKSIZE
-"""So many first bytes tell a tar archive: the header of its first member."""
+"""The size of the header of a tar archive's first member, by which the archive is known."""
 
 _MAGIC = {b"7z\xbc\xaf\x27\x1c": "7z", b"Rar!\x1a\x07": "rar"}
 

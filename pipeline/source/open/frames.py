@@ -26,7 +26,7 @@ else:
 
 ZSTD_MAGIC, LZ4_MAGIC, LEGACY_MAGIC = b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18", b"\x02\x21\x4c\x18"
 HEADER_BYTES = 18
-"""So many first bytes of a frame hold its header."""
+"""The longest header of a frame."""
 
 _WINDOWS = (27, 31)
 """Of a zstd frame, as powers of two: 128 MiB, what zstd itself always allows, and 2 GiB, the longest that it has."""
@@ -53,7 +53,7 @@ def most_window() -> int:
 
 
 def is_skippable(head: bytes) -> bool:
-    """Whether a frame of zstd or lz4 begins so that holds no data, such as a table of the others, or a dictionary."""
+    """Whether these bytes begin a frame that zstd and lz4 skip, such as a table of other frames, or a dictionary."""
     return len(head) >= 4 and 0x50 <= head[0] <= 0x5F and head[1:4] == b"\x2a\x4d\x18"
 
 
@@ -115,7 +115,8 @@ def lz4_decoder(head: bytes) -> Any:
 class LegacyLz4:
     """Decompresses lz4's legacy frame, which `lz4 -l` writes: blocks of 8 MiB. Has the methods of the other decoders.
 
-    may_end: whether the file may end here. A legacy frame has no end of its own, but that of the file or another frame.
+    may_end: whether the file may end here. A legacy frame does not say where it ends: it ends with the file, or where
+    another frame begins.
     """
 
     def __init__(self) -> None:

@@ -172,7 +172,7 @@ class FrontToBack:
         unit = "decompressed bytes" if self._compression or self._file.member else "bytes"
         what = f"cut off or damaged after {self._given:,} {unit}; all before is read ({why(error)})"
         if isinstance(error, NotSupported):
-            what = f"after {self._given:,} {unit}, {error}. All before is read"
+            what = f"after {self._given:,} {unit}, {error}. Everything before that is read"
         failure = SourceError(f"{self._file.path}: {what}")
         failure.__cause__ = error
         return failure

@@ -20,15 +20,27 @@ from ..open.frames import NotSupported
 _JSON_LINE = re.compile(rb'\s*\{[ \t]*"')
 _EMPTY_OBJECT_LINE = re.compile(rb"\s*\{[ \t]*\}[ \t]*\r?\n\s*\S")
 HEADS = (FEW_BYTES, 16 << 20)
-"""So many first bytes are looked at, or so many where the first cannot be decompressed, since their block is large."""
+"""How many first bytes are looked at: the second number is for files that are compressed in larger blocks."""
 _SHOWN = 40
 """Bytes of a first line that a message shows."""
 
 
 class Kind(Enum):
-    """What became of a file whose format is to be found. READABLE: its format is known. OTHER: it is no input, such as
-    a configuration. UNKNOWN: it should hold rows, and its format is not known. UNREADABLE: it cannot be read at all.
-    CUT: that is not known yet, since so few bytes of it cannot be decompressed.
+    """What the first bytes of a file tell about it.
+
+    Attributes
+    ----------
+    READABLE
+        Its format is known.
+    OTHER
+        It is no input, but a configuration, for example.
+    UNKNOWN
+        It should hold rows, and its format is not known.
+    UNREADABLE
+        It cannot be read at all.
+    CUT
+        Nothing yet: more bytes are needed to decompress it.
+
     """
 
     READABLE = auto()

@@ -306,8 +306,9 @@ def _search_url(name: str, is_known: Callable[[str], bool], endpoint: str | None
 
 
 def _search_bucket(url: str, is_known: Callable[[str], bool], endpoint: str | None) -> Found:
-    """As on disk; keys have folders by their slashes. An object of zero bytes that is called as a folder is none: some
-    tools leave it as a mark of the folder.
+    """As on disk; keys have folders by their slashes.
+
+    An object of zero bytes that has the name of a folder is no file: some tools make it as a mark of the folder.
     """
     bucket, key = split_bucket(url)
     folder = key.rstrip("/")
@@ -331,8 +332,10 @@ def _search_bucket(url: str, is_known: Callable[[str], bool], endpoint: str | No
 
 
 def _without_marks(files: Sequence[Listed], endpoint: str | None) -> list[Listed]:
-    """The files without marks of folders in which there is nothing: an object that is listed as `a.csv/` is called
-    `a.csv` here, and not there by that name.
+    """The files without the marks of empty folders.
+
+    The key of such a mark ends with a slash, as in `a.csv/`, but it is listed as `a.csv`. No object has that key, so a
+    request for it tells a mark from an empty file.
     """
 
     def is_there(file: Listed) -> bool:
@@ -413,7 +416,9 @@ def _path_matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 def _search_by_driver(url: str, is_known: Callable[[str], bool]) -> Found:
     if url.startswith(_ARCHIVES):
-        raise UsageError(f"{without_secrets(url)}: files in an archive are read of zip archives only: unpack it")
+        raise UsageError(
+            f"{without_secrets(url)}: only zip archives can be read without unpacking them: unpack this one"
+        )
     fs, path = driver(url)
     if isinstance(fs, LocalFileSystem):
         return _search_local(path, is_known)
