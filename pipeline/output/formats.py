@@ -73,7 +73,13 @@ class _Parquet(PartFormat):
             counts.append(names.unknown_chars)
         sink = pa.BufferOutputStream()
         encoding = dict.fromkeys(counts, "DELTA_BINARY_PACKED")
-        pq.write_table(table, sink, compression="zstd", use_dictionary=repeating, column_encoding=encoding)
+        try:
+            pq.write_table(table, sink, compression="zstd", use_dictionary=repeating, column_encoding=encoding)
+        except pa.ArrowNotImplementedError as error:  # as fixed-size lists that are null are, before PyArrow 26
+            raise OutputError(
+                f"PyArrow {pa.__version__} cannot write a kept column to Parquet ({error}): update it, give --format "
+                "jsonl, or do not keep the column"
+            ) from error
         return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
     def read(self, data: bytes, schema: pa.Schema, chosen: pa.Schema) -> pa.Table:

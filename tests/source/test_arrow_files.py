@@ -328,6 +328,8 @@ VIEWS = {
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("how", ["file", "stream", "zstd", "memory"])
 def test_what_is_within_others_is_kept_in_every_layout(small_model: Model, tmp_path: Path, name: str, how: str) -> None:
+    if name == "fixed size" and int(pa.__version__.partition(".")[0]) < 26:
+        pytest.skip("PyArrow before 26 cannot write fixed-size lists that are null to Parquet")
     table = pa.table({"text": [f"article {i}" for i in range(len(VIEWS[name]))], "kept": VIEWS[name]})
     source: object = table
     if how != "memory":
