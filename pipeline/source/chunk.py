@@ -28,7 +28,7 @@ from .columns import (
     refuse_uncopied,
 )
 from .compression import UTF8
-from .labels import NAMES_ONLY, LabelRules, class_indices, labels_of
+from .labels import NAMES_ONLY, LabelRules, class_indices, labels_of, one_label_each
 from .limits import LIMITS
 
 HEAD_BYTES, SHOWN_BYTES = 256, 400
@@ -415,7 +415,7 @@ def assemble(
         decoded[name] = held[name] = labels_of(decoded[name], names.get(name))
     truth, unknown = None, dict[str, int]()
     if selection.truth:
-        labels = labels_of(decoded[selection.truth], names.get(selection.truth))
+        labels = one_label_each(labels_of(decoded[selection.truth], names.get(selection.truth)), selection.truth)
         if reasons:
             is_bad = np.isin(np.arange(len(numbers)), [*reasons])
             labels = pc.if_else(pa.array(is_bad), pa.scalar(None, labels.type), labels)

@@ -15,7 +15,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,9 @@ NO_TRUTH = -1
 
 _WHOLE_NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
 """A whole number as tools write it: ``7`` or ``7.0``. ``007`` is none: it is a code, which a number would damage."""
+
+_CODE = re.compile(r"[-+]?[0-9.,]*[0-9][0-9.,]*([eE][-+]?[0-9]+)?")
+"""A name that is written in digits: a number of any kind, or a code such as ``007``."""
 
 _BOOLEANS = {"true": "true", "True": "true", "TRUE": "true", "false": "false", "False": "false", "FALSE": "false"}
 _NUMBER_OF_BOOLEAN = {"true": "1", "false": "0"}
@@ -59,8 +62,8 @@ def labels_of(cells: pa.Array, names: Sequence[str] | None = None) -> pa.Array:
     cells : pyarrow.Array
         [N], strings, numbers, booleans, or lists of these.
     names : sequence of str, optional
-        The names of the classes whose numbers, from 0, integer cells hold. The file itself has them. A negative number
-        stands for no label.
+        The names of the classes whose numbers, from 0, the cells hold. The file itself has them. A negative number
+        stands for no label. Cells that are no numbers are labels as they are.
 
     Returns
     -------
@@ -82,7 +85,7 @@ def labels_of(cells: pa.Array, names: Sequence[str] | None = None) -> pa.Array:
         lengths = pc.fill_null(lists.value_lengths(), 0).to_numpy(zero_copy_only=False)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         return pa.ListArray.from_arrays(pa.array(offsets), values, mask=lists.is_null())
-    if names is not None and pa.types.is_integer(cells.type):
+    if names is not None and (pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)):
         return _named(cells, names)
     is_scalar = not pa.types.is_nested(cells.type) and not isinstance(cells.type, pa.BaseExtensionType)
     try:
@@ -100,6 +103,11 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _named(numbers: pa.Array, names: Sequence[str]) -> pa.Array:
+    if pa.types.is_floating(numbers.type):
+        numbers = pc.if_else(pc.is_nan(numbers), pa.scalar(None, numbers.type), numbers)
+        if not pc.all(pc.equal(numbers, pc.round(numbers))).as_py() and numbers.null_count < len(numbers):
+            raise UsageError(f"a label is no whole number, but the file numbers {len(names)} classes: {_shown(names)}")
+        numbers = numbers.cast(pa.int64())
     known = pc.if_else(pc.less(numbers, 0), pa.scalar(None, numbers.type), numbers)
     highest = pc.max(known).as_py()
     if highest is not None and highest >= len(names):
@@ -112,14 +120,22 @@ def class_names_in(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
 
     `datasets` writes its features into the metadata of Parquet and Arrow schemas, as JSON under the key
     ``huggingface``. A feature ``ClassLabel`` has the names in the order of their numbers, from 0; it may be within a
-    list.
+    list, or within another column.
     """
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
-        found = {column: _class_names(feature) for column, feature in features.items()}
+        return dict(_named_features(features))
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}  # no such metadata, or damaged: the column holds numbers then
-    return {column: names for column, names in found.items() if names is not None}
+
+
+def _named_features(features: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each column that has names of classes, and these. A column within another has a name with dots."""
+    for column, feature in features.items():
+        if (names := _class_names(feature)) is not None:
+            yield f"{before}{column}", names
+        elif isinstance(feature, dict) and "_type" not in feature:
+            yield from _named_features(feature, f"{before}{column}.")
 
 
 def _class_names(feature: Any) -> tuple[str, ...] | None:
@@ -139,12 +155,19 @@ def _value(label: str) -> str:
     if label in _BOOLEANS:
         return _BOOLEANS[label]
     number = _WHOLE_NUMBER.fullmatch(label)
-    return number[1] if number else label
+    if number is None:
+        return label
+    return "0" if number[1] == "-0" else number[1]
 
 
 def folded(label: str) -> str:
     """The label without what `--fold-labels` takes for spelling: case, spaces around and within, and Unicode form."""
     return " ".join(unicodedata.normalize("NFKC", label).casefold().split())
+
+
+def _folded_value(label: str) -> str:
+    """The value that a label spells once it is folded."""
+    return _value(folded(label))
 
 
 def _same_value(labels: Iterable[str]) -> dict[str, str]:
@@ -171,8 +194,9 @@ def class_of_each(counts: Mapping[str, int], fold: bool = False) -> dict[str, st
         The name of the class of each label.
 
     """
-    values = _same_value(counts)
-    keys = {label: folded(value) if fold else value for label, value in values.items()}
+    spelled = {label: folded(label) if fold else label for label in counts}
+    values = _same_value(spelled.values())
+    keys = {label: values[spelling] for label, spelling in spelled.items()}
     name_of: dict[str, str] = {}
     for label in sorted(counts, key=lambda label: (-counts[label], label)):
         name_of.setdefault(keys[label], " ".join(label.split()) if fold else label)
@@ -186,7 +210,7 @@ def spelled_alike(counts: Mapping[str, int]) -> list[list[str]]:
     """
     groups: dict[str, list[str]] = {}
     for name in sorted(counts, key=lambda name: (-counts[name], name)):
-        groups.setdefault(folded(name), []).append(name)
+        groups.setdefault(_folded_value(name), []).append(name)
     return [names for names in groups.values() if len(names) > 1]
 
 
@@ -209,23 +233,23 @@ class LabelRules:
     def indices(self, labels: Iterable[str], classes: Sequence[str]) -> dict[str, int]:
         """The index of the class that each label names; NO_TRUTH for a label that names none.
 
-        A label names the class that is spelled like it, else the class of the same value, else with `fold` the class
-        that is spelled alike, else the class of its number. Where two classes would do, it names none.
+        A class number names its class. Any other label names the class that is spelled like it, else the class of the
+        same value, else with `fold` the class that is spelled alike. Where two classes would do, it names none.
         """
         spellings = {name: i for i, name in enumerate(classes)}
         values = _positions(_value(name) for name in classes)
         booleans = _positions(_same_value(classes).values()) if len(classes) == len(_NUMBER_OF_BOOLEAN) else {}
-        alike = _positions(folded(_value(name)) for name in classes) if self.fold else {}
+        alike = _positions(_folded_value(name) for name in classes) if self.fold else {}
         numbers = self._numbers(classes)
 
         def index(label: str) -> int:
             value = _value(label)
             ways = (
+                (numbers, value),
                 (spellings, label),
                 (values, value),
                 (booleans, _NUMBER_OF_BOOLEAN.get(value, value)),
-                (alike, folded(value)),
-                (numbers, value),
+                (alike, _folded_value(label)),
             )
             return next((positions[key] for positions, key in ways if key in positions), NO_TRUTH)
 
@@ -233,7 +257,7 @@ class LabelRules:
 
     def _numbers(self, classes: Sequence[str]) -> dict[str, int]:
         """The index of the class that each class number stands for. `numbers_from` counts before default names do."""
-        if self.numbers_from is not None and not has_numbers(classes):
+        if self.numbers_from is not None:
             return {str(self.numbers_from + i): i for i in range(len(classes))}
         return {match[1]: i for i, name in enumerate(classes) if (match := _DEFAULT_NAME.fullmatch(name))}
 
@@ -250,8 +274,11 @@ def _positions(keys: Iterable[str]) -> dict[str, int]:
 
 
 def has_numbers(classes: Iterable[str]) -> bool:
-    """Whether a class is called like a whole number, so that a number in a label column is always a name."""
-    return any(_WHOLE_NUMBER.fullmatch(name) for name in classes)
+    """Whether a class is called like a number or a code, so that a number in a label column is a name.
+
+    This holds for ``007`` as well: a tool may have made the number 7 of that code.
+    """
+    return any(_CODE.fullmatch(name) for name in classes)
 
 
 def first_class_number(labels: Iterable[str], classes: Sequence[str], column: str) -> int | None:
@@ -266,25 +293,29 @@ def first_class_number(labels: Iterable[str], classes: Sequence[str], column: st
     column : str
         The name of the column, for messages.
 
+    A negative number stands for no label.
+
     Raises
     ------
     UsageError
-        Where the labels are numbers that may count from 0 as well as from 1.
+        Where the labels are numbers that may count from 0 as well as from 1, and where they are more than the classes.
 
     """
     given = {*labels}
     if has_numbers(classes) or any(i != NO_TRUTH for i in NAMES_ONLY.indices(given, classes).values()):
         return None
     numbers = {int(value) for label in given if _WHOLE_NUMBER.fullmatch(value := _value(label))}
-    numbers &= {*range(len(classes) + 1)}
+    numbers = {number for number in numbers if number >= 0}
     if not numbers:
         return None
-    has_first, has_last = 0 in numbers, len(classes) in numbers
-    if has_first != has_last:
-        return 0 if has_first else 1
-    found = f"column {column!r} holds class numbers ({_shown(map(str, sorted(numbers)))})"
+    lowest, highest = min(numbers), max(numbers)
+    if lowest == 0 and highest < len(classes):
+        return 0
+    if lowest > 0 and highest == len(classes):
+        return 1
+    found = f"column {column!r} holds numbers ({_shown(map(str, sorted(numbers)))})"
     remedy = "give --label-numbers-from 0 or --label-numbers-from 1, or a column with the names of the classes"
-    if has_first:
+    if highest >= len(classes):
         raise UsageError(f"{found}, which are more than the {len(classes)} classes {_shown(classes)}: {remedy}")
     raise UsageError(f"{found}, and they may count {_shown(classes)} from 0 or from 1: {remedy}")
 
@@ -297,6 +328,13 @@ def class_numbers_line(first: int, classes: Sequence[str]) -> str:
 def _shown(names: Iterable[str]) -> str:
     first = [*names]
     return ", ".join(first[:_SHOWN]) + (", …" if len(first) > _SHOWN else "")
+
+
+def one_label_each(labels: pa.Array, column: str) -> pa.Array:
+    """The labels of rows that have one each, as `labels_of` returns them. Raises UsageError for lists of labels."""
+    if _is_list(labels.type):
+        raise UsageError(f"column {column!r} holds lists: several labels a row need a model trained with --multi-label")
+    return labels
 
 
 def class_indices(

@@ -37,6 +37,7 @@ from ..source.labels import (
     class_of_each,
     first_class_number,
     has_numbers,
+    one_label_each,
     spelled_alike,
 )
 
@@ -319,7 +320,7 @@ def read_labelled(
     def labels_of(chunk: Chunk) -> pa.Array:
         if multi_label:
             return label_lists(chunk.rows, label_column, separator)
-        labels = chunk.rows.column(label_column).combine_chunks()
+        labels = one_label_each(chunk.rows.column(label_column).combine_chunks(), label_column)
         first = pc.index(labels.is_null(), True).as_py()
         if first >= 0:
             where = chunk.rows.slice(first, 1).to_pylist()[0]
@@ -334,7 +335,7 @@ def read_labelled(
     names, rules = _classes_in(values, label_column, classes, reading.rules)
     indices = indices_of(values, names, label_column, rules)
     given = label_sets(column, names, rules)[0] if multi_label else indices.astype(np.int64)
-    return replace(articles.labelled(given, names), numbers_from=None if classes is None else rules.numbers_from)
+    return replace(articles.labelled(given, names), numbers_from=rules.numbers_from)
 
 
 def _classes_in(
@@ -359,7 +360,7 @@ def _classes_in(
     """
     counts = {one["values"]: one["counts"] for one in labels.drop_null().value_counts().to_pylist()}
     if classes is None:
-        names = sorted_names({*class_of_each(counts, rules.fold).values()})
+        names, rules = sorted_names({*class_of_each(counts, rules.fold).values()}), replace(rules, numbers_from=None)
     else:
         names = tuple(classes)
         rules = with_first_number(rules, counts, names, column)
@@ -370,8 +371,11 @@ def _classes_in(
 def with_first_number(rules: LabelRules, labels: Iterable[str], classes: tuple[str, ...], column: str) -> LabelRules:
     """The rules, with the number of the first class where the labels that occur are class numbers.
 
-    Raises UsageError where these may count from 0 as well as from 1.
+    Numbers are names where the classes are called like numbers. Raises UsageError where class numbers may count from 0
+    as well as from 1.
     """
+    if has_numbers(classes):
+        return replace(rules, numbers_from=None)
     if rules.numbers_from is not None:
         return rules
     return replace(rules, numbers_from=first_class_number(labels, classes, column))
@@ -389,7 +393,7 @@ def read_heads(
     """
 
     def labels_of(chunk: Chunk) -> list[pa.Array]:
-        return [chunk.rows.column(column).combine_chunks() for column in label_columns]
+        return [one_label_each(chunk.rows.column(column).combine_chunks(), column) for column in label_columns]
 
     articles, parts = reading.articles(source, label_columns, "labels", labels_of, labels=label_columns)
     heads, classes, labels = [], [], []
@@ -489,7 +493,7 @@ def indices_of(labels: pa.Array, classes: tuple[str, ...], column: str | None, r
 
 def lines_about_labels(data: LabelledArticles) -> Iterator[str]:
     """Messages for the user: how class numbers count, and each group of classes that look like spellings of one."""
-    if data.numbers_from is not None and not has_numbers(data.classes):
+    if data.numbers_from is not None:
         yield class_numbers_line(data.numbers_from, data.classes)
     for column in data.columns:
         counts = dict(zip(data.classes[column.part], data.counts(column).tolist(), strict=True))

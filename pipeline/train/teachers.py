@@ -30,7 +30,7 @@ from ..model.model_file import HUB, fetch_from_hub
 from ..model.scores import Levels
 from ..model.several import load_one
 from ..source.chunk import Chunk
-from ..source.labels import class_of_each
+from ..source.labels import class_of_each, one_label_each
 from .branch import Answers, folds_of, on_vectors
 from .data import ArticleReader, LabelledArticles, TextBuffers, indices_of, joined, sorted_names, with_first_number
 
@@ -345,7 +345,9 @@ def read_taught(
 
     def labels_of(chunk: Chunk) -> tuple[pa.Array, pa.Table]:
         nothing = pa.nulls(len(chunk.rows), pa.string())
-        labels = chunk.rows.column(label_column).combine_chunks() if label_column else nothing
+        labels = nothing
+        if label_column:
+            labels = one_label_each(chunk.rows.column(label_column).combine_chunks(), label_column)
         return labels, chunk.rows.select(list(soft_columns))
 
     label_columns = (label_column,) if label_column else ()

@@ -25,7 +25,14 @@ from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.evaluation.evaluate import evaluate, evaluate_labels
 from broadsheet.pipeline.evaluation.fitting import calibrate
 from broadsheet.pipeline.model.charcnn import Model
-from broadsheet.pipeline.source.labels import NO_TRUTH, LabelRules
+from broadsheet.pipeline.source.labels import (
+    NO_TRUTH,
+    LabelRules,
+    class_names_in,
+    class_of_each,
+    first_class_number,
+    labels_of,
+)
 from broadsheet.pipeline.train import train
 
 TEXTS = ["the team won the match", "oil prices rose again"] * 30
@@ -311,3 +318,45 @@ def test_the_estimator_of_scikit_learn_reads_labels_alike(models: dict[str, Mode
     assert fitted.predict(TEXTS[:2]).tolist() == [0.0, 1.0]
     with pytest.raises(ValueError, match="missing label"):
         TextClassifier(device="cpu").fit(TEXTS[:2], ["a", ""])
+
+
+@pytest.mark.parametrize("numbers", [range(1, 11), [0, 7], [2, 3]])
+def test_numbers_that_are_no_class_numbers_are_not_guessed(numbers: Any) -> None:
+    with pytest.raises(UsageError, match=r"give (--label-numbers-from |label_numbers_from=)0"):
+        first_class_number(map(str, numbers), CLASSES, "label")
+
+
+@pytest.mark.parametrize("classes", [("01", "03", "05"), ("1e5", "2e5", "3e5"), ("0.5", "1.5", "2.5")])
+def test_numbers_are_never_class_numbers_where_classes_are_codes(classes: tuple[str, ...]) -> None:
+    """A tool that reads codes as numbers writes 1 for 01, and that is not the first class."""
+    assert first_class_number(["1", "3"], classes, "label") is None
+
+
+def test_class_numbers_that_are_asked_for_count_where_classes_are_called_like_numbers() -> None:
+    indices = LabelRules(numbers_from=0).indices("0123", ("1", "2", "3"))
+    assert indices == {"0": 0, "1": 1, "2": 2, "3": 2}
+
+
+def test_names_in_the_file_win_within_a_column_and_for_floats() -> None:
+    about = {"info": {"features": {"meta": {"topic": {"names": ["b", "a"], "_type": "ClassLabel"}}}}}
+    names = class_names_in(pa.schema([], {"huggingface": json.dumps(about)}))
+    assert names == {"meta.topic": ("b", "a")}
+    assert labels_of(pa.array([0.0, 1.0, None, np.nan, -1.0]), names["meta.topic"]).to_pylist() == [
+        "b",
+        "a",
+        *[None] * 3,
+    ]
+    with pytest.raises(UsageError, match="no whole number"):
+        labels_of(pa.array([0.5]), names["meta.topic"])
+
+
+def test_lists_where_a_row_has_one_label_are_refused(named: Model) -> None:
+    rows = pa.table({"text": TEXTS, "label": [["World"], ["Sports"]] * 30})
+    for ask in (lambda: trained(rows), lambda: accuracy(named, rows)):
+        with pytest.raises(UsageError, match="holds lists"):
+            ask()
+
+
+def test_folding_sees_the_value_within_spaces() -> None:
+    assert len({*class_of_each({"1": 2, "1.0 ": 1, "True": 1}, fold=True).values()}) == 1
+    assert class_of_each({"0": 2, "-0.0": 1}) == {"0": "0", "-0.0": "0"}
