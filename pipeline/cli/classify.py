@@ -440,8 +440,9 @@ def _check_job(context: typer.Context) -> None:
     assert context.parent is not None
     group: Any = context.parent.command
     given = group.commands["classify"].make_context("classify", [*context.args], parent=context.parent).params
-    if given["output"] in (None, _STDOUT) or given["inputs"] in (None, ["-"]):
+    output, inputs = given["output"], [*(given["inputs"] or ())]  # as Click has them: text, and tuples of text
+    if output is None or Path(output) == _STDOUT or inputs in ([], ["-"]):
         raise UsageError("a submitted job reads files and writes to a folder: give INPUT … -o OUT/")
-    source = pipe.source_of(given["inputs"], given["stdin_format"])
+    source = pipe.source_of(inputs, given["stdin_format"])
     options = keywords({name: value for name, value in given.items() if name in TABLE})
-    sampled(source, given["output"], given["model"] or ["ag-news"], options, rows=1)  # type: ignore[arg-type]
+    sampled(source, output, [*(given["model"] or ["ag-news"])], options, rows=1)  # type: ignore[arg-type]

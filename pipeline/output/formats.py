@@ -75,7 +75,10 @@ class _Parquet(PartFormat):
         encoding = dict.fromkeys(counts, "DELTA_BINARY_PACKED")
         try:
             pq.write_table(table, sink, compression="zstd", use_dictionary=repeating, column_encoding=encoding)
-        except pa.ArrowNotImplementedError as error:  # as fixed-size lists that are null are, before PyArrow 26
+        except pa.ArrowNotImplementedError as error:
+            if not len(table):  # `check_writable` asks whether there can be such a column at all
+                raise
+            # Such as fixed-size lists that are null, before PyArrow 26.
             raise OutputError(
                 f"PyArrow {pa.__version__} cannot write a kept column to Parquet ({error}): update it, give --format "
                 "jsonl, or do not keep the column"
