@@ -178,6 +178,8 @@ def evaluate_numbers(
         raise UsageError(f"{loaded.name} gives a text labels, and no number: evaluate() is for such models")
     names = () if _are_numbers(loaded.classes) else loaded.classes
     wanted: dict[str, Any] = {"kept": (label_column,), "reads": loaded.reads}
+    if names:
+        wanted["labels"] = (label_column,)
     rows, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
     given, true, quarantined = [np.empty(0)], [np.empty(0)], 0
     ways, finding = {"uncertain": loaded}, Finding(loaded)
@@ -188,7 +190,7 @@ def evaluate_numbers(
             quarantined += len(scored.chunk.quarantine)
             finding.add(dict(zip(ways, scored.predictions, strict=True)))
             given.append(scored.predictions[0].scores[:, 0].astype(np.float64))
-            true.append(numbers_in(scored.chunk.rows, label_column, names))
+            true.append(numbers_in(scored.chunk.rows, label_column, names, selection.rules))
     ours, theirs = np.concatenate(given), np.concatenate(true)
     known = np.isfinite(theirs)
     ours, theirs = ours[known], theirs[known]

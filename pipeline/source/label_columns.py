@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .labels import NO_TRUTH, LabelRules, class_indices, labels_of
+from .labels import NAMES_ONLY, NO_TRUTH, LabelRules, class_indices, labels_of
 from .layouts import is_textual
 
 SEPARATOR = "|"
@@ -113,7 +114,9 @@ def label_sets(
     return has, is_unknown, unknown
 
 
-def numbers_in(rows: pa.Table, name: str, levels: Sequence[str] = ()) -> NDArray[np.float64]:
+def numbers_in(
+    rows: pa.Table, name: str, levels: Sequence[str] = (), rules: LabelRules = NAMES_ONLY
+) -> NDArray[np.float64]:
     """The numbers of a column.
 
     Parameters
@@ -124,6 +127,8 @@ def numbers_in(rows: pa.Table, name: str, levels: Sequence[str] = ()) -> NDArray
         A column of numbers, or of strings that are numbers.
     levels : sequence of str
         Names that stand for the numbers 1, 2, …: the column then holds these names, or these numbers.
+    rules : LabelRules
+        How labels name levels. Unless the rules say otherwise, their numbers count from 1.
 
     Returns
     -------
@@ -138,7 +143,8 @@ def numbers_in(rows: pa.Table, name: str, levels: Sequence[str] = ()) -> NDArray
     """
     values = rows.column(name).combine_chunks()
     if levels:
-        indices, _ = class_indices(labels_of(values), levels, LabelRules(numbers_from=1))
+        first = 1 if rules.numbers_from is None else rules.numbers_from
+        indices, _ = class_indices(labels_of(values), levels, replace(rules, numbers_from=first))
         known, numbers = indices != NO_TRUTH, 1.0 + indices
     else:
         try:

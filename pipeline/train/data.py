@@ -445,13 +445,13 @@ def read_numbers(
     """
 
     def numbers_of(chunk: Chunk) -> NDArray[np.float64]:
-        numbers_here = numbers_in(chunk.rows, column, names or ())
+        numbers_here = numbers_in(chunk.rows, column, names or (), reading.rules)
         if np.isnan(numbers_here).any():
             where = chunk.rows.slice(int(np.argmax(np.isnan(numbers_here))), 1).to_pylist()[0]
             raise UsageError(f"{where['file']}: row {where['row']} has no number in column {column!r}")
         return numbers_here
 
-    articles, parts = reading.articles(source, (column,), "numbers", numbers_of)
+    articles, parts = reading.articles(source, (column,), "numbers", numbers_of, labels=(column,) if names else ())
     numbers = np.concatenate([np.empty(0), *parts])
     if like is None:
         if not len(numbers) or not np.ptp(numbers):

@@ -25,6 +25,7 @@ from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.evaluation.evaluate import evaluate, evaluate_labels
 from broadsheet.pipeline.evaluation.fitting import calibrate
 from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.source.label_columns import numbers_in
 from broadsheet.pipeline.source.labels import (
     NO_TRUTH,
     LabelRules,
@@ -360,3 +361,10 @@ def test_lists_where_a_row_has_one_label_are_refused(named: Model) -> None:
 def test_folding_sees_the_value_within_spaces() -> None:
     assert len({*class_of_each({"1": 2, "1.0 ": 1, "True": 1}, fold=True).values()}) == 1
     assert class_of_each({"0": 2, "-0.0": 1}) == {"0": "0", "-0.0": "0"}
+
+
+def test_levels_count_from_where_the_user_says() -> None:
+    rows = pa.table({"text": ["a"] * 3, "label": [0, 1, 2]})
+    assert numbers_in(rows, "label", ("bad", "ok", "good"), LabelRules(numbers_from=0)).tolist() == [1.0, 2.0, 3.0]
+    with pytest.raises(UsageError, match="holds 0"):
+        numbers_in(rows, "label", ("bad", "ok", "good"))
