@@ -150,6 +150,9 @@ def _interfaces(client: Client, addresses: list[str]) -> Finding:
 def _transfers(client: Client) -> Iterator[Finding]:
     """Time the transfer of an array from one worker to another, and list UCX's transports where it is used."""
     addresses = list(client.scheduler_info(n_workers=-1)["workers"])
+    if not addresses:
+        yield Finding("transfer", WARNING, "no worker is there", "start some, and run this again")
+        return
     protocol = urlsplit(addresses[0]).scheme
     if protocol == "ucx":
         names = {name for transports in client.run(probes.ucx_transports).values() for name in transports} - {"self"}

@@ -157,17 +157,17 @@ def least_score(first: Doubles, encoder: Doubles, share: float, recall: float) -
 
 def _rows_for(share: float, recall: float) -> int:
     """The fewest rows of which `least_score` can promise something."""
-    top = ceil(log(_RISK - _RISK_OF_CUT) / log(recall))  # so many rows of the top are lost with that risk
-    rows = ceil(top / share)
-    step = rows
-    while step:  # by halves: `_rows_of_share` grows with the rows
-        while _rows_of_share(rows, share)[0] < top:
-            rows += step
-        step //= 2
-        rows -= step
-    while _rows_of_share(rows, share)[0] < top:
-        rows += 1
-    return rows
+    top = ceil(log(_RISK - _RISK_OF_CUT) / log(recall))  # all of so many are kept by chance with that risk
+    few, enough = 0, ceil(top / share)
+    while _rows_of_share(enough, share)[0] < top:
+        few, enough = enough, 2 * enough
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        if _rows_of_share(middle, share)[0] < top:
+            few = middle
+        else:
+            enough = middle
+    return enough
 
 
 def refuse_few(rows: int, agreement: float, top: Top | None) -> None:

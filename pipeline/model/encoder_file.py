@@ -157,6 +157,8 @@ def is_folder(path: Path) -> bool:
 
 def has_head(folder: Path) -> bool:
     """Whether it gives texts labels or a number, rather than vectors. Raises ModelError where it is damaged."""
+    if not is_folder(folder):  # such as a folder of static vectors
+        return False
     config = read_json(folder / CONFIG_FILE, str(folder))
     if not isinstance(config, dict):
         raise ModelError(f"{folder}: {CONFIG_FILE} is no JSON object: download or save the folder again")

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from ..errors import OutputError, first_of
 from ..source.chunk import Selection
 from ..source.format import InputFile, Schema
+from ..source.labels import LabelRules
 from ..source.plan.files import Files
 from ..source.plan.plan import Plan, bound, plan_files
 from .layout import VERSION, WITHDRAWING
@@ -68,7 +69,8 @@ def plan_from(
     saved = from_json(data, SavedPlan, name)
     try:
         check_plan(saved)
-        plan = plan_files(files, asked, chunk_rows, limit, _number_of_first(saved))
+        counted = replace(asked, rules=_rules(saved, asked))
+        plan = plan_files(files, counted, chunk_rows, limit, _number_of_first(saved))
         plan = replace(plan, parts=parts_of_saved(saved))  # earlier versions cut no file
         same = {
             "files": saved.files == tuple(listed(plan.files)),
@@ -210,10 +212,14 @@ def resolved(saved: SavedPlan, asked: Selection) -> Selection:
     except ValueError as error:
         what = f"the plan is damaged: no types of columns ({error})"
         raise OutputError(f"{what}. Start again with --overwrite") from error
-    rules = asked.rules
-    if chosen.label_numbers_from is not UNSET:
-        rules = replace(rules, numbers_from=chosen.label_numbers_from)
+    rules = _rules(saved, asked)
     return replace(asked, text=chosen.text, kept=chosen.kept, kept_types=tuple(types.types), rules=rules)
+
+
+def _rules(saved: SavedPlan, asked: Selection) -> LabelRules:
+    """How labels name classes: class numbers count as they did when the job was planned."""
+    first = saved.selection.label_numbers_from
+    return asked.rules if first is UNSET else replace(asked.rules, numbers_from=first)
 
 
 def plan_again(saved: SavedPlan, files: Sequence[InputFile], asked: Selection) -> Plan:
