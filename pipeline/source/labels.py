@@ -284,6 +284,8 @@ def has_numbers(classes: Iterable[str]) -> bool:
 def first_class_number(labels: Iterable[str], classes: Sequence[str], column: str) -> int | None:
     """From which number on a column numbers the classes of a model: 0, 1, or None where its labels are names.
 
+    A negative number stands for no label.
+
     Parameters
     ----------
     labels : iterable of str
@@ -292,8 +294,6 @@ def first_class_number(labels: Iterable[str], classes: Sequence[str], column: st
         The classes of the model, in order.
     column : str
         The name of the column, for messages.
-
-    A negative number stands for no label.
 
     Raises
     ------
