@@ -83,6 +83,9 @@ def build(folder: Path, class_of_config: str | None, name: str) -> Built:
     if kind not in (*_BERT, *_AS_STORED):
         known = ", ".join((*_BERT, _AS_STORED[0]))
         raise refused(name, f"its tokenizer_class is {kind!r:.60}", f"{known} and their fast kinds are")
+    for key in ("do_lower_case", "tokenize_chinese_chars"):
+        if not isinstance(about.get(key, True), bool):
+            raise refused(name, f"its {key} is {about[key]!r:.40}", "true and false are")
     stored = _stored(folder, name)
     try:
         if kind in _BERT:

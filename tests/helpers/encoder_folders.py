@@ -6,6 +6,7 @@ A change sets one key of one file to one value. What the original makes of a fol
 from __future__ import annotations
 
 import json
+import re
 import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,13 +42,14 @@ class Change(NamedTuple):
 
     @property
     def names(self) -> set[str]:
-        """What a refusal may call it."""
+        """What a refusal may call it: a key or a value that is a word. "1" or "True" is in many messages by chance."""
 
         def keys(value: Any) -> set[str]:
             """All in a value, however deep."""
             return set().union({*map(str, value)}, *map(keys, value.values())) if isinstance(value, dict) else set()
 
-        return {str(one) for one in self.where} | {str(self.value)} | keys(self.value)
+        every = {str(one) for one in self.where} | {str(self.value)} | keys(self.value)
+        return {name for name in every if re.search("[a-z]{3}|<|\\[", name, re.IGNORECASE)} - {"True", "False", "None"}
 
     def apply(self, folder: Path) -> None:
         path = folder / self.file
