@@ -142,10 +142,10 @@ def run() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may know fewer letters than UTF-8
     warnings.showwarning = _show_warning  # type: ignore[assignment]
-    sys.argv[1:] = _as_now(sys.argv[1:])
-    is_known = {*sys.argv[1:2]} & {*_COMMANDS}
-    app = application({sys.argv[1], "classify"} if is_known else _COMMANDS)  # `submit` has the options of `classify`
     try:
+        sys.argv[1:] = _as_now(sys.argv[1:])
+        is_known = {*sys.argv[1:2]} & {*_COMMANDS}
+        app = application({sys.argv[1], "classify"} if is_known else _COMMANDS)  # `submit` has classify's options
         code = app(standalone_mode=False)
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
