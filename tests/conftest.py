@@ -33,6 +33,9 @@ AG_NEWS = ["--columns", "class,title,description", "--text-column", "title", "--
 # Tests start some hundreds of processes; where the environment says so, each would compile the project anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# A shell that starts the tests in the background has them ignore Ctrl-C, and the commands that they start with them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # The workers of a session's cluster have the environment of its beginning; and no test meets the user's own keys.
 for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_"))]:
     del os.environ[name]
