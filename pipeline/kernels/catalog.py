@@ -243,6 +243,54 @@ def fasttext_kernels(shape: FastTextShape, classes: int) -> list[Kernel]:
 
 
 @cache
+def count_line_ends_kernel() -> Kernel:
+    return Kernel("count line ends", "records/lines.cu", "count_line_ends")
+
+
+@cache
+def place_line_ends_kernel() -> Kernel:
+    return Kernel("place line ends", "records/lines.cu", "place_line_ends")
+
+
+@cache
+def find_lines_kernel() -> Kernel:
+    return Kernel("find lines", "records/lines.cu", "find_lines")
+
+
+@cache
+def read_objects_kernel() -> Kernel:
+    return Kernel("read objects", "records/json.cu", "read_objects")
+
+
+@cache
+def measure_values_kernel() -> Kernel:
+    return Kernel("measure values", "records/json.cu", "measure_values")
+
+
+@cache
+def write_values_kernel() -> Kernel:
+    return Kernel("write values", "records/json.cu", "write_values")
+
+
+def record_kernels() -> list[Kernel]:
+    """Those that find the records of a block of JSON Lines, and their values."""
+    return [
+        count_line_ends_kernel(),
+        place_line_ends_kernel(),
+        find_lines_kernel(),
+        read_objects_kernel(),
+        measure_values_kernel(),
+        write_values_kernel(),
+        find_blank_kernel(),
+    ]
+
+
+@cache
+def find_blank_kernel() -> Kernel:
+    return Kernel("find blank texts", "records/texts.cu", "find_blank")
+
+
+@cache
 def wordpiece_kernel(longest: int) -> Kernel:
     """The tokens of texts, each by a thread. longest: code points of a word that is cut."""
     launch = Launch(2 * WARP, 2 * WARP * longest * 4)

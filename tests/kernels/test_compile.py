@@ -24,6 +24,7 @@ from broadsheet.pipeline.kernels.catalog import (
     first_block,
     gather_kernel,
     network_kernels,
+    record_kernels,
     target,
 )
 from broadsheet.pipeline.kernels.compile import Cubin, cache_folder, compile_kernel, compiler_name, resources
@@ -81,6 +82,8 @@ def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
         for exact in (True, False):
             for kernel in fasttext_kernels(fasttext_shape(columns, exact), MOST_CLASSES):
                 found[kernel.file, kernel.expression, architecture] = kernel, architecture
+    for kernel in record_kernels():
+        found[kernel.file, kernel.expression, architecture] = kernel, architecture
     for generation in GENERATIONS[architecture]:
         if generation in ("sm80", "sm90"):
             for width, heads in WIDTHS:
