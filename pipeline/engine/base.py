@@ -42,6 +42,8 @@ class Texts:
         Where several models read these texts: what one of them encoded, for others with the same alphabet and length.
     prepared : mapping of str to pyarrow.LargeStringArray
         The texts as who read them has prepared them already, [N] each, by the `id` of the preparation.
+    is_written : bool
+        Of texts on a GPU: whether it has written them. Else an engine waits for all that the GPU does.
 
     Examples
     --------
@@ -57,6 +59,7 @@ class Texts:
     n_chars: NDArray[np.int64] | None = None
     shared: dict[tuple[str, int], Encoded] | None = None
     prepared: Mapping[str, pa.LargeStringArray] = field(default_factory=dict)
+    is_written: bool = False
 
     @classmethod
     def of(cls, articles: Sequence[bytes]) -> Texts:
@@ -234,6 +237,8 @@ class Engine(Protocol):
         "cpu", or "cuda:" and the number of the GPU on its host.
     memory_ready : float
         When its weights and buffers were allocated, in seconds since the epoch.
+    reads_gpu_texts : bool
+        Whether it labels texts on a GPU without a copy on the host.
     batch : int or None
         Articles in one batch on the device at most; None where batches make no difference.
 
@@ -250,6 +255,7 @@ class Engine(Protocol):
     model: Model
     device_name: str
     memory_ready: float
+    reads_gpu_texts: bool
 
     @property
     def batch(self) -> int | None: ...
@@ -310,6 +316,7 @@ class Wrapped:
     def __init__(self, model: Model, engine: Engine) -> None:
         self.model, self.engine, self.batch, self.close = model, engine, engine.batch, engine.close
         self.backend, self.device_name, self.memory_ready = engine.backend, engine.device_name, engine.memory_ready
+        self.reads_gpu_texts = engine.reads_gpu_texts and model.preparation is None
 
     def classify(self, texts: Texts, *how: Any, **more: Any) -> Predictions:
         """Label articles, as `Engine.classify` does."""

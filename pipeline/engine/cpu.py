@@ -53,6 +53,7 @@ class CpuEngine:
     """
 
     batch = None
+    reads_gpu_texts = False
 
     def __init__(self, model: Model, threads: int, precision: str = "fp32") -> None:
         self.model = model

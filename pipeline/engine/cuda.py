@@ -112,6 +112,8 @@ class CudaEngine:
 
     """
 
+    reads_gpu_texts = True
+
     _failed: str | None = None
     """Why nothing can be computed any more: after a failure of the GPU every call fails."""
 
@@ -230,7 +232,7 @@ class CudaEngine:
             truncated=np.empty(count, np.bool_),
             unknown_chars=np.empty(count, np.int64),
         )
-        if not _is_on_host(texts):
+        if not _is_on_host(texts) and not texts.is_written:
             self.device.synchronize()  # whoever wrote the text may have used any stream
         if self._is_small(texts) and not each_kernel:
             sums = self._in_a_graph(texts, top_k, predictions, spans)

@@ -105,8 +105,8 @@ class OnCuda:
 
     def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
         with self._device, self._failures(f"a batch of {len(texts):,} texts"):
-            if not isinstance(texts.data, np.ndarray):  # whoever wrote the text may have used any stream
-                self._device.synchronize()
+            if not isinstance(texts.data, np.ndarray) and not texts.is_written:
+                self._device.synchronize()  # whoever wrote the text may have used any stream
             return self._computed.compute(texts.data, texts.offsets, is_logits, self._timed(spans))
 
     @contextmanager
@@ -171,6 +171,7 @@ class EncoderEngine:
     def __init__(self, model: Model, compute: Compute, first: Engine | None = None) -> None:
         self.model, self.first, self._compute = model, first, compute
         self.device_name, self.backend = compute.device_name, compute.backend
+        self.reads_gpu_texts = isinstance(compute, OnCuda) and first is None
         self._bias = model.tensors[BIAS].astype(np.float32)
         self.memory_ready = time.time()
 

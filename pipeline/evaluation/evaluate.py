@@ -319,7 +319,7 @@ def evaluate(
             chunk, truth, predicted = scored.chunk, scored.chunk.truth, scored.predictions[0]
             quarantined += len(chunk.quarantine) - scored.overflowed
             overflowed += scored.overflowed
-            unknown.update(chunk.unknown_labels)
+            unknown.update({label: len(rows) for label, rows in chunk.unknown_labels.items()})
             if truth is None:
                 continue
             labels, scores, before = predicted.labels[:, 0], predicted.scores[:, 0], predicted.scores[:, 0]
@@ -393,8 +393,9 @@ def _mistake(chunk: Chunk, i: int, label: str, score: float, classes: tuple[str,
     """
     assert chunk.truth is not None
     where = chunk.rows.slice(i, 1).to_pylist()[0]
-    text = chunk.text[i].as_py()[:SHOWN_BYTES].decode(errors="ignore")
-    return Mistake(score, where["file"], where["row"], classes[chunk.truth[i]], label, text)
+    (text,) = chunk.beginnings([i], SHOWN_BYTES)
+    told = text.decode(errors="ignore")
+    return Mistake(score, where["file"], where["row"], classes[chunk.truth[i]], label, told)
 
 
 @READ.takes(ReadKeywords)

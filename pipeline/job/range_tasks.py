@@ -130,7 +130,7 @@ def label_range(part: Range, content: Chunk | None, alone: bool, job: Job) -> Ch
 def _read(chunks: _Chunks, job: Job) -> RangeEnd | None:
     """Read a range, and begin to label each chunk; its end, or None where it is not read to that."""
     spans: list[Span] = []
-    given = (chunks.part, job.selection, job.chunk_rows, chunks.is_committed, spans, chunks.take)
+    given = (chunks.part, job.selection, job.chunk_rows, chunks.is_committed, spans, chunks.take, chunks.is_on_gpu)
     with closing(STATE.read_range(*given)) as reading:
         while chunks.may_read:
             with span("read", spans, "read", number=chunks.begun):
@@ -186,9 +186,13 @@ class _Chunks(AbstractContextManager["_Chunks"]):
         self._failed = self._has_seceded = False
         self._room: int | None = None  # that was taken for a chunk that has yet to come
         self._engines = ExitStack()
+        self.is_on_gpu = False  # whether texts may stay there from when they are read
 
     def __enter__(self) -> _Chunks:
-        self._engines.enter_context(ENGINES.use(self._job.engines))  # not to be loaded again for each chunk
+        held = self._engines.enter_context(ENGINES.use(self._job.engines))  # not to be loaded again for each chunk
+        has_windows = any(scoring.windows is not None for scoring in self._job.columns.scoring)
+        is_read_on_gpu = all(engine.reads_gpu_texts for engine, _ in held)
+        self.is_on_gpu = is_read_on_gpu and not has_windows and self._job.out is not None
         return self
 
     @property

@@ -334,8 +334,8 @@ def _entry(work: Work, chosen: NDArray[np.bool_], job: Job) -> Entry:
         rows_filtered=len(chunk) - len(n_chars),
         rows_quarantined=len(chunk.quarantine),
         problems=chunk.problems,
-        not_copied=dict(chunk.not_copied),
-        unknown_labels=dict(chunk.unknown_labels) or UNSET,
+        not_copied={key: len(rows) for key, rows in chunk.not_copied.items()},
+        unknown_labels={label: len(rows) for label, rows in chunk.unknown_labels.items()} or UNSET,
     )
 
 

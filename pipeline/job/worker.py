@@ -6,7 +6,10 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING
 
+from ..ingest import reading as ingest
 from ..labelling.engines import ENGINES
 from ..output.commit import commit_chunk
 from ..source.chunk import Chunk, Selection
@@ -15,8 +18,15 @@ from ..source.read.read import Skipped, count_range, read_range
 from ..source.read.readers import MOST_OF_ONE, Readers, Room
 from ..telemetry.spans import Span
 
+if TYPE_CHECKING:
+    from ..ingest.blocks import OpenBlocks
+    from ..ingest.page_lock import PageLocks
+
 _MOST_AT_ONCE = 16
 """Chunks that are scored, or written, at a time."""
+
+_WAITING = 8
+"""Chunks that wait for the engine, beside those that are being read, at most."""
 
 SMALL_BYTES = 1 << 20
 """Stored bytes that a worker reads by itself: to start a process that reads takes half a second."""
@@ -80,6 +90,8 @@ class WorkerState:
         self.threads = ThreadPoolExecutor(_MOST_AT_ONCE, "broadsheet-label")
         self.starts = Starts()
         self.stopped: set[str] = set()
+        self._locking = threading.Lock()
+        self._page_locks: PageLocks | None = None
 
     def read_in_processes(self, count: int, at_once: int) -> None:
         """Read in so many processes until the last engine is withdrawn. at_once: as of `Readers`."""
@@ -91,7 +103,20 @@ class WorkerState:
         """Count the records of a range."""
         return self.readers.count_range(part, selection) if self.readers else count_range(part, selection)
 
+    def _blocks_on_gpu(self, readers: Readers) -> OpenBlocks:
+        """What finds the records of blocks that the readers fill."""
+        from ..ingest.json_blocks import JsonBlocks  # these need CuPy
+        from ..ingest.page_lock import PageLocks
+
+        self.room.grow((readers.count + _WAITING) * MOST_OF_ONE)  # it is the GPU's memory that texts take
+        with self._locking:
+            locks = self._page_locks = self._page_locks or PageLocks(readers.ring)
+        return partial(JsonBlocks, locks.lock)
+
     def _end_readers(self) -> None:
+        if self._page_locks is not None:
+            self._page_locks.close()
+            self._page_locks = None
         if self.readers is not None:
             self.readers.close()
             self.readers = None
@@ -104,6 +129,7 @@ class WorkerState:
         skip: Callable[[str], bool],
         spans: list[Span],
         take: Callable[[int], bool],
+        is_on_gpu: bool = False,
     ) -> Reading:
         """Read a range in a reader process; in this one where there are none, or the range is small.
 
@@ -111,9 +137,15 @@ class WorkerState:
         ----------
         part, selection, chunk_rows, skip, spans, take
             As of `Readers.read_range`.
+        is_on_gpu : bool
+            Whether the texts may stay on a GPU.
 
         """
         if self.readers and not 0 < part.bytes <= self.small_bytes:  # 0 where that is not known
+            if is_on_gpu and ingest.is_read_here(part, selection):
+                open_blocks = self._blocks_on_gpu(self.readers)
+                items = ingest.read_range(self.readers, open_blocks, part, selection, chunk_rows, skip, spans)
+                return _as_room_allows(items, take)
             return self.readers.read_range(part, selection, chunk_rows, skip, spans, take)
         return _as_room_allows(read_range(part, selection, chunk_rows, skip, spans), take)
 

@@ -13,7 +13,6 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..engine.base import Engine, Predictions, Texts
@@ -200,7 +199,7 @@ def _of_heads(whole: Predictions, heads: Heads, scoring: Sequence[Scoring]) -> I
 
 def texts_of(chunk: Chunk) -> Texts:
     """The articles of a chunk as an engine takes them."""
-    return Texts(chunk.data, chunk.offsets, chunk.ids, chunk.n_chars, prepared=chunk.prepared)
+    return Texts(chunk.data, chunk.offsets, chunk.ids, chunk.n_chars, prepared=chunk.prepared, is_written=True)
 
 
 def _refuse_other_ids(engine: Engine, first: Engine) -> None:
@@ -230,7 +229,7 @@ def set_aside(chunk: Chunk, lost: NDArray[np.bool_], reason: str) -> Chunk:
     """The chunk with those of its readable rows in quarantine where `lost`, [N], is true."""
     mask = pa.array(lost)
     rows = chunk.rows.filter(mask)
-    heads = pc.binary_slice(chunk.text.filter(mask), 0, HEAD_BYTES).cast(pa.binary())
+    heads = pa.array(chunk.beginnings(np.flatnonzero(lost).tolist(), HEAD_BYTES), pa.binary())
     columns = [rows["file"], rows["row"], pa.nulls(len(rows), pa.int64()), pa.repeat(reason, len(rows)), heads]
     return replace(
         chunk.take(~lost),
@@ -242,11 +241,8 @@ def set_aside(chunk: Chunk, lost: NDArray[np.bool_], reason: str) -> Chunk:
 def _count_doubtful(chunk: Chunk, predictions: Predictions, reads: int) -> dict[str, int]:
     """Rows that a model can hardly judge, by reason; a row has one at most. reads: what its network reads of a text."""
     empty = predictions.n_chars == 0
-    filled = np.flatnonzero(np.diff(chunk.offsets) > 0) if chunk.ids is None else np.empty(0, np.intp)
-    # Only what begins with a space is searched: a search of all texts would take a tenth of a GPU's time.
-    spaced = filled[chunk.data[chunk.offsets[filled]] <= ord(" ")]
-    blank = pc.utf8_is_space(chunk.text.take(pa.array(spaced)).cast(pa.large_string()))
-    empty[spaced] |= blank.to_numpy(zero_copy_only=False)
+    if chunk.ids is None:
+        empty |= chunk.is_blank
     outside = ~empty & (predictions.unknown_chars >= OUTSIDE_SHARE * np.minimum(predictions.n_chars, reads))
     counts = {EMPTY: int(empty.sum()), OUTSIDE: int(outside.sum())}
     return {reason: rows for reason, rows in counts.items() if rows}

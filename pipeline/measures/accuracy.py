@@ -157,6 +157,7 @@ def closest(
     margins = scores[:, 0] - scores[:, 1]
     rows = np.argpartition(margins, min(count, len(margins)) - 1)[:count]  # no full sort: the device waits for this
     rows = rows[np.lexsort((rows, margins[rows]))]
+    texts = chunk.beginnings(rows.tolist(), SHOWN_BYTES)
     return [
         Example(
             float(margins[i]),
@@ -164,9 +165,9 @@ def closest(
             chunk.rows.column("row")[i].as_py(),
             classes[labels[i, 0]],
             classes[labels[i, 1]],
-            chunk.text[i].as_py()[:SHOWN_BYTES].decode(errors="ignore"),
+            text.decode(errors="ignore"),
         )
-        for i in rows.tolist()
+        for i, text in zip(rows.tolist(), texts, strict=True)
     ]
 
 

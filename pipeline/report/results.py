@@ -223,6 +223,7 @@ def _part(chunk: Chunk, first: int, count: int) -> Chunk:
     """Of a chunk of rows from 0 on, those of some numbers."""
     begin, end = np.searchsorted(chunk.rows.column("row").to_numpy(), [first, first + count])
     sources = (RowRange(MEMORY, first, count),)
+    assert isinstance(chunk.text, pa.Array)
     text, rows = chunk.text.slice(begin, end - begin), chunk.rows.slice(begin, end - begin)
     prepared = {name: texts.slice(begin, end - begin) for name, texts in chunk.prepared.items()}
     return replace(chunk, text=text, rows=rows, sources=sources, prepared=prepared)

@@ -8,7 +8,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from .columns import (
     refuse_uncopied,
 )
 from .compression import UTF8
-from .labels import NAMES_ONLY, LabelRules, class_indices, labels_of, one_label_each
+from .labels import NAMES_ONLY, NO_TRUTH, LabelRules, class_indices, labels_of, one_label_each
 from .limits import LIMITS
 
 HEAD_BYTES, SHOWN_BYTES = 256, 400
@@ -183,6 +183,10 @@ class Selection:
         return pa.schema([("file", pa.string()), ("row", pa.int64()), *kept])
 
 
+RowsByName = Mapping[str, NDArray[np.int64]]
+"""The numbers of rows, in order, by a key or label that these have."""
+
+
 class RowRange(NamedTuple):
     """Consecutive rows of one file.
 
@@ -225,13 +229,78 @@ class BadRow:
     head: bytes
 
 
+class OffHost(Protocol):
+    """N texts that are not in the memory of this host, such as on a GPU.
+
+    Attributes
+    ----------
+    data : array
+        uint8 [bytes], the texts one after another, where they are.
+    offsets : ndarray
+        int64 [N + 1], on the host: text i is ``data[offsets[i]:offsets[i + 1]]``.
+    is_blank : ndarray
+        bool [N], on the host: which texts hold nothing but white space.
+
+    """
+
+    @property
+    def data(self) -> Any: ...
+
+    @property
+    def offsets(self) -> NDArray[np.int64]: ...
+
+    @property
+    def is_blank(self) -> NDArray[np.bool_]: ...
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the texts."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice) -> OffHost:
+        """Some texts that follow one another."""
+
+    def filter(self, which: pa.BooleanArray) -> pa.LargeBinaryArray:
+        """A copy of the texts where `which`, [N], is true, on the host."""
+
+    def joined(self, others: Sequence[OffHost | pa.LargeBinaryArray]) -> OffHost:
+        """These texts, and then others."""
+
+    def on_host(self) -> pa.LargeBinaryArray:
+        """A copy of the texts."""
+
+    def beginnings(self, rows: Sequence[int], size: int) -> list[bytes]:
+        """The first bytes of some texts."""
+
+
+def buffers_of(text: pa.LargeBinaryArray) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The bytes of N texts, uint8, and int64 [N + 1] offsets: text i is ``data[offsets[i]:offsets[i + 1]]``."""
+    _, offsets, data = text.buffers()
+    bytes_of_all = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
+    if not len(text):
+        return bytes_of_all, np.zeros(1, np.int64)
+    return bytes_of_all, np.frombuffer(offsets, np.int64)[text.offset : text.offset + len(text) + 1]
+
+
+def are_blank(text: pa.LargeBinaryArray) -> NDArray[np.bool_]:
+    """Which of N texts hold nothing but white space, or nothing: bool [N]."""
+    data, offsets = buffers_of(text)
+    blank: NDArray[np.bool_] = np.diff(offsets) == 0
+    filled = np.flatnonzero(~blank)
+    # Only what begins with a space is searched: a search of all texts would take a tenth of a GPU's time.
+    spaced = filled[data[offsets[filled]] <= ord(" ")]
+    blank[spaced] = pc.utf8_is_space(text.take(pa.array(spaced)).cast(pa.large_string())).to_numpy(zero_copy_only=False)
+    return blank
+
+
 @dataclass(frozen=True)
 class Chunk:
     """N readable articles in input order, and the rows and files that could not be read.
 
     Attributes
     ----------
-    text : pyarrow.LargeBinaryArray
+    text : pyarrow.LargeBinaryArray or OffHost
         [N], valid UTF-8.
     rows : pyarrow.Table
         [N], of `file`, `row` and the kept columns.
@@ -255,17 +324,17 @@ class Chunk:
         Bytes of its range, as they are stored, that had been read by then; 0 where that is not known.
     index : pandas.Index or None
         Of the pandas DataFrame that it is, as a partition of a Dask DataFrame.
-    not_copied : mapping of str to int
-        With `keep_all`, rows by a key that they have and that is not among the kept columns; of the commonest
-        `NOT_COPIED` keys.
+    not_copied : mapping of str to ndarray
+        With `keep_all`, the numbers of rows by a key that they have and that is not among the kept columns; of the
+        commonest `NOT_COPIED` keys.
     prepared : mapping of str to pyarrow.LargeStringArray
         The texts, [N], after each of the selection's preparations, by name.
-    unknown_labels : mapping of str to int
-        Rows by a label of the truth column that names no class; of the commonest `NOT_COPIED` labels.
+    unknown_labels : mapping of str to ndarray
+        The numbers of rows by a label of the truth column that names no class; of the commonest `NOT_COPIED` labels.
 
     """
 
-    text: pa.LargeBinaryArray
+    text: pa.LargeBinaryArray | OffHost
     rows: pa.Table
     quarantine: pa.Table
     ids: NDArray[np.uint8] | None = None
@@ -277,21 +346,19 @@ class Chunk:
     sources: tuple[RowRange, ...] = ()
     stored: int = 0
     index: Any = None
-    not_copied: Mapping[str, int] = field(default_factory=dict)
+    not_copied: RowsByName = field(default_factory=dict)
     prepared: Mapping[str, pa.LargeStringArray] = field(default_factory=dict)
-    unknown_labels: Mapping[str, int] = field(default_factory=dict)
+    unknown_labels: RowsByName = field(default_factory=dict)
 
     @property
-    def data(self) -> NDArray[np.uint8]:
-        buffer = self.text.buffers()[2]
-        return np.frombuffer(buffer, np.uint8) if buffer else np.empty(0, np.uint8)
+    def data(self) -> Any:
+        """uint8 [bytes], the articles one after another, where they are."""
+        return buffers_of(self.text)[0] if isinstance(self.text, pa.Array) else self.text.data
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        if not len(self.text):
-            return np.zeros(1, np.int64)
-        raw = np.frombuffer(self.text.buffers()[1], np.int64)
-        return raw[self.text.offset : self.text.offset + len(self.text) + 1]
+        """int64 [N + 1]: article i is ``data[offsets[i]:offsets[i + 1]]``."""
+        return buffers_of(self.text)[1] if isinstance(self.text, pa.Array) else self.text.offsets
 
     @property
     def text_bytes(self) -> int:
@@ -301,6 +368,8 @@ class Chunk:
     @property
     def digest(self) -> bytes:
         """sha256 of the texts, prepared ones too, and of which rows have one: the same rows are known again by it."""
+        if not isinstance(self.text, pa.Array):
+            return replace(self, text=self.text.on_host()).digest
         sources = self.sources
         starts = np.cumsum([0, *(rows for *_, rows in sources)])
         rows = self.rows.column("row").to_numpy()
@@ -315,6 +384,17 @@ class Chunk:
             digest.update(np.diff(of.offsets).tobytes())
             digest.update(of.data[of.offsets[0] : of.offsets[-1]].data)
         return digest.digest()
+
+    @property
+    def is_blank(self) -> NDArray[np.bool_]:
+        """Which articles hold nothing but white space, or nothing, [N]."""
+        return are_blank(self.text) if isinstance(self.text, pa.Array) else self.text.is_blank
+
+    def beginnings(self, rows: Sequence[int], size: int) -> list[bytes]:
+        """The first `size` bytes of some articles."""
+        if not isinstance(self.text, pa.Array):
+            return self.text.beginnings(rows, size)
+        return [self.text[i].as_py()[:size] for i in rows]
 
     def without_text(self) -> Chunk:
         """The chunk without its text, which is not needed once it is classified."""
@@ -331,6 +411,18 @@ class Chunk:
             ids=None if self.ids is None else self.ids[which],
             truth=None if self.truth is None else self.truth[which],
             n_chars=None if self.n_chars is None else self.n_chars[which],
+        )
+
+    def slice(self, rows: slice) -> Chunk:
+        """The chunk with those of its readable rows. Those in its quarantine stay."""
+        return replace(
+            self,
+            text=self.text[rows],
+            prepared={name: texts[rows] for name, texts in self.prepared.items()},
+            rows=self.rows[rows],
+            ids=None if self.ids is None else self.ids[rows],
+            truth=None if self.truth is None else self.truth[rows],
+            n_chars=None if self.n_chars is None else self.n_chars[rows],
         )
 
     def __len__(self) -> int:
@@ -360,7 +452,7 @@ def assemble(
     bad: Sequence[BadRow] = (),
     problems: tuple[str, ...] = (),
     is_utf8: bool = False,
-    not_copied: Mapping[str, int] | None = None,
+    not_copied: RowsByName | None = None,
 ) -> Chunk:
     """A chunk from the parsed rows of one file.
 
@@ -383,8 +475,8 @@ def assemble(
         Messages about the file.
     is_utf8 : bool
         Whether the strings have been checked already.
-    not_copied : mapping of str to int, optional
-        As of `Chunk`.
+    not_copied : mapping of str to ndarray, optional
+        As of `Chunk`, of any number of keys.
 
     """
     reasons: dict[int, str] = {}
@@ -413,13 +505,14 @@ def assemble(
     names = dict(selection.class_names)
     for name in selection.labels:
         decoded[name] = held[name] = labels_of(decoded[name], names.get(name))
-    truth, unknown = None, dict[str, int]()
+    truth, unknown = None, dict[str, NDArray[np.int64]]()
     if selection.truth:
         labels = one_label_each(labels_of(decoded[selection.truth], names.get(selection.truth)), selection.truth)
         if reasons:
             is_bad = np.isin(np.arange(len(numbers)), [*reasons])
             labels = pc.if_else(pa.array(is_bad), pa.scalar(None, labels.type), labels)
-        truth, unknown = class_indices(labels, selection.classes, selection.rules)
+        truth, _ = class_indices(labels, selection.classes, selection.rules)
+        unknown = unknown_labels(labels, truth, numbers)
     set_aside: list[tuple[BadRow, int | None]] = [(row, None) for row in bad]
     first_text = held[selection.text[0]]
     for i, reason in reasons.items():
@@ -449,8 +542,8 @@ def assemble(
         problems=problems,
         n_chars=n_chars,
         bad=kept_of_bad,
-        not_copied=commonest([not_copied or {}]),
-        unknown_labels=commonest([unknown]),
+        not_copied=commonest_rows([not_copied or {}]),
+        unknown_labels=unknown,
     )
     chunk = chunk.take(keep) if reasons else chunk
     text, n_chars = chunk.text, chunk.n_chars
@@ -468,7 +561,7 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
     if len(chunks) == 1:
         return chunks[0]
     return Chunk(
-        pa.concat_arrays([c.text for c in chunks]),
+        _joined([c.text for c in chunks]),
         pa.concat_tables([c.rows for c in chunks]),
         pa.concat_tables([c.quarantine for c in chunks]),
         _together((c.ids for c in chunks), np.concatenate),
@@ -477,10 +570,18 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
         _together((c.n_chars for c in chunks), np.concatenate),
         _together((c.bad for c in chunks), pa.concat_tables),
         sources=tuple(source for c in chunks for source in c.sources),
-        not_copied=commonest(c.not_copied for c in chunks),
-        unknown_labels=commonest(c.unknown_labels for c in chunks),
+        not_copied=commonest_rows(c.not_copied for c in chunks),
+        unknown_labels=commonest_rows(c.unknown_labels for c in chunks),
         prepared={name: pa.concat_arrays([c.prepared[name] for c in chunks]) for name in chunks[0].prepared},
     )
+
+
+def _joined(texts: Sequence[pa.LargeBinaryArray | OffHost]) -> pa.LargeBinaryArray | OffHost:
+    """The texts of several chunks; off the host where the first of them that are any are."""
+    first = next((i for i, text in enumerate(texts) if len(text)), 0)
+    if isinstance(texts[first], pa.Array):
+        return pa.concat_arrays(texts)
+    return texts[first].joined(texts[first + 1 :])
 
 
 def _together(parts: Iterable[Any], join: Callable[[list[Any]], Any]) -> Any:
@@ -493,6 +594,41 @@ def commonest(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """The sums of counts by key or label, of the commonest `NOT_COPIED` ones."""
     total: Counter[str] = sum(map(Counter, counts), Counter())
     return dict(sorted(total.items(), key=lambda item: (-item[1], item[0]))[:NOT_COPIED])
+
+
+def commonest_rows(parts: Iterable[RowsByName]) -> dict[str, NDArray[np.int64]]:
+    """All rows by key or label, of the commonest `NOT_COPIED` ones."""
+    rows: dict[str, list[NDArray[np.int64]]] = {}
+    for part in parts:
+        for name, numbers in part.items():
+            rows.setdefault(name, []).append(numbers)
+    joined = {name: np.concatenate(numbers) for name, numbers in rows.items()}
+    return dict(sorted(joined.items(), key=lambda item: (-len(item[1]), item[0]))[:NOT_COPIED])
+
+
+def unknown_labels(
+    labels: pa.Array, truth: NDArray[np.int32], numbers: NDArray[np.int64]
+) -> dict[str, NDArray[np.int64]]:
+    """The rows whose label names no class, by label, of the commonest `NOT_COPIED` ones.
+
+    Parameters
+    ----------
+    labels : pyarrow.Array
+        [N], strings; null where there is none.
+    truth : ndarray
+        int32 [N], class indices or NO_TRUTH.
+    numbers : ndarray
+        int64 [N], the number of each row.
+
+    """
+    which = np.flatnonzero((truth == NO_TRUTH) & labels.is_valid().to_numpy(zero_copy_only=False))
+    if not len(which):
+        return {}
+    encoded = labels.take(pa.array(which)).dictionary_encode()
+    names, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    counts = np.bincount(codes, minlength=len(names)).tolist()
+    commonest_ones = sorted(range(len(names)), key=lambda i: (-counts[i], names[i]))[:NOT_COPIED]
+    return {names[i]: numbers[which[codes == i]] for i in commonest_ones}
 
 
 def empty_chunk(selection: Selection, problems: tuple[str, ...] = ()) -> Chunk:
@@ -517,8 +653,14 @@ def numbered(chunk: Chunk, first: int) -> Chunk:
         table.set_column(1, "row", pa.array(table.column("row").to_numpy() + first))
         for table in (chunk.rows, chunk.quarantine)
     )
-    sources = tuple(source._replace(first=source.first + first) for source in chunk.sources)
-    return replace(chunk, rows=rows, quarantine=quarantine, sources=sources)
+    return replace(
+        chunk,
+        rows=rows,
+        quarantine=quarantine,
+        sources=tuple(source._replace(first=source.first + first) for source in chunk.sources),
+        not_copied={name: numbers + first for name, numbers in chunk.not_copied.items()},
+        unknown_labels={name: numbers + first for name, numbers in chunk.unknown_labels.items()},
+    )
 
 
 def first_chunks(chunks: Iterable[Chunk], rows: int | None) -> Iterator[Chunk]:
@@ -535,18 +677,24 @@ def first_chunks(chunks: Iterable[Chunk], rows: int | None) -> Iterator[Chunk]:
 
 
 def rows_between(chunk: Chunk, first: int, last: int) -> Chunk:
-    """The rows of a chunk of one file that have numbers from `first` to before `last`."""
-    bad = pa.array(_between(chunk.quarantine, first, last))
+    """The rows of a chunk of one file that have numbers from `first` to before `last`; they are in order there."""
+    bad = _between(chunk.quarantine, first, last)
     return replace(
-        chunk.take(_between(chunk.rows, first, last)),
-        quarantine=chunk.quarantine.filter(bad),
-        bad=None if chunk.bad is None else chunk.bad.filter(bad),
+        chunk.slice(_between(chunk.rows, first, last)),
+        quarantine=chunk.quarantine[bad],
+        bad=None if chunk.bad is None else chunk.bad[bad],
+        not_copied=_rows_between(chunk.not_copied, first, last),
+        unknown_labels=_rows_between(chunk.unknown_labels, first, last),
     )
 
 
-def _between(table: pa.Table, first: int, last: int) -> NDArray[np.bool_]:
-    numbers = table.column("row").to_numpy()
-    return np.asarray((numbers >= first) & (numbers < last))
+def _rows_between(rows: RowsByName, first: int, last: int) -> RowsByName:
+    parts = {name: numbers[slice(*np.searchsorted(numbers, [first, last]))] for name, numbers in rows.items()}
+    return {name: numbers for name, numbers in parts.items() if len(numbers)}
+
+
+def _between(table: pa.Table, first: int, last: int) -> slice:
+    return slice(*np.searchsorted(table.column("row").to_numpy(), [first, last]).tolist())
 
 
 _Piece = TypeVar("_Piece")

@@ -101,6 +101,16 @@ def test_truth_by_name_and_by_number(client: Client, small_model: Model) -> None
         classify(table, model=small_model, client=client, label_column="text")
 
 
+def test_labels_that_name_no_class_are_counted_once(client: Client, small_model: Model, tmp_path: Path) -> None:
+    """Where a block of CSV that was parsed as a whole is cut into chunks, too."""
+    rows = [f"an article,{'class 1' if i % 3 else 'nonsense'}" for i in range(300)]
+    (tmp_path / "in.csv").write_text("\n".join(["text,truth", *rows]) + "\n")
+    report = classify(
+        tmp_path / "in.csv", model=small_model, client=client, label_column="truth", chunk_size=7, text_column="text"
+    )
+    assert report.tally.unknown_labels == {"nonsense": 100}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

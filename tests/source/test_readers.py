@@ -273,9 +273,8 @@ def test_a_small_file_is_read_without_a_process(large: Path, tmp_path: Path) -> 
         state.readers.close()
 
 
-def test_a_temporary_folder_that_is_full_is_named() -> None:
-    """A limit on the size of files does what a full disk does, before a byte is written."""
-    message = r"cannot write to /.*File too large; set TMPDIR"
+def test_a_limit_that_leaves_no_memory_to_share_is_named() -> None:
+    message = r"cannot share 64 MiB of memory .*File too large. Raise the limits"
     with file_size_limit(0), pytest.raises(BroadsheetError, match=message):
         Readers(1, 1)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from pyarrow import json as pa_json
 
 from ...errors import SourceError
-from ..chunk import BadRow, Chunk, Selection, assemble, concat
+from ..chunk import BadRow, Chunk, RowsByName, Selection, assemble, commonest_rows, concat
 from ..columns import finite, is_unicode, keys_within, not_utf8, printable_name, value_at, value_or_none
 from ..compression import UTF8, why_not_decoded
 from ..format import InputFile, Schema
@@ -62,6 +61,10 @@ class Jsonl(RecordFormat):
 
     name = "jsonl"
     suffixes = (".jsonl", ".ndjson")
+
+    @property
+    def is_read_on_gpu(self) -> bool:
+        return self.encoding == UTF8
 
     def split(self, buffer: bytes, final: bool) -> Split:
         """The lines that are not blank."""
@@ -201,14 +204,14 @@ class _Parsed(NamedTuple):
         Their selected columns.
     odd : ndarray
         bool, one for each line of the block: which are not among them.
-    not_copied : mapping of str to int
-        As of `Chunk`.
+    not_copied : mapping of str to ndarray
+        The numbers of lines of the block, as of `Chunk`.
 
     """
 
     table: pa.Table
     odd: NDArray[np.bool_]
-    not_copied: Mapping[str, int]
+    not_copied: RowsByName
 
 
 def _chunks(records: Records, path: str, first_row: int, selection: Selection) -> Iterator[Chunk]:
@@ -245,7 +248,7 @@ def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, select
 
     """
     table, odd, not_copied = parsed
-    more = Counter(not_copied)
+    keys_alone: dict[str, list[int]] = {}
     numbers = np.flatnonzero(~odd)
     bad = records.bad_rows(first_row)
     rows: list[dict[str, str | None]] = []
@@ -256,7 +259,8 @@ def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, select
         try:
             row, keys = _parse_line(records.data[records.starts[i] : records.ends[i]], selection)
             rows.append(row)
-            more.update(keys)
+            for key in keys:
+                keys_alone.setdefault(key, []).append(i)
             alone.append(i)
         except ValueError as error:
             offset, head = records.raw(i)
@@ -268,7 +272,9 @@ def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, select
         others = pa.Table.from_pylist(rows, pa.schema([(name, pa.large_string()) for name in selection.columns]))
         table = pa.concat_tables([table, others]).take(pa.array(order))
     raw = records.raw if len(numbers) == len(records) else lambda i: records.raw(int(numbers[i]))
-    return assemble(path, first_row + numbers, table, selection, raw, bad, is_utf8=True, not_copied=more)
+    by_key = commonest_rows([not_copied, {key: np.array(lines, np.int64) for key, lines in keys_alone.items()}])
+    rows_by_key = {key: first_row + np.sort(lines) for key, lines in by_key.items()}
+    return assemble(path, first_row + numbers, table, selection, raw, bad, is_utf8=True, not_copied=rows_by_key)
 
 
 def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, selection: Selection) -> _Parsed | None:
@@ -312,8 +318,9 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
         odd = odd.copy()
         odd[np.flatnonzero(~odd)[null]] = True
         table, others = (rows.filter(pa.array(~null)) for rows in (table, others))
-    counts = {name: len(others) - others.column(name).null_count for name in others.column_names}
-    return _Parsed(table, odd, {name: count for name, count in counts.items() if count})
+    numbers, columns = np.flatnonzero(~odd), zip(others.column_names, others.columns, strict=True)
+    rows = {name: numbers[column.is_valid().to_numpy()] for name, column in columns}
+    return _Parsed(table, odd, commonest_rows([{name: own for name, own in rows.items() if len(own)}]))
 
 
 def _strings(table: pa.Table, name: str) -> pa.ChunkedArray:

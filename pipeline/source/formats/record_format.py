@@ -144,6 +144,11 @@ class RecordFormat(Format):
         """
         raise ScanWanted
 
+    @property
+    def is_read_on_gpu(self) -> bool:
+        """Whether a GPU can find the records and their values in the bytes of files: `ingest/`."""
+        return False
+
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         return Schema((_COLUMN,), start=self.head(file, FEW_BYTES).start, named=False)
 
@@ -243,7 +248,8 @@ class RecordFormat(Format):
                         yield block
                     at += block.most
         scanned = read_records(source, self.quick_split, at, extent, self.limits)
-        yield from PARSING.in_order(partial(self._of_records, records, path, selection, spans) for records in scanned)
+        parse = partial(self.parsed_records, path=path, selection=selection, spans=spans)
+        yield from PARSING.in_order(partial(parse, records) for records in scanned)
 
     def _of_block(
         self, block: memoryview, path: str, at: int, selection: Selection, spans: list[Span] | None
@@ -274,7 +280,8 @@ class RecordFormat(Format):
         split = self.quick_split(bytes(block), False)
         return split.ends - split.starts
 
-    def _of_records(self, records: Records, path: str, selection: Selection, spans: list[Span] | None) -> Parsed:
+    def parsed_records(self, records: Records, path: str, selection: Selection, spans: list[Span] | None) -> Parsed:
+        """The rows of records, with numbers from 0. Parameters as of `chunk_of`."""
         sizes = records.sizes
         return Parsed(self.chunk_of(records, path, 0, selection, spans), lambda: sizes, int(sizes.sum()))
 

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import UsageError
-from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, assemble, concat
+from ..chunk import HEAD_BYTES, BadRow, Chunk, RowsByName, Selection, assemble, concat
 from ..columns import finite, is_unicode, keys_within, printable_name, value_at, value_or_none
 from ..layouts import is_textual
 from ..limits import LIMITS, Limits
@@ -161,7 +161,7 @@ class Items:
             numbers = [i for i, why in enumerate(problems) if not why]
             table = self._table([drawn[i] for i in numbers], selection)
         rows = row + np.fromiter(numbers, np.int64, len(numbers))
-        return assemble(MEMORY, rows, table, selection, bad=bad, not_copied=_not_copied(drawn, selection))
+        return assemble(MEMORY, rows, table, selection, bad=bad, not_copied=_not_copied(drawn, row, selection))
 
     def _table(self, items: list[Any], selection: Selection) -> pa.Table:
         """The selection's columns. Raises one of `_CANNOT` for an item that is no article."""
@@ -249,12 +249,15 @@ def _value(item: Any, name: str, selection: Selection) -> Any:
     return (value_at if name in selection.needed else value_or_none)(item, name)
 
 
-def _not_copied(items: Sequence[Any], selection: Selection) -> Counter[str]:
-    """How many items have each key that is to be copied and is not."""
-    kept = {*selection.kept}
-    dicts = (item for item in items if isinstance(item, Mapping)) if selection.keep_all else ()
-    others = ((key, value) for item in dicts for key, value in item.items() if key not in kept)
-    return Counter(printable_name(str(key)) for key, value in others if not _is_null(value))
+def _not_copied(items: Sequence[Any], first: int, selection: Selection) -> RowsByName:
+    """The items that have a key that is to be copied and is not, by key. first: the number of the first item."""
+    kept, rows = {*selection.kept}, defaultdict[str, list[int]](list)
+    for number, item in enumerate(items, first):
+        if selection.keep_all and isinstance(item, Mapping):
+            for key, value in item.items():
+                if key not in kept and not _is_null(value):
+                    rows[printable_name(str(key))].append(number)
+    return {key: np.array(numbers, np.int64) for key, numbers in rows.items()}
 
 
 def _no_article(item: Any, number: int, kind: str) -> str:

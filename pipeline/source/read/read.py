@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, groupby
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...errors import InputChanged, SourceError, UsageError
 from ...processes.threads import threads
 from ...telemetry.spans import Span
-from ..chunk import Chunk, Cutting, RowRange, Selection, concat, empty_chunk, numbered, rows_between
+from ..chunk import Chunk, Cutting, RowRange, RowsByName, Selection, concat, empty_chunk, numbered, rows_between
 from ..format import Fragment, InputFile, Schema, Seek
 from ..formats.record_format import Parsed, RecordFormat
 from ..formats.records import Extent, Records, read_records
@@ -27,8 +27,10 @@ from ..open.ahead import PARSING, in_order
 from ..open.front_to_back import FrontToBack
 from ..open.opening import Held, open_at
 from ..plan.examine import EmptyFile, examine_like, held, identified
-from ..plan.plan import Range, RangeEnd, UnreadFile, part_name, range_bytes, rows_of
+from ..plan.plan import Range, RangeEnd, Start, UnreadFile, part_name, range_bytes, rows_of
 from ..plan.search import Problem
+from .raw import RawBlocks
+from .ring import RawBlock, Slots
 
 _HELD_AHEAD = 4 << 20
 """Bytes of a file that are read before their turn has come."""
@@ -121,7 +123,20 @@ class ParsedRows:
 Piece = Lines | ParsedRows
 
 
-class _Opened:
+class FileOfPieces(Protocol):
+    """A file of a range whose rows arrive piece by piece: as of `OpenedFile`."""
+
+    file: InputFile
+    pieces: Iterator[Piece]
+    problems: list[str]
+    notes: list[str]
+    extent: Extent | None
+
+    @property
+    def stored(self) -> int: ...
+
+
+class OpenedFile:
     """A file of a range that was opened, and its beginning read; several are opened side by side, and read one after
     the other.
 
@@ -167,6 +182,8 @@ class _Opened:
         self.notes: list[str] = []
         self.extent: Extent | None = None
         self._stream: BinaryIO | None = None
+        self._schema: Schema | None = None
+        self._selection = selection
         try:
             examined = examine_like(held(file) if part.parts == 1 else identified(file), selection, part.first)
         except InputChanged:
@@ -182,10 +199,15 @@ class _Opened:
         self.notes += examined.notes
         if part.parts > 1 and self.file.format.seeks is Seek.RECORDS and not self.file.front_to_back:
             self.extent = Extent(None if part.is_last else part.bounds[1])
-        form, schema = self.file.format, examined.schema
-        self.pieces = _begun(
-            self._records(form, schema.start) if isinstance(form, RecordFormat) else self._rows(schema)
-        )
+        self._schema = examined.schema
+
+    def begin(self) -> OpenedFile:
+        """Read the first bytes of the file, so that its pieces can be drawn."""
+        form, schema = self.file.format, self._schema
+        if schema is not None:
+            pieces = self._records(form, schema.start) if isinstance(form, RecordFormat) else self._rows(schema)
+            self.pieces = _begun(pieces)
+        return self
 
     @property
     def stored(self) -> int:
@@ -223,19 +245,12 @@ class _Opened:
         """The pieces of a file of records; of a part of one, with numbers from that of its first record, or 0 if it is
         not known. start: the byte of the file at which its first record begins.
         """
-        file, part, extent, row = self.file, self._part, self.extent or Extent(), 0
-        if part.part:
-            if file.front_to_back:  # by its first bytes it is compressed: the first part is the whole file
-                return
-            row, begin = part.start or (0, form.first_record(file, part.bounds[0]))
-            extent.begin = part.start.byte if part.start else None
-            if begin is None:
-                return
-            if extent.stop is not None and begin >= extent.stop:
-                extent.begin = extent.after = begin
-                return
-            start = begin
-        first = row
+        file, part, extent = self.file, self._part, self.extent or Extent()
+        first_record = self._first_record(form, start, extent)
+        if first_record is None:
+            return
+        first, start = first_record
+        row = first
         with open_at(file, start, extent.stop) as stream:
             self._stream = stream
             counting = form.counting(stream, None if extent.stop is None else extent.stop - start)
@@ -250,6 +265,66 @@ class _Opened:
                     yield Lines(file, form, row, records, self._selection.of_path)
                     row += len(records)
         self.notes += counting.notes(row - first) if counting else []
+
+    def blocks(self, slots: Slots) -> Iterator[RawBlock | Parsed]:
+        """The records of a file, of which another process finds most: raw blocks in `slots`, and after these what is
+        left for the host, with numbers from 0 in each.
+
+        Raises SourceError after the last record that can be read.
+        """
+        form, extent = self.file.format, self.extent or Extent()
+        if self._schema is None or not isinstance(form, RecordFormat):
+            return
+        first_record = self._first_record(form, self._schema.start, extent)
+        if first_record is None:
+            return
+        start = first_record.byte
+        with open_at(self.file, start, extent.stop) as stream:
+            self._stream = stream
+            blocks = RawBlocks(stream, start, extent.stop, slots, lambda: self.stored)
+            for block in blocks:
+                if extent.begin is None and (starts := form.quick_split(slots.content(block), False).starts).size:
+                    extent.begin = block.at + int(starts[0])
+                yield block
+            for records in read_records(blocks, form.quick_split, blocks.at, extent, form.limits):
+                yield form.parsed_records(records, self.file.path, self._selection, self._spans)
+
+    @property
+    def start_row(self) -> int:
+        """The number of the first row; 0 for a part of a file whose start is not known."""
+        return self._part.start.row if self._part.start else 0
+
+    @property
+    def selection(self) -> Selection:
+        """The columns that the job uses, as they are in this file."""
+        return self._selection
+
+    def _first_record(self, form: RecordFormat, start: int, extent: Extent) -> Start | None:
+        """Where the first record of the file is, or of a part of it; None where there is none in this part.
+
+        Parameters
+        ----------
+        form : RecordFormat
+            The format, bound to the columns of the file.
+        start : int
+            The byte of the file at which its first record begins.
+        extent : Extent
+            Where it is noted.
+
+        """
+        file, part = self.file, self._part
+        if not part.part:
+            return Start(0, start)
+        if file.front_to_back:  # by its first bytes it is compressed: the first part is the whole file
+            return None
+        row, begin = part.start or (0, form.first_record(file, part.bounds[0]))
+        extent.begin = part.start.byte if part.start else None
+        if begin is None:
+            return None
+        if extent.stop is not None and begin >= extent.stop:
+            extent.begin = extent.after = begin
+            return None
+        return Start(row, begin)
 
 
 def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
@@ -313,7 +388,16 @@ def parsed(pieces: Sequence[Piece], selection: Selection, spans: list[Span] | No
         table = table.set_column(table.column_names.index("file"), "file", paths.take(pa.array(which)))
         return table.set_column(table.column_names.index("row"), "row", pa.array(numbers + firsts[which]))
 
-    return replace(chunk, rows=placed(chunk.rows), quarantine=placed(chunk.quarantine))
+    def placed_rows(rows: RowsByName) -> RowsByName:
+        return {name: own + firsts[np.searchsorted(ends, own, "right")] for name, own in rows.items()}
+
+    return replace(
+        chunk,
+        rows=placed(chunk.rows),
+        quarantine=placed(chunk.quarantine),
+        not_copied=placed_rows(chunk.not_copied),
+        unknown_labels=placed_rows(chunk.unknown_labels),
+    )
 
 
 def joinable(one: Piece, other: Piece) -> bool:
@@ -390,8 +474,38 @@ def read_range(
         For a file that is cut into parts, and cannot be read to the end of this one.
 
     """
-    reading = _Reading(part, selection, chunk_rows, skip, spans)
-    for _, pieces in groupby(PARSING.in_order(reading.calls()), lambda piece: piece.name):
+    files = _opened(part, selection, chunk_rows, spans)
+    yield from chunks_of(files, part, selection, chunk_rows, skip, spans, PARSING.in_order)
+
+
+_Result = TypeVar("_Result")
+InOrder = Callable[[Iterable[Callable[[], _Result]]], Iterator[_Result]]
+"""A function that makes calls, and returns their results in order."""
+
+
+def chunks_of(
+    files: Generator[FileOfPieces, None, None],
+    part: Range,
+    selection: Selection,
+    chunk_rows: int,
+    skip: Callable[[str], bool],
+    spans: list[Span] | None,
+    in_order: InOrder[Chunk | Skipped],
+) -> Generator[Chunk | Skipped | RangeEnd, None, None]:
+    """Cut the files of a range into chunks. Yields and raises as `read_range` does.
+
+    Parameters
+    ----------
+    files : generator of FileOfPieces
+        The files of the range, in order; it is closed at the end.
+    part, selection, chunk_rows, skip, spans
+        As of `read_range`.
+    in_order : callable
+        Makes the calls that parse pieces.
+
+    """
+    reading = _Reading(files, part, selection, chunk_rows, skip, spans)
+    for _, pieces in groupby(in_order(reading.calls()), lambda piece: piece.name):
         yield _closed(list(pieces))
     if not (reading.chunks or part.number):  # the output has a part, and so a schema, even if no row can be read
         name = part_name(part.number, 0)
@@ -421,6 +535,8 @@ class _Reading:
 
     Attributes
     ----------
+    files
+        As of `chunks_of`.
     part, selection, chunk_rows, skip, spans
         As of `read_range`.
     problems, notes, unread
@@ -432,12 +548,13 @@ class _Reading:
     stored : int
         As of `Chunk`.
     extent : Extent or None
-        As of `_Opened`.
+        As of `OpenedFile`.
     held : int
         Bytes of the chunk's rows, where they come in parsed runs.
 
     """
 
+    files: Generator[FileOfPieces, None, None]
     part: Range
     selection: Selection
     chunk_rows: int
@@ -508,7 +625,7 @@ class _Reading:
     def _pieces(self) -> Iterator[Piece]:
         """The pieces of all files, up to the limit; the others and their problems are noted."""
         left = self.part.rows
-        with closing(self._opened()) as files:
+        with closing(self.files) as files:
             for number, opened in enumerate(files):
                 path, before = opened.file.path, sum(file.stored for file in self.part.files[:number])
                 self.extent = opened.extent
@@ -534,16 +651,20 @@ class _Reading:
                 if left == 0:
                     return
 
-    def _opened(self) -> Generator[_Opened, None, None]:
-        """The files in order, several opened ahead; without a look ahead where there is a limit."""
-        open_one = partial(
-            _Opened, part=self.part, selection=self.selection, chunk_rows=self.chunk_rows, spans=self.spans
-        )
-        if self.part.rows is not None or len(self.part.files) == 1:
-            yield from map(open_one, self.part.files)
-            return
-        with threads(max(1, min(_OPENED_AHEAD, len(self.part.files)))) as pool:
-            yield from in_order(pool, (partial(open_one, file) for file in self.part.files), lambda: _OPENED_AHEAD)
+
+def _opened(
+    part: Range, selection: Selection, chunk_rows: int, spans: list[Span] | None
+) -> Generator[FileOfPieces, None, None]:
+    """The files of a range in order, several opened ahead; without a look ahead where there is a limit."""
+
+    def open_one(file: InputFile) -> OpenedFile:
+        return OpenedFile(file, part, selection, chunk_rows, spans).begin()
+
+    if part.rows is not None or len(part.files) == 1:
+        yield from map(open_one, part.files)
+        return
+    with threads(max(1, min(_OPENED_AHEAD, len(part.files)))) as pool:
+        yield from in_order(pool, (partial(open_one, file) for file in part.files), lambda: _OPENED_AHEAD)
 
 
 def count_range(part: Range, selection: Selection) -> RangeEnd:

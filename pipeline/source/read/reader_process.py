@@ -1,6 +1,7 @@
 """A process that reads input for a worker, so that the two do not share a GIL. Started by `readers.py`.
 
-Usage: python -m broadsheet.pipeline.source.read.reader_process CONNECTION SHARE (two file descriptors)
+Usage: python -m broadsheet.pipeline.source.read.reader_process CONNECTION RING FIRST BYTES. The first two are file
+descriptors, FIRST is the number of the first slot of this process in the ring, and BYTES is the size of a slot.
 """
 
 from __future__ import annotations
@@ -18,29 +19,48 @@ from ...processes.child import parent_of, spare_pandas
 
 spare_pandas()  # before pyarrow is imported
 
-from ...errors import BroadsheetError  # noqa: E402
+from ...errors import BroadsheetError, InputChanged, SourceError, UsageError  # noqa: E402
 from ...processes.messages import Closed, packed, receive, send, unpacked  # noqa: E402
 from ...telemetry.spans import STORE_WAITS, Span, take  # noqa: E402
 from ..chunk import Chunk  # noqa: E402
 from ..open.ahead import PARSING, ahead  # noqa: E402
 from ..plan.plan import RangeEnd  # noqa: E402
-from .read import Skipped, count_range, read_range  # noqa: E402
-from .readers import Failure, Item, Question, Request, Share, Size, bytes_of  # noqa: E402
+from .read import OpenedFile, Skipped, count_range, read_range  # noqa: E402
+from .readers import (  # noqa: E402
+    Failure,
+    FileBegun,
+    FileDone,
+    HostRows,
+    Item,
+    Question,
+    RawEnd,
+    Request,
+    Size,
+    bytes_of,
+)
+from .ring import RawBlock, Share, Slots  # noqa: E402
 
 
 class _Reading:
     """What answers the requests of one connection."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, ring: int, first: int, slot_bytes: int) -> None:
         self._connection = connection
         self._sending = threading.Lock()
+        self._slots = Slots(ring, first, slot_bytes, lambda: unpacked(receive(connection)))
 
     def answer(self) -> None:
         """Answer the next request. Raises Closed."""
         frames = receive(self._connection)
         spans: list[Span] = []
+        request: Request = unpacked(frames)
         try:
-            for item in ahead([partial(self._items, unpacked(frames), spans)], 1, 1):  # one is sent, the next one read
+            if request.is_raw:
+                for one in self._raw(request, spans):
+                    self._send(Item(one, [*take(spans), *take(STORE_WAITS)]))
+                self._send(RawEnd())
+                return
+            for item in ahead([partial(self._items, request, spans)], 1, 1):  # one is sent, the next one read
                 own = take(spans)
                 if isinstance(item, Chunk):
                     self._send(Size(bytes_of(item)))
@@ -60,20 +80,38 @@ class _Reading:
         else:
             yield count_range(part, selection)
 
+    def _raw(self, request: Request, spans: list[Span]) -> Iterator[FileBegun | RawBlock | HostRows | FileDone]:
+        """The files of a range, and the blocks of each."""
+        for file in request.part.files:
+            opened = OpenedFile(file, request.part, request.selection, request.chunk_rows, spans)
+            yield FileBegun(opened.file.format, opened.selection, opened.start_row, opened.extent)
+            error = None
+            try:
+                for block in opened.blocks(self._slots):
+                    if isinstance(block, RawBlock):
+                        yield block
+                    else:
+                        yield HostRows(block.chunk, block.sizes(), opened.stored)
+            except InputChanged:
+                raise
+            except (SourceError, UsageError) as failure:
+                error = failure
+            yield FileDone(opened.problems, opened.notes, opened.extent, error)
+
     def _is_skipped(self, name: str) -> bool:
         self._send(Question(name))
         return bool(unpacked(receive(self._connection)))
 
-    def _send(self, message: Size | Item | Question | Failure) -> None:
+    def _send(self, message: Size | Item | Question | RawEnd | Failure) -> None:
         frames = packed(message)
         with self._sending:
             send(self._connection, frames)
 
 
-def main(descriptor: str, share: str) -> None:
-    PARSING.share = Share(int(share)).get
+def main(descriptor: str, ring: str, first: str, slot_bytes: str) -> None:
+    PARSING.share = Share.of(int(ring)).get
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process like this for every core
-    reading = _Reading(parent_of(descriptor))
+    reading = _Reading(parent_of(descriptor), int(ring), int(first), int(slot_bytes))
     with suppress(Closed):
         while True:
             reading.answer()

@@ -7,25 +7,28 @@ process reads two ahead, and waits.
 
 from __future__ import annotations
 
-import mmap
-import tempfile
 import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from queue import Empty, LifoQueue
-from typing import IO, Any
+from typing import Any
 
 import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
 
-from ...errors import BroadsheetError, cause, first_of
+from ...errors import BroadsheetError, SourceError, UsageError, first_of
 from ...processes.child import Child
 from ...processes.messages import Closed, Frame, packed, receive, send, unpacked
 from ...telemetry.spans import Span, here
 from ..chunk import Chunk, Selection
+from ..format import Format
+from ..formats.records import Extent
 from ..limits import LIMITS
 from ..plan.plan import Range, RangeEnd
 from .read import Skipped
+from .ring import SLOT_BYTES, SLOTS_EACH, Freed, Refused, Ring
 
 MOST_OF_ONE = LIMITS.chunk_bytes
 """What a chunk takes at most, about: so much is taken before one is read in this process."""
@@ -48,6 +51,12 @@ class Room:
         with self._changed:
             self._changed.wait_for(lambda: self._fits(count))
             self._bytes, self._chunks = self._bytes + count, self._chunks + 1
+
+    def grow(self, most_bytes: int) -> None:
+        """Have room for so many bytes, if that is more."""
+        with self._changed:
+            self._most_bytes = max(self._most_bytes, most_bytes)
+            self._changed.notify_all()
 
     def shrink(self, count: int) -> None:
         """Give back bytes that a chunk does not take after all."""
@@ -76,6 +85,10 @@ _MODULE = "broadsheet.pipeline.source.read.reader_process"
 _SOCKET_BYTES = 1 << 20
 
 
+Reply = Freed | Refused
+"""What the worker says of a raw block."""
+
+
 class ReaderLost(BroadsheetError):
     """A reader process has ended in the middle of what it read."""
 
@@ -92,12 +105,15 @@ class Request:
         The columns that the job uses.
     chunk_rows : int
         Rows in a chunk at most; 0 where the records are to be counted only.
+    is_raw : bool
+        Whether the worker finds the records itself: the answer is that of `read_raw` then.
 
     """
 
     part: Range
     selection: Selection
     chunk_rows: int = 0
+    is_raw: bool = False
 
     @property
     def files(self) -> str:
@@ -110,6 +126,68 @@ class Question:
     """A reader's, in the middle of an answer: whether the chunk of that name is to be skipped. A bool answers it."""
 
     name: str
+
+
+@dataclass(frozen=True)
+class FileBegun:
+    """The next file of a range. After it come its blocks, each a `RawBlock` or `HostRows`, and then a `FileDone`.
+
+    Attributes
+    ----------
+    form : Format
+        The format, bound to the columns of the file.
+    selection : Selection
+        The columns that the job uses, as they are in this file.
+    row : int
+        The number of its first row; 0 for a part of a file whose start is not known.
+    extent : Extent or None
+        As of `OpenedFile`, before it is read.
+
+    """
+
+    form: Format
+    selection: Selection
+    row: int
+    extent: Extent | None
+
+
+@dataclass(frozen=True)
+class HostRows:
+    """Rows of a file that this process has read. From the first of these on, no raw blocks follow in the file.
+
+    Attributes
+    ----------
+    chunk : Chunk
+        The rows, with numbers from 0.
+    sizes : ndarray
+        int64, the bytes of each record.
+    stored : int
+        As of `RawBlock`.
+
+    """
+
+    chunk: Chunk
+    sizes: NDArray[np.int64]
+    stored: int
+
+
+@dataclass(frozen=True)
+class FileDone:
+    """The end of a file.
+
+    Attributes
+    ----------
+    problems, notes, extent
+        As of `OpenedFile`.
+    error : Exception or None
+        Why it could not be read further.
+
+    """
+
+    problems: list[str]
+    notes: list[str]
+    extent: Extent | None
+    error: SourceError | UsageError | None
 
 
 @dataclass(frozen=True)
@@ -128,6 +206,11 @@ class Item:
 
 
 @dataclass(frozen=True)
+class RawEnd:
+    """The end of an answer to a raw request."""
+
+
+@dataclass(frozen=True)
 class Failure:
     """The error that ends an answer."""
 
@@ -135,49 +218,19 @@ class Failure:
     spans: list[Span]
 
 
-class Share:
-    """How many cores a request may use now: all of the readers', divided by the requests under way. A file of one
-    byte, which all processes see.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._bytes = mmap.mmap(descriptor, 1)
-
-    def get(self) -> int:
-        return max(1, self._bytes[0])
-
-    def set(self, cores: int) -> None:
-        self._bytes[0] = min(max(1, cores), 255)
-
-
-def _shared_byte() -> IO[bytes]:
-    """A file without a name. Its byte is written, as a page of a hole on a full disk would kill who writes to it.
-
-    Raises BroadsheetError.
-    """
-    try:
-        file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as its readers
-        file.write(b"\1")
-        file.flush()
-    except OSError as error:
-        where = tempfile.gettempdir()
-        raise BroadsheetError(f"cannot write to {where}: {cause(error)}; set TMPDIR to a folder with space") from error
-    return file
-
-
 class Readers:
     """Reader processes of this worker, which end with it at the latest. count: how many, one for a core. at_once: that
-    many start now, the others when they are needed; a start takes half a second of a core.
+    many start now, the others when they are needed; a start takes half a second of a core. slot_bytes: as of `Ring`.
     """
 
-    def __init__(self, count: int, at_once: int) -> None:
-        self._count = count
+    def __init__(self, count: int, at_once: int, slot_bytes: int = SLOT_BYTES) -> None:
+        self.ring = Ring(count, slot_bytes)
+        self.count = count
+        self._numbers = [*range(count)]
         self._under_way = 0
         self._lock = threading.Lock()
         self._closed = False
         self._running: set[_Reader] = set()
-        self._file = _shared_byte()
-        self._share = Share(self._file.fileno())
         self._free: LifoQueue[_Reader | None] = LifoQueue()
         """None in place of one that is to be started when it is needed."""
         for left in reversed(range(count)):  # those that have started are taken first
@@ -210,6 +263,36 @@ class Readers:
         """
         return _with_process(self._answers(Request(part, selection, chunk_rows), skip, take, spans))
 
+    def read_raw(self, part: Range, selection: Selection, spans: list[Span]) -> Generator[Any, Reply | None, None]:
+        """Have a process fill the slots of the ring with the records of a range.
+
+        Parameters
+        ----------
+        part, selection, spans
+            As of `broadsheet.pipeline.source.read.read.read_range`.
+
+        Yields
+        ------
+        FileBegun, RawBlock, HostRows or FileDone
+            For each file of the range in order. `send` the reply to a `RawBlock`; the generator then yields None.
+
+        Raises
+        ------
+        ReaderLost
+            If the process ends in the middle.
+
+        """
+        with self._process() as reader:
+            reader.ask(Request(part, selection, is_raw=True))
+            while isinstance(message := reader.next(), Item | Failure):
+                if isinstance(message, Failure):
+                    raise message.error
+                spans += [replace(one, where=here()) for one in message.spans]
+                reply = yield message.value
+                while reply is not None:
+                    reader.tell(packed(reply))
+                    reply = yield None
+
     def count_range(self, part: Range, selection: Selection) -> RangeEnd:
         """Count the records of a range in a process. Raises as `read_range` does."""
         request = Request(part, selection)
@@ -226,29 +309,19 @@ class Readers:
         with suppress(Empty):
             while True:
                 self._discard(self._free.get_nowait())
-        for _ in range(self._count):  # for those that wait
+        for _ in range(self.count):  # for those that wait
             self._free.put(None)
+        self.ring.close()
 
     def _answers(
         self, request: Request, skip: Callable[[str], bool], take: Callable[[int], bool], spans: list[Span]
     ) -> Generator[Any, None, None]:
-        """None once there is a process, then the items of its answer. A process whose answer is not taken to its end is
-        replaced by another.
-        """
-        reader = self._free.get()
-        whole = True
-        self._note(+1)
-        try:
+        """None once there is a process, then the items of its answer."""
+        with self._process() as reader:
             yield None
-            if reader is None or not reader.is_alive:
-                self._discard(reader)
-                reader = self._started()
-            if reader is None:
-                raise BroadsheetError("no process to read files can start: the worker is closing, or out of memory")
-            whole = False
-            reader.tell([cloudpickle.dumps(request)])
-            while not whole:
-                message = reader.next(request)
+            reader.ask(request)
+            while True:
+                message = reader.next()
                 if isinstance(message, Size):
                     if not take(message.bytes):
                         return
@@ -256,14 +329,29 @@ class Readers:
                 if isinstance(message, Question):
                     reader.tell(packed(skip(message.name)))
                     continue
+                assert isinstance(message, Item | Failure)
                 spans += [replace(one, where=here()) for one in message.spans]
-                whole = isinstance(message, Failure) or isinstance(message.value, RangeEnd)
                 if isinstance(message, Failure):
                     raise message.error
                 yield message.value
+                if isinstance(message.value, RangeEnd):
+                    return
+
+    @contextmanager
+    def _process(self) -> Iterator[_Reader]:
+        """A process that answers a request in the block; one whose answer is not received whole is replaced."""
+        reader = self._free.get()
+        self._note(+1)
+        try:
+            if reader is None or not reader.is_alive:
+                self._discard(reader)
+                reader = self._started()
+            if reader is None:
+                raise BroadsheetError("no process to read files can start: the worker is closing, or out of memory")
+            yield reader
         finally:
             self._note(-1)
-            if not whole:
+            if reader is not None and reader.asked is not None:
                 self._discard(reader)
                 reader = self._started()
             self._free.put(reader)
@@ -271,16 +359,18 @@ class Readers:
     def _note(self, change: int) -> None:
         with self._lock:
             self._under_way += change
-            self._share.set(self._count // max(1, self._under_way))
+            self.ring.share.set(self.count // max(1, self._under_way))
 
     def _started(self) -> _Reader | None:
         """A new process; None where none can be started."""
         with self._lock:
             if self._closed:
                 return None
+            number = self._numbers.pop()
             try:
-                reader = _Reader(self._file.fileno())
+                reader = _Reader(self.ring, number)
             except OSError:
+                self._numbers.append(number)
                 return None
             self._running.add(reader)
             return reader
@@ -290,6 +380,7 @@ class Readers:
             reader.end()
             with self._lock:
                 self._running.discard(reader)
+                self._numbers.append(reader.number)
 
 
 def _with_process(answers: Generator[Any, None, None]) -> Generator[Any, None, None]:
@@ -299,19 +390,44 @@ def _with_process(answers: Generator[Any, None, None]) -> Generator[Any, None, N
 
 
 class _Reader(Child):
-    """One process. Raises OSError where it cannot be started."""
+    """One process. Raises OSError where it cannot be started.
 
-    def __init__(self, share: int) -> None:
-        super().__init__(_MODULE, share, descriptors=[share], buffer_bytes=_SOCKET_BYTES)
+    Parameters
+    ----------
+    ring : Ring
+        The slots of all readers.
+    number : int
+        The number of this one among the readers that run.
+
+    Attributes
+    ----------
+    asked : Request or None
+        The request whose answer has not been received whole.
+
+    """
+
+    def __init__(self, ring: Ring, number: int) -> None:
+        arguments = (ring.descriptor, number * SLOTS_EACH, ring.slot_bytes)
+        super().__init__(_MODULE, *arguments, descriptors=[ring.descriptor], buffer_bytes=_SOCKET_BYTES)
+        self.number = number
+        self.asked: Request | None = None
+
+    def ask(self, request: Request) -> None:
+        """Begin to ask for the answer to a request."""
+        self.asked = request
+        self.tell([cloudpickle.dumps(request)])
 
     def tell(self, frames: Sequence[Frame]) -> None:
         with suppress(Closed):  # `next` says so
             send(self.connection, frames)
 
-    def next(self, request: Request) -> Size | Item | Question | Failure:
-        """The next message. Raises ReaderLost."""
+    def next(self) -> Size | Item | Question | Failure | RawEnd:
+        """The next message of the answer. Raises ReaderLost."""
         try:
-            message: Size | Item | Question | Failure = unpacked(receive(self.connection))
+            message: Size | Item | Question | Failure | RawEnd = unpacked(receive(self.connection))
         except Closed as error:
-            raise ReaderLost(f"{request.files}: the process that read it {self.how_it_ended()}") from error
+            files = "" if self.asked is None else self.asked.files
+            raise ReaderLost(f"{files}: the process that read it {self.how_it_ended()}") from error
+        if isinstance(message, Failure | RawEnd) or (isinstance(message, Item) and isinstance(message.value, RangeEnd)):
+            self.asked = None
         return message

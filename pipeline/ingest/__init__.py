@@ -1,0 +1,1 @@
+"""From the bytes of files to texts on a GPU, for a worker that has one."""

@@ -1,0 +1,68 @@
+"""What finds the records in a block of a file, and the rows that it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.json_keys import JsonKeys, json_keys
+from ..source.chunk import Chunk, Selection
+from ..source.format import Format
+from ..source.formats.jsonl import Jsonl
+from ..source.read.ring import RawBlock
+
+
+class BlockRows(NamedTuple):
+    """The rows of a block.
+
+    Attributes
+    ----------
+    chunk : Chunk
+        The rows.
+    sizes : ndarray
+        int64, the bytes of each record.
+    odd : int
+        How many of them the host has read.
+
+    """
+
+    chunk: Chunk
+    sizes: NDArray[np.int64]
+    odd: int
+
+
+class BlockReader(Protocol):
+    """Reads the blocks of one file."""
+
+    def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | None:
+        """The rows of a block; None where the host is to read it.
+
+        Parameters
+        ----------
+        block : RawBlock
+            The block.
+        held : memoryview
+            Its bytes.
+        row : int
+            The number of its first record.
+
+        """
+
+
+OpenBlocks = Callable[[Format, str, Selection], BlockReader]
+"""Returns what reads the blocks of a file, by its format, its path, and the columns that the job uses."""
+
+
+def keys_of(selection: Selection) -> JsonKeys | None:
+    """The keys of JSON objects that hold the columns that the job uses; None where a GPU cannot look for them."""
+    return json_keys(selection.columns, selection.text, [*selection.needed], selection.keep_all)
+
+
+def can_read(form: Format, selection: Selection) -> bool:
+    """Whether a GPU finds the values of these columns in files of a format."""
+    if selection.preparations or len(selection.text) > 1:
+        return False
+    return isinstance(form, Jsonl) and form.is_read_on_gpu and keys_of(selection) is not None

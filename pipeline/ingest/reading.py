@@ -1,0 +1,150 @@
+"""A range that is read by a reader process and a GPU: the process fills blocks, and the GPU finds the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..source.chunk import Chunk, Selection, numbered
+from ..source.format import InputFile
+from ..source.formats.record_format import Parsed
+from ..source.formats.records import Extent
+from ..source.plan.plan import Range, RangeEnd
+from ..source.read.read import ParsedRows, Piece, Skipped, chunks_of
+from ..source.read.readers import FileBegun, FileDone, HostRows, Readers
+from ..source.read.ring import Freed, RawBlock, Refused
+from ..telemetry.spans import Span, span
+from .blocks import BlockReader, BlockRows, OpenBlocks, can_read
+
+_Result = TypeVar("_Result")
+
+_LEAST_BYTES = 1 << 20
+"""Bytes of a file from which it has blocks of its own: smaller ones are parsed together on the host."""
+
+
+def is_read_here(part: Range, selection: Selection) -> bool:
+    """Whether a range can be read so, by the listing of its files and the columns that the job uses."""
+    if not part.files or part.rows is not None or part.bytes < _LEAST_BYTES * len(part.files):
+        return False
+    return all(can_read(file.format, selection) for file in part.files)
+
+
+def read_range(
+    readers: Readers,
+    open_blocks: OpenBlocks,
+    part: Range,
+    selection: Selection,
+    chunk_rows: int,
+    skip: Callable[[str], bool],
+    spans: list[Span],
+) -> Generator[Chunk | Skipped | RangeEnd, None, None]:
+    """Read a range from its first row to its last.
+
+    Parameters
+    ----------
+    readers : Readers
+        The processes of which one reads the files.
+    open_blocks : callable
+        What finds the records.
+    part, selection, chunk_rows, skip, spans
+        As of `broadsheet.pipeline.source.read.read.read_range`, which this yields and raises the same as.
+
+    """
+    files = _files(readers, open_blocks, part, selection, spans)
+    return chunks_of(files, part, selection, chunk_rows, skip, spans, _one_after_the_other)
+
+
+def _one_after_the_other(calls: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
+    return (call() for call in calls)
+
+
+def _files(
+    readers: Readers, open_blocks: OpenBlocks, part: Range, selection: Selection, spans: list[Span]
+) -> Generator[_File, None, None]:
+    """The files of a range, in order.
+
+    Parameters
+    ----------
+    readers, open_blocks, part, selection, spans
+        As of `read_range`.
+
+    """
+    with closing(readers.read_raw(part, selection, spans)) as messages:
+        for file in part.files:
+            begun: FileBegun = next(messages)
+            blocks = open_blocks(begun.form, file.path, begun.selection)
+            yield _File(file, begun, messages, readers, blocks, spans)
+        next(messages, None)  # the end, after which the process is free for other ranges
+
+
+class _File:
+    """A file whose blocks arrive: as of `FileOfPieces`.
+
+    Parameters
+    ----------
+    file : InputFile
+        The file, as it was listed.
+    begun : FileBegun
+        What the process that reads it has found.
+    messages : generator
+        What `Readers.read_raw` yields next.
+    readers : Readers
+        They have the blocks.
+    blocks : BlockReader
+        What finds the records.
+    spans : list of Span
+        A span "decode" is appended for each block.
+
+    """
+
+    def __init__(
+        self,
+        file: InputFile,
+        begun: FileBegun,
+        messages: Generator[Any, Any, None],
+        readers: Readers,
+        blocks: BlockReader,
+        spans: list[Span],
+    ) -> None:
+        self.file = replace(file, format=begun.form)
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+        self.extent: Extent | None = begun.extent
+        self.stored = 0
+        self.pieces = self._pieces(messages, begun.row)
+        self._readers, self._blocks, self._spans = readers, blocks, spans
+
+    def _pieces(self, messages: Generator[Any, Any, None], row: int) -> Iterator[Piece]:
+        is_refused = False
+        for message in messages:
+            if isinstance(message, FileDone):
+                self.problems += message.problems
+                self.notes += message.notes
+                if self.extent is not None and message.extent is not None:
+                    self.extent.begin, self.extent.after = message.extent.begin, message.extent.after
+                if message.error is not None:
+                    raise message.error
+                return
+            rows: BlockRows | HostRows | None = None
+            if isinstance(message, HostRows):
+                rows = message
+            elif not is_refused:
+                with span("decode", self._spans, "read"):
+                    rows = self._rows_of(message, row)
+                is_refused = rows is None
+                messages.send(Refused() if is_refused else Freed())
+            if rows is not None and rows.chunk.rows_read:
+                self.stored = message.stored
+                block = Parsed(rows.chunk, partial(np.asarray, rows.sizes), int(rows.sizes.sum()))
+                chunk = numbered(rows.chunk, row) if isinstance(rows, HostRows) else rows.chunk
+                yield ParsedRows(self.file, row, chunk, block)
+                row += rows.chunk.rows_read
+
+    def _rows_of(self, block: RawBlock, row: int) -> BlockRows | None:
+        with self._readers.ring.block(block.slot, block.size) as held:
+            return self._blocks.read(block, held, row)

@@ -1,0 +1,191 @@
+"""Memory that a worker shares with its reader processes.
+
+Each reader has slots of its own. It fills them with the bytes of files, and fills one again once the worker has freed
+it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...errors import BroadsheetError, cause
+
+SLOT_BYTES = 32 << 20
+"""Bytes of a slot. The host takes longer to launch the kernels for a smaller block than the GPU to compute it."""
+
+SLOTS_EACH = 2
+"""Slots of a reader: it fills one while the worker uses the other."""
+
+
+_BEFORE = mmap.ALLOCATIONGRANULARITY
+"""Bytes before the first slot; the first of them is that of `Share`."""
+
+
+class Share:
+    """How many cores a reader may use now: all of the readers', divided by the requests under way."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+
+    @classmethod
+    def of(cls, descriptor: int) -> Share:
+        """The same in a reader. descriptor: the file that the worker has made."""
+        return cls(mmap.mmap(descriptor, _BEFORE))
+
+    def get(self) -> int:
+        return max(1, self._memory[0])
+
+    def set(self, cores: int) -> None:
+        self._memory[0] = min(max(1, cores), 255)
+
+
+class Ring:
+    """The slots of all readers, as the worker sees them. Raises BroadsheetError where the host has no memory for them.
+
+    Parameters
+    ----------
+    readers : int
+        How many readers there are at most.
+    slot_bytes : int
+        Bytes of a slot.
+
+    Attributes
+    ----------
+    descriptor : int
+        The file by which readers share the memory.
+    memory : mmap
+        The memory.
+    share : Share
+        How many cores each reader may use now.
+
+    """
+
+    def __init__(self, readers: int, slot_bytes: int = SLOT_BYTES) -> None:
+        self.slot_bytes = slot_bytes
+        self.descriptor = os.memfd_create("broadsheet-ring")
+        size = _BEFORE + readers * SLOTS_EACH * slot_bytes
+        try:
+            os.ftruncate(self.descriptor, size)
+            self.memory = mmap.mmap(self.descriptor, size)
+        except OSError as error:
+            os.close(self.descriptor)
+            raise BroadsheetError(
+                f"cannot share {size >> 20} MiB of memory with the processes that read: {cause(error)}. Raise the "
+                "limits of memory and of file sizes (ulimit -v, ulimit -f)"
+            ) from error
+        self.share = Share(self.memory)
+
+    def block(self, slot: int, size: int) -> memoryview:
+        """The first `size` bytes of a slot."""
+        begin = _BEFORE + slot * self.slot_bytes
+        return memoryview(self.memory)[begin : begin + size]
+
+    def close(self) -> None:
+        """Close the file. The memory goes with the last of those who hold a block."""
+        os.close(self.descriptor)
+
+
+@dataclass(frozen=True)
+class Freed:
+    """From the worker: it has used the first block that was not freed yet."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """From the worker: the host must read the first block that is not freed yet. The worker ignores the others."""
+
+
+@dataclass(frozen=True)
+class RawBlock:
+    """To the worker: a slot holds records of a file.
+
+    Attributes
+    ----------
+    slot : int
+        The number of the slot in the ring.
+    size : int
+        Bytes of the records; the last of them is a line end.
+    lines : int
+        Line ends in them.
+    at : int
+        The byte of the file at which they begin.
+    stored : int
+        How many bytes have been read of the file as it is stored; 0 where that is not known.
+
+    """
+
+    slot: int
+    size: int
+    lines: int
+    at: int
+    stored: int
+
+
+class Slots:
+    """The slots of one reader, as the reader sees them.
+
+    Parameters
+    ----------
+    descriptor : int
+        The file that the worker has made.
+    first : int
+        The number of the first slot of this reader.
+    slot_bytes : int
+        Bytes of a slot.
+    reply : callable
+        Waits for the worker's next reply, and returns it.
+
+    Attributes
+    ----------
+    is_refused : bool
+        Whether the worker has refused a block; `withdraw` ends that.
+
+    """
+
+    def __init__(self, descriptor: int, first: int, slot_bytes: int, reply: Callable[[], Freed | Refused]) -> None:
+        self.slot_bytes = slot_bytes
+        self.memory = mmap.mmap(descriptor, SLOTS_EACH * slot_bytes, offset=_BEFORE + first * slot_bytes)
+        self.is_refused = False
+        self._first, self._reply = first, reply
+        self._free = deque(range(SLOTS_EACH))
+        self._given: deque[RawBlock] = deque()
+
+    def reserve(self) -> int | None:
+        """The place in `memory` of a free slot, for which this waits; None once the worker has refused a block."""
+        while not (self._free or self.is_refused):
+            self._hear()
+        return None if self.is_refused else self._free[0] * self.slot_bytes
+
+    def give(self, size: int, lines: int, at: int, stored: int) -> RawBlock:
+        """The message about the slot that was reserved, which now holds records."""
+        block = RawBlock(self._first + self._free.popleft(), size, lines, at, stored)
+        self._given.append(block)
+        return block
+
+    def content(self, block: RawBlock) -> bytes:
+        """A copy of the records of a block."""
+        begin = (block.slot - self._first) * self.slot_bytes
+        return self.memory[begin : begin + block.size]
+
+    def settle(self) -> None:
+        """Wait until the worker has freed every block that it was given, or has refused one."""
+        while self._given and not self.is_refused:
+            self._hear()
+
+    def withdraw(self) -> tuple[list[bytes], int]:
+        """The blocks from the refused one on, whose slots are then free, and the byte of the file of the first."""
+        blocks, at = [self.content(block) for block in self._given], self._given[0].at
+        self._free.extend(block.slot - self._first for block in self._given)
+        self._given.clear()
+        self.is_refused = False
+        return blocks, at
+
+    def _hear(self) -> None:
+        if isinstance(self._reply(), Refused):
+            self.is_refused = True
+        else:
+            self._free.append(self._given.popleft().slot - self._first)
