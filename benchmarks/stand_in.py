@@ -32,7 +32,8 @@ class StandIn:
     def __init__(self, model, device, precision, threads, kernels) -> None:
         self.model = model
         self.backend = Backend("cpu", "stand-in", "none", "fp32")
-        self.device_name, self.memory_ready, self.reads_gpu_texts = "cpu", time.time(), False
+        self.device_name, self.memory_ready = "cpu", time.time()
+        self.reads_gpu_texts = False
 
     def classify(
         self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False, handed_over=None

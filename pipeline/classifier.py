@@ -21,7 +21,7 @@ from .errors import ModelError, SourceError, UsageError
 from .model.charcnn import Model
 from .model.scores import assigned
 from .model.several import load_one
-from .source.chunk import Cutting
+from .source.cutting import Cutting
 from .source.limits import CHUNK_ROWS, LIMITS
 
 _ONE_TEXT = Texts.of([b"x"])

@@ -393,9 +393,9 @@ def _mistake(chunk: Chunk, i: int, label: str, score: float, classes: tuple[str,
     """
     assert chunk.truth is not None
     where = chunk.rows.slice(i, 1).to_pylist()[0]
-    (text,) = chunk.beginnings([i], SHOWN_BYTES)
-    told = text.decode(errors="ignore")
-    return Mistake(score, where["file"], where["row"], classes[chunk.truth[i]], label, told)
+    (beginning,) = chunk.beginnings([i], SHOWN_BYTES)
+    text = beginning.decode(errors="ignore")
+    return Mistake(score, where["file"], where["row"], classes[chunk.truth[i]], label, text)
 
 
 @READ.takes(ReadKeywords)

@@ -24,14 +24,11 @@ class BlockRows(NamedTuple):
         The rows.
     sizes : ndarray
         int64, the bytes of each record.
-    odd : int
-        How many of them the host has read.
 
     """
 
     chunk: Chunk
     sizes: NDArray[np.int64]
-    odd: int
 
 
 class BlockReader(Protocol):

@@ -27,7 +27,7 @@ from .stream import fetched, stream
 from .texts import GpuTexts
 
 _MOST_ODD, _ODD_SHARE = 64, 0.01
-"""So many records of a block, or such a share of them, are read one by one on the host."""
+"""Up to so many records of a block, or such a share of them, go to the host alone. Else the whole block does."""
 
 
 @dataclass(frozen=True)
@@ -127,15 +127,14 @@ class JsonBlocks:
         if odd[0] > max(_MOST_ODD, _ODD_SHARE * len(found)):
             return None
         if not odd[0]:
-            chunk, sizes = self._chunk(found, ends, row)
-            return BlockRows(chunk, sizes, 0)
+            return BlockRows(*self._chunk(found, ends, row))
         # Have the host read what the GPU leaves to it, and put its texts among the others.
         which, begins, bytes_of_each = fetched(found.odd.which, found.begins, found.sizes)
         rows = np.flatnonzero(which)
         on_host = self._read_on_host(held, block.at, begins[rows], bytes_of_each[rows])
         found = self._with_texts(found, rows, on_host)
         chunk, sizes = self._chunk(found, fetched(*self._ends(found)), row)
-        return BlockRows(_with_rows_of_host(chunk, row, rows, on_host), sizes, len(rows))
+        return BlockRows(_with_rows_of_host(chunk, row, rows, on_host), sizes)
 
     def _find(self, block: cp.ndarray, begins: cp.ndarray, sizes: cp.ndarray) -> _Found:
         """Begin to look for the values of records."""

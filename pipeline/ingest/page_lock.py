@@ -17,8 +17,8 @@ _PORTABLE = 1  # cudaHostRegisterPortable: for every CUDA context of the process
 class PageLocks:
     """The slots of a ring that are page-locked: each from its first use on.
 
-    To lock a slot takes some 15 ms, so a job that uses few of them does not wait for all. Where the host allows no
-    more, the GPU copies from other slots all the same, at a lower rate.
+    To lock 1 GB takes half a second or more, so a job that uses few slots does not wait for all. Where the host allows
+    no more, the GPU copies from the other slots all the same, at a lower rate.
     """
 
     def __init__(self, ring: Ring) -> None:

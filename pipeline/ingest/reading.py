@@ -24,11 +24,11 @@ from .blocks import BlockReader, BlockRows, OpenBlocks, can_read
 _Result = TypeVar("_Result")
 
 _LEAST_BYTES = 1 << 20
-"""Bytes of a file from which it has blocks of its own: smaller ones are parsed together on the host."""
+"""Bytes that the files of a range must have on average. Smaller files are parsed together on the host."""
 
 
 def is_read_here(part: Range, selection: Selection) -> bool:
-    """Whether a range can be read so, by the listing of its files and the columns that the job uses."""
+    """Whether a GPU can find the records of a range, by the listing of its files and the columns that the job uses."""
     if not part.files or part.rows is not None or part.bytes < _LEAST_BYTES * len(part.files):
         return False
     return all(can_read(file.format, selection) for file in part.files)
@@ -146,5 +146,4 @@ class _File:
                 row += rows.chunk.rows_read
 
     def _rows_of(self, block: RawBlock, row: int) -> BlockRows | None:
-        with self._readers.ring.block(block.slot, block.size) as held:
-            return self._blocks.read(block, held, row)
+        return self._blocks.read(block, self._readers.ring.block(block.slot, block.size), row)

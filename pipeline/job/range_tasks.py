@@ -186,7 +186,7 @@ class _Chunks(AbstractContextManager["_Chunks"]):
         self._failed = self._has_seceded = False
         self._room: int | None = None  # that was taken for a chunk that has yet to come
         self._engines = ExitStack()
-        self.is_on_gpu = False  # whether texts may stay there from when they are read
+        self.is_on_gpu = False  # whether texts may stay on the GPU that finds them
 
     def __enter__(self) -> _Chunks:
         held = self._engines.enter_context(ENGINES.use(self._job.engines))  # not to be loaded again for each chunk

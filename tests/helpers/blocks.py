@@ -41,7 +41,7 @@ class OnHost:
         assert (split.consumed, block.lines) == (len(data), data.count(b"\n"))
         records = Records(data, split.starts, split.ends, split.starts + block.at, split.problems)
         chunk = self.form.chunk_of(records, self.path, 0, self.selection, None)
-        return BlockRows(numbered(chunk, row), records.sizes, 0)
+        return BlockRows(numbered(chunk, row), records.sizes)
 
 
 def written(path: Path, rows: int, chance: random.Random, others: float = 0.05) -> Path:

@@ -20,8 +20,8 @@ __device__ __forceinline__ uint32 parity_so_far(uint32 bits) {
     return bits;
 }
 
-// The bytes after a backslash that is not itself escaped. is_escaped: whether byte 0 is one; then the same of what
-// follows.
+// The bytes that follow a backslash which is not itself escaped. is_escaped: whether byte 0 is such a byte; the
+// function sets it for the byte after these.
 __device__ __forceinline__ uint32 escaped_by(uint32 backslashes, bool& is_escaped) {
     constexpr uint32 EVEN = 0x55555555u;
     if (!backslashes) {

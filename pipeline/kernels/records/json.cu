@@ -1,12 +1,13 @@
-// The values of JSON Lines: three kernels. `read_objects` finds them, `measure_values` says how long each is as text,
-// and `write_values` writes the text. A warp has a record, and in the latter two a value. Values lie column by column.
+// The values of JSON Lines, by three kernels. `read_objects` finds the values, a warp for each record. `measure_values`
+// finds how long each is as text, and `write_values` writes the text, a warp for each value. Values lie column by
+// column.
 //
-// Of 5 KB texts a warp loads 32 bytes at a time, of which the next are on their way while these are looked at.
+// A warp loads 32 bytes at a time, and the next 32 bytes are on their way while it works on these.
 #include "records/strings.cuh"
 
-// block: records that begin at `begins` and have `sizes` bytes, [records]. longest: the most bytes of a record that is
-// read. is_odd [records]: 1 where the host must read it, which then has no values here. odd: is increased by how many
-// there are.
+// begins, sizes [records]: the first byte of each record in the block, and its bytes. longest: a record of more bytes
+// is left to the host. is_odd [records]: 1 where the host must read the record; it has no values here. odd: the kernel
+// adds the number of these.
 __global__ void read_objects(const uint8* block, const uint32* begins, const uint32* sizes, int records, uint32 longest,
                              Keys keys, Values values, uint8* is_odd, int* odd) {
     const int record = warp_number();
@@ -21,8 +22,8 @@ __global__ void read_objects(const uint8* block, const uint32* begins, const uin
     });
 }
 
-// How many bytes each value has as text, up to `most` characters (0: all). kinds, begins, sizes, lengths: [count].
-// characters [count], or null: how many the whole text of each has.
+// kinds, begins, sizes [count]: the values. lengths [count]: bytes of each as text, up to its first `most` characters,
+// or all of them where that is 0. characters [count], or null: characters of each whole text.
 __global__ void measure_values(const uint8* block, const uint8* kinds, const uint32* begins, const uint32* sizes,
                                int64 count, int64 most, int64* lengths, int64* characters) {
     const int64 value = warp_number();

@@ -1,14 +1,15 @@
-// One JSON object: the values of the wanted keys, if it is surely read as the host reads it.
+// Finds the values of the wanted keys in one JSON object.
 //
-// `read_object` returns false for all else: for what is not JSON, and for JSON that is rare or that another rule than
-// JSON's decides, such as an escape in a key, a wanted value that is an object, or a number of many digits. The host
-// reads such lines (`_parse_line` in pipeline/source/formats/jsonl.py, which is the specification), so it has the last
-// word on what is an error, and there are no two opinions.
+// `read_object` returns true only if the host would read the same values. It returns false for a record that is not
+// JSON, and for JSON that is rare: an escape in a key, an object as a wanted value, a number of many digits. The host
+// reads these records. Its reader, `_parse_line` in pipeline/source/formats/jsonl.py, is the specification, and it
+// alone decides what is an error.
 #pragma once
 
 #include "records/bytes.cuh"
 
-// What a column holds in a record. Only STRING has escapes; NUMBER is also true and false.
+// What a record holds in a column. NUMBER stands for true and false too: they are copied as they are. Only a STRING has
+// escapes.
 enum Kind : uint8 { MISSING, NONE, STRING, NUMBER };
 
 constexpr int MOST_COLUMNS = LANES, MOST_DEPTH = 32, MOST_PATH = 8, MOST_DIGITS = 64;
@@ -16,8 +17,8 @@ constexpr int OFF_PATH = 255;   // in place of a node: no wanted key is there
 constexpr int NO_COLUMN = -1;   // of a node that only leads to others
 constexpr int REFUSED = -2;     // of a key that the device leaves to the host
 
-// The wanted keys as a tree. Node 0 is the record's object. An edge leads from an object by one of its keys to the node
-// of the value: of those of node n, edges[first[n]] to edges[first[n + 1] - 1].
+// The wanted keys as a tree. Node 0 is the object of the record. An edge is a key of an object, and leads to the node
+// of its value. The edges of node n are edges[first[n]] to edges[first[n + 1] - 1].
 struct Edge {
     int begin, size;  // the key, in `names`
     int node;
@@ -79,14 +80,15 @@ __device__ __forceinline__ bool is_escape(const Article& text, int64 at) {
     return unit >= 0 && (!is_high_surrogate(unit) || is_low_surrogate(code_unit(text, at + 6)));
 }
 
-// Those of the escapes, bit k for one at `at` + k, for which `test(text, place)` is true.
+// Tests some escapes. Bit k of `escapes` stands for an escape at `at` + k, and stays set where `test(text, at + k)` is
+// true.
 template <typename Test>
 __device__ __forceinline__ uint32 escapes_where(const Article& text, int64 at, uint32 escapes, Test test) {
     return lanes_where([&](int k) { return escapes >> k & 1 && test(text, at + k); });
 }
 
-// The place after a number, true, false or null that begins at `at`, and its kind; -1 where it is none of these, or
-// long.
+// Returns the place after the number, true, false or null that begins at `at`, and sets its kind. Returns -1 for
+// anything else, and for a number of MOST_DIGITS characters or more.
 __device__ inline int64 end_of_scalar(const Article& text, int64 at, Kind& kind) {
     auto byte = [&](int64 place) -> uint8 { return place < text.size ? text.bytes[place] : ' '; };
     int64 end = at;
@@ -169,7 +171,7 @@ struct ObjectReader {
     // The column of the value that comes next, or NO_COLUMN.
     __device__ __forceinline__ int wanted_column() const { return node == OFF_PATH ? NO_COLUMN : keys.columns[node]; }
 
-    // Whether the value that comes next is of a key that the host has to count. Only for NO_COLUMN.
+    // Whether the host has to count the key of the value that comes next. Ask only if that has no column.
     __device__ __forceinline__ bool is_of_unknown_key() const { return keys.is_every_key && depth == 1; }
 
     // Note a string, number or literal from `begin` to `end`.
@@ -255,7 +257,8 @@ struct ObjectReader {
     }
 };
 
-// Read the object of a record; false where the host must. text: the record, which begins at byte `offset` of its block.
+// Read the object of a record. Returns false where the host must read it. text: the record, which begins at byte
+// `offset` of its block.
 __device__ inline bool read_object(const Keys& keys, const Values& values, const Article& text, int record,
                                    uint32 offset) {
     ObjectReader reader{keys, values, text, record, offset};

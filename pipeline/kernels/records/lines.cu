@@ -1,6 +1,6 @@
-// Where the records of a block of lines begin and end: `count_line_ends` counts them in spans of the block, the host
-// adds up, `place_line_ends` writes where each is, and `find_lines` tells the records from blank lines. A warp has a
-// span.
+// Where the lines of a block begin and end. `count_line_ends` counts the line ends in spans of the block, a warp for
+// each. The counts are added up, and `place_line_ends` writes where each line end is. `find_lines` tells records from
+// blank lines.
 #include "records/bytes.cuh"
 
 // The line ends among the bytes of a span that begins at `at`, 32 bytes at a time: calls use(at, mask).

@@ -1,5 +1,5 @@
-// What the 32 lanes of a warp find out together. All else in this folder is plain C++ that every lane computes alike,
-// so tests/kernels/on_cpu.py compiles it for the CPU with another version of this file.
+// What the 32 lanes of a warp find out together. All other code of this folder is plain C++, and every lane computes
+// the same. So tests/kernels/test_json_on_cpu.py compiles it for the CPU, with another version of this file.
 #pragma once
 
 #include "common/types.cuh"

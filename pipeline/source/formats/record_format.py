@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from ...errors import InputChanged, SourceError, UsageError
 from ...telemetry.spans import Span, span
-from ..chunk import Chunk, Selection, Sizes, assemble
+from ..chunk import Chunk, Selection, assemble
 from ..compression import UTF8, looks_like, unescaped
+from ..cutting import Sizes
 from ..format import Format, InputFile, Schema, Seek
 from ..open.ahead import PARSING
 from ..open.opening import open_at

@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ...errors import SourceError
-from ..chunk import Chunk, Cutting, Selection, assemble, concat
+from ..chunk import Chunk, Selection, assemble, concat
 from ..columns import fields_of, projected
+from ..cutting import Cutting
 from ..format import Fragment
 from ..layouts import LIST_VIEWS, as_bytes, holds, is_one_of, is_textual, plain_type, plain_values
 from ..limits import LIMITS, Limits

@@ -17,8 +17,9 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from ...errors import UsageError
-from ..chunk import Chunk, Cutting, Selection, concat, gathered
+from ..chunk import Chunk, Selection, concat
 from ..compression import HEAD_BYTES, UTF8, Transcoded, compression_of
+from ..cutting import Cutting, gathered
 from ..formats.csv import Csv, Tsv
 from ..formats.jsonl import Jsonl
 from ..formats.record_format import DELIMITERS, Head, Piped, RecordFormat, Text

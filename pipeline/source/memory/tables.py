@@ -16,8 +16,9 @@ import pyarrow.dataset as pa_dataset
 from numpy.typing import NDArray
 
 from ...errors import BroadsheetError, UsageError, did_you_mean
-from ..chunk import Chunk, Cutting, RowRange, Selection, concat, gathered
+from ..chunk import Chunk, RowRange, Selection, concat
 from ..columns import fields_of, holding, projected
+from ..cutting import Cutting, gathered
 from ..formats.tables import plain, table_chunk
 from ..labels import class_names_in, label_type
 from ..layouts import is_textual, plain_type

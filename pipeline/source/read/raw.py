@@ -15,8 +15,9 @@ _LF = 0x0A
 
 
 class RawBlocks:
-    """Blocks of whole records of a stream, in slots that are shared with the worker; then a stream of the rest: of what
-    the worker refused, of a record that is longer than a slot or goes beyond the stop, and of what follows.
+    """Blocks of whole records of a stream, in slots that are shared with the worker. After these, a stream of the rest.
+
+    The rest begins with what the worker refused, a record that is longer than a slot, or one that goes beyond the stop.
 
     Parameters
     ----------
@@ -77,7 +78,7 @@ class RawBlocks:
         return self._stream.read(size)
 
     def _fill(self, begin: int, wanted: int) -> tuple[int, bool]:
-        """Read up to `wanted` bytes to a place in the slots. How many there were, and whether the stream has ended."""
+        """Read up to `wanted` bytes to a place in the slots. Returns their number, and whether the stream has ended."""
         count = 0
         with memoryview(self._slots.memory) as memory:
             try:

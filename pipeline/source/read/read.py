@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from ...errors import InputChanged, SourceError, UsageError
 from ...processes.threads import threads
 from ...telemetry.spans import Span
-from ..chunk import Chunk, Cutting, RowRange, RowsByName, Selection, concat, empty_chunk, numbered, rows_between
+from ..chunk import Chunk, RowRange, RowsByName, Selection, concat, empty_chunk, numbered, rows_between
+from ..cutting import Cutting
 from ..format import Fragment, InputFile, Schema, Seek
 from ..formats.record_format import Parsed, RecordFormat
 from ..formats.records import Extent, Records, read_records

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from ...errors import BroadsheetError, cause
 
 SLOT_BYTES = 32 << 20
-"""Bytes of a slot. The host takes longer to launch the kernels for a smaller block than the GPU to compute it."""
+"""Bytes of a slot. Smaller slots would mean more launches of kernels, larger ones more memory that is page-locked."""
 
 SLOTS_EACH = 2
 """Slots of a reader: it fills one while the worker uses the other."""
-
 
 _BEFORE = mmap.ALLOCATIONGRANULARITY
 """Bytes before the first slot; the first of them is that of `Share`."""
@@ -85,7 +84,7 @@ class Ring:
         return memoryview(self.memory)[begin : begin + size]
 
     def close(self) -> None:
-        """Close the file. The memory goes with the last of those who hold a block."""
+        """Close the file. The memory is freed once nobody holds a block."""
         os.close(self.descriptor)
 
 
