@@ -28,6 +28,7 @@ from benchmarks.peers.measure import KINDS, measure
 from benchmarks.record import about, parser, seconds_of, write
 from broadsheet.pipeline.engine.cuda import CudaEngine
 from broadsheet.pipeline.kernels import memory_plan
+from broadsheet.pipeline.kernels.ops import DeviceTexts
 from broadsheet.pipeline.kernels.storage import STORAGE
 from broadsheet.pipeline.kernels.work import computed_rows, kernels_of
 from broadsheet.pipeline.model.alphabet import encode
@@ -55,22 +56,22 @@ class OnDevice:
         self._batches = [batch for batch in engine.batches(articles) if batch.given is None]
         count = len(articles)
         self._data, self._offsets = cp.asarray(articles.data), cp.asarray(articles.offsets)
+        self._counts = cp.asarray([batch.last - batch.first for batch in self._batches], np.int32)
         self.labels = cp.empty((count, 1), cp.int32)
         self._best = cp.empty((count, 1), cp.float32)
 
     def run(self) -> None:
         network, slot = self._network, self._network.slots[0]
-        classes = network.layers[-1].outputs
+        whole = slot.batch(1)
         with network.compute:
-            for first, last, units, _ in self._batches:
-                ids = network._ids[: last - first]
-                offsets = self._offsets[first : last + 1]
-                text = self._data[self._articles.offsets[first] :]
-                network.encode(text, offsets, slot.encoded(ids))
-                out = slot.scored(last - first, classes, 1)
-                out = out._replace(labels=self.labels[first:last], best=self._best[first:last])
-                network.score_ngrams(text, offsets, out.logits)
-                network.forward(ids, units, out, slot.device["saturated"], slot.device["asked"])
+            for number, (first, last, units, _) in enumerate(self._batches):
+                at = self._articles.offsets
+                texts = DeviceTexts(
+                    self._data[at[first] : at[last]], self._offsets[first : last + 1], self._counts[number : number + 1]
+                )
+                batch = whole.first(last - first, 0)
+                scored = batch.scored._replace(labels=self.labels[first:last], best=self._best[first:last])
+                network.label_texts(batch._replace(texts=texts, scored=scored), units, has_long=False)
         network.compute.synchronize()
 
 

@@ -15,6 +15,7 @@ from benchmarks.ladder.switches import Setting
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.cuda import Batch, CudaEngine
 from broadsheet.pipeline.kernels.memory_plan import units_by_length
+from broadsheet.pipeline.kernels.network import Wanted
 from broadsheet.pipeline.kernels.slots import Slot
 from broadsheet.pipeline.model import quantised, reference
 from broadsheet.pipeline.model.alphabet import encode
@@ -62,19 +63,19 @@ class LadderEngine(CudaEngine):
         """False: there are no graphs here, since what is turned off is launched one by one."""
         return False
 
-    def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int, keep: cp.ndarray | None) -> None:
+    def _start(self, slot: Slot, texts: Texts, batch: Batch, wanted: Wanted, keep: cp.ndarray | None) -> None:
         """Send a batch on its way, of texts or of one-hot columns.
 
         Parameters
         ----------
-        slot, texts, batch, top_k, keep
+        slot, texts, batch, wanted, keep
             As `CudaEngine._start` takes them.
 
         """
         if isinstance(texts, Columns):
-            self.network.start_columns(slot, texts.columns[batch.first : batch.last], top_k)
+            self.network.start_columns(slot, texts.columns[batch.first : batch.last], wanted)
         else:
-            super()._start(slot, texts, batch, top_k, keep)
+            super()._start(slot, texts, batch, wanted, keep)
 
 
 def labels_of(engine: CudaEngine, articles: Articles, chunk: int) -> NDArray[np.int32]:

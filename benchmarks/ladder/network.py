@@ -10,7 +10,7 @@ from benchmarks.ladder.operations import DENSE_CHANNELS, DenseBlock1, SlowOperat
 from benchmarks.ladder.switches import Setting
 from broadsheet.pipeline.kernels.catalog import Kernel, network_kernels, product_kernel, target
 from broadsheet.pipeline.kernels.memory_plan import most_units
-from broadsheet.pipeline.kernels.network import Network
+from broadsheet.pipeline.kernels.network import Network, Wanted
 from broadsheet.pipeline.kernels.slots import Slot
 from broadsheet.pipeline.kernels.storage import STORAGE
 from broadsheet.pipeline.kernels.tiles import product_tile
@@ -33,7 +33,8 @@ def needed(setting: Setting, layers: tuple[Layer, ...], frame: Frame, architectu
 
 
 class LadderNetwork(Network):
-    """`Network` as a setting says; with nothing turned off it is the product's own.
+    """`Network` as a setting says; with nothing turned off it is the product's own, but for graphs: what is turned off
+    is launched one by one.
 
     Parameters
     ----------
@@ -43,6 +44,8 @@ class LadderNetwork(Network):
         As `Network` takes them.
 
     """
+
+    has_graphs = False
 
     def __init__(
         self, setting: Setting, weights: Weights, integers: Integers | None, alphabet: Alphabet, length: int,
@@ -68,20 +71,26 @@ class LadderNetwork(Network):
 
     def allocate(self, batch: int) -> None:
         super().allocate(batch)
+        self._columns: list[cp.ndarray] = []
         for slot in self.slots:
             if not self._setting.page_locked:
-                slot.host = {name: np.empty(array.shape, array.dtype) for name, array in slot.host.items()}
+                for twins in (slot.given, slot.found):
+                    twins.host = np.empty_like(twins.host)
             if not self._setting.text:
-                slot.device["columns"] = cp.empty((batch, self._symbols, self._length), np.float32)
+                self._columns.append(cp.empty((batch, self._symbols, self._length), np.float32))
 
-    def start_columns(self, slot: Slot, columns: NDArray[np.float32], top_k: int) -> None:
+    def start_columns(self, slot: Slot, columns: NDArray[np.float32], wanted: Wanted) -> None:
         """Send a batch on its way that is one-hot, fp32 [N, symbols, length], straight from where it lies."""
-        there = slot.device["columns"][: len(columns)]
+        count = len(columns)
+        there = self._columns[self.slots.index(slot)][:count]
+        slot.input["count"][:] = count
         slot.copy_begun.record(self._in)
+        slot.copy_in(0, self._in)
         there.data.copy_from_host_async(columns.ctypes.data, columns.nbytes, self._in)
         slot.copied_in.record(self._in)
-        ids = self.ids(len(columns))
         self._begin(slot)
         with self.compute:
-            self.ops.columns_to_ids(there, ids)
-        self._finish_start(slot, ids, len(columns) * most_units(self.layers), top_k)
+            batch = slot.batch(wanted.top_k).first(count, 0)
+            self.ops.columns_to_ids(there, batch.encoded.ids)
+            self.forward(batch, count * most_units(self.layers))
+        self._finish_start(slot, count, wanted)

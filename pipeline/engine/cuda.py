@@ -25,10 +25,12 @@ from ..errors import BroadsheetError, NoRoom, UsageError
 from ..kernels import memory_plan
 from ..kernels.catalog import choose_generation, largest_batch
 from ..kernels.compile import compiler_name
+from ..kernels.driver_calls import make_current
 from ..kernels.memory_plan import articles_for_a_full_one, units_by_length
-from ..kernels.network import Network
-from ..kernels.slots import NotPageLocked, Result, Slot, Sums
+from ..kernels.network import Network, Wanted
+from ..kernels.slots import Result, Slot, Sums
 from ..kernels.small_batches import SmallBatches
+from ..kernels.twins import NotPageLocked
 from ..model import quantised, reference
 from ..model.alphabet import Encoded, of_ids
 from ..model.charcnn import Model
@@ -253,6 +255,7 @@ class CudaEngine:
         """Label a small batch at once."""
         try:
             with self.device:
+                make_current()
                 begun, began = time.time(), time.perf_counter()
                 result = self.small.run(texts.data, texts.offsets, top_k)
                 seconds = time.perf_counter() - began
@@ -297,9 +300,10 @@ class CudaEngine:
         keep = self._room_for_ids(len(texts)) if shared is not None and how not in shared else None
         kept = shared.get(how) if shared is not None and self.model.ngrams is None else None  # a branch reads the text
         running: deque[tuple[Slot, Batch]] = deque()
-        batch = Batch(0, 0, 0)
+        batch, wanted = Batch(0, 0, 0), Wanted(top_k, predictions.all_scores is not None)
         try:
             with self.device:
+                make_current()
                 anchor = self._anchor()
                 for batch in self.batches(texts) if kept is None else self._batches_of_kept(kept):
                     if len(running) == memory_plan.SLOTS:
@@ -308,7 +312,7 @@ class CudaEngine:
                     slot = self._next_slot()
                     running.append((slot, batch))
                     slot.each_kernel = each_kernel and spans is not None
-                    self._start(slot, texts, batch, top_k, None if keep is None else keep[batch.first : batch.last])
+                    self._start(slot, texts, batch, wanted, None if keep is None else keep[batch.first : batch.last])
                 if handed_over is not None:
                     handed_over()
                 while running:
@@ -417,7 +421,7 @@ class CudaEngine:
             yield Batch(first, first + size, int(ahead[size - 1]), given)
             first += size
 
-    def _start(self, slot: Slot, texts: Texts, batch: Batch, top_k: int, keep: cp.ndarray | None) -> None:
+    def _start(self, slot: Slot, texts: Texts, batch: Batch, wanted: Wanted, keep: cp.ndarray | None) -> None:
         """Start a batch, as text or as ids.
 
         Parameters
@@ -428,22 +432,22 @@ class CudaEngine:
             The texts of all batches.
         batch : Batch
             The batch.
-        top_k : int
-            Labels of each article.
+        wanted : Wanted
+            What it results in.
         keep : uint8 [N, pitch], or None
             An array on the GPU that the ids are copied to.
 
         """
         offsets = texts.offsets[batch.first : batch.last + 1]
         if batch.given is None:
-            self.network.start_text(slot, texts.data, offsets, batch.units, top_k, keep)
+            self.network.start_text(slot, texts.data, offsets, batch.units, wanted, keep)
         elif isinstance(batch.given.ids, cp.ndarray):
-            self.network.start_kept(slot, batch.given.ids, batch.units, top_k)
+            self.network.start_kept(slot, batch.given.ids, batch.units, wanted)
         else:
             text = None
             if texts.ids is None:
                 text = cp.asnumpy(texts.data[offsets[0] : offsets[-1]]), offsets - offsets[0]
-            self.network.start_ids(slot, batch.given.ids, text, batch.units, top_k, keep)
+            self.network.start_ids(slot, batch.given.ids, text, batch.units, wanted, keep)
 
     def _anchor(self) -> tuple[float, cp.cuda.Event]:
         """The time on the host's clock of an event that the GPU has recorded, and the event."""

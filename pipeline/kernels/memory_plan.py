@@ -5,8 +5,7 @@ It is counted in units, the twin of common/packing.cuh. A unit is a row of block
 blocks have in its place. An article has one for each such row that its text reaches, and `CLOSING` more. In the dense
 frame every article reaches all rows.
 
-The text and the results of a small batch, which is launched as one graph, are one run of bytes each, so that one copy
-takes all of it.
+The text of a batch and its offsets are one run of bytes, and its results are another, so that one copy takes all of it.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def units_by_length(layers: Sequence[Layer], frame: Frame) -> NDArray[np.int64]:
     return reach + CLOSING
 
 
-_SMALL_ALIGNMENT = 256
+_ARRAY_ALIGNMENT = 256
 
 _MOST_SMALL = 32
 """Articles of a small batch. Of more, kernels take longer than their launches."""
@@ -104,28 +103,41 @@ class ArrayPlace(NamedTuple):
 Shapes = dict[str, tuple[tuple[int, ...], type[np.generic]]]
 """Shapes and types of arrays by name."""
 
+SCORES, ON_GPU_ONLY = "scores", "logits"
+"""The results that are copied to the host only where they are wanted, and those that are not copied."""
+
 
 def small_batch(layers: Sequence[Layer], room: Capacity) -> int:
     """Articles of the largest such batch, which a network has room for whatever their lengths."""
     return min(_MOST_SMALL, room.units // most_units(layers))
 
 
+def input_shapes(count: int, text: int) -> Shapes:
+    """What a batch is given: the number of its articles, their offsets, and their text, of so many bytes at most. The
+    text is last, so that one copy takes all that a batch has of it.
+    """
+    return {"count": ((1,), np.int32), "offsets": ((count + 1,), np.int64), "text": ((text,), np.uint8)}
+
+
 def small_input(layers: Sequence[Layer], count: int) -> Shapes:
-    return {"offsets": ((count + 1,), np.int64), "text": ((count * head_bytes(layers[0].rows_in),), np.uint8)}
+    return input_shapes(count, count * head_bytes(layers[0].rows_in))
 
 
 def result_shapes(layers: Sequence[Layer], count: int, top_k: int) -> Shapes:
+    """What a batch results in. First comes what every caller reads, then the scores of all classes, and last what stays
+    on the GPU.
+    """
     classes = layers[-1].outputs
     return {
         "labels": ((count, top_k), np.int32),
         "best": ((count, top_k), np.float32),
-        "scores": ((count, classes), np.float32),
-        "logits": ((count, classes), np.float32),
         "n_chars": ((count,), np.int64),
         "truncated": ((count,), np.uint8),
         "unknown_chars": ((count,), np.int64),
         "saturated": ((1,), np.uint64),
         "asked": ((1,), np.int32),
+        SCORES: ((count, classes), np.float32),
+        ON_GPU_ONLY: ((count, classes), np.float32),
     }
 
 
@@ -134,7 +146,7 @@ def places(arrays: Shapes) -> tuple[dict[str, ArrayPlace], int]:
     by_name, end = {}, 0
     for name, (shape, dtype) in arrays.items():
         by_name[name] = ArrayPlace(end, shape, dtype)
-        end = -(-by_name[name].stop // _SMALL_ALIGNMENT) * _SMALL_ALIGNMENT
+        end = -(-by_name[name].stop // _ARRAY_ALIGNMENT) * _ARRAY_ALIGNMENT
     return by_name, end
 
 
@@ -248,18 +260,32 @@ def schedule(layers: tuple[Layer, ...], stored: Storage) -> tuple[LayerStep, ...
     return tuple(steps)
 
 
-def slot_arrays(layers: Sequence[Layer], room: Capacity) -> dict[str, tuple[int, type[np.generic]]]:
-    """Elements and type of each array of a batch in flight: its text and its results."""
-    results = result_shapes(layers, room.articles, layers[-1].outputs)
-    return {
-        "text": (text_bytes(layers, room), np.uint8),
-        "offsets": (room.articles + 1, np.int64),
-        **{name: (math.prod(shape), dtype) for name, (shape, dtype) in results.items()},
-    }
+def slot_input(layers: Sequence[Layer], room: Capacity) -> Shapes:
+    return input_shapes(room.articles, text_bytes(layers, room))
 
 
-ON_GPU_ONLY = "logits"
-"""The array of a slot that has no twin on the host."""
+class SlotBytes(NamedTuple):
+    """Bytes of a batch in flight.
+
+    Attributes
+    ----------
+    texts : int
+        Of its texts, with their offsets.
+    results : int
+        Of its results on the GPU.
+    results_on_host : int
+        Of those that have a twin on the host.
+
+    """
+
+    texts: int
+    results: int
+    results_on_host: int
+
+
+def slot_bytes(layers: Sequence[Layer], room: Capacity) -> SlotBytes:
+    results, size = places(result_shapes(layers, room.articles, layers[-1].outputs))
+    return SlotBytes(places(slot_input(layers, room))[1], size, results[ON_GPU_ONLY].start)
 
 
 def text_bytes(layers: Sequence[Layer], room: Capacity) -> int:
@@ -336,7 +362,7 @@ def plan(
 
     """
     room = capacity(layers, batch, frame)
-    classes = layers[-1].outputs
+    of_slot = slot_bytes(layers, room)
     ids = id_pitch(WHOLE if len(layers) == 1 else layers[0].rows_in) * batch
     of_network: list[Buffer] = []
     if parts.network:
@@ -351,13 +377,9 @@ def plan(
         ]
     return [
         *of_network,
-        Buffer("text", text_bytes(layers, room), SLOTS),
-        Buffer("offsets", 8 * (batch + 1), SLOTS),
+        Buffer("texts", of_slot.texts, SLOTS),
         Buffer("ids", ids),
-        Buffer("scores and logits", 2 * 4 * classes * batch, SLOTS),
-        Buffer("labels and best scores", 2 * 4 * classes * batch, SLOTS),
-        Buffer("counts of characters", (8 + 8 + 1) * batch, SLOTS),
-        Buffer("counts of saturated values and of articles", 8 + 4, SLOTS),
+        Buffer("results", of_slot.results, SLOTS),
         Buffer("small batches", sum(small_bytes(layers, small_batch(layers, room)))),
         *([Buffer("n-grams", ngram_bytes(ngrams))] if isinstance(ngrams, NGrams) else []),
         *(_of_fasttext(ngrams, batch, stored) if isinstance(ngrams, FastText) else []),
@@ -370,12 +392,15 @@ def _of_fasttext(model: FastText, batch: int, stored: Storage) -> list[Buffer]:
 
 
 def page_locked(layers: Sequence[Layer], batch: int, frame: Frame) -> list[Buffer]:
-    """What an engine keeps page-locked on the host: a twin of each slot's arrays. CuPy allocates powers of two."""
+    """What an engine keeps page-locked on the host: a twin of each slot's texts and results. CuPy allocates powers of
+    two.
+    """
     room = capacity(layers, batch, frame)
-    sizes = {name: count * np.dtype(dtype).itemsize for name, (count, dtype) in slot_arrays(layers, room).items()}
+    of_slot = slot_bytes(layers, room)
     text, results = small_bytes(layers, small_batch(layers, room))
     return [
-        *(Buffer(name, _power_of_two(size), SLOTS) for name, size in sizes.items() if name != ON_GPU_ONLY),
+        Buffer("texts", _power_of_two(of_slot.texts), SLOTS),
+        Buffer("results", _power_of_two(of_slot.results_on_host), SLOTS),
         Buffer("text of small batches", _power_of_two(text)),
         Buffer("results of small batches", _power_of_two(results)),
     ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import cupy as cp
 import numpy as np
@@ -19,9 +20,10 @@ from ..model.reference import Weights
 from ..processes.threads import available_cores
 from . import memory_plan
 from .catalog import Kernel, branch_kernels, fasttext_kernels, gather_kernel, network_kernels
+from .driver_calls import copy, launch, record, wait
 from .memory_plan import CLOSING, capacity
-from .ops import Asked, DeviceEncoded, Launched, Packing, Scored, operations
-from .slots import Result, Slot, Sums, Trail
+from .ops import Asked, Launched, Packing, Scored, operations
+from .slots import DeviceBatch, Result, Slot, Sums, Trail
 from .tables import fasttext_shape
 from .weights import (
     DeviceFastText,
@@ -35,6 +37,35 @@ from .weights import (
 
 _COPYING_THREADS = 4
 _COPIED_AT_ONCE = 1 << 20
+
+_GRAPHS = 24
+"""Graphs that are kept, of those used last: eight for each slot."""
+
+
+class Wanted(NamedTuple):
+    """What a batch results in: so many labels for each article, and the scores of all classes or not."""
+
+    top_k: int
+    all_scores: bool
+
+
+class _Launches(NamedTuple):
+    """Which kernels a batch needs, and how many labels they find.
+
+    Attributes
+    ----------
+    reads_text : bool
+        Whether the batch is text. Else its ids are on the GPU.
+    has_long : bool
+        As of `Network.label_texts`.
+    top_k : int
+        Labels of each article.
+
+    """
+
+    reads_text: bool
+    has_long: bool
+    top_k: int
 
 
 class Network:
@@ -63,8 +94,13 @@ class Network:
     ----------
     whole : bool
         Whether every article takes all rows of the frame, those beyond its text too.
+    has_graphs : bool
+        Whether the kernels of a batch are launched as one CUDA graph. To launch them one by one takes a hundred calls,
+        and before each the thread may wait for Python's interpreter lock.
 
     """
+
+    has_graphs = True
 
     def __init__(
         self, weights: Weights, integers: Integers | None, ngrams: NGrams | FastText | None, alphabet: Alphabet,
@@ -78,7 +114,8 @@ class Network:
         self._padding = alphabet.padding
         self._trail = Trail()
         self._marked: Slot | None = None
-        self._capturing = False
+        self._is_capturing = self._marks_graph = False
+        self._graph_of = lru_cache(maxsize=_GRAPHS)(self._capture)
         self.watcher: Launched | None = None
         self.ops = operations(generation, precision, device, self._mark)
         kernels: list[Kernel] = []
@@ -146,9 +183,10 @@ class Network:
         if self.parts.network and self.parts.alone:
             self._asked_ids, self._asked_rows = cp.empty_like(self._ids), cp.empty(batch, np.int32)
         for _ in range(memory_plan.SLOTS):
-            self.slots.append(Slot(self.layers, self.room))
+            self.slots.append(Slot(self.layers, self.room, self._ids))
 
     def release(self) -> None:
+        self._graph_of.cache_clear()
         self.slots.clear()
         self._activations = []
         self._ids = self._statistics = self._text_end = self._first_unit = self._counts = self._closing = None
@@ -168,7 +206,7 @@ class Network:
         data: NDArray[np.uint8],
         offsets: NDArray[np.int64],
         units: int,
-        top_k: int,
+        wanted: Wanted,
         keep: cp.ndarray | None = None,
     ) -> None:
         """Start a batch of text: copy it, encode it, and launch the kernels.
@@ -183,33 +221,32 @@ class Network:
             Where each article begins, and where the last ends.
         units : int
             Units that the batch takes at most.
-        top_k : int
-            Labels of each article.
+        wanted : Wanted
+            What the batch results in.
         keep : uint8 [N, pitch], optional
             An array on the GPU that the ids are copied to.
 
         """
         count, size = len(offsets) - 1, int(offsets[-1] - offsets[0])
-        given, is_on_host = data[offsets[0] : offsets[-1]], isinstance(data, np.ndarray)
-        if is_on_host:
-            self._copy(given, slot.host["text"][:size])
-        slot.host["offsets"][: count + 1] = offsets
-        slot.copy_begun.record(self._in)
-        if is_on_host:
-            slot.copy_in("text", size, self._in)
+        text = data[offsets[0] : offsets[-1]]
+        given = slot.input
+        given["count"][:] = count
+        given["offsets"][: count + 1] = offsets
+        if isinstance(text, np.ndarray):
+            self._copy(text, given["text"][:size])
+            record(slot.copy_begun, self._in)
+            slot.copy_in(size, self._in)
         else:
-            slot.device["text"].data.copy_from_device_async(given.data, size, self._in)
-        slot.copy_in("offsets", count + 1, self._in)
-        slot.copied_in.record(self._in)
-        ids = self.ids(count)
+            record(slot.copy_begun, self._in)
+            slot.copy_in(0, self._in)
+            copy(slot.text_on_gpu.data.ptr, text.data.ptr, size, self._in)
+        record(slot.copied_in, self._in)
+        has_long = int(np.diff(offsets).max()) > head_bytes(self._length)
         self._begin(slot)
-        text, bounds, encoded = slot.device["text"], slot.device["offsets"][: count + 1], slot.encoded(ids)
-        with self.compute:
-            self.encode(text, bounds, encoded)
-            if np.diff(offsets).max() > head_bytes(self._length):
-                self.ops.count_characters(text, bounds, size, self._length, encoded.n_chars)
-            self.score_ngrams(text, bounds, slot.scored(count, self.layers[-1].outputs, top_k))
-        self._finish_start(slot, ids, units, top_k, keep)
+        self._launch(slot, _Launches(True, has_long, wanted.top_k), count, size, units)
+        if keep is not None:
+            copy(keep.data.ptr, self._ids.data.ptr, keep.nbytes, self.compute)
+        self._finish_start(slot, count, wanted)
 
     def _copy(self, data: NDArray[np.uint8], to: NDArray[np.uint8]) -> None:
         """Copy by several threads: one alone copies long texts at hardly the rate at which the GPU labels them."""
@@ -226,7 +263,7 @@ class Network:
         ids: NDArray[np.uint8],
         text: tuple[NDArray[np.uint8], NDArray[np.int64]] | None,
         units: int,
-        top_k: int,
+        wanted: Wanted,
         keep: cp.ndarray | None = None,
     ) -> None:
         """Start a batch that is encoded already.
@@ -241,28 +278,32 @@ class Network:
             The text and its offsets on the host, where there is text.
         units : int
             Units that the batch takes at most.
-        top_k : int
-            Labels of each article.
+        wanted : Wanted
+            What the batch results in.
         keep : uint8 [N, pitch], optional
             An array on the GPU that the ids are copied to.
 
         """
-        pitch = memory_plan.id_pitch(self._length)
-        size = len(ids) * pitch
-        staged = slot.host["text"][:size].reshape(len(ids), pitch)
+        count, pitch = len(ids), memory_plan.id_pitch(self._length)
+        slot.input["count"][:] = count
+        staged = slot.input["text"][: count * pitch].reshape(count, pitch)
         staged[:, : self._length] = ids
         staged[:, self._length :] = self._padding
-        slot.copy_begun.record(self._in)
-        slot.copy_in("text", size, self._in)
-        slot.copied_in.record(self._in)
+        record(slot.copy_begun, self._in)
+        slot.copy_in(count * pitch, self._in)
+        record(slot.copied_in, self._in)
         self._begin(slot)
         if (beside := self._beside(ids, text)) is not None:
-            out = slot.scored(len(ids), self.layers[-1].outputs, top_k)
-            means = self._means_of(out)
-            (out.logits if means is None else means).set(beside, self.compute)
+            batch = slot.batch(wanted.top_k).first(count, 0)
+            means = self._means_of(batch.scored)
+            (batch.scored.logits if means is None else means).set(beside, self.compute)
             with self.compute:
-                self._from_means(means, out)
-        self._finish_start(slot, slot.device["text"][:size].reshape(len(ids), pitch), units, top_k, keep)
+                self._from_means(means, batch)
+        given = slot.text_on_gpu[: count * pitch].reshape(count, pitch)
+        self._launch_ids(slot, given, units, wanted)
+        if keep is not None:
+            copy(keep.data.ptr, given.data.ptr, keep.nbytes, self.compute)
+        self._finish_start(slot, count, wanted)
 
     def _beside(
         self, ids: NDArray[np.uint8], text: tuple[NDArray[np.uint8], NDArray[np.int64]] | None
@@ -277,60 +318,69 @@ class Network:
         shape = fasttext_shape(self._ngrams.table.shape[1], self.ops.stored.is_exact)
         return Reader(self._ngrams, shape.bits).means(*text)
 
-    def start_kept(self, slot: Slot, ids: cp.ndarray, units: int, top_k: int) -> None:
+    def start_kept(self, slot: Slot, ids: cp.ndarray, units: int, wanted: Wanted) -> None:
         """Start a batch whose ids, uint8 [N, pitch], are on the GPU: those that another network has kept. Not for a
         model with a branch, which needs the text.
         """
-        slot.copy_begun.record(self._in)
-        slot.copied_in.record(self._in)
+        slot.input["count"][:] = len(ids)
+        record(slot.copy_begun, self._in)
+        slot.copy_in(0, self._in)
+        record(slot.copied_in, self._in)
         self._begin(slot)
-        self._finish_start(slot, ids, units, top_k)
+        self._launch_ids(slot, ids, units, wanted)
+        self._finish_start(slot, len(ids), wanted)
 
     def _begin(self, slot: Slot) -> None:
         """Make the kernels wait for the slot's copy."""
-        self.compute.wait_event(slot.copied_in)
-        slot.begun.record(self.compute)
+        wait(self.compute, slot.copied_in)
+        record(slot.begun, self.compute)
         slot.marks = []
-        self._marked = slot if slot.each_kernel else None
 
-    def _finish_start(
-        self, slot: Slot, ids: cp.ndarray, units: int, top_k: int, keep: cp.ndarray | None = None
-    ) -> None:
-        """Launch the network on ids that are on the GPU or will be, and the copies of the results.
+    def _launch_ids(self, slot: Slot, ids: cp.ndarray, units: int, wanted: Wanted) -> None:
+        """Launch the kernels of a batch whose ids, uint8 [N, pitch], are on the GPU."""
+        copy(self._ids.data.ptr, ids.data.ptr, ids.nbytes, self.compute)
+        self._launch(slot, _Launches(False, False, wanted.top_k), len(ids), 0, units)
+
+    def _launch(self, slot: Slot, launches: _Launches, count: int, size: int, units: int) -> None:
+        """Launch the kernels of a batch: as one graph, or one by one where each of them is observed.
 
         Parameters
         ----------
         slot : Slot
             The slot of the batch.
-        ids : uint8 [N, pitch]
-            The ids, on the GPU.
-        units : int
-            Units that the batch takes at most.
-        top_k : int
-            Labels of each article.
-        keep : uint8 [N, pitch], optional
-            An array on the GPU that the ids are copied to.
+        launches : _Launches
+            Which kernels.
+        count, size, units : int
+            Articles of the batch, bytes of its text, and units that it takes at most.
 
         """
-        slot.articles, slot.top_k = len(ids), top_k
+        if self.has_graphs and not slot.each_kernel and self.watcher is None:
+            launch(self._graph_of(slot, launches), self.compute)
+            return
+        self._marked = slot if slot.each_kernel else None
         with self.compute:
-            if keep is not None:
-                keep[...] = ids
-            scored = slot.scored(len(ids), self.layers[-1].outputs, top_k)
-            self.forward(ids, units, scored, slot.device["saturated"], slot.device["asked"])
-        slot.computed.record(self.compute)
+            self._label(slot.batch(launches.top_k).first(count, size), launches, units)
         self._marked = None
-        self._out.wait_event(slot.computed)
-        slot.out_begun.record(self._out)
-        classes = self.layers[-1].outputs
-        sizes = {"labels": top_k, "best": top_k, "scores": classes, "n_chars": 1, "truncated": 1, "unknown_chars": 1}
-        for name, columns in sizes.items():
-            slot.copy_out(name, len(ids) * columns, self._out)
-        if self.ops.stored.is_int8:
-            slot.copy_out("saturated", 1, self._out)
-        if self.parts.alone:
-            slot.copy_out("asked", 1, self._out)
-        slot.copied_out.record(self._out)
+
+    def _capture(self, slot: Slot, launches: _Launches) -> Any:
+        """A graph of the kernels of any batch in a slot. Kernels find in memory how many articles the batch has."""
+        batch = slot.batch(launches.top_k)
+        return self.captured(lambda: self._label(batch, launches, self.room.units), is_marked=True)
+
+    def _label(self, batch: DeviceBatch, launches: _Launches, units: int) -> None:
+        if launches.reads_text:
+            self.label_texts(batch, units, launches.has_long)
+        else:
+            self.forward(batch, units)
+
+    def _finish_start(self, slot: Slot, count: int, wanted: Wanted) -> None:
+        """Copy the results of a batch of so many articles to the host, once they are there."""
+        record(slot.computed, self.compute)
+        slot.articles, slot.top_k, slot.has_scores = count, *wanted
+        wait(self._out, slot.computed)
+        record(slot.out_begun, self._out)
+        slot.copy_out(self._out)
+        record(slot.copied_out, self._out)
 
     def settle(self) -> None:
         """Wait for all batches in flight."""
@@ -340,17 +390,7 @@ class Network:
     def finish(self, slot: Slot) -> Result:
         """Wait for a slot's batch."""
         slot.copied_out.synchronize()
-        count, k, classes = slot.articles, slot.top_k, self.layers[-1].outputs
-        host = slot.host
-        return Result(
-            host["labels"][: count * k].reshape(count, k),
-            host["best"][: count * k].reshape(count, k),
-            host["scores"][: count * classes].reshape(count, classes),
-            host["n_chars"][:count],
-            host["truncated"][:count],
-            host["unknown_chars"][:count],
-            self.sums(host),
-        )
+        return slot.result(self.sums)
 
     def sums(self, host: dict[str, NDArray[Any]]) -> Sums:
         """What is counted of a batch."""
@@ -361,43 +401,63 @@ class Network:
         """Where the ids of a batch are, uint8 [N, pitch]."""
         return self._ids[:count]
 
-    def captured(self, work: Callable[[], None]) -> Any:
-        """A graph of what `work` puts on the stream `compute`, which is not done yet."""
-        self._capturing = True
+    def captured(self, work: Callable[[], None], is_marked: bool = False) -> Any:
+        """A graph of what `work` puts on the stream `compute`, which is not done yet.
+
+        is_marked: whether the graph marks each kernel before it begins, so that an error names it.
+        """
+        self._is_capturing, self._marks_graph = True, is_marked
         self.compute.begin_capture()
         try:
             with self.compute:
                 work()
         finally:
-            self._capturing = False
+            self._is_capturing = False
             graph = self.compute.end_capture()
+        graph.upload(self.compute)
         return graph
 
     def run(self, graph: Any) -> None:
         """Launch a graph, and wait for it."""
         self._trail.mark("any, of a batch launched as one graph", self.compute.ptr)
-        graph.launch(self.compute)
+        launch(graph, self.compute)
         self.compute.synchronize()
 
-    def encode(self, data: cp.ndarray, offsets: cp.ndarray, out: DeviceEncoded) -> None:
-        """Text on the GPU to ids, on the current stream. The characters of long articles are not counted. Of a model
-        that reads whole texts, those of all are, and nothing else.
-        """
-        if self._length == WHOLE:
-            for counts in (out.n_chars, out.truncated, out.unknown_chars):
-                counts.data.memset_async(0, counts.nbytes, cp.cuda.get_current_stream())
-            self.ops.count_characters(data, offsets, len(data), WHOLE, out.n_chars)
-            return
-        self.ops.encode(data, offsets, self._alphabet, self._length, out)
+    def label_texts(self, batch: DeviceBatch, units: int, has_long: bool) -> None:
+        """Texts on the GPU to scores, on the current stream.
 
-    def score_ngrams(self, data: cp.ndarray, offsets: cp.ndarray, out: Scored) -> None:
-        """What the branch adds to the logits of text on the GPU, to `out.logits`, on the current stream."""
+        Parameters
+        ----------
+        batch : DeviceBatch
+            The batch.
+        units : int
+            Units that its articles take at most.
+        has_long : bool
+            Whether an article has more bytes than `head_bytes`. Its characters are counted by many warps.
+
+        """
+        texts, n_chars = batch.texts, batch.encoded.n_chars
+        if self._length == WHOLE:
+            stream = cp.cuda.get_current_stream()
+            for counts in (n_chars, batch.encoded.truncated, batch.encoded.unknown_chars):
+                counts.data.memset_async(0, counts.nbytes, stream)
+            self.ops.count_characters(texts, WHOLE, n_chars)
+        else:
+            self.ops.encode(texts, self._alphabet, self._length, batch.encoded)
+            if has_long:
+                self.ops.count_characters(texts, self._length, n_chars)
+        self._score_branch(batch)
+        self.forward(batch, units)
+
+    def _score_branch(self, batch: DeviceBatch) -> None:
+        """What the branch adds to the logits of texts."""
         if isinstance(self._branch, DeviceFastText):
-            means = self._means_of(out)
-            self.ops.fasttext(data, offsets, self._branch, out.logits if means is None else means)
-            self._from_means(means, out)
+            means = self._means_of(batch.scored)
+            logits = batch.scored.logits
+            self.ops.fasttext(batch.texts, self._branch, logits if means is None else means)
+            self._from_means(means, batch)
         elif self._branch is not None:
-            self.ops.ngrams(data, offsets, self._branch, out.logits)
+            self.ops.ngrams(batch.texts, self._branch, batch.scored.logits)
 
     def _means_of(self, out: Scored) -> cp.ndarray | None:
         """Memory for a batch's mean rows; None for a model whose mean rows are its logits, or that has none."""
@@ -406,66 +466,66 @@ class Network:
             return None
         return self._means[: len(out.logits)]
 
-    def _from_means(self, means: cp.ndarray | None, out: Scored) -> None:
+    def _from_means(self, means: cp.ndarray | None, batch: DeviceBatch) -> None:
         if means is not None and isinstance(self._branch, DeviceFastText):
-            self.ops.fasttext_logits(means, self._branch, out)
+            self.ops.fasttext_logits(means, batch.texts.count, self._branch, batch.scored)
 
-    def forward(self, ids: cp.ndarray, units: int, out: Scored, saturated: cp.ndarray, asked_count: cp.ndarray) -> None:
+    def forward(self, batch: DeviceBatch, units: int) -> None:
         """Ids on the GPU to scores, on the current stream.
 
         Parameters
         ----------
-        ids : uint8 [N, pitch]
-            The ids.
+        batch : DeviceBatch
+            The batch. Its logits already hold what a branch adds to them.
         units : int
-            Units that the articles take at most.
-        out : Scored
-            Where the results go. `out.logits` already holds what a branch adds to the logits.
-        saturated : uint64 [1]
-            Where saturated values are counted, in int8.
-        asked_count : int32 [1]
-            Where the articles are counted about which the network is asked, of a model whose n-grams can be alone.
+            Units that its articles take at most.
 
         """
-        asked, stream = None, cp.cuda.get_current_stream()
+        asked, stream, count = None, cp.cuda.get_current_stream(), batch.texts.count
+        ids, out = batch.encoded.ids, batch.scored
         if self.ops.stored.is_int8:
-            saturated.data.memset_async(0, saturated.nbytes, stream)
+            batch.saturated.data.memset_async(0, batch.saturated.nbytes, stream)
         if (alone := self._alone) is not None:
-            asked_count.data.memset_async(0, asked_count.nbytes, stream)
+            batch.asked.data.memset_async(0, batch.asked.nbytes, stream)
             temperature, several = alone.temperature, self._of_scores[1]
             if not self.parts.network:
-                self.ops.ngrams_alone(alone.bias, out, temperature, several)
+                self.ops.ngrams_alone(alone.bias, count, out, temperature, several)
                 return
-            asked = Asked(self._asked_rows, asked_count)
-            self.ops.ngrams_alone(alone.bias, out, temperature, several, alone.margin, alone.cuts, asked)
+            asked = Asked(self._asked_rows, batch.asked)
+            self.ops.ngrams_alone(alone.bias, count, out, temperature, several, alone.margin, alone.cuts, asked)
             self.ops.gather(ids, asked, self._asked_ids)
-            ids = self._asked_ids[: len(ids)]
-        self._ask(ids, units, out, saturated, asked)
+            ids, count = self._asked_ids[: len(ids)], asked.count
+        rows = None if asked is None else asked.rows
+        self._ask(ids, count, rows, units, out, batch.saturated)
 
-    def _ask(self, ids: cp.ndarray, units: int, out: Scored, saturated: cp.ndarray, asked: Asked | None) -> None:
+    def _ask(
+        self, ids: cp.ndarray, count: cp.ndarray, which: cp.ndarray | None, units: int, out: Scored,
+        saturated: cp.ndarray,
+    ) -> None:  # fmt: skip
         """The network alone.
 
         Parameters
         ----------
         ids : uint8 [N, pitch]
             The ids.
+        count : int32 [1]
+            The number of articles, N at most.
+        which : int32 [N], or None
+            Which articles of the batch these are; None for all of them.
         units : int
             Units that the articles take at most.
         out : Scored
             Where the results go.
         saturated : uint64 [1]
             Where saturated values are counted, in int8.
-        asked : Asked or None
-            Which articles these are, of which the host knows only how many there are at most; None for all of the
-            batch.
 
         """
-        count, weights = len(ids), self._weights
-        statistics, text_end = self._statistics[:count], self._text_end[:count]
-        packing = Packing(self._first_unit[: count + 1], self._counts, self._closing, units)
+        most, weights = len(ids), self._weights
+        statistics, text_end = self._statistics[:most], self._text_end[:most]
+        packing = Packing(self._first_unit[: most + 1], self._counts, self._closing, units)
         first, *rest = memory_plan.schedule(self.layers, self.ops.stored)
-        self.ops.norm_statistics(ids, self._length, first.layer, weights.statistics, statistics, text_end, asked)
-        self.ops.pack(text_end, self.layers, self.whole, packing, asked)
+        self.ops.norm_statistics(ids, count, self._length, first.layer, weights.statistics, statistics, text_end)
+        self.ops.pack(text_end, count, self.layers, self.whole, packing)
         norm, rows = weights.norm[first.layer.name], self._activation(first.out)
         self.ops.lookup_norm_pool(
             ids, self.layers, self.frame, weights.table, norm, statistics, text_end, packing, rows,
@@ -484,20 +544,22 @@ class Network:
                     self.ops.norm_relu_pool(product, step.layer, weights.norm[name], packing, constant, written)
             rows = written
         last = self.layers[-1]
-        x = rows[: count * last.inputs].reshape(count, last.inputs)
+        x = rows[: most * last.inputs].reshape(most, last.inputs)
         of_block_1 = statistics if self.ops.stored.is_int8 else None
         beside = None if self._branch is None else out.logits
         weight, bias = weights.products[last.name], weights.bias[last.name]
-        self.ops.head(x, last, weight, bias, out, of_block_1, beside, *self._of_scores, asked)
+        self.ops.head(x, count, last, weight, bias, out, of_block_1, beside, *self._of_scores, which)
 
     def _activation(self, at: memory_plan.Activation) -> cp.ndarray:
         """All the room for it, so that tensor maps are the same for every batch."""
         return self._activations[at.buffer][: at.bytes(self.room)].view(at.element.dtype)
 
     def _mark(self, kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
-        if self._capturing:
-            return
         stream = cp.cuda.get_current_stream()
+        if self._is_capturing:
+            if self._marks_graph:
+                self._trail.mark(kernel.name, stream.ptr)
+            return
         self._trail.mark(kernel.name, stream.ptr)
         if self.watcher is not None:
             self.watcher(kernel, grid, arguments)

@@ -39,6 +39,30 @@ from .tiles import (
 from .weights import DeviceAlphabet, DeviceFastText, DeviceNGrams, DeviceNorm, DeviceTable
 
 
+class DeviceTexts(NamedTuple):
+    """Texts on the GPU. A launch finds their number there, so that a graph of launches repeats for any number.
+
+    Attributes
+    ----------
+    data : uint8 [bytes]
+        The texts in UTF-8, with room for more; ``data[0]`` is the byte at ``offsets[0]``.
+    offsets : int64 [N + 1]
+        Where each text begins, and where the last ends; with room for more.
+    count : int32 [1]
+        How many texts there are.
+
+    """
+
+    data: cp.ndarray
+    offsets: cp.ndarray
+    count: cp.ndarray
+
+    @property
+    def most(self) -> int:
+        """How many texts there are at most, as the host knows."""
+        return len(self.offsets) - 1
+
+
 class Packing(NamedTuple):
     """Where the rows of N articles lie.
 
@@ -147,17 +171,13 @@ class Operations:
     tiles: dict[str, ProductTile]
     launched: Launched
 
-    def encode(
-        self, data: cp.ndarray, offsets: cp.ndarray, alphabet: DeviceAlphabet, length: int, out: DeviceEncoded
-    ) -> None:
+    def encode(self, texts: DeviceTexts, alphabet: DeviceAlphabet, length: int, out: DeviceEncoded) -> None:
         """Encode UTF-8. `count_characters` completes the counts of long articles.
 
         Parameters
         ----------
-        data : uint8 [bytes]
-            The text; ``data[0]`` is the byte at ``offsets[0]``.
-        offsets : int64 [N + 1]
-            Where each article begins, and where the last ends.
+        texts : DeviceTexts
+            The articles.
         alphabet : DeviceAlphabet
             The characters that the model reads.
         length : int
@@ -166,28 +186,21 @@ class Operations:
             Where ids and counts go.
 
         """
-        count = len(offsets) - 1
         points = len(alphabet.points)
         self.launch(
             catalog.encode_kernel(),
-            (-(-count // catalog.WARPS),),
-            (data, offsets, _int(count), _int(length), _int(head_bytes(length)), _int(out.ids.shape[1]),
+            (-(-texts.most // catalog.WARPS),),
+            (*texts, _int(length), _int(head_bytes(length)), _int(out.ids.shape[1]),
              alphabet.byte_ids, alphabet.points, alphabet.point_ids, _int(points), np.uint8(alphabet.unknown), *out),
         )  # fmt: skip
 
-    def count_characters(
-        self, data: cp.ndarray, offsets: cp.ndarray, size: int, length: int, n_chars: cp.ndarray
-    ) -> None:
+    def count_characters(self, texts: DeviceTexts, length: int, n_chars: cp.ndarray) -> None:
         """Complete `n_chars` of `encode` for articles longer than `head_bytes`; of whole texts, count all, from zero.
 
         Parameters
         ----------
-        data : uint8 [bytes]
-            The text, as for `encode`.
-        offsets : int64 [N + 1]
-            Where each article begins, and where the last ends.
-        size : int
-            Bytes of the batch, or more.
+        texts : DeviceTexts
+            The articles.
         length : int
             Characters that the model reads of an article; `WHOLE` for all.
         n_chars : int64 [N]
@@ -197,59 +210,59 @@ class Operations:
         counted = -1 if length == WHOLE else head_bytes(length)
         self.launch(
             catalog.count_kernel(),
-            (-(-size // (catalog.WARPS * catalog.COUNTED_BYTES)),),
-            (data, offsets, _int(len(offsets) - 1), _int(counted), n_chars),
+            (-(-len(texts.data) // (catalog.WARPS * catalog.COUNTED_BYTES)),),
+            (*texts, _int(counted), n_chars),
         )
 
-    def fasttext(self, data: cp.ndarray, offsets: cp.ndarray, branch: DeviceFastText, out: cp.ndarray) -> None:
-        """The mean rows, fp32 [N, columns], of UTF-8 bytes as for `encode`."""
-        count, kinds, pruned = len(offsets) - 1, branch.kinds, _or_null(branch.pruned)
+    def fasttext(self, texts: DeviceTexts, branch: DeviceFastText, out: cp.ndarray) -> None:
+        """The mean rows of texts, fp32 [N, columns]."""
+        kinds, pruned = branch.kinds, _or_null(branch.pruned)
         self.launch(
             catalog.fasttext_kernel(branch.shape),
-            (-(-count // catalog.WARPS), branch.shape.slabs),
-            (data, offsets, _int(count), branch.slots, np.uint32(len(branch.slots) - 1), branch.words, branch.ends,
+            (-(-texts.most // catalog.WARPS), branch.shape.slabs),
+            (*texts, branch.slots, np.uint32(len(branch.slots) - 1), branch.words, branch.ends,
              _int(branch.known), _int(branch.end), _int(kinds.words), *map(_int, kinds.characters),
              np.uint32(kinds.buckets), pruned, branch.table, np.int64(branch.table.shape[1]), branch.scale,
              _int(branch.columns), out),
         )  # fmt: skip
 
-    def fasttext_logits(self, means: cp.ndarray, branch: DeviceFastText, out: Scored) -> None:
+    def fasttext_logits(self, means: cp.ndarray, count: cp.ndarray, branch: DeviceFastText, out: Scored) -> None:
         """Compute what decides the labels of texts from their mean rows, fp32 [N, columns], to `out.logits`. With a
-        tree these are scores, and the values of its nodes are in `out.scores` meanwhile.
+        tree these are scores, and the values of its nodes are in `out.scores` meanwhile. count: int32 [1], the number
+        of texts, N at most.
         """
-        count, classes = out.logits.shape
+        most, classes = out.logits.shape
         sums = means
         if branch.output is not None:
             outputs = branch.output.shape[1]
             sums = out.logits if branch.tree is None else out.scores
             kernel = catalog.output_kernel()
-            grid = (-(-count // catalog.PRODUCT_TEXTS), -(-outputs // kernel.threads))
-            sizes = (_int(count), _int(branch.columns), _int(outputs))
-            self.launch(kernel, grid, (means, branch.output, *sizes, sums))
+            grid = (-(-most // catalog.PRODUCT_TEXTS), -(-outputs // kernel.threads))
+            sizes = (_int(branch.columns), _int(outputs))
+            self.launch(kernel, grid, (means, branch.output, count, *sizes, sums))
         if branch.tree is not None:
-            warps = -(-count // catalog.WARPS)
-            self.launch(catalog.tree_kernel(), (warps,), (sums, *branch.tree, _int(count), _int(classes), out.logits))
+            warps = -(-most // catalog.WARPS)
+            self.launch(catalog.tree_kernel(), (warps,), (sums, *branch.tree, count, _int(classes), out.logits))
 
-    def ngrams(self, data: cp.ndarray, offsets: cp.ndarray, branch: DeviceNGrams, out: cp.ndarray) -> None:
-        """What the branch adds to the logits, fp32 [N, classes], of UTF-8 bytes as for `encode`."""
-        count = len(offsets) - 1
+    def ngrams(self, texts: DeviceTexts, branch: DeviceNGrams, out: cp.ndarray) -> None:
+        """What the branch adds to the logits of texts, fp32 [N, classes]."""
         kernel = catalog.ngrams_kernel(branch.kinds, 32 - branch.shift, branch.classes)
         self.launch(
             kernel,
-            (-(-count // (kernel.threads // catalog.WARP)), len(branch.table)),
-            (data, offsets, _int(count), _int(branch.kinds.reads), branch.symbols, branch.letters, branch.table,
+            (-(-texts.most // (kernel.threads // catalog.WARP)), len(branch.table)),
+            (*texts, _int(branch.kinds.reads), branch.symbols, branch.letters, branch.table,
              _int(branch.shift), branch.scale, _int(branch.classes), out),
         )  # fmt: skip
 
     def norm_statistics(
         self,
         ids: cp.ndarray,
+        count: cp.ndarray,
         length: int,
         layer: Layer,
         tables: StatisticsTables,
         out: cp.ndarray,
         text_end: cp.ndarray,
-        asked: Asked | None = None,
     ) -> None:
         """Mean and 1 / standard deviation of block 1, and where each text ends.
 
@@ -257,6 +270,8 @@ class Operations:
         ----------
         ids : uint8 [N, pitch]
             The ids.
+        count : int32 [1]
+            The number of articles, N at most.
         length : int
             Positions that the network reads, of the pitch.
         layer : Layer
@@ -267,42 +282,37 @@ class Operations:
             Mean and 1 / standard deviation.
         text_end : int32 [N]
             Where each text ends.
-        asked : Asked, optional
-            As for `gather`, which has left the ids of these articles.
 
         """
         self.launch(
             catalog.statistics_kernel(layer),
             (-(-len(ids) // catalog.WARPS),),
-            (ids, _int(len(ids)), _count_of(asked), _int(length), _int(ids.shape[1]), _int(tables.first.shape[1]),
+            (ids, count, _int(length), _int(ids.shape[1]), _int(tables.first.shape[1]),
              tables.first, tables.pairs, np.float64(tables.sum_of_biases), np.float64(tables.sum_of_square_biases),
              np.float64(NORM_EPSILON), out, text_end),
         )  # fmt: skip
 
-    def pack(
-        self, text_end: cp.ndarray, layers: Sequence[Layer], whole: bool, out: Packing, asked: Asked | None = None
-    ) -> None:
-        """Decide where the rows of N articles lie.
+    def pack(self, text_end: cp.ndarray, count: cp.ndarray, layers: Sequence[Layer], whole: bool, out: Packing) -> None:
+        """Decide where the rows of articles lie.
 
         Parameters
         ----------
         text_end : int32 [N]
             Where each text ends.
+        count : int32 [1]
+            The number of articles, N at most.
         layers : sequence of Layer
             The layers of the network.
         whole : bool
             Whether each article takes the whole frame.
         out : Packing
             Where the result goes.
-        asked : Asked, optional
-            As for `gather`; the articles after these have no rows.
 
         """
         first, second, *_ = layers
-        count = _int(len(text_end))
         most = (_int(first.rows_pooled), _int(second.rows_pooled), np.uint8(whole))
         kernel = catalog.first_units_kernel(first, second)
-        self.launch(kernel, (1,), (text_end, count, _count_of(asked), *most, out.first, out.counts))
+        self.launch(kernel, (1,), (text_end, count, *most, out.first, out.counts))
         grid = (-(-len(text_end) // catalog.WARPS),)
         self.launch(catalog.closing_units_kernel(), grid, (out.first, count, out.closing))
 
@@ -340,22 +350,22 @@ class Operations:
 
         """
         first, second, *_ = layers
-        count, pitch = ids.shape
+        most, pitch = ids.shape
         rows = most_units(layers) * second.product_pool
         at = lookup_tile(self.generation, self.precision, self.architecture, first)
         kernel = catalog.lookup_kernel(self.stored, first, second, frame, at)
         grid: tuple[int, ...]
         size: tuple[np.int32, ...]
         if isinstance(at, SimtLookupTile):
-            grid, size = (-(-rows // at.positions), -(-count // at.articles)), (_int(first.ids),)
+            grid, size = (-(-rows // at.positions), -(-most // at.articles)), (_int(first.ids),)
         else:
             grid, size = (self.sms * max(1, _blocks_an_sm(self.architecture, kernel)),), ()
         of_bytes = (np.float32(steps_in_one), _or_null(saturated)) if at.writes_bytes else ()
         self.launch(
             kernel,
             grid,
-            (ids, _int(pitch), _int(count), *size, text_end, statistics, packing.first, table.entries, table.affine,
-             norm.gamma, norm.beta, out, _int(rows), *of_bytes),
+            (ids, _int(pitch), packing.counts[1:], *size, text_end, statistics, packing.first, table.entries,
+             table.affine, norm.gamma, norm.beta, out, _int(rows), *of_bytes),
         )  # fmt: skip
 
     def conv1d(
@@ -440,16 +450,18 @@ class Operations:
         self._product(x, layer, weight, bias, packing.counts[1:], None, None, out, len(packing.first) - 1, None)
 
     def head(
-        self, x: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: Scored,
+        self, x: cp.ndarray, count: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, out: Scored,
         statistics: cp.ndarray | None = None, beside: cp.ndarray | None = None, temperature: float = 1.0,
-        link: int = SOFTMAX, asked: Asked | None = None,
+        link: int = SOFTMAX, rows: cp.ndarray | None = None,
     ) -> None:  # fmt: skip
         """The last layer, softmax at a temperature or another link, as in `scores`, and the k best classes.
 
         Parameters
         ----------
         x : cupy.ndarray
-            The input, [M, inputs]; M is the number of articles, or with `asked` what it is at most.
+            The input, [M, inputs].
+        count : int32 [1]
+            The number of articles, M at most.
         layer : Layer
             The last layer.
         weight : float32 [classes, inputs]
@@ -466,8 +478,9 @@ class Operations:
             By which logits are divided.
         link : int
             How scores follow from logits.
-        asked : Asked, optional
-            The articles that x has rows of, among those of `beside` and `out`; the others stay as they are.
+        rows : int32 [M], optional
+            Which articles x has rows of, among those of `beside` and `out`; the others stay as they are. By default
+            these are all.
 
         """
         kernel = catalog.head_kernel(self.stored, layer)
@@ -475,14 +488,13 @@ class Operations:
         self.launch(
             kernel,
             (-(-len(x) // articles),),
-            (x, weight, bias, _or_null(beside), _or_null(statistics), _or_null(asked and asked.rows), _count_of(asked),
-             np.float32(1 / temperature), _int(link), _int(len(x)), _int(layer.outputs),
-             _int(out.labels.shape[1]), *out),
+            (x, weight, bias, _or_null(beside), _or_null(statistics), _or_null(rows), count,
+             np.float32(1 / temperature), _int(link), _int(layer.outputs), _int(out.labels.shape[1]), *out),
         )  # fmt: skip
 
     def ngrams_alone(
-        self, bias: cp.ndarray, out: Scored, temperature: float, link: int, margin: float | None = None,
-        cuts: cp.ndarray | None = None, asked: Asked | None = None,
+        self, bias: cp.ndarray, count: cp.ndarray, out: Scored, temperature: float, link: int,
+        margin: float | None = None, cuts: cp.ndarray | None = None, asked: Asked | None = None,
     ) -> None:  # fmt: skip
         """Scores and best classes of n-grams alone. What they add to the logits is in `out.logits`, which stays.
 
@@ -490,6 +502,8 @@ class Operations:
         ----------
         bias : float32 [classes]
             What is added to the logits.
+        count : int32 [1]
+            The number of articles, at most the N of `out`.
         out : Scored
             Where the results go.
         temperature : float
@@ -504,14 +518,15 @@ class Operations:
             Where these articles go; their number is added to `asked.count`.
 
         """
-        count, classes = out.logits.shape
+        most, classes = out.logits.shape
         kernel = catalog.alone_kernel(classes)
+        rows, asked_count = (None, None) if asked is None else asked
         self.launch(
             kernel,
-            (-(-count // (kernel.threads // catalog.WARP)),),
-            (bias, out.logits, np.float32(1 / temperature), _int(link), _int(count), _int(classes),
+            (-(-most // (kernel.threads // catalog.WARP)),),
+            (bias, out.logits, np.float32(1 / temperature), _int(link), count, _int(classes),
              _int(out.labels.shape[1]), out.scores, out.labels, out.best, np.float32(margin or 0), _or_null(cuts),
-             _or_null(asked and asked.rows), _count_of(asked)),
+             _or_null(rows), _or_null(asked_count)),
         )  # fmt: skip
 
     def gather(self, ids: cp.ndarray, asked: Asked, out: cp.ndarray) -> None:
@@ -691,15 +706,10 @@ def _int(value: int) -> np.int32:
     return np.int32(value)
 
 
-def _count_of(asked: Asked | None) -> Any:
-    return _or_null(asked and asked.count)
-
-
 def _or_null(array: cp.ndarray | None) -> Any:
     return np.uint64(0) if array is None else array
 
 
-@lru_cache(maxsize=512)
 @lru_cache(maxsize=1024)
 def tensor_map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> NDArray[np.void]:
     """A descriptor for Hopper's copy engine (TMA), passed by value to kernels of `sm90/`: 128 bytes, [1] of void128, of

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any, NamedTuple
 
 import cupy as cp
 import numpy as np
 from cuda.bindings import driver
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from ..errors import BroadsheetError
 from ..model.layers import Layer
 from . import memory_plan
-from .memory_plan import Capacity
-from .ops import DeviceEncoded, Scored
+from .driver_calls import milliseconds
+from .memory_plan import ArrayPlace, Capacity, places
+from .ops import DeviceEncoded, DeviceTexts, Scored
+from .twins import Twins, page_locked, views
 
 
 class Sums(NamedTuple):
@@ -39,8 +41,8 @@ class Result(NamedTuple):
         Class indices, the best first.
     best : float32 [N, k]
         Their scores.
-    scores : float32 [N, classes]
-        The score of every class.
+    scores : float32 [N, classes], or None
+        The score of every class, where they are wanted.
     n_chars : int64 [N]
         Characters of the whole text.
     truncated : uint8 [N]
@@ -54,25 +56,58 @@ class Result(NamedTuple):
 
     labels: NDArray[np.int32]
     best: NDArray[np.float32]
-    scores: NDArray[np.float32]
+    scores: NDArray[np.float32] | None
     n_chars: NDArray[np.int64]
     truncated: NDArray[np.uint8]
     unknown_chars: NDArray[np.int64]
     sums: Sums
 
 
-def page_locked(size: int, dtype: DTypeLike) -> NDArray[Any]:
-    """An array in page-locked memory of the host. CuPy's own is in `cupyx`, which takes 0.07 s to import."""
-    kind = np.dtype(dtype)
-    return np.ndarray(size, kind, cp.cuda.alloc_pinned_memory(size * kind.itemsize))
+class DeviceBatch(NamedTuple):
+    """Where the kernels of a batch find its texts, and where they leave its results.
 
+    Attributes
+    ----------
+    texts : DeviceTexts
+        The texts.
+    encoded : DeviceEncoded
+        Their ids and counts.
+    scored : Scored
+        Their scores and labels.
+    saturated : uint64 [1]
+        Where saturated values are counted, in int8.
+    asked : int32 [1]
+        Where the articles are counted about which the network is asked, of a model whose n-grams can be alone.
 
-class NotPageLocked(Exception):
-    """The host has no room for page-locked memory, or does not allow it."""
+    """
+
+    texts: DeviceTexts
+    encoded: DeviceEncoded
+    scored: Scored
+    saturated: cp.ndarray
+    asked: cp.ndarray
+
+    @classmethod
+    def of(cls, given: Mapping[str, cp.ndarray], results: Mapping[str, cp.ndarray], ids: cp.ndarray) -> DeviceBatch:
+        """The batch of which these arrays hold what it is given (`input_shapes`) and its results (`result_shapes`)."""
+        return cls(
+            DeviceTexts(given["text"], given["offsets"], given["count"]),
+            DeviceEncoded(ids, results["n_chars"], results["truncated"], results["unknown_chars"]),
+            Scored(results["logits"], results["scores"], results["labels"], results["best"]),
+            results["saturated"],
+            results["asked"],
+        )
+
+    def first(self, articles: int, size: int) -> DeviceBatch:
+        """The same with arrays that end after so many articles, whose text has so many bytes."""
+        texts = self.texts._replace(data=self.texts.data[:size], offsets=self.texts.offsets[: articles + 1])
+        encoded = DeviceEncoded(*(array[:articles] for array in self.encoded))
+        scored = Scored(*(array[:articles] for array in self.scored))
+        return self._replace(texts=texts, encoded=encoded, scored=scored)
 
 
 class Slot:
-    """A batch in flight: its text on the host (page-locked) and on the GPU, its results on both, and its events.
+    """A batch in flight: its texts and its results on the host (page-locked) and on the GPU, and its events.
 
     Events are recorded at the beginning and the end of the copy in, of the kernels and of the copy out.
 
@@ -82,51 +117,72 @@ class Slot:
         The layers of the network.
     room : Capacity
         What a batch takes at most.
+    ids : uint8 [articles, pitch]
+        Where the ids of a batch go. All slots share them, since one batch is computed after the other.
 
     Attributes
     ----------
+    given, found : Twins
+        The memory of the texts, and that of the results.
     taken : Lock
         Held from when a batch gets the slot until its results are copied.
+    articles, top_k : int
+        How many articles the batch has, and how many labels each gets.
+    has_scores : bool
+        Whether the scores of all classes are copied to the host.
     marks : list of (str, Event)
         Of each kernel, with `each_kernel`: its name and an event before it.
 
     """
 
-    def __init__(self, layers: Sequence[Layer], room: Capacity) -> None:
-        arrays = memory_plan.slot_arrays(layers, room)
-        self.device = {name: cp.empty(size, dtype) for name, (size, dtype) in arrays.items()}
-        try:
-            self.host = {
-                name: page_locked(size, dtype)
-                for name, (size, dtype) in arrays.items()
-                if name != memory_plan.ON_GPU_ONLY
-            }
-        except cp.cuda.runtime.CUDARuntimeError as error:
-            raise NotPageLocked(error) from error
+    def __init__(self, layers: tuple[Layer, ...], room: Capacity, ids: cp.ndarray) -> None:
+        sizes = memory_plan.slot_bytes(layers, room)
+        self._layers, self._room, self._ids = layers, room, ids
+        self._at = places(memory_plan.slot_input(layers, room))[0]
+        self.given, self.found = Twins(sizes.texts), Twins(sizes.results, sizes.results_on_host)
         self.copy_begun, self.copied_in, self.begun, self.computed, self.out_begun, self.copied_out = (
             cp.cuda.Event() for _ in range(6)
         )
         self.taken = Lock()
         self.each_kernel = False
         self.marks: list[tuple[str, cp.cuda.Event]] = []
-        self.articles = 0
-        self.top_k = 1
+        self.articles, self.top_k, self.has_scores = 0, 1, False
 
-    def encoded(self, ids: cp.ndarray) -> DeviceEncoded:
-        counts = (self.device[name][: len(ids)] for name in ("n_chars", "truncated", "unknown_chars"))
-        return DeviceEncoded(ids, *counts)
+    @property
+    def input(self) -> dict[str, NDArray[Any]]:
+        """What the batch is given, on the host: as of `input_shapes`."""
+        return views(self.given.host, self._at)
 
-    def scored(self, count: int, classes: int, k: int) -> Scored:
-        def table(name: str, columns: int) -> cp.ndarray:
-            return self.device[name][: count * columns].reshape(count, columns)
+    @property
+    def text_on_gpu(self) -> cp.ndarray:
+        """Where the text of a batch goes, uint8 [bytes]; of a batch that is encoded already, its ids."""
+        return views(self.given.device, self._at)["text"]
 
-        return Scored(table("logits", classes), table("scores", classes), table("labels", k), table("best", k))
+    def batch(self, top_k: int) -> DeviceBatch:
+        """The arrays of the slot on the GPU, with room for the largest batch."""
+        return DeviceBatch.of(
+            views(self.given.device, self._at), views(self.found.device, self._results(top_k)), self._ids
+        )
+
+    def result(self, sums: Callable[[dict[str, NDArray[Any]]], Sums]) -> Result:
+        """The results on the host. sums: finds what is counted of the batch in these."""
+        copied = {name: at for name, at in self._results(self.top_k).items() if name != memory_plan.ON_GPU_ONLY}
+        on_host, count = views(self.found.host, copied), self.articles
+        return Result(
+            on_host["labels"][:count],
+            on_host["best"][:count],
+            on_host[memory_plan.SCORES][:count] if self.has_scores else None,
+            on_host["n_chars"][:count],
+            on_host["truncated"][:count],
+            on_host["unknown_chars"][:count],
+            sums(on_host),
+        )
 
     def stages(self, anchor: cp.cuda.Event) -> list[tuple[str, str, float, float]]:
         """(name, lane, begin, end) of each stage of a finished batch, in milliseconds after `anchor`."""
 
         def after(event: cp.cuda.Event) -> float:
-            return float(cp.cuda.get_elapsed_time(anchor, event))
+            return milliseconds(anchor, event)
 
         copies_and_kernels = [
             ("copy-in", "copy-in", after(self.copy_begun), after(self.copied_in)),
@@ -137,13 +193,21 @@ class Slot:
         ends = [*(time for _, time in times), copies_and_kernels[1][3]]
         return copies_and_kernels + [(name, "compute", begin, ends[i + 1]) for i, (name, begin) in enumerate(times)]
 
-    def copy_in(self, name: str, size: int, stream: cp.cuda.Stream) -> None:
-        nbytes = size * self.host[name].itemsize
-        self.device[name].data.copy_from_host_async(self.host[name].ctypes.data, nbytes, stream)
+    def copy_in(self, text: int, stream: cp.cuda.Stream) -> None:
+        """Begin to copy what the batch is given to the GPU, with so many bytes of its text."""
+        self.given.copy_in(0, self._at["text"].start + text, stream)
 
-    def copy_out(self, name: str, size: int, stream: cp.cuda.Stream) -> None:
-        nbytes = size * self.host[name].itemsize
-        self.device[name].data.copy_to_host_async(self.host[name].ctypes.data, nbytes, stream)
+    def copy_out(self, stream: cp.cuda.Stream) -> None:
+        """Begin to copy the results to the host."""
+        at = self._results(self.top_k)
+        self.found.copy_out(0, at["asked"].stop, stream)
+        if self.has_scores:
+            scores = at[memory_plan.SCORES]
+            row = (scores.stop - scores.start) // self._room.articles
+            self.found.copy_out(scores.start, scores.start + row * self.articles, stream)
+
+    def _results(self, top_k: int) -> dict[str, ArrayPlace]:
+        return places(memory_plan.result_shapes(self._layers, self._room.articles, top_k))[0]
 
 
 class Trail:

@@ -8,6 +8,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 from fasttext_models import LOSSES, branch, hostile, model_of
+from gpu import on_gpu
 from numpy.typing import NDArray
 
 from broadsheet.pipeline.engine.base import Engine, Texts
@@ -55,7 +56,7 @@ def by_kernel(texts: Texts, of: FastText, exact: bool) -> NDArray[np.float32]:
 
     ops = operations("simt", "fp32", cp.cuda.Device())
     out = cp.full((len(texts), of.table.shape[1]), cp.nan, cp.float32)
-    ops.fasttext(cp.asarray(texts.data), cp.asarray(texts.offsets), upload_fasttext(of, exact), out)
+    ops.fasttext(on_gpu(texts), upload_fasttext(of, exact), out)
     return out.get()
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gpu import LIMITS, STACKS, hostile_texts, opened_for, poison, random_texts
+from gpu import LIMITS, STACKS, hostile_texts, on_gpu, opened_for, poison, random_texts
 from ngram_models import HOSTILE, KINDS, PIECES, branch, scored
 from numpy.typing import NDArray
 
@@ -38,7 +38,7 @@ def by_kernel(articles: list[bytes], at: NGrams) -> NDArray[np.float32]:
 
     texts, ops = Texts.of(articles), operations("simt", "fp32", cp.cuda.Device())
     out = cp.full((len(articles), at.table.shape[1] - 1), cp.nan, cp.float32)
-    ops.ngrams(cp.asarray(texts.data), cp.asarray(texts.offsets), upload_ngrams(at), out)
+    ops.ngrams(on_gpu(texts), upload_ngrams(at), out)
     return out.get()
 
 

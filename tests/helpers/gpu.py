@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,6 +17,9 @@ from broadsheet.pipeline.model.alphabet import encode
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.layers import FRAMES
 from broadsheet.pipeline.model.quantised import with_scales
+
+if TYPE_CHECKING:
+    from broadsheet.pipeline.kernels.ops import DeviceTexts
 
 _NO_GPU = pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")
 
@@ -70,18 +73,25 @@ def poison(engine: Engine) -> None:
     for buffer in (*network._activations, *packing):
         buffer.view(np.uint8)[:] = 0xFF
     for slot in network.slots:
-        for name in ("logits", "scores", "best", "labels", "n_chars", "saturated"):
-            slot.device[name].view(np.uint8)[:] = 0xFF
+        slot.found.device[:] = 0xFF
     engine.small._found.device[:] = 0xFF
     engine.device.synchronize()  # the engine's streams do not wait for this one
+
+
+def on_gpu(texts: Texts) -> DeviceTexts:
+    """Texts as kernels take them."""
+    import cupy as cp
+
+    from broadsheet.pipeline.kernels.ops import DeviceTexts
+
+    return DeviceTexts(cp.asarray(texts.data), cp.asarray(texts.offsets), cp.asarray([len(texts)], np.int32))
 
 
 def logits_of(engine: Engine, texts: Texts) -> NDArray[np.float32]:
     """By kernels that are launched one by one, of texts that fit a batch."""
     engine.classify(texts, spans=[], each_kernel=True)
-    count, classes = len(texts), len(engine.model.classes)
     slot = engine.network.slots[(engine._batches_begun - 1) % len(engine.network.slots)]
-    return slot.device["logits"][: count * classes].reshape(count, classes).get()
+    return slot.batch(slot.top_k).scored.logits[: len(texts)].get()
 
 
 def opened_for(model: Model, kernels: str, precision: str) -> Engine:

@@ -30,16 +30,17 @@ __device__ uint8 id_beyond_ascii(const Article& article, int64 at, const Points&
     return low < symbols.count && symbols.points[low] == point ? symbols.ids[low] : unknown;
 }
 
-// data: the bytes of the articles, article 0 first; offsets [articles + 1], from any base. Articles of more than
+// data: the bytes of the articles, article 0 first. articles: how many there are, a number that a graph of launches finds
+// in memory. offsets [articles + 1], from any base. Articles of more than
 // head_bytes bytes have more than `length` characters, which are left to `count_characters`. byte_ids [256]: ids of
 // single bytes. ids [articles, pitch]: filled to the pitch, which is a multiple of 16, with padding.
 template <int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
-    encode(const uint8* data, const int64* offsets, int articles, int length, int head_bytes, int pitch,
+    encode(const uint8* data, const int64* offsets, const int* articles, int length, int head_bytes, int pitch,
            const uint8* byte_ids, const uint32* points, const uint8* point_ids, int point_count, uint8 unknown,
            uint8* ids, int64* n_chars, uint8* truncated, int64* unknown_chars) {
     const int number = blockIdx.x * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    if (number >= articles) return;
+    if (number >= *articles) return;
     const Article article = {data + (offsets[number] - offsets[0]), offsets[number + 1] - offsets[number]};
     const Points symbols = {points, point_ids, point_count};
     uint8* out = ids + (int64)number * pitch;
@@ -79,8 +80,8 @@ __global__ void __launch_bounds__(WARPS* WARP)
 // the batch, whichever articles they belong to; the sum is exact in any order.
 template <int WARPS, int BYTES>
 __global__ void __launch_bounds__(WARPS* WARP, 4)  // without the 4, NVRTC 13.0 spills for 32 registers on sm_80
-    count_characters(const uint8* data, const int64* offsets, int articles, int head_bytes, int64* n_chars) {
-    const int lane = threadIdx.x % WARP;
+    count_characters(const uint8* data, const int64* offsets, const int* article_count, int head_bytes, int64* n_chars) {
+    const int lane = threadIdx.x % WARP, articles = *article_count;
     const int64 base = offsets[0], size = offsets[articles] - base;
     const int64 begin = ((int64)blockIdx.x * WARPS + threadIdx.x / WARP) * BYTES, end = min(begin + BYTES, size);
     int low = 0, high = articles - 1;  // the last article that begins at `begin` or before

@@ -176,7 +176,7 @@ __device__ __forceinline__ int add_orders(int* hashes, int kept, bool has_word, 
 // COLUMNS]. means fp32 [texts, columns]. A block has WARPS texts and one slab, blockIdx.y.
 template <int WARPS, int LANES, int COLUMNS, typename Entry>
 __global__ void __launch_bounds__(WARPS* WARP, 3)
-    fasttext(const uint8* data, const int64* offsets, int texts, const uint2* slots, uint32 mask, const uint8* word_bytes,
+    fasttext(const uint8* data, const int64* offsets, const int* texts, const uint2* slots, uint32 mask, const uint8* word_bytes,
              const int64* word_ends, int known, int end, int words, int lowest, int highest, uint32 bucket_count,
              const int* pruned, const Part<Entry, COLUMNS>* table, int64 rows, const float* scales, int columns,
              float* means) {
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(WARPS* WARP, 3)
     __shared__ int hashes_of[WARPS][MOST_ORDER - 1 + WARP];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, slab = blockIdx.y;
     const int number = blockIdx.x * WARPS + warp;
-    if (number >= texts) return;
+    if (number >= *texts) return;
     int* const queue = queues[warp];
     const Text text = {data + (offsets[number] - offsets[0]), (int)(offsets[number + 1] - offsets[number])};
     const Dictionary dictionary = {slots, mask, word_bytes, word_ends, known, end};

@@ -3,13 +3,15 @@
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
-// means [texts, columns] times output fp32 [columns, classes], to logits fp32 [texts, classes]. A thread has one class of
+// text_count: how many texts there are. means [texts, columns] times output fp32 [columns, classes], to logits fp32 [texts, classes]. A thread has one class of
 // TEXTS texts, and adds up their columns in order, so that a text's bits are those that it has alone.
 template <int THREADS, int TEXTS, int DEEP>
 __global__ void __launch_bounds__(THREADS)
-    product(const float* means, const float* output, int texts, int columns, int classes, float* logits) {
+    product(const float* means, const float* output, const int* text_count, int columns, int classes, float* logits) {
     __shared__ float rows[DEEP][TEXTS];
+    const int texts = *text_count;
     const int first = blockIdx.x * TEXTS, label = blockIdx.y * THREADS + threadIdx.x;
+    if (first >= texts) return;
     float sum[TEXTS] = {};
     for (int base = 0; base < columns; base += DEEP) {
         const int deep = min(DEEP, columns - base);
@@ -36,9 +38,9 @@ __global__ void __launch_bounds__(THREADS)
 // classes - 1]; steps, ends: as in Paths; scores fp32 [texts, classes]. A warp takes a text.
 template <int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
-    tree(const float* nodes, const int* steps, const int* ends, int texts, int classes, float* scores) {
+    tree(const float* nodes, const int* steps, const int* ends, const int* texts, int classes, float* scores) {
     const int number = blockIdx.x * WARPS + threadIdx.x / WARP;
-    if (number >= texts) return;
+    if (number >= *texts) return;
     const float* node = nodes + (int64)number * (classes - 1);
     for (int label = threadIdx.x % WARP; label < classes; label += WARP) {
         float score = 1;

@@ -73,13 +73,13 @@ struct Outputs {
 
 // x [articles, INPUTS]; weight fp32 [classes, INPUTS]; bias fp32 [classes]. beside fp32 [articles, classes]: what is added
 // to the logits, or null; it may be `logits`. statistics [articles] (common/statistics.cu): where blocks 2 to 5 are in 8
-// bits, which cannot tell that block 1 overflows, else null. rows, count: null, or which articles of the batch these are,
-// and how many; `beside` and all that is written has the articles of the batch. Then as `Outputs`. Dynamic shared memory:
-// BYTES_A_CLASS * classes.
+// bits, which cannot tell that block 1 overflows, else null. articles: how many there are. rows: null, or which articles of
+// the batch these are; `beside` and all that is written has the articles of the batch. Then as `Outputs`. Dynamic shared
+// memory: BYTES_A_CLASS * classes.
 template <typename T, int INPUTS, int WARPS, int ARTICLES, int BYTES_A_CLASS>
 __global__ void __launch_bounds__(WARPS* WARP)
     head(const T* x, const float* weight, const float* bias, const float* beside, const float2* statistics,
-         const int* rows, const int* asked_count, float sharpness, int link, int articles, int classes, int k,
+         const int* rows, const int* articles, float sharpness, int link, int classes, int k,
          float* logits, float* scores, int* labels, float* best) {
     constexpr int PARTS = INPUTS / (8 * WARP);
     static_assert(INPUTS % (8 * WARP) == 0, "a lane takes eight inputs at a time");
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
     extern __shared__ float shared[];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int first = (blockIdx.x * WARPS + warp) * ARTICLES;
-    const int there = rows ? *asked_count : articles;
+    const int there = *articles;
     const int count = min(ARTICLES, there - first);
     if (count <= 0) return;
     float* values = shared + warp * ARTICLES * classes;
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
 // classes.
 template <int WARPS, int BYTES_A_CLASS>
 __global__ void __launch_bounds__(WARPS* WARP)
-    ngrams_alone(const float* bias, const float* beside, float sharpness, int link, int articles, int classes, int k,
+    ngrams_alone(const float* bias, const float* beside, float sharpness, int link, const int* articles, int classes, int k,
                  float* scores, int* labels, float* best, float margin, const float* cuts, int* asked, int* asked_count) {
     static_assert(BYTES_A_CLASS == WARPS * sizeof(float), "the shared memory that the host asks for");
     extern __shared__ float shared[];
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
     const int article = blockIdx.x * WARPS + warp;
     float* value = shared + warp * classes;
     bool unsure = false;
-    if (article < articles) {
+    if (article < *articles) {
         for (int c = lane; c < classes; c += WARP) value[c] = bias[c] + beside[(int64)article * classes + c];
         if (asked) {
             const float none = -__int_as_float(0x7f800000);

@@ -223,13 +223,13 @@ __device__ __forceinline__ bool add_characters(const Read& read, int shift, Coun
 // Dynamic shared memory: SHARED.
 template <int WARPS, int LANES, int ORDER, int LOWEST, int HIGHEST, typename Entry, int SHARED>
 __global__ void __launch_bounds__(WARPS* WARP, LANES == 1 ? 4 : 2)  // blocks an SM; with more lanes, 4 make it spill
-    ngrams(const uint8* data, const int64* offsets, int articles, int reads, const uint16* symbols,
+    ngrams(const uint8* data, const int64* offsets, const int* articles, int reads, const uint16* symbols,
            const uint32* letters, const int4* table, int shift, const float* scales, int classes, float* scores) {
     constexpr int WIDTH = LANES * COLUMNS;
     extern __shared__ uint64 shared[];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, slab = blockIdx.y;
     const int number = blockIdx.x * WARPS + warp;
-    if (number >= articles) return;
+    if (number >= *articles) return;
     Entry* const places = reinterpret_cast<Entry*>(shared + warp * (SHARED / WARPS / sizeof(uint64)));
     uint16* const queue = reinterpret_cast<uint16*>(places + COUNTED);
     uint16* const text = queue + QUEUED;

@@ -7,21 +7,21 @@
 __device__ __forceinline__ int pooled(int rows, int pool, int most) { return min((rows + pool - 1) / pool, most); }
 
 // The running sum over the articles, by one block. text_end [articles] (common/statistics.cu). most_rows, most_units:
-// rows of block 1's and of block 2's pooled output. whole: every article reaches all of the frame. first [articles + 1];
-// counts: units and articles. asked_count: null, or how many articles there are, of which the host knows the most: others
-// have no unit.
+// rows of block 1's and of block 2's pooled output. whole: every article reaches all of the frame. article_count: how
+// many articles there are; the host knows the most. first [articles + 1]; counts: units and articles.
 template <int POOL_1, int POOL_2, int CLOSING_UNITS, int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
-    first_units(const int* text_end, int articles, const int* asked_count, int most_rows, int most_units, bool whole, int* first, int* counts) {
+    first_units(const int* text_end, const int* article_count, int most_rows, int most_units, bool whole, int* first,
+                int* counts) {
     static_assert(CLOSING_UNITS == CLOSING, "the host plans as many");
     __shared__ int sums[WARPS];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     int before = 0;  // units of the articles of earlier rounds
-    const int there = asked_count ? *asked_count : articles;
+    const int articles = *article_count;
     for (int begin = 0; begin < articles; begin += WARPS * WARP) {
         const int article = begin + threadIdx.x;
         int units = 0;
-        if (article < there) {
+        if (article < articles) {
             const int rows = pooled(text_end[article], POOL_1, most_rows);
             units = CLOSING + (whole ? most_units : pooled(rows, POOL_2, most_units));
         }
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(WARPS* WARP)
     }
     if (threadIdx.x == 0) {
         first[articles] = counts[0] = before;
-        counts[1] = there;
+        counts[1] = articles;
     }
 }
 
@@ -63,9 +63,9 @@ __global__ void __launch_bounds__(WARPS* WARP)
 
 // closing: of each unit, whether it is one of the last CLOSING of its article. A warp takes an article.
 template <int WARPS>
-__global__ void __launch_bounds__(WARPS* WARP) closing_units(const int* first, int articles, uint8* closing) {
+__global__ void __launch_bounds__(WARPS* WARP) closing_units(const int* first, const int* articles, uint8* closing) {
     const int article = blockIdx.x * WARPS + threadIdx.x / WARP;
-    if (article >= articles) return;
+    if (article >= *articles) return;
     const Packing packing{first};
     uint8* at = closing + packing.first[article];
     for (int unit = threadIdx.x % WARP; unit < packing.units(article); unit += WARP)

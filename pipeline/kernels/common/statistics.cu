@@ -15,15 +15,15 @@
 // ids [articles, pitch]. first [KERNEL][id_count] and pairs [KERNEL][KERNEL - 1][id_count][id_count] as above.
 // sum_of_biases, sum_of_square_biases: over one window. statistics [articles]: mean and 1 / sqrt(variance + epsilon),
 // which is NaN where the variance does not fit fp32.
-// asked_count: null, or how many articles there are, of which the host knows the most.
+// articles: how many there are; the host knows the most.
 // text_end [articles]: one past the last position that is not padding.
 template <int KERNEL, int CHANNELS, int WARPS>
 __global__ void __launch_bounds__(WARPS* WARP)
-    norm_statistics(const uint8* ids, int articles, const int* asked_count, int length, int pitch, int id_count, const float2* first,
+    norm_statistics(const uint8* ids, const int* articles, int length, int pitch, int id_count, const float2* first,
                     const float* pairs, double sum_of_biases, double sum_of_square_biases, double epsilon,
                     float2* statistics, int* text_end) {
     const int article = blockIdx.x * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    if (article >= (asked_count ? *asked_count : articles)) return;
+    if (article >= *articles) return;
     const uint8* text = ids + (int64)article * pitch;
     const int padding = id_count - 1, windows = length - KERNEL + 1;
 

@@ -7,14 +7,14 @@
 #include "common/packing.cuh"
 #include "common/types.cuh"
 
-// ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); first [articles + 1]
+// articles: how many there are. ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); first [articles + 1]
 // (common/packing.cuh); table [KERNEL][id_count][CHANNELS]; bias [CHANNELS]; gamma, beta [windows, CHANNELS]; output
 // [units, UNIT_ROWS, CHANNELS]. TEXT: windows from the text's end on are zero after ReLU. rows: of an article, at most. by,
 // saturated: as in sm80/lookup_norm_pool.cu.
 template <typename Out, int KERNEL, int CHANNELS, int POOL, int UNIT_ROWS, bool TEXT, int POSITIONS, int ARTICLES,
           typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS)
-    lookup_norm_pool(const uint8* ids, int pitch, int articles, int id_count, const int* text_end,
+    lookup_norm_pool(const uint8* ids, int pitch, const int* articles, int id_count, const int* text_end,
                      const float2* statistics, const int* first, const float* table, const float* bias,
                      const float* gamma, const float* beta, Out* output, int rows, float by, uint64* saturated) {
     constexpr int LANES = CHANNELS / 4;  // threads across the channels, four channels each
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(Launch::THREADS)
         g[w] = *reinterpret_cast<const float4*>(gamma + at);
         shift[w] = *reinterpret_cast<const float4*>(beta + at);
     }
-    const int last = min((int)(blockIdx.y + 1) * ARTICLES, articles);
+    const int last = min((int)(blockIdx.y + 1) * ARTICLES, *articles);
     int count = 0;  // of saturated values
     for (int article = blockIdx.y * ARTICLES; article < last; article++) {
         if (row >= packing.units(article) * UNIT_ROWS) continue;

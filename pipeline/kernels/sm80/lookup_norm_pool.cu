@@ -46,7 +46,7 @@ __device__ __forceinline__ int store_values(Out* output, int target, const uint3
     }
 }
 
-// ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); first [articles + 1]
+// article_count: how many articles there are. ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); first [articles + 1]
 // (common/packing.cuh); table [slices][KERNEL][IDS][CHANNELS] of uint16; affine fp32 [3][WIDTH]: a channel's unit, its sum
 // of zero, and its bias; gamma, beta [windows, WIDTH]; output [units, UNIT_ROWS, WIDTH]. TEXT: windows from the text's end
 // on are zero after ReLU. rows: of an article, at most. by, saturated: for an output of Int8, its steps in one, and the
@@ -54,7 +54,7 @@ __device__ __forceinline__ int store_values(Out* output, int target, const uint3
 template <typename T, typename Out, int KERNEL, int WIDTH, int POOL, int UNIT_ROWS, bool TEXT, int IDS, int CHANNELS,
           int POSITIONS, int ARTICLES, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 1)
-    lookup_norm_pool(const uint8* ids, int pitch, int articles, const int* text_end, const float2* statistics,
+    lookup_norm_pool(const uint8* ids, int pitch, const int* article_count, const int* text_end, const float2* statistics,
                      const int* first_unit, const uint16* table, const float* affine, const T* gamma, const T* beta,
                      Out* output, int rows, float by, uint64* saturated) {
     constexpr int LANES = CHANNELS / 8, THREADS = Launch::THREADS, SLICES = WIDTH / CHANNELS;
@@ -77,6 +77,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
     uint16* entries = &local.table[0][0][0];
 
     const int lane = threadIdx.x % LANES, slot = threadIdx.x / LANES;
+    const int articles = *article_count;
     const int slabs = (rows + POSITIONS - 1) / POSITIONS, chunks = (articles + ARTICLES - 1) / ARTICLES;
     int count_saturated = 0;
     int loaded = -1;  // the slice whose table is in shared memory

@@ -10,14 +10,14 @@
 #include "common/types.cuh"
 #include "sm80/article_group.cuh"
 
-// ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); first [articles + 1]
+// article_count: how many articles there are. ids [articles, pitch]; text_end, statistics [articles] (common/statistics.cu); first [articles + 1]
 // (common/packing.cuh); table fp32 [slices][KERNEL][IDS][CHANNELS]; bias [WIDTH]; gamma, beta [windows, WIDTH]; output
 // [units, UNIT_ROWS, WIDTH] of parts. TEXT: windows from the text's end on are zero after ReLU. rows: of an article, at
 // most. Dynamic shared memory: `Shared`, below.
 template <int KERNEL, int WIDTH, int POOL, int UNIT_ROWS, bool TEXT, int IDS, int CHANNELS, int POSITIONS, int ARTICLES,
           typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 1)
-    split_lookup_norm_pool(const uint8* ids, int pitch, int articles, const int* text_end, const float2* statistics,
+    split_lookup_norm_pool(const uint8* ids, int pitch, const int* article_count, const int* text_end, const float2* statistics,
                            const int* first_unit, const float* table, const float* bias, const float* gamma,
                            const float* beta, Split* output, int rows) {
     constexpr int LANES = CHANNELS / 4, THREADS = Launch::THREADS, SLICES = WIDTH / CHANNELS;
@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
     float* entries = &local.table[0][0][0];
 
     const int lane = threadIdx.x % LANES, slot = threadIdx.x / LANES;
+    const int articles = *article_count;
     const int slabs = (rows + POSITIONS - 1) / POSITIONS, chunks = (articles + ARTICLES - 1) / ARTICLES;
     int loaded = -1;  // the slice whose table is in shared memory
 #pragma unroll 1

@@ -1,0 +1,74 @@
+"""Calls of CUDA's driver that keep Python's interpreter lock.
+
+CuPy releases the lock during each call, and another thread may take it. A batch makes some twenty calls of a few
+microseconds each. In a worker where many threads want the lock, the thread that feeds the GPU would wait for it twenty
+times. None of these calls waits for the GPU.
+
+https://docs.nvidia.com/cuda/cuda-driver-api/. The driver takes CuPy's streams and events, which are the runtime's. It
+needs the GPU's context to be current in the calling thread: see `make_current`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import cupy as cp
+
+_LIBRARY = "libcuda.so.1"
+
+_ARGUMENTS = {
+    "cuMemcpyAsync": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p),
+    "cuEventRecord": (ctypes.c_void_p, ctypes.c_void_p),
+    "cuStreamWaitEvent": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint),
+    "cuEventElapsedTime": (ctypes.POINTER(ctypes.c_float), ctypes.c_void_p, ctypes.c_void_p),
+    "cuGraphLaunch": (ctypes.c_void_p, ctypes.c_void_p),
+}
+
+
+def _function(library: ctypes.PyDLL, name: str) -> Any:
+    function = getattr(library, name)
+    function.argtypes, function.restype = _ARGUMENTS[name], ctypes.c_int
+    return function
+
+
+_driver = ctypes.PyDLL(_LIBRARY)  # unlike ctypes.CDLL, it keeps the lock
+_copy, _record, _wait, _elapsed, _launch = (_function(_driver, name) for name in _ARGUMENTS)
+
+
+def make_current() -> None:
+    """Make the context of the current GPU that of this thread: CuPy leaves that to the first call of the runtime."""
+    cp.cuda.runtime.free(0)
+
+
+def copy(to: int, source: int, size: int, stream: cp.cuda.Stream) -> None:
+    """Begin to copy bytes between addresses of the GPU and of page-locked memory, in any direction."""
+    _check(_copy(to, source, size, stream.ptr))
+
+
+def record(event: cp.cuda.Event, stream: cp.cuda.Stream) -> None:
+    """Record an event once the GPU has done all that the stream was given."""
+    _check(_record(event.ptr, stream.ptr))
+
+
+def wait(stream: cp.cuda.Stream, event: cp.cuda.Event) -> None:
+    """Have a stream wait for an event."""
+    _check(_wait(stream.ptr, event.ptr, 0))
+
+
+def launch(graph: Any, stream: cp.cuda.Stream) -> None:
+    """Launch a graph that was uploaded to the GPU."""
+    _check(_launch(graph.graphExec, stream.ptr))
+
+
+def milliseconds(first: cp.cuda.Event, last: cp.cuda.Event) -> float:
+    """The time from one event to another, both of which the GPU has reached."""
+    found = ctypes.c_float()
+    _check(_elapsed(ctypes.byref(found), first.ptr, last.ptr))
+    return found.value
+
+
+def _check(status: int) -> None:
+    """Raise CUDADriverError for a call that failed."""
+    if status:
+        raise cp.cuda.driver.CUDADriverError(status)
