@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -70,12 +70,10 @@ def rows_of(model: Model, articles: Articles) -> float:
 def measured(model: Model, articles: Articles, precision: str, repeats: int) -> dict[str, Any]:
     with closing(open_engine(model, precision=precision)) as engine:
         chunks = list(articles.chunks(CHUNK[engine.backend.device]))
-        beginning = Lock()
+        turn = Lock()
 
         def label(chunk: Articles) -> Predictions:
-            with ExitStack() as turn:
-                turn.enter_context(beginning)
-                return engine.classify(chunk, handed_over=turn.close)
+            return engine.classify(chunk, turn=turn)
 
         def run() -> None:
             with ThreadPoolExecutor(2) as threads:

@@ -64,7 +64,7 @@ class OnDevice:
         network, slot = self._network, self._network.slots[0]
         whole = slot.batch(1)
         with network.compute:
-            for number, (first, last, units, _) in enumerate(self._batches):
+            for number, (first, last, units, *_) in enumerate(self._batches):
                 at = self._articles.offsets
                 texts = DeviceTexts(
                     self._data[at[first] : at[last]], self._offsets[first : last + 1], self._counts[number : number + 1]

@@ -11,7 +11,7 @@ was asked about, and of labels that are those of the whole model.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from threading import Lock
 from typing import Any
@@ -34,12 +34,10 @@ def measured(model: Model, articles: Articles, precision: str, repeats: int) -> 
     with closing(open_engine(model, precision=precision)) as engine:
         chunks = list(articles.chunks(CHUNK[engine.backend.device]))
         parts = []
-        beginning = Lock()
+        turn = Lock()
 
         def label(chunk: Articles) -> Predictions:
-            with ExitStack() as turn:
-                turn.enter_context(beginning)
-                return engine.classify(chunk, handed_over=turn.close)
+            return engine.classify(chunk, turn=turn)
 
         def run() -> None:
             with ThreadPoolExecutor(2) as threads:

@@ -15,7 +15,7 @@ from distributed import Worker
 
 from benchmarks.stand_in import StandIn
 from broadsheet.cluster.settings import GPU_EXECUTOR
-from broadsheet.pipeline.engine.base import Predictions
+from broadsheet.pipeline.engine.base import ALONE, Predictions
 from broadsheet.pipeline.labelling.engines import ENGINES
 from broadsheet.pipeline.telemetry.spans import span
 
@@ -27,14 +27,12 @@ _seconds = 0.0
 class Sleeper(StandIn):
     """Labels everything class 0 after a while."""
 
-    def classify(
-        self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False, handed_over=None
-    ) -> Predictions:
+    def classify(self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False, turn=ALONE) -> Predictions:
         """Label all texts class 0 after a while.
 
         Parameters
         ----------
-        texts, top_k, all_scores, spans, each_kernel, handed_over
+        texts, top_k, all_scores, spans, each_kernel, turn
             As `Engine.classify` takes them.
 
         """

@@ -12,7 +12,7 @@ import numpy as np
 from distributed import Worker
 
 from broadsheet.cluster.plugin import read_for_a_gpu
-from broadsheet.pipeline.engine.base import Backend, Predictions
+from broadsheet.pipeline.engine.base import ALONE, Backend, Predictions
 from broadsheet.pipeline.job.worker import read_in_processes
 from broadsheet.pipeline.labelling.engines import ENGINES
 
@@ -35,14 +35,12 @@ class StandIn:
         self.device_name, self.memory_ready = "cpu", time.time()
         self.reads_gpu_texts = False
 
-    def classify(
-        self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False, handed_over=None
-    ) -> Predictions:
+    def classify(self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False, turn=ALONE) -> Predictions:
         """Label all texts class 0.
 
         Parameters
         ----------
-        texts, top_k, all_scores, spans, each_kernel, handed_over
+        texts, top_k, all_scores, spans, each_kernel, turn
             As `Engine.classify` takes them.
 
         """

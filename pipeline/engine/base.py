@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +19,9 @@ from ..telemetry.spans import Span
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+ALONE: AbstractContextManager[object] = nullcontext()
+"""The turn of a thread that is the only one to call an engine."""
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "fp16", "bf16", "int8")
@@ -224,8 +228,7 @@ class Backend:
 
 
 class Engine(Protocol):
-    """A loaded model, ready to classify; not thread-safe: one thread may call it at a time, another one once the call
-    has `handed_over` its texts.
+    """A loaded model, ready to classify. Threads that call it at the same time give it the same lock as their `turn`.
 
     Attributes
     ----------
@@ -267,7 +270,7 @@ class Engine(Protocol):
         all_scores: bool = False,
         spans: list[Span] | None = None,
         each_kernel: bool = False,
-        handed_over: Callable[[], object] | None = None,
+        turn: AbstractContextManager[object] = ALONE,
     ) -> Predictions:
         """Label articles.
 
@@ -283,9 +286,10 @@ class Engine(Protocol):
             A span is appended for each step on the device: the copies and the kernels of each batch.
         each_kernel : bool
             Also append a span for every kernel.
-        handed_over : callable, optional
-            Called, by an engine that can compute for two threads, when the device has been given all texts and the
-            labels of the last ones have yet to come. The device does not stand still then between two calls.
+        turn : context manager, optional
+            The engine enters it while it gives the device texts: a lock, where several threads call the engine. An
+            engine of a GPU plans before it, and waits for the labels after it, so that the device does not stand still
+            between two calls. It may be entered several times.
 
         Returns
         -------

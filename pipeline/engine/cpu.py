@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -38,7 +39,7 @@ from ..model.ngrams import NGrams, scores_of_ids
 from ..model.reference import Floats, Norm, Offsets, Rows, Weights
 from ..processes.threads import SINGLE_THREADED_BLAS
 from ..telemetry.spans import Span, span
-from .base import Backend, Predictions, Texts
+from .base import ALONE, Backend, Predictions, Texts
 
 TILE = 96
 _PERIODS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, TILE)
@@ -92,25 +93,26 @@ class CpuEngine:
         all_scores: bool = False,
         spans: list[Span] | None = None,
         each_kernel: bool = False,
-        handed_over: Callable[[], object] | None = None,
+        turn: AbstractContextManager[object] = ALONE,
     ) -> Predictions:
         """Label N articles.
 
         Parameters
         ----------
-        texts, top_k, all_scores, spans, each_kernel, handed_over
+        texts, top_k, all_scores, spans, each_kernel, turn
             As of `Engine.classify`.
 
         """
         kernels = spans if each_kernel else None
-        self._saturated.clear()
-        with span("kernels", spans, "compute", self.device_name):
+        with turn, span("kernels", spans, "compute", self.device_name):
+            self._saturated.clear()
             with span("encode", kernels, "compute", self.device_name):
                 ids, n_chars, truncated, unknown = texts.encoded(self.model.alphabet, self._length)
             probabilities, asked = self._probabilities(texts, ids, kernels)
             with span("head", kernels, "compute", self.device_name):
                 labels, best = reference.top_k(probabilities, top_k)
-        every, saturated = probabilities if all_scores else None, sum(self._saturated)
+            saturated = sum(self._saturated)
+        every = probabilities if all_scores else None
         predictions = Predictions(labels, best, every, n_chars, truncated, unknown, saturated, asked=asked)
         return predictions.with_numbers(self.model).by_head(self.model).of_whole_texts(texts, self.model)
 

@@ -1,4 +1,4 @@
-"""The CUDA backend: one a process and GPU, weights and buffers allocated once, batches in a ring of three slots.
+"""The CUDA backend: one a process and GPU, weights and buffers allocated once, batches in a ring of slots.
 
 While one batch computes, the next is copied in and the previous one is copied out. Each slot has page-locked memory on
 the host and a buffer on the GPU; three streams run the copies and the kernels, and events order them. The ring goes on
@@ -11,8 +11,8 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from threading import Lock
 from typing import NamedTuple
@@ -30,14 +30,14 @@ from ..kernels.memory_plan import articles_for_a_full_one, units_by_length
 from ..kernels.network import Network, Wanted
 from ..kernels.slots import Result, Slot, Sums
 from ..kernels.small_batches import SmallBatches
-from ..kernels.twins import NotPageLocked
+from ..kernels.twins import NotPageLocked, copy_small
 from ..model import quantised, reference
-from ..model.alphabet import Encoded, of_ids
+from ..model.alphabet import Encoded, head_bytes, of_ids
 from ..model.charcnn import Model
 from ..model.layers import CLASSES
 from ..telemetry.activity import ACTIVITY, DEVICE_ACTIVITIES
 from ..telemetry.spans import Span, device_spans
-from .base import Backend, Predictions, Texts
+from .base import ALONE, Backend, Predictions, Texts
 
 _BATCH_PER_SM = 64
 """Articles of full length a batch for each SM: 64 units of block 2 are a tile, so such a batch is whole waves there."""
@@ -76,6 +76,8 @@ class Batch(NamedTuple):
         The articles from number `first` to before `last`.
     units : int
         Units that they take at most, as in `memory_plan`.
+    has_long : bool
+        Whether one of them has more bytes than `head_bytes`.
     given : Encoded, optional
         Their ids and counts, where they are encoded on the host, or, for another model, on the GPU already.
 
@@ -84,6 +86,7 @@ class Batch(NamedTuple):
     first: int
     last: int
     units: int
+    has_long: bool = False
     given: Encoded | None = None
 
 
@@ -96,8 +99,8 @@ def number_on_host(device: int) -> int:
 class CudaEngine:
     """The network on one GPU.
 
-    One thread at a time may begin batches, while others wait for theirs. `network` is public for profiling, `small` for
-    tests.
+    Threads plan their batches and wait for the results side by side; one at a time gives batches to the GPU. `network`
+    is public for profiling, `small` for tests.
 
     Parameters
     ----------
@@ -211,13 +214,13 @@ class CudaEngine:
         all_scores: bool = False,
         spans: list[Span] | None = None,
         each_kernel: bool = False,
-        handed_over: Callable[[], object] | None = None,
+        turn: AbstractContextManager[object] = ALONE,
     ) -> Predictions:
         """Label N articles. Raises BroadsheetError, with the kernel and the batch, for an error of the GPU.
 
         Parameters
         ----------
-        texts, top_k, all_scores, spans, each_kernel, handed_over
+        texts, top_k, all_scores, spans, each_kernel, turn
             As of `Engine.classify`.
 
         """
@@ -237,9 +240,10 @@ class CudaEngine:
         if not _is_on_host(texts) and not texts.is_written:
             self.device.synchronize()  # whoever wrote the text may have used any stream
         if self._is_small(texts) and not each_kernel:
-            sums = self._in_a_graph(texts, top_k, predictions, spans)
+            with turn:
+                sums = self._in_a_graph(texts, top_k, predictions, spans)
         else:
-            sums = self._in_batches(texts, top_k, predictions, spans, each_kernel, handed_over)
+            sums = self._in_batches(texts, top_k, predictions, spans, each_kernel, turn)
         if self.network.ops.stored.is_split and predictions.overflowed.any():
             self._classify_by_reference(texts, predictions, top_k)
         predictions = replace(predictions, saturated=sums.saturated, asked=sums.asked).with_numbers(self.model)
@@ -272,7 +276,7 @@ class CudaEngine:
         predictions: Predictions,
         spans: list[Span] | None,
         each_kernel: bool,
-        handed_over: Callable[[], object] | None,
+        turn: AbstractContextManager[object],
     ) -> Sums:
         """Label texts in batches that overlap.
 
@@ -291,8 +295,8 @@ class CudaEngine:
             A span is appended for each copy and for the kernels of each batch.
         each_kernel : bool
             Also append a span for each kernel.
-        handed_over : callable or None
-            Called when the GPU has been given all texts.
+        turn : context manager
+            As of `Engine.classify`.
 
         """
         sums = Sums(0, 0)
@@ -301,20 +305,21 @@ class CudaEngine:
         kept = shared.get(how) if shared is not None and self.model.ngrams is None else None  # a branch reads the text
         running: deque[tuple[Slot, Batch]] = deque()
         batch, wanted = Batch(0, 0, 0), Wanted(top_k, predictions.all_scores is not None)
+        planned = list(self.batches(texts) if kept is None else self._batches_of_kept(kept))
         try:
             with self.device:
                 make_current()
-                anchor = self._anchor()
-                for batch in self.batches(texts) if kept is None else self._batches_of_kept(kept):
-                    if len(running) == memory_plan.SLOTS:
-                        sums = sums.plus(self._collect(*running[0], predictions, anchor, spans))
-                        running.popleft()
-                    slot = self._next_slot()
-                    running.append((slot, batch))
-                    slot.each_kernel = each_kernel and spans is not None
-                    self._start(slot, texts, batch, wanted, None if keep is None else keep[batch.first : batch.last])
-                if handed_over is not None:
-                    handed_over()
+                with turn:
+                    anchor = self._anchor()
+                    for batch in planned:
+                        if len(running) == memory_plan.SLOTS:
+                            sums = sums.plus(self._collect(*running[0], predictions, anchor, spans))
+                            running.popleft()
+                        slot = self._next_slot()
+                        running.append((slot, batch))
+                        slot.each_kernel = each_kernel and spans is not None
+                        of_batch = None if keep is None else keep[batch.first : batch.last]
+                        self._start(slot, texts, batch, wanted, of_batch)
                 while running:
                     sums = sums.plus(self._collect(*running[0], predictions, anchor, spans))
                     running.popleft()
@@ -373,25 +378,27 @@ class CudaEngine:
             return
         length, offsets, room = self.model.length, texts.offsets, self.network.room
         room_for_text = memory_plan.text_bytes(self.model.layers, room)
-        count = len(offsets) - 1
+        sizes = np.diff(offsets)
+        # The units before each article. No article has more characters than bytes.
+        units = np.append(0, np.cumsum(self._units[np.minimum(sizes, len(self._units) - 1)]))
+        has_long = bool(sizes.max(initial=0) > head_bytes(length))
+        count = len(sizes)
         first = 0
         while first < count:
-            ahead = offsets[first : first + self.batch + 1]
-            # No article has more characters than bytes.
-            units = np.cumsum(self._units[np.minimum(np.diff(ahead), len(self._units) - 1)])
-            by_text = int(np.searchsorted(ahead, ahead[0] + room_for_text, side="right")) - 1
+            by_text = int(np.searchsorted(offsets, offsets[first] + room_for_text, side="right")) - 1 - first
             if not by_text:
-                text = cp.asnumpy(texts.data[ahead[0] : ahead[1]])
-                given = Texts(text, ahead[:2] - ahead[0]).encoded(self.model.alphabet, length)
-                yield Batch(first, first + 1, int(units[0]), given)
+                bounds = offsets[first : first + 2]
+                text = cp.asnumpy(texts.data[bounds[0] : bounds[1]])
+                given = Texts(text, bounds - bounds[0]).encoded(self.model.alphabet, length)
+                yield Batch(first, first + 1, int(units[first + 1] - units[first]), given=given)
                 first += 1
                 continue
-            fits = min(by_text, int(np.searchsorted(units, room.units, side="right")))
-            left = count - first
+            by_units = int(np.searchsorted(units, units[first] + room.units, side="right")) - 1 - first
+            fits, left = min(self.batch, by_text, by_units), count - first
             size = -(-left // -(-left // fits))  # of equal size: a small last one would leave the GPU half idle
             if first == 0 and fits < left and self._is_idle:
                 size = max(1, fits // _FIRST_SHARE)  # the GPU waits while it is copied
-            yield Batch(first, first + size, int(units[size - 1]))
+            yield Batch(first, first + size, int(units[first + size] - units[first]), has_long)
             first += size
 
     def _batches_of_ids(self, ids: NDArray[np.uint8]) -> Iterator[Batch]:
@@ -404,7 +411,7 @@ class CudaEngine:
             count = int(np.searchsorted(units, room.units, side="right"))
             if count < len(given.ids):
                 given = of_ids(given.ids[:count], self.model.alphabet)
-            yield Batch(first, first + count, int(units[count - 1]), given)
+            yield Batch(first, first + count, int(units[count - 1]), given=given)
             first += count
 
     def _batches_of_kept(self, kept: Encoded) -> Iterator[Batch]:
@@ -418,7 +425,7 @@ class CudaEngine:
             size = -(-left // -(-left // fits))
             part = slice(first, first + size)
             given = Encoded(kept.ids[part], kept.n_chars[part], kept.truncated[part], kept.unknown_chars[part])
-            yield Batch(first, first + size, int(ahead[size - 1]), given)
+            yield Batch(first, first + size, int(ahead[size - 1]), given=given)
             first += size
 
     def _start(self, slot: Slot, texts: Texts, batch: Batch, wanted: Wanted, keep: cp.ndarray | None) -> None:
@@ -440,7 +447,7 @@ class CudaEngine:
         """
         offsets = texts.offsets[batch.first : batch.last + 1]
         if batch.given is None:
-            self.network.start_text(slot, texts.data, offsets, batch.units, wanted, keep)
+            self.network.start_text(slot, texts.data, offsets, batch.units, batch.has_long, wanted, keep)
         elif isinstance(batch.given.ids, cp.ndarray):
             self.network.start_kept(slot, batch.given.ids, batch.units, wanted)
         else:
@@ -523,10 +530,11 @@ def _note(done: list[Span], spans: list[Span] | None) -> None:
 
 def _fill(predictions: Predictions, rows: slice, result: Result, counts: Result | Encoded) -> None:
     """Copy a batch's results to their rows. counts: of characters, by the GPU or the host."""
-    predictions.labels[rows] = result.labels
-    predictions.scores[rows] = result.best
+    copy_small(predictions.labels[rows], result.labels)
+    copy_small(predictions.scores[rows], result.best)
     if predictions.all_scores is not None:
-        predictions.all_scores[rows] = result.scores
-    predictions.n_chars[rows] = counts.n_chars
-    predictions.truncated[rows] = counts.truncated
-    predictions.unknown_chars[rows] = counts.unknown_chars
+        assert result.scores is not None
+        copy_small(predictions.all_scores[rows], result.scores)
+    copy_small(predictions.n_chars[rows], counts.n_chars)
+    copy_small(predictions.truncated[rows], counts.truncated)
+    copy_small(predictions.unknown_chars[rows], counts.unknown_chars)

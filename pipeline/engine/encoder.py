@@ -26,7 +26,7 @@ from ..model.scores import log_scores
 from ..model.wordpiece import Tokens
 from ..processes.threads import SINGLE_THREADED_BLAS, available_cores
 from ..telemetry.spans import Span, span
-from .base import Backend, Engine, Predictions, Texts
+from .base import ALONE, Backend, Engine, Predictions, Texts
 from .cpu import architecture
 
 Floats = NDArray[np.float32]
@@ -182,24 +182,24 @@ class EncoderEngine:
         all_scores: bool = False,
         spans: list[Span] | None = None,
         each_kernel: bool = False,
-        handed_over: Callable[[], object] | None = None,
+        turn: AbstractContextManager[object] = ALONE,
     ) -> Predictions:
         """Label N articles. Raises UsageError for texts that are encoded already.
 
         Parameters
         ----------
-        texts, top_k, all_scores, spans, each_kernel, handed_over
+        texts, top_k, all_scores, spans, each_kernel, turn
             As of `Engine.classify`.
 
         """
         if texts.ids is not None:
             raise UsageError(f"the input is encoded already, and {self.model.name} reads texts: give it the texts")
         if self.first is None:
-            return self._asked(texts, top_k, all_scores, spans, each_kernel)
-        first = self.first.classify(texts, top_k, True, spans, each_kernel)
+            return self._asked(texts, top_k, all_scores, spans, each_kernel, turn)
+        first = self.first.classify(texts, top_k, True, spans, each_kernel, turn)
         rows = self._open(first)
         if rows.any():
-            asked = self._asked(texts.take(rows), top_k, True, spans, each_kernel)
+            asked = self._asked(texts.take(rows), top_k, True, spans, each_kernel, turn)
             for name in ("labels", "scores", "all_scores", "truncated"):
                 getattr(first, name)[rows] = getattr(asked, name)
         return replace(first, all_scores=first.all_scores if all_scores else None, asked=int(rows.sum()))
@@ -217,17 +217,23 @@ class EncoderEngine:
         return asked(logits.astype(np.float32), cascade.margin, None) | first.overflowed
 
     def _asked(
-        self, texts: Texts, top_k: int, all_scores: bool, spans: list[Span] | None, each_kernel: bool
+        self,
+        texts: Texts,
+        top_k: int,
+        all_scores: bool,
+        spans: list[Span] | None,
+        each_kernel: bool,
+        turn: AbstractContextManager[object],
     ) -> Predictions:
         """What the encoder says of N texts.
 
         Parameters
         ----------
-        texts, top_k, all_scores, spans, each_kernel
+        texts, top_k, all_scores, spans, each_kernel, turn
             As of `Engine.classify`.
 
         """
-        with span("kernels", spans, "compute", self.device_name):
+        with turn, span("kernels", spans, "compute", self.device_name):
             logits, is_cut = self._compute.of_texts(texts, True, spans if each_kernel else None)
             logits = logits.reshape(len(texts), len(self.model.classes))
             scores = reference.class_scores(logits + self._bias, self.model)

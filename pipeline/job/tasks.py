@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +30,8 @@ from ..source.chunk import Chunk, RowRange, Selection, numbered
 from ..source.plan.plan import RangeEnd, part_name
 from ..telemetry.activity import ACTIVITY, COUNTS
 from ..telemetry.profile import Profile
-from ..telemetry.spans import STORE_WAITS, Place, Span, clock, here, span, take
+from ..telemetry.spans import STORE_WAITS, Place, Span, clock, span, take
+from .turn import Turn
 from .worker import STATE
 
 
@@ -252,22 +252,16 @@ def infer(chunk: Chunk, spans: list[Span], job: Job) -> Work:
     with ENGINES.use(job.engines) as held:
         engines, place = [engine for engine, _ in held], held[0][1]
 
-        def in_turn(texts: Texts) -> tuple[Predictions, ...]:
+        def computed(texts: Texts) -> tuple[Predictions, ...]:
             nonlocal place
-            with ExitStack() as turn:
-                turn.enter_context(ENGINES.computing)
-                _refuse_other_backend(engines, job)
-                place = replace(place, clock=clock())
-                if spans and spans[-1].where == here():
-                    waited = time.time() - spans[-1].end
-                    spans.append(Span("wait", spans[-1].end, max(0.0, waited), here(), "wait"))
-                # The engine of a GPU reports activities itself, from its events.
-                doing = ACTIVITY.during("computing") if place.device == "cpu" else nullcontext()
-                with span("infer", spans, "infer", place.device, number_of(chunk.name)), doing:
-                    return score(texts, engines, scoring, spans, job.each_kernel, turn.close)
+            _refuse_other_backend(engines, job)
+            with closing(Turn(spans, place.device, number_of(chunk.name))) as turn:
+                predictions = score(texts, engines, scoring, spans, job.each_kernel, turn)
+            place = replace(place, clock=clock())
+            return predictions
 
         chunk = with_folders(chunk, job.names)
-        scored = score_chunk(chunk, engines, scoring, is_first=chunk.name == part_name(0, 0), compute=in_turn)
+        scored = score_chunk(chunk, engines, scoring, is_first=chunk.name == part_name(0, 0), compute=computed)
     ACTIVITY.count(len(chunk))
     COUNTS.add(text_bytes=chunk.text_bytes)
     chunk, of_first = scored.chunk, scored.predictions[0]

@@ -156,8 +156,9 @@ def small_bytes(layers: Sequence[Layer], most: int) -> tuple[int, int]:
     return places(small_input(layers, most))[1], places(result_shapes(layers, most, classes))[1]
 
 
-SLOTS = 3
-"""Batches in flight: one copied in, one computed, one copied out."""
+SLOTS = 4
+"""Batches in flight: one is copied in, one computed, one copied out, and one waits for the thread that has its results.
+"""
 
 _ALIGNMENT = 512
 

@@ -11,7 +11,7 @@ import cupy as cp
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.alphabet import Alphabet, head_bytes
+from ..model.alphabet import Alphabet
 from ..model.fasttext import FastText, Reader
 from ..model.layers import WHOLE
 from ..model.ngrams import NGrams, scores, scores_of_ids
@@ -25,6 +25,7 @@ from .memory_plan import CLOSING, capacity
 from .ops import Asked, Launched, Packing, Scored, operations
 from .slots import DeviceBatch, Result, Slot, Sums, Trail
 from .tables import fasttext_shape
+from .twins import copy_small
 from .weights import (
     DeviceFastText,
     DeviceNGrams,
@@ -206,6 +207,7 @@ class Network:
         data: NDArray[np.uint8],
         offsets: NDArray[np.int64],
         units: int,
+        has_long: bool,
         wanted: Wanted,
         keep: cp.ndarray | None = None,
     ) -> None:
@@ -221,6 +223,8 @@ class Network:
             Where each article begins, and where the last ends.
         units : int
             Units that the batch takes at most.
+        has_long : bool
+            As of `label_texts`; it may be true for a batch that has no such article.
         wanted : Wanted
             What the batch results in.
         keep : uint8 [N, pitch], optional
@@ -231,7 +235,7 @@ class Network:
         text = data[offsets[0] : offsets[-1]]
         given = slot.input
         given["count"][:] = count
-        given["offsets"][: count + 1] = offsets
+        copy_small(given["offsets"][: count + 1], offsets)
         if isinstance(text, np.ndarray):
             self._copy(text, given["text"][:size])
             record(slot.copy_begun, self._in)
@@ -241,7 +245,6 @@ class Network:
             slot.copy_in(0, self._in)
             copy(slot.text_on_gpu.data.ptr, text.data.ptr, size, self._in)
         record(slot.copied_in, self._in)
-        has_long = int(np.diff(offsets).max()) > head_bytes(self._length)
         self._begin(slot)
         self._launch(slot, _Launches(True, has_long, wanted.top_k), count, size, units)
         if keep is not None:

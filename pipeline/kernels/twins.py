@@ -12,6 +12,8 @@ from numpy.typing import DTypeLike, NDArray
 from .driver_calls import copy
 from .memory_plan import ArrayPlace
 
+_COPIED_WITH_LOCK = 1 << 20
+
 
 class NotPageLocked(Exception):
     """The host has no room for page-locked memory, or does not allow it."""
@@ -63,6 +65,16 @@ class Twins:
     def copy_out(self, begin: int, end: int, stream: cp.cuda.Stream) -> None:
         """Begin to copy a part of the bytes to the host."""
         copy(self.host.ctypes.data + begin, self.device.data.ptr + begin, end - begin, stream)
+
+
+def copy_small(to: NDArray[Any], source: NDArray[Any]) -> None:
+    """Copy a C-contiguous array to another one of as many bytes, and keep Python's interpreter lock up to 1 MiB: NumPy
+    releases it, and to get it back takes a busy worker longer than the copy.
+    """
+    if source.nbytes > _COPIED_WITH_LOCK:
+        to[...] = source
+    else:
+        to.reshape(-1).view(np.uint8).data[:] = source.reshape(-1).view(np.uint8).data
 
 
 def views(memory: Any, arrays: Mapping[str, ArrayPlace]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ quarantine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..engine.base import Engine, Predictions, Texts
+from ..engine.base import ALONE, Engine, Predictions, Texts
 from ..errors import UsageError
 from ..model.charcnn import Model
 from ..model.layers import WHOLE
@@ -151,7 +152,7 @@ def score(
     scoring: Sequence[Scoring],
     spans: list[Span] | None = None,
     each_kernel: bool = False,
-    handed_over: Callable[[], object] | None = None,
+    turn: AbstractContextManager[object] = ALONE,
 ) -> tuple[Predictions, ...]:
     """What each model says of N texts; of a model with heads, what each head says.
 
@@ -169,21 +170,20 @@ def score(
         As of `Engine.classify`.
     each_kernel : bool
         As of `Engine.classify`.
-    handed_over : callable, optional
-        Called where another thread may use the engines before this one has the labels.
+    turn : context manager, optional
+        As of `Engine.classify`.
 
     """
     if len(engines) > 1:
         texts = replace(texts, shared={})
     predictions: list[Predictions] = []
-    for number, engine in enumerate(engines, 1):
+    for engine in engines:
         if texts.ids is not None:
             _refuse_other_ids(engine, engines[0])
-        over = handed_over if number == len(engines) else None
         wanted, heads = scoring[len(predictions)], engine.model.heads
         label = engine.classify if wanted.windows is None else partial(wanted.windows.classify, engine)
         best, every = (wanted.top_k, wanted.all_scores) if heads is None else (1, True)
-        whole = label(texts, best, every, spans, each_kernel, over)
+        whole = label(texts, best, every, spans, each_kernel, turn)
         predictions += [whole] if heads is None else _of_heads(whole, heads, scoring[len(predictions) :])
     return tuple(predictions)
 

@@ -9,7 +9,8 @@ window, with the bits that it has without windows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..engine.base import Engine, Predictions, Texts, Wrapped
+from ..engine.base import ALONE, Engine, Predictions, Texts, Wrapped
 from ..errors import UsageError
 from ..model.alphabet import count_characters, count_unknown
 from ..model.charcnn import Model
@@ -142,7 +143,7 @@ class Windows:
         all_scores: bool,
         spans: list[Span] | None,
         each_kernel: bool,
-        handed_over: Callable[[], object] | None = None,
+        turn: AbstractContextManager[object] = ALONE,
     ) -> Predictions:
         """What the model says of N texts. Their counts are those of whole texts, as far as windows reach.
 
@@ -150,16 +151,16 @@ class Windows:
         ----------
         engine : Engine
             The model's engine.
-        texts, top_k, all_scores, spans, each_kernel, handed_over
+        texts, top_k, all_scores, spans, each_kernel, turn
             As of `Engine.classify`.
 
         """
         if isinstance(engine, Wrapped):
-            how = (top_k, all_scores, spans, each_kernel, handed_over)
+            how = (top_k, all_scores, spans, each_kernel, turn)
             return engine.through(texts, lambda inner, own: self.classify(inner, own, *how))
         length, many = self.length(engine.model), len(texts)
         if texts.ids is not None:
-            predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, handed_over)
+            predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, turn)
             return replace(predictions, n_windows=np.ones(many, np.int64))
         n_chars = count_characters(texts.data, texts.offsets) if texts.n_chars is None else texts.n_chars
         whole = column_of(texts.data, texts.offsets)
@@ -172,7 +173,7 @@ class Windows:
             counts, truncated = np.array([len(one) for one, _ in cut]), np.array([is_cut for _, is_cut in cut])
         as_without = not (self.part or self.size) or not (sizes > length if tokens is None else truncated).any()
         if counts.max(initial=1) == 1 and as_without:
-            predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, handed_over)
+            predictions = engine.classify(texts, top_k, all_scores, spans, each_kernel, turn)
             return replace(predictions, n_chars=n_chars, truncated=truncated, n_windows=counts)
         together = _Together(many, engine.model, self.score)
         is_reached = cut or self.part or sizes.max(initial=0) <= self.reads(length)
@@ -180,7 +181,7 @@ class Windows:
         pieces_of = self._parts if self.part else self._pieces
         for pieces in _slabs(_in_turn([own for own, _ in cut]) if cut else pieces_of(reached, counts, length)):
             windows = pa.concat_arrays([piece.texts for piece in pieces])
-            predictions = engine.classify(Texts(*buffers_of(windows)), 1, True, spans, each_kernel)
+            predictions = engine.classify(Texts(*buffers_of(windows)), 1, True, spans, each_kernel, turn)
             together.saturated += predictions.saturated
             together.asked += predictions.asked
             first = 0
