@@ -11,6 +11,7 @@ needs the GPU's context to be current in the calling thread: see `make_current`.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import cupy as cp
@@ -23,6 +24,14 @@ _ARGUMENTS = {
     "cuStreamWaitEvent": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint),
     "cuEventElapsedTime": (ctypes.POINTER(ctypes.c_float), ctypes.c_void_p, ctypes.c_void_p),
     "cuGraphLaunch": (ctypes.c_void_p, ctypes.c_void_p),
+    "cuMemsetD8Async": (ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p),
+    "cuLaunchKernel": (
+        ctypes.c_void_p,
+        *(ctypes.c_uint,) * 7,  # blocks and threads along three sides, and bytes of shared memory
+        ctypes.c_void_p,
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.c_void_p,
+    ),
 }
 
 
@@ -33,7 +42,7 @@ def _function(library: ctypes.PyDLL, name: str) -> Any:
 
 
 _driver = ctypes.PyDLL(_LIBRARY)  # unlike ctypes.CDLL, it keeps the lock
-_copy, _record, _wait, _elapsed, _launch = (_function(_driver, name) for name in _ARGUMENTS)
+_copy, _record, _wait, _elapsed, _launch, _set, _start = (_function(_driver, name) for name in _ARGUMENTS)
 
 
 def make_current() -> None:
@@ -59,6 +68,39 @@ def wait(stream: cp.cuda.Stream, event: cp.cuda.Event) -> None:
 def launch(graph: Any, stream: cp.cuda.Stream) -> None:
     """Launch a graph that was uploaded to the GPU."""
     _check(_launch(graph.graphExec, stream.ptr))
+
+
+def clear(memory: cp.ndarray, stream: cp.cuda.Stream) -> None:
+    """Begin to fill a contiguous array with zeros."""
+    if memory.nbytes:
+        _check(_set(memory.data.ptr, 0, memory.nbytes, stream.ptr))
+
+
+def start(kernel: Any, blocks: int, threads: int, arguments: Sequence[Any], stream: cp.cuda.Stream) -> None:
+    """Launch a kernel without shared memory of its own.
+
+    Parameters
+    ----------
+    kernel : cupy.cuda.Function
+        The kernel.
+    blocks, threads : int
+        Thread blocks of the grid, and threads of a block.
+    arguments : sequence of cupy.ndarray, or of scalars or arrays of NumPy
+        Arrays of CuPy are given as addresses, all others by value.
+    stream : cupy.cuda.Stream
+        The stream.
+
+    """
+    values = [_value(argument) for argument in arguments]
+    places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+    _check(_start(kernel.ptr, blocks, 1, 1, threads, 1, 1, 0, stream.ptr, places, None))
+
+
+def _value(argument: Any) -> Any:
+    if isinstance(argument, cp.ndarray):
+        return ctypes.c_uint64(argument.data.ptr)
+    data = argument.tobytes()
+    return (ctypes.c_char * len(data)).from_buffer_copy(data)
 
 
 def milliseconds(first: cp.cuda.Event, last: cp.cuda.Event) -> float:

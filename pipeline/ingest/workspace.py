@@ -1,0 +1,99 @@
+"""What a thread needs to read a block on the GPU: a stream, and memory that the next block uses again.
+
+A thread borrows a workspace for each block. Workspaces do not belong to threads, because Dask begins a new thread
+whenever a task leaves its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import Empty, LifoQueue
+from typing import Any
+
+import cupy as cp
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.driver_calls import copy, make_current
+from ..kernels.twins import copy_small, page_locked
+
+_ALIGNED = 512
+
+
+class Workspace:
+    """A stream, and memory for arrays that nobody needs after the block.
+
+    CuPy's own pool asks the driver for memory where sizes differ from block to block, which takes long and holds up
+    other threads.
+    """
+
+    def __init__(self) -> None:
+        self.stream = cp.cuda.Stream(non_blocking=True)
+        self._memory = cp.empty(0, np.uint8)
+        self._used = self._wanted = 0
+        self._on_host: NDArray[np.uint8] = page_locked(1, np.uint8)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """In the block the stream is CuPy's current one, and arrays lie in this memory. They end with the block."""
+        with self.stream:
+            if self._wanted > len(self._memory):
+                self._memory = cp.empty(0, np.uint8)  # so that the pool may use it for what follows
+                self._memory = cp.empty(1 << (self._wanted - 1).bit_length(), np.uint8)
+            self._used = self._wanted = 0
+            with cp.cuda.using_allocator(self._allocate):
+                yield
+
+    def fetch(self, *arrays: cp.ndarray) -> list[NDArray[Any]]:
+        """Copies of arrays on the host, once the GPU has computed them."""
+        begins = [0]
+        for array in arrays:
+            begins.append(begins[-1] + -(-array.nbytes // _ALIGNED) * _ALIGNED)
+        if begins[-1] > len(self._on_host):
+            self._on_host = page_locked(1 << (begins[-1] - 1).bit_length(), np.uint8)
+        for array, begin in zip(arrays, begins, strict=False):
+            if array.nbytes:
+                copy(self._on_host.ctypes.data + begin, array.data.ptr, array.nbytes, self.stream)
+        self.stream.synchronize()
+        found = []
+        for array, begin in zip(arrays, begins, strict=False):
+            found.append(np.empty(array.shape, array.dtype))
+            copy_small(found[-1], self._on_host[begin : begin + array.nbytes])
+        return found
+
+    def _allocate(self, size: int) -> Any:
+        begin, taken = self._used, -(-size // _ALIGNED) * _ALIGNED
+        self._wanted += taken
+        if begin + taken > len(self._memory):
+            return _lasting(size)
+        self._used += taken
+        return self._memory.data + begin
+
+
+_FREE: dict[int, LifoQueue[Workspace]] = {}
+
+
+@contextmanager
+def workspace() -> Iterator[Workspace]:
+    """A workspace on the current GPU, which no other thread uses in the block."""
+    make_current()
+    free = _FREE.setdefault(cp.cuda.runtime.getDevice(), LifoQueue())
+    try:
+        own = free.get_nowait()
+    except Empty:
+        own = Workspace()
+    try:
+        with own.in_use():
+            yield own
+    finally:
+        free.put(own)
+
+
+def lasting(size: int) -> cp.ndarray:
+    """An array, uint8 [size], that may be used after the block of its workspace."""
+    return cp.ndarray(size, np.uint8, _lasting(size))
+
+
+def _lasting(size: int) -> Any:
+    return cp.get_default_memory_pool().malloc(size)
