@@ -296,7 +296,7 @@ class _RowWriter:
         self._begun = False
 
     def bytes_of(self, table: pa.Table) -> bytes:
-        data = self._form.write(table)
+        data = bytes(self._form.write(table))
         data, self._begun = data[len(self._header) * self._begun :], True
         return data
 

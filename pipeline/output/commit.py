@@ -26,6 +26,7 @@ from ..model.reference import NO_LABEL
 from ..source.chunk import QUARANTINE_SCHEMA
 from ..source.labels import NO_TRUTH
 from ..source.plan.plan import RangeEnd
+from ..storage.disk import Content
 from .formats import part_files, read_part
 from .layout import QUARANTINE, PartNames, entry_file, quarantine_file
 from .model_columns import N_CHARS, ModelColumns, Names
@@ -61,7 +62,7 @@ def commit_chunk(store: Store, table: pa.Table, quarantine: pa.Table, about: Ent
 
     """
     check = partial(check_claim, store, about.job)
-    files = part_files(table, names, about.chunk, about.job)
+    files: list[tuple[str, int, Content]] = [*part_files(table, names, about.chunk, about.job)]
     if len(quarantine):
         files.append((quarantine_file(about.chunk, about.job), len(quarantine), quarantine_bytes(quarantine)))
     store.add_all([(name, data) for name, _, data in files], check)

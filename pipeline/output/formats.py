@@ -23,6 +23,7 @@ from pyarrow import csv
 from ..errors import OutputError, UsageError, did_you_mean
 from ..labelling.scored import set_aside
 from ..source.chunk import Chunk
+from .json_texts import json_texts, lines_of
 from .layout import NULL_FOLDER, PartNames, folder_values, value_folder
 from .model_columns import N_CHARS, TRUTH, Names, names_in
 
@@ -46,8 +47,10 @@ _DAY = "1970-01-01 "
 class PartFormat(Protocol):
     """Rows as the bytes of a file, and back. The same rows are always the same bytes."""
 
-    def write(self, table: pa.Table) -> bytes:
-        """The file. Raises UnwritableType for a column of a type that it cannot hold."""
+    def write(self, table: pa.Table) -> memoryview:
+        """The file, in Arrow's memory: to copy it would take the GIL. Raises UnwritableType for a column of a type that
+        it cannot hold.
+        """
 
     def read(self, data: bytes, schema: pa.Schema, chosen: pa.Schema) -> pa.Table:
         """Some columns of the rows. schema: of the table that was written. Raises ValueError, KeyError, TypeError,
@@ -65,7 +68,7 @@ class UnwritableType(TypeError):
 class _Parquet(PartFormat):
     """Parquet files, with dictionaries and delta encoding: a third of the size that the defaults give."""
 
-    def write(self, table: pa.Table) -> bytes:
+    def write(self, table: pa.Table) -> memoryview:
         repeating, counts = [*_REPEATING], ["row", N_CHARS.name]
         for names in names_in(table.column_names) or [Names()]:
             repeating += [f"{names.label}.list.element" if names.multi_label else names.label]
@@ -83,7 +86,7 @@ class _Parquet(PartFormat):
                 f"PyArrow {pa.__version__} cannot write a kept column to Parquet ({error}): update it, give --format "
                 "jsonl, or do not keep the column"
             ) from error
-        return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+        return memoryview(sink.getvalue()).cast("B")
 
     def read(self, data: bytes, schema: pa.Schema, chosen: pa.Schema) -> pa.Table:
         coded = [name for name in _REPEATING if name in schema.names and schema.field(name).type == pa.string()]
@@ -96,10 +99,9 @@ class _Parquet(PartFormat):
 class _JsonLines(PartFormat):
     """An object for each row, with every column. A NaN or an infinity is null, as JSON has neither."""
 
-    def write(self, table: pa.Table) -> bytes:
-        names = table.column_names
-        columns = [to_plain(column.combine_chunks()).to_pylist() for column in table.columns]
-        return msgspec.json.Encoder().encode_lines([dict(zip(names, row, strict=True)) for row in zip(*columns)])  # noqa: B905
+    def write(self, table: pa.Table) -> memoryview:
+        columns = {name: to_plain(table.column(name).combine_chunks()) for name in table.column_names}
+        return memoryview(lines_of(columns)).cast("B")
 
     def read(self, data: bytes, schema: pa.Schema, chosen: pa.Schema) -> pa.Table:
         rows = msgspec.json.Decoder().decode_lines(data)
@@ -114,12 +116,12 @@ class _Csv(PartFormat):
     is its JSON text. A list whose field names a separator is a text with that between the values.
     """
 
-    def write(self, table: pa.Table) -> bytes:
+    def write(self, table: pa.Table) -> memoryview:
         plain = (to_plain(column.combine_chunks()) for column in table.columns)
         columns = [_flat(column, _separator(field)) for field, column in zip(table.schema, plain, strict=True)]
         sink = pa.BufferOutputStream()
         csv.write_csv(pa.table(columns, table.column_names), sink, csv.WriteOptions(quoting_header="needed"))
-        return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+        return memoryview(sink.getvalue()).cast("B")
 
     def read(self, data: bytes, schema: pa.Schema, chosen: pa.Schema) -> pa.Table:
         plain = {field.name: writable_type(field.type) for field in schema}
@@ -194,7 +196,7 @@ def _check_folder(column: str, value: str | None) -> None:
         )
 
 
-def part_files(table: pa.Table, names: PartNames, chunk: str, job: str) -> list[tuple[str, int, bytes]]:
+def part_files(table: pa.Table, names: PartNames, chunk: str, job: str) -> list[tuple[str, int, memoryview]]:
     """The name, number of rows and bytes of each part of a chunk. Raises UsageError for values that cannot name
     folders, or more of them than there may be.
     """
@@ -281,8 +283,7 @@ def _flat(column: pa.Array, separator: str | None) -> pa.Array:
         return column
     if separator is not None:
         return pc.binary_join(column.cast(pa.list_(pa.string())), separator)
-    encode = msgspec.json.Encoder().encode
-    return pa.array([None if value is None else encode(value).decode() for value in column.to_pylist()], pa.string())
+    return pc.if_else(column.is_null(), None, json_texts(column))
 
 
 def _nested(column: pa.Array, kind: pa.DataType, separator: str | None) -> pa.Array:

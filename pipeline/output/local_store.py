@@ -16,7 +16,7 @@ from typing import BinaryIO, TypeVar
 
 from ..errors import OutputError
 from ..processes.threads import available_cores
-from ..storage.disk import TEMPORARY, sync_folder, temporary, why_not, write_new
+from ..storage.disk import TEMPORARY, Content, sync_folder, temporary, why_not, write_new
 from .layout import MANIFEST, PLAN, SIDECARS, SUCCESS
 from .store import Store, no_check
 
@@ -41,7 +41,7 @@ class LocalStore(Store):
     def readers(self) -> int:
         return max(_LEAST_READERS, available_cores())
 
-    def put(self, name: str, data: bytes, check: Callable[[], None] = no_check) -> None:
+    def put(self, name: str, data: Content, check: Callable[[], None] = no_check) -> None:
         """Write a file, or replace it.
 
         check: called when the temporary file is there and has yet to be renamed; what it raises is raised, and the file
@@ -56,11 +56,11 @@ class LocalStore(Store):
 
         self._write(name, data, write, check)
 
-    def add_all(self, files: Sequence[tuple[str, bytes]], check: Callable[[], None]) -> None:
+    def add_all(self, files: Sequence[tuple[str, Content]], check: Callable[[], None]) -> None:
         for name, data in files:
             self.put(name, data, check)
 
-    def update(self, name: str, before: bytes, data: bytes, check: Callable[[], None]) -> None:
+    def update(self, name: str, before: bytes, data: Content, check: Callable[[], None]) -> None:
         self.put(name, data, check)
 
     def take(self, name: str, source: Store, there: str, check: Callable[[], None]) -> None:
@@ -108,7 +108,7 @@ class LocalStore(Store):
         except OSError as error:
             raise OutputError(why_not("read", self.root / name, error)) from error
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: Content) -> bool:
         """Write a file unless it exists; return whether it was written. Nobody sees it incomplete. Raises OutputError.
 
         A file system without hard links is the exception: there it can be seen while it is written.
@@ -123,7 +123,7 @@ class LocalStore(Store):
         return self._write(name, data, write)
 
     def _write(
-        self, name: str, data: bytes, write: Callable[[Path], _Result], check: Callable[[], None] = no_check
+        self, name: str, data: Content, write: Callable[[Path], _Result], check: Callable[[], None] = no_check
     ) -> _Result:
         """Write, again if the temporary file was removed: another run of the job has finished meanwhile."""
         path = self.root / name
@@ -267,7 +267,7 @@ class LocalStore(Store):
         return message + f", then continue with --resume: what is committed stays{smaller}"
 
 
-def _link(written: Path, path: Path, data: bytes) -> bool:
+def _link(written: Path, path: Path, data: Content) -> bool:
     """Give a file its name unless that is taken; return whether it was given. Raises OSError."""
     try:
         os.link(written, path)

@@ -24,6 +24,7 @@ from obstore.exceptions import AlreadyExistsError, PreconditionError
 from ..errors import OutputError, OutputUnavailable, UsageError, cause
 from ..processes.threads import threads
 from ..storage.buckets import BucketPath, bucket_client, is_bucket, patiently, split_bucket
+from ..storage.disk import Content
 from ..storage.names import as_url, without_secrets
 from ..storage.requests import FIRST_PATIENCE, PATIENCE
 from .layout import MANIFEST, PLAN
@@ -105,7 +106,7 @@ class ObjectStore(Store):
             return True
         return False
 
-    def put(self, name: str, data: bytes, check: Callable[[], None] = no_check) -> None:
+    def put(self, name: str, data: Content, check: Callable[[], None] = no_check) -> None:
         check()
         self._request(lambda: self._client.put(self._key(name), data, mode="overwrite"), name, "written")
 
@@ -141,7 +142,7 @@ class ObjectStore(Store):
             part = partial(self._client.get_range, self._key(name), start=first, end=min(first + size, length))
             yield bytes(self._existing(part, name))
 
-    def add_all(self, files: Sequence[tuple[str, bytes]], check: Callable[[], None]) -> None:
+    def add_all(self, files: Sequence[tuple[str, Content]], check: Callable[[], None]) -> None:
         """Create the objects, side by side. One that is there already must have the same content: an earlier attempt
         has written it. Otherwise raises OutputError, and nothing is replaced.
         """
@@ -157,7 +158,7 @@ class ObjectStore(Store):
             self.remove_all([name for name in new if name not in _OF_ANY_JOB])
             raise
 
-    def _add(self, name: str, data: bytes) -> bool:
+    def _add(self, name: str, data: Content) -> bool:
         """Whether the object is new."""
         if self.create(name, data):
             return True
@@ -170,7 +171,7 @@ class ObjectStore(Store):
             )
         return False
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: Content) -> bool:
         attempt = uuid.uuid4().hex
         put = partial(self._client.put, self._key(name), data, mode="create", attributes={_ATTEMPT: attempt})
         try:
@@ -180,7 +181,7 @@ class ObjectStore(Store):
             return about.get(_ATTEMPT) == attempt  # the answer to an earlier request was lost
         return True
 
-    def update(self, name: str, before: bytes, data: bytes, check: Callable[[], None]) -> None:
+    def update(self, name: str, before: bytes, data: Content, check: Callable[[], None]) -> None:
         """Where the object has changed since `before` was read, raises OutputError, unless it has this content."""
         check()
 
@@ -200,7 +201,7 @@ class ObjectStore(Store):
             check()  # says so if another job has taken the folder
             raise OutputError(f"{self.root / name} was changed while this job finished. Continue with --resume")
 
-    def _put(self, name: str, data: bytes, version: UpdateVersion) -> None:
+    def _put(self, name: str, data: Content, version: UpdateVersion) -> None:
         """Replace an object of this version. Raises PreconditionError where it is another now."""
         self._request(lambda: self._client.put(self._key(name), data, mode=version), name, "written")
 

@@ -12,6 +12,7 @@ from typing import BinaryIO, Protocol, TypeVar
 
 from ..errors import OutputError
 from ..storage.buckets import BucketPath
+from ..storage.disk import Content
 from .layout import CLAIM
 from .record import Claim, from_json, to_json
 
@@ -49,20 +50,20 @@ class Store(Protocol):
         """Raise OutputError where jobs in it could not be kept apart. Called once, before a job writes anything."""
         return  # nothing to do is the usual case
 
-    def put(self, name: str, data: bytes, check: Callable[[], None] = no_check) -> None:
+    def put(self, name: str, data: Content, check: Callable[[], None] = no_check) -> None:
         """Write a file, or replace it. check: raises where it must not be written (any more)."""
 
-    def add(self, name: str, data: bytes, check: Callable[[], None]) -> None:
+    def add(self, name: str, data: Content, check: Callable[[], None]) -> None:
         """Write a file that always has this content, whoever writes it. A write that `check` refuses leaves nothing.
 
         One that is there with another content is damaged, and has to be removed first.
         """
         self.add_all([(name, data)], check)
 
-    def add_all(self, files: Sequence[tuple[str, bytes]], check: Callable[[], None]) -> None:
+    def add_all(self, files: Sequence[tuple[str, Content]], check: Callable[[], None]) -> None:
         """`add` several files, side by side where that is faster."""
 
-    def update(self, name: str, before: bytes, data: bytes, check: Callable[[], None]) -> None:
+    def update(self, name: str, before: bytes, data: Content, check: Callable[[], None]) -> None:
         """Replace a file whose content is `before`."""
 
     def take(self, name: str, source: Store, there: str, check: Callable[[], None]) -> None:
@@ -77,7 +78,7 @@ class Store(Protocol):
     def blocks(self, name: str, size: int) -> Iterator[bytes]:
         """A file in blocks of about that size."""
 
-    def create(self, name: str, data: bytes) -> bool:
+    def create(self, name: str, data: Content) -> bool:
         """Write a file unless it exists; return whether this call wrote it."""
 
     def read(self, name: str) -> bytes:

@@ -31,6 +31,8 @@ _REMEDIES: dict[int | None, str] = {
 }
 
 Named = str | os.PathLike[str]
+Content = bytes | memoryview
+"""Of a file."""
 
 
 def refuse_outputs(
@@ -89,7 +91,7 @@ def _is_within(folder: str, path: str) -> bool:
     return f"{path}/".startswith(f"{folder.rstrip('/')}/") or any(_same(one, folder) for one in above)
 
 
-def write_file(path: Named, data: bytes) -> None:
+def write_file(path: Named, data: Content) -> None:
     """Write a file that the user named, or replace it. A link stays a link, and a file keeps its permissions.
 
     Raises OutputError, with the remedy; the file is then as it was.
@@ -124,7 +126,7 @@ def why_not(done: str, path: Named, error: OSError | ValueError, size: int | Non
 
 
 @contextmanager
-def temporary(path: Path, data: bytes) -> Iterator[Path]:
+def temporary(path: Path, data: Content) -> Iterator[Path]:
     """A temporary file next to `path`, to be renamed or removed; after an error it is removed. Raises OSError."""
     written = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
     try:
@@ -135,7 +137,7 @@ def temporary(path: Path, data: bytes) -> Iterator[Path]:
         raise
 
 
-def write_new(path: Path, data: bytes) -> None:
+def write_new(path: Path, data: Content) -> None:
     """Write a new file, with the permissions that the umask leaves, and flush it. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(path, flags, 0o666), "wb") as file:

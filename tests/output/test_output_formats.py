@@ -14,6 +14,7 @@ from pathlib import Path
 
 import dask.dataframe as dd
 import duckdb
+import msgspec
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -313,6 +314,44 @@ def test_rows_whose_value_can_name_no_folder_are_quarantined(
         assert list(estimate.reasons) == ["its 'lang' cannot name a folder, which --partition-by needs"]
         with pytest.raises(SourceError, match="its 'lang' cannot name a folder"):
             classify(folder / "in.parquet", folder / "strict", client=client, strict=True, **options)
+
+
+_INNER = pa.struct([("x", pa.float64()), ('y"', pa.string()), ("z", pa.list_(pa.string()))])
+_JSON_TYPES = {
+    "number": pa.float64(),
+    "größe": pa.int64(),
+    'text "quoted"': pa.string(),
+    "flag": pa.bool_(),
+    "texts": pa.list_(pa.string()),
+    "numbers": pa.list_(pa.float64()),
+    "object": _INNER,
+    "objects": pa.list_(_INNER),
+}
+
+
+def values_of(kind: pa.DataType) -> st.SearchStrategy[object]:
+    if pa.types.is_list(kind):
+        return st.none() | st.lists(values_of(kind.value_type), max_size=3)
+    if pa.types.is_struct(kind):
+        return st.none() | st.fixed_dictionaries({field.name: values_of(field.type) for field in kind})
+    near = [1e-5, 9.999999999999999e-06, 1e10, 9999999999.999998, 10000000000.5, 1.0, -0.0, 12345.678, 1e16, 5e-324]
+    plain = {
+        pa.float64(): st.floats() | st.sampled_from(near),
+        pa.int64(): st.integers(-(1 << 63), (1 << 63) - 1),
+        pa.string(): st.text() | st.sampled_from([*ODD, "\\"]) | st.characters(max_codepoint=0x80),
+        pa.bool_(): st.booleans(),
+    }
+    return st.none() | plain[kind]
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=st.lists(st.tuples(*map(values_of, _JSON_TYPES.values())), max_size=12), skipped=st.integers(0, 3))
+def test_json_lines_are_those_that_an_encoder_writes_row_by_row(rows: list[tuple[object, ...]], skipped: int) -> None:
+    columns = zip(*rows, strict=True) if rows else [()] * len(_JSON_TYPES)
+    arrays = [pa.array(list(of), kind) for of, kind in zip(columns, _JSON_TYPES.values(), strict=True)]
+    table = pa.table(arrays, [*_JSON_TYPES]).slice(skipped)
+    expected = b"".join(msgspec.json.encode(row) + b"\n" for row in table.to_pylist())
+    assert PART_FORMATS["jsonl"].write(table) == expected
 
 
 def test_a_float32_reads_back_as_itself_from_text_and_is_short() -> None:
