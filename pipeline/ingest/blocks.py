@@ -24,18 +24,21 @@ class BlockRows(NamedTuple):
         The rows.
     sizes : ndarray
         int64, the bytes of each record.
+    odd : int
+        How many of the records the host has read, each by itself.
 
     """
 
     chunk: Chunk
     sizes: NDArray[np.int64]
+    odd: int = 0
 
 
 class BlockReader(Protocol):
     """Reads the blocks of one file."""
 
-    def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | None:
-        """The rows of a block; None where the host is to read it.
+    def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | str:
+        """The rows of a block; or why the host is to read it, a key of `telemetry.read_by.BY_HOST`.
 
         Parameters
         ----------

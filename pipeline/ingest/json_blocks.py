@@ -22,6 +22,7 @@ from ..source.formats.jsonl import Jsonl
 from ..source.formats.records import Records
 from ..source.labels import class_indices, labels_of, one_label_each
 from ..source.read.ring import RawBlock
+from ..telemetry.read_by import MANY_ODD, NO_MEMORY
 from .blocks import BlockRows, keys_of
 from .stream import fetched, stream
 from .texts import GpuTexts
@@ -94,7 +95,7 @@ class JsonBlocks:
         own = selection.text[0]
         self._on_host = [name for name in selection.columns if name != own or name in selection.kept]
 
-    def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | None:
+    def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | str:
         """The rows of a block: as of `BlockReader`.
 
         Raises BroadsheetError where the GPU fails.
@@ -106,12 +107,12 @@ class JsonBlocks:
         except cp.cuda.memory.OutOfMemoryError:
             stream().synchronize()  # the block is being copied from its slot, which the reader fills next
             cp.get_default_memory_pool().free_all_blocks()
-            return None
+            return NO_MEMORY
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
             place = f"{self._path}, bytes {block.at:,} to {block.at + block.size:,}"
             raise BroadsheetError(f"GPU {cp.cuda.Device().id} failed on {place}: {error}") from error
 
-    def _read(self, block: RawBlock, held: NDArray[np.uint8], row: int) -> BlockRows | None:
+    def _read(self, block: RawBlock, held: NDArray[np.uint8], row: int) -> BlockRows | str:
         on_gpu = cp.empty(len(held), np.uint8)
         on_gpu.data.copy_from_host_async(held.ctypes.data, len(held), cp.cuda.get_current_stream())
         # Find the lines, and the values of each as if none was blank.
@@ -125,7 +126,7 @@ class JsonBlocks:
             found = self._find(on_gpu, every.begins[kept], every.sizes[kept])
             odd, *ends = fetched(found.odd.count, *self._ends(found))
         if odd[0] > max(_MOST_ODD, _ODD_SHARE * len(found)):
-            return None
+            return MANY_ODD
         if not odd[0]:
             return BlockRows(*self._chunk(found, ends, row))
         # Have the host read what the GPU leaves to it, and put its texts among the others.
@@ -134,7 +135,7 @@ class JsonBlocks:
         on_host = self._read_on_host(held, block.at, begins[rows], bytes_of_each[rows])
         found = self._with_texts(found, rows, on_host)
         chunk, sizes = self._chunk(found, fetched(*self._ends(found)), row)
-        return BlockRows(_with_rows_of_host(chunk, row, rows, on_host), sizes)
+        return BlockRows(_with_rows_of_host(chunk, row, rows, on_host), sizes, len(rows))
 
     def _find(self, block: cp.ndarray, begins: cp.ndarray, sizes: cp.ndarray) -> _Found:
         """Begin to look for the values of records."""

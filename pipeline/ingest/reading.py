@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -18,6 +19,7 @@ from ..source.plan.plan import Range, RangeEnd
 from ..source.read.read import ParsedRows, Piece, Skipped, chunks_of
 from ..source.read.readers import FileBegun, FileDone, HostRows, Readers
 from ..source.read.ring import Freed, RawBlock, Refused
+from ..telemetry.read_by import BY_GPU, ODD, OUTSIDE_BLOCKS
 from ..telemetry.spans import Span, span
 from .blocks import BlockReader, BlockRows, OpenBlocks, can_read
 
@@ -55,8 +57,11 @@ def read_range(
         As of `broadsheet.pipeline.source.read.read.read_range`, which this yields and raises the same as.
 
     """
-    files = _files(readers, open_blocks, part, selection, spans)
-    return chunks_of(files, part, selection, chunk_rows, skip, spans, _one_after_the_other)
+    read_by: Counter[str] = Counter()
+    files = _files(readers, open_blocks, part, selection, spans, read_by)
+    with closing(chunks_of(files, part, selection, chunk_rows, skip, spans, _one_after_the_other)) as items:
+        for item in items:
+            yield replace(item, read_by=dict(read_by)) if isinstance(item, RangeEnd) else item
 
 
 def _one_after_the_other(calls: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
@@ -64,7 +69,12 @@ def _one_after_the_other(calls: Iterable[Callable[[], _Result]]) -> Iterator[_Re
 
 
 def _files(
-    readers: Readers, open_blocks: OpenBlocks, part: Range, selection: Selection, spans: list[Span]
+    readers: Readers,
+    open_blocks: OpenBlocks,
+    part: Range,
+    selection: Selection,
+    spans: list[Span],
+    read_by: Counter[str],
 ) -> Generator[_File, None, None]:
     """The files of a range, in order.
 
@@ -72,13 +82,15 @@ def _files(
     ----------
     readers, open_blocks, part, selection, spans
         As of `read_range`.
+    read_by : Counter
+        Records are counted in it, as of `RangeEnd`.
 
     """
     with closing(readers.read_raw(part, selection, spans)) as messages:
         for file in part.files:
             begun: FileBegun = next(messages)
             blocks = open_blocks(begun.form, file.path, begun.selection)
-            yield _File(file, begun, messages, readers, blocks, spans)
+            yield _File(file, begun, messages, readers, blocks, spans, read_by)
         next(messages, None)  # the end, after which the process is free for other ranges
 
 
@@ -99,6 +111,8 @@ class _File:
         What finds the records.
     spans : list of Span
         A span "decode" is appended for each block.
+    read_by : Counter
+        As of `_files`.
 
     """
 
@@ -110,6 +124,7 @@ class _File:
         readers: Readers,
         blocks: BlockReader,
         spans: list[Span],
+        read_by: Counter[str],
     ) -> None:
         self.file = replace(file, format=begun.form)
         self.problems: list[str] = []
@@ -117,10 +132,10 @@ class _File:
         self.extent: Extent | None = begun.extent
         self.stored = 0
         self.pieces = self._pieces(messages, begun.row)
-        self._readers, self._blocks, self._spans = readers, blocks, spans
+        self._readers, self._blocks, self._spans, self._read_by = readers, blocks, spans, read_by
 
     def _pieces(self, messages: Generator[Any, Any, None], row: int) -> Iterator[Piece]:
-        is_refused = False
+        refusal: str | None = None
         for message in messages:
             if isinstance(message, FileDone):
                 self.problems += message.problems
@@ -133,11 +148,16 @@ class _File:
             rows: BlockRows | HostRows | None = None
             if isinstance(message, HostRows):
                 rows = message
-            elif not is_refused:
+                self._read_by[refusal or OUTSIDE_BLOCKS] += rows.chunk.rows_read
+            elif refusal is None:
                 with span("decode", self._spans, "read"):
-                    rows = self._rows_of(message, row)
-                is_refused = rows is None
-                messages.send(Refused() if is_refused else Freed())
+                    found = self._rows_of(message, row)
+                if isinstance(found, str):
+                    refusal = found
+                else:
+                    rows = found
+                    self._read_by.update({BY_GPU: rows.chunk.rows_read - rows.odd, ODD: rows.odd})
+                messages.send(Freed() if refusal is None else Refused())
             if rows is not None and rows.chunk.rows_read:
                 self.stored = message.stored
                 block = Parsed(rows.chunk, partial(np.asarray, rows.sizes), int(rows.sizes.sum()))
@@ -145,5 +165,5 @@ class _File:
                 yield ParsedRows(self.file, row, chunk, block)
                 row += rows.chunk.rows_read
 
-    def _rows_of(self, block: RawBlock, row: int) -> BlockRows | None:
+    def _rows_of(self, block: RawBlock, row: int) -> BlockRows | str:
         return self._blocks.read(block, self._readers.ring.block(block.slot, block.size), row)

@@ -27,6 +27,7 @@ from ..source.inputs import JobInput
 from ..source.plan.files import Files
 from ..source.plan.plan import RangeEnd, part_name, range_name
 from ..source.sample import slow_to_read
+from ..telemetry.read_by import OTHER_RANGES
 from .again import refuse_difference, save_asked
 from .beginning import Engines, Outcome, Planned, Prepared, Update
 from .graph import classify_chunks
@@ -227,6 +228,7 @@ def _count(report: JobReport, event: Event) -> None:
         run.timeline.add(event.name, event.rows, event.spans, event.place)
     elif isinstance(event, RangeEnd):
         run.read_again += event.read_again
+        run.read_by.update(event.read_by or {OTHER_RANGES: sum(rows or 0 for _, rows in event.files)})
         for path, note in event.notes:
             run.notes.setdefault(note, {})[path] = None
         _close_range(report, event)

@@ -192,6 +192,8 @@ class RunFacts:
         Rows that it read.
     read_again : int
         Bytes of its input that it read twice: a part of a file was begun in the middle of a record.
+    read_by : Counter of str
+        The records that it read, by the keys of `telemetry.read_by`, those of committed chunks too.
     remarks : list of str
         What would make the next run faster.
     notes : dict of str to dict
@@ -218,6 +220,7 @@ class RunFacts:
     chunks_before: int = 0
     rows: int = 0
     read_again: int = 0
+    read_by: Counter[str] = field(default_factory=Counter)
     remarks: list[str] = field(default_factory=list)
     notes: dict[str, dict[str, None]] = field(default_factory=dict)
     set_aside: list[tuple[str, str]] = field(default_factory=list)

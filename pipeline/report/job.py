@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import pyarrow as pa
 from ..errors import counted, first_of, in_python
 from ..labelling.counts import LENGTHS, THRESHOLDS, kept
 from ..measures.accuracy import Confusion
+from ..telemetry.read_by import BY_GPU, BY_HOST
 from .breakdown import Breakdown, break_down
 from .facts import JobFacts, ModelFigures, RunFacts, models_of
 from .results import Frame, Results
@@ -288,6 +290,7 @@ class JobReport:
             "chunks_before": run.chunks_before,
             "rows_this_run": run.rows,
             "read_again_bytes": run.read_again,
+            "read_by": _read_by(run.read_by),
             "stopped": run.stopped,
             "update": self.job.growth and asdict(self.job.growth),
             "left_out": {"count": len(job.left_out), "first": list(job.left_out[:_NAMED])},
@@ -307,6 +310,12 @@ class JobReport:
             ],
             "validation": job.answers and {"answers": job.answers, "wrong": self.wrong_answers},
         }
+
+
+def _read_by(records: Counter[str]) -> dict[str, Any] | None:
+    """Records that a GPU has read, and that the host has, by reason; None where no GPU has read any."""
+    host = {reason: records[reason] for reason in BY_HOST if records[reason]}
+    return {"gpu": records[BY_GPU], "host": host} if records[BY_GPU] else None
 
 
 def _truth(confusion: Confusion) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from . import plots
 from .breakdown import MOMENTS, judge
 from .facts import ModelFigures
 from .job import JobReport
-from .summary import LOOKED_AT, doubt, reasons
+from .summary import LOOKED_AT, doubt, read_line, reasons
 from .tables import device_name, figure, moment_text, ratio_text, time_text
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def _content(report: JobReport) -> dict[str, Any]:
         "moments": MOMENTS,
         "device_name": device_name,
         "causes": {name: color for name, color in _CAUSE_COLORS.items() if gpu or name != "transfer"},
+        "read": read_line(report.run.read_by),
         "rest": max(0.0, report.run.seconds - sum(report.run.timings.values())),
         "matrix": _matrix(report.confusion),
         "pairs": report.confusion.mistakes(_MOST_PAIRS) if report.confusion else [],

@@ -18,6 +18,7 @@ from ..source.compression import not_decoded
 from ..source.labels import NO_TRUTH, LabelRules, class_numbers_line
 from ..source.memory.tables import MEMORY
 from ..source.plan.files import takes_encoding
+from ..telemetry.read_by import BY_GPU, BY_HOST
 from .facts import JobFacts, RunFacts, models_of
 from .results import Results
 from .tally import Tally, balance
@@ -45,6 +46,8 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> Iterator[tuple[str, str
         yield "update", str(job.growth)
     pace = f"; {run.articles_per_second:,.0f} articles a second once started" if run.rows else ""
     yield "time", f"{run.seconds:,.1f} s{pace}"
+    if read := read_line(run.read_by):
+        yield "read", read
     yield "model", job.model + (f", for {job.meant_for}" if job.meant_for else "")
     yield "on", job.backend.partition(" (")[0]  # the versions are in the records and on the page
     if job.label_numbers_from is not None:
@@ -63,6 +66,18 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> Iterator[tuple[str, str
     if tally.asked:
         labelled = counted(tally.rows_written + tally.rows_filtered, "row")
         yield job.second, f"asked {counted(tally.asked, 'time')} for {labelled} ({tally.asked_share:.1%})"
+
+
+def read_line(records: Counter[str]) -> str | None:
+    """How many records a GPU has read, and how many the host, and why; None where no GPU has read any.
+
+    records: by the keys of `telemetry.read_by`.
+    """
+    if not records[BY_GPU]:
+        return None
+    host = [f"{records[reason]:,} {why}" for reason, why in BY_HOST.items() if records[reason]]
+    line = f"{records[BY_GPU] / records.total():.1%} of {counted(records.total(), 'record')} by the GPU"
+    return f"{line}; by the host {'; '.join(host)}" if host else line
 
 
 def unknown_labels_line(counts: Mapping[str, int], classes: Sequence[str]) -> str | None:

@@ -17,6 +17,7 @@ from broadsheet.pipeline.source.formats.records import Records
 from broadsheet.pipeline.source.plan.plan import RangeEnd
 from broadsheet.pipeline.source.read.read import Skipped
 from broadsheet.pipeline.source.read.ring import RawBlock
+from broadsheet.pipeline.telemetry.read_by import MANY_ODD
 
 SLOT_BYTES = 64 << 10
 """Of readers for tests. A few lines of the files are longer."""
@@ -26,22 +27,22 @@ RARE = ('{"te\\u0078t": "an escaped key", "label": "a"}', '{"text": "a", "label"
 
 
 class OnHost:
-    """In place of a GPU. Refuses one block in `every`, by chance; none where that is 0."""
+    """In place of a GPU. Refuses one block in `every`, by chance; none where that is 0. Bad rows are its odd ones."""
 
     def __init__(self, every: int, chance: random.Random, form: Format, path: str, selection: Selection) -> None:
         assert isinstance(form, RecordFormat)
         self.form, self.path, self.selection = form, path, selection
         self.every, self.chance = every, chance
 
-    def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | None:
+    def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | str:
         if self.every and self.chance.randrange(self.every) == 0:
-            return None
+            return MANY_ODD
         data = bytes(held)
         split = self.form.split(data, False)
         assert (split.consumed, block.lines) == (len(data), data.count(b"\n"))
         records = Records(data, split.starts, split.ends, split.starts + block.at, split.problems)
         chunk = self.form.chunk_of(records, self.path, 0, self.selection, None)
-        return BlockRows(numbered(chunk, row), records.sizes)
+        return BlockRows(numbered(chunk, row), records.sizes, len(chunk.quarantine))
 
 
 def written(path: Path, rows: int, chance: random.Random, others: float = 0.05) -> Path:

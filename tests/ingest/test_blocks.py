@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import dask
 import pytest
 from blocks import SLOT_BYTES, OnHost, told, written
+from conftest import ROOT, Command
 from jobs import children_of
 from reading import found
 
@@ -19,6 +22,7 @@ from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.plan.plan import Plan, Range, RangeEnd, Start, plan_files
 from broadsheet.pipeline.source.read.read import read_range
 from broadsheet.pipeline.source.read.readers import ReaderLost, Readers
+from broadsheet.pipeline.telemetry.read_by import BY_GPU, MANY_ODD, ODD, OUTSIDE_BLOCKS
 
 SELECTION = Selection(kept=("id",), truth="label", classes=("a",))
 
@@ -72,6 +76,80 @@ def test_a_part_that_begins_at_a_guess_is_read_from_there(readers: Readers, tmp_
     for part in plan.ranges[1:5]:
         given = (part, plan.selection, 1000, never)
         assert told([*read_in_blocks(readers, partial(OnHost, 0, chance), *given, [])]) == told([*read_range(*given)])
+
+
+def lines_in(path: Path, count: int, odd: int = 0, long: int | None = None) -> Path:
+    """So many lines: one in `odd` is bad, and number `long` is longer than a slot."""
+    lines = [json.dumps({"id": i, "text": f"{i} {'x' * 90}", "label": "a"}) for i in range(count)]
+    if odd:
+        lines[::odd] = ["{"] * len(lines[::odd])
+    if long is not None:
+        lines[long] = json.dumps({"text": "x" * 2 * SLOT_BYTES, "label": "b"})
+    path.write_text("\n".join([*lines, ""]))
+    return path
+
+
+def test_it_is_counted_who_has_read_each_record_and_why(readers: Readers, tmp_path: Path) -> None:
+    def read_by(path: Path, every: int = 0) -> dict[str, int]:
+        plan = plan_files(found([path]), SELECTION, 1000, cut=False)
+        *_, end = read_in_blocks(
+            readers, partial(OnHost, every, random.Random(1)), plan.ranges[0], plan.selection, 1000, never, []
+        )
+        assert isinstance(end, RangeEnd)
+        assert sum(end.read_by.values()) == sum(rows or 0 for _, rows in end.files) == 3000
+        return {reason: rows for reason, rows in end.read_by.items() if rows}
+
+    assert read_by(lines_in(tmp_path / "odd.jsonl", 3000, odd=100)) == {BY_GPU: 2970, ODD: 30}
+    long = read_by(lines_in(tmp_path / "long.jsonl", 3000, long=2000))
+    assert long.keys() == {BY_GPU, OUTSIDE_BLOCKS}
+    assert 1000 <= long[OUTSIDE_BLOCKS] < 1000 + SLOT_BYTES // 90
+    assert read_by(lines_in(tmp_path / "refused.jsonl", 3000), every=1) == {MANY_ODD: 3000}
+    later = read_by(tmp_path / "refused.jsonl", every=6)
+    assert later.keys() == {BY_GPU, MANY_ODD}
+
+
+ON_A_GPU = """
+import random
+from functools import partial
+from blocks import SLOT_BYTES, OnHost
+from broadsheet.pipeline.ingest.reading import read_range
+from broadsheet.pipeline.job.worker import STATE
+from broadsheet.pipeline.source.read.readers import MOST_OF_ONE, Readers
+on_host = vars(STATE).setdefault("kept", STATE.read_range)
+readers = Readers(1, 1, SLOT_BYTES)
+def read_here(part, selection, chunk_rows, skip, spans, take, is_on_gpu):
+    if part.files[0].path.endswith("small.jsonl"):
+        yield from on_host(part, selection, chunk_rows, skip, spans, take)
+        return
+    blocks = partial(OnHost, 0, random.Random(1))
+    for item in read_range(readers, blocks, part, selection, chunk_rows, skip, spans):
+        take(MOST_OF_ONE)
+        yield item
+STATE.read_range = read_here
+"""
+"""A worker that reads as if it had a GPU, but for files of one name."""
+
+
+def test_a_job_tells_who_has_read_its_records(
+    broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    lines_in(tmp_path / "in" / "big.jsonl", 800, odd=100)
+    lines_in(tmp_path / "in" / "small.jsonl", 200)
+    helpers = f"import sys\nsys.path.append({str(ROOT / 'tests' / 'helpers')!r})"
+    (tmp_path / "preload.py").write_text(helpers + ON_A_GPU)
+    arguments = ["classify", tmp_path / "in", "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1]
+    with dask.config.set({"distributed.worker.preload": [str(tmp_path / "preload.py")]}):
+        run = broadsheet_in_process(*arguments, "--report", tmp_path / "page.html", env={"COLUMNS": "300"})
+    line = (  # the file is cut into two parts, and a record begins in the first and ends in the second
+        "79.1% of 1,000 records by the GPU; by the host 8 of which the GPU could not be sure; 1 from a line on that is "
+        "longer than a block, or goes beyond its part of a file; 200 in files that only the host reads"
+    )
+    assert f"read  {line}" in run.stdout, run.stdout + run.stderr
+    assert line in (tmp_path / "page.html").read_text()
+    (record,) = (tmp_path / "out" / "_runs").glob("2*.json")
+    told_by_host = {"odd": 8, "outside_blocks": 1, "other_ranges": 200}
+    assert json.loads(record.read_text())["read_by"] == {"gpu": 791, "host": told_by_host}
 
 
 def test_a_damaged_file_is_read_up_to_the_damage(readers: Readers, tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from broadsheet.pipeline import classify, close
 from broadsheet.pipeline.engine.open import why_no_gpu
 from broadsheet.pipeline.ingest.reading import read_range as read_in_blocks
 from broadsheet.pipeline.source.chunk import Selection
-from broadsheet.pipeline.source.plan.plan import plan_files
+from broadsheet.pipeline.source.plan.plan import RangeEnd, plan_files
 from broadsheet.pipeline.source.read.read import read_range
 from broadsheet.pipeline.source.read.readers import Readers
 from broadsheet.pipeline.source.read.ring import RawBlock
+from broadsheet.pipeline.telemetry.read_by import MANY_ODD
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 
@@ -58,16 +59,20 @@ def test_a_gpu_reads_what_the_host_reads(
     class Noted(JsonBlocks):
         def read(self, block: RawBlock, held: memoryview, row: int):
             rows = super().read(block, held, row)
-            refused.append(rows is None)
+            refused.append(isinstance(rows, str))
             return rows
 
     path = written(tmp_path / "a.jsonl", 3000, chance, others)
     selection = Selection(kept=("id", "text"), truth="label", classes=("a",), reads=reads, keep_all=keep_all)
     plan = plan_files(found([path]), selection, 700)
     for part in plan.ranges:
-        given = (part, plan.selection, 700, never)
-        blocks = read_in_blocks(readers, partial(Noted, lambda slot: None), *given, [])
-        assert told([*blocks]) == told([*read_range(*given)])
+        given, before = (part, plan.selection, 700, never), len(refused)
+        items = [*read_in_blocks(readers, partial(Noted, lambda slot: None), *given, [])]
+        assert told(items) == told([*read_range(*given)])
+        end = items[-1]
+        assert isinstance(end, RangeEnd)
+        assert sum(end.read_by.values()) == sum(rows or 0 for _, rows in end.files)
+        assert (MANY_ODD in end.read_by) == any(refused[before:])
     assert refused
     assert any(refused) == (others == 0.6)
 

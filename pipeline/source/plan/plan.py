@@ -9,8 +9,8 @@ The first readable file is opened, for the columns of all, and a few more where 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -144,6 +144,8 @@ class RangeEnd:
         Bytes that were read twice, since it was not begun where its first record is.
     notes : tuple of (str, str)
         What may be amiss with files, and is no problem: a message without the name of the file.
+    read_by : mapping of str to int
+        Where a GPU has read records: how many, by the keys of `telemetry.read_by`.
 
     """
 
@@ -156,6 +158,7 @@ class RangeEnd:
     after: int | None = None
     read_again: int = 0
     notes: tuple[Problem, ...] = ()
+    read_by: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 def part_name(number: int, chunk: int) -> str:
