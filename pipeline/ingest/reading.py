@@ -110,7 +110,7 @@ class _File:
     blocks : BlockReader
         What finds the records.
     spans : list of Span
-        A span "decode" is appended for each block.
+        A span "ingest" is appended for each block.
     read_by : Counter
         As of `_files`.
 
@@ -150,7 +150,7 @@ class _File:
                 rows = message
                 self._read_by[refusal or OUTSIDE_BLOCKS] += rows.chunk.rows_read
             elif refusal is None:
-                with span("decode", self._spans, "read"):
+                with span("ingest", self._spans, "ingest"):
                     found = self._rows_of(message, row)
                 if isinstance(found, str):
                     refusal = found

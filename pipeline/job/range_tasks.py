@@ -55,6 +55,9 @@ the client (`Noted`) before the task ends.
 _PACKED_TOGETHER = 64
 """Chunks that are compressed at a time: their entries are much alike."""
 
+_NOTED_SECONDS = 1e-3
+"""A wait for room that is shorter has no span."""
+
 _SECONDS_BETWEEN_LOOKS = 0.5
 _LOOKS_BETWEEN_REPORTS = 10
 
@@ -129,7 +132,7 @@ def label_range(part: Range, content: Chunk | None, alone: bool, job: Job) -> Ch
 
 def _read(chunks: _Chunks, job: Job) -> RangeEnd | None:
     """Read a range, and begin to label each chunk; its end, or None where it is not read to that."""
-    spans: list[Span] = []
+    spans = chunks.spans
     given = (chunks.part, job.selection, job.chunk_rows, chunks.is_committed, spans, chunks.take, chunks.is_on_gpu)
     with closing(STATE.read_range(*given)) as reading:
         while chunks.may_read:
@@ -182,6 +185,7 @@ class _Chunks(AbstractContextManager["_Chunks"]):
         self._whole: deque[Done | Future[Done]] = deque()  # the chunks after those
         self._unplaced: list[Done | Future[Work]] = []  # the chunks of a part whose start is not known
         self.begun = 0
+        self.spans: list[Span] = []  # of reading what has not begun
         self._examples: list[Example] = []
         self._failed = self._has_seceded = False
         self._room: int | None = None  # that was taken for a chunk that has yet to come
@@ -232,7 +236,10 @@ class _Chunks(AbstractContextManager["_Chunks"]):
     def take(self, count: int) -> bool:
         """Wait for room for one more chunk, of so many bytes at most; False where no more is to be read."""
         if self._room is None:
-            STATE.room.take(count)
+            waited: list[Span] = []
+            with span("room", waited, "read"):
+                STATE.room.take(count)
+            self.spans += [one for one in waited if one.seconds > _NOTED_SECONDS]
             self._room = count
         return self.may_read
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -30,7 +31,7 @@ from ..source.chunk import Chunk, RowRange, Selection, numbered
 from ..source.plan.plan import RangeEnd, part_name
 from ..telemetry.activity import ACTIVITY, COUNTS
 from ..telemetry.profile import Profile
-from ..telemetry.spans import STORE_WAITS, Place, Span, clock, span, take
+from ..telemetry.spans import STORE_WAITS, Place, Span, clock, here, span, take
 from .turn import Turn
 from .worker import STATE
 
@@ -247,6 +248,8 @@ def infer(chunk: Chunk, spans: list[Span], job: Job) -> Work:
     with `job.strict` SourceError where it does on one.
     """
     models, scoring = job.columns.models, job.columns.scoring
+    if spans and spans[-1].where == here():  # it was read by this process
+        spans.append(Span("queue", spans[-1].end, max(0.0, time.time() - spans[-1].end), here(), "wait"))
     if job.examples:
         scoring = (replace(scoring[0], top_k=max(2, scoring[0].top_k)), *scoring[1:])
     with ENGINES.use(job.engines) as held:

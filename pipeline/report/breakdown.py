@@ -15,7 +15,7 @@ import numpy as np
 
 from ..telemetry.profile import Ceilings, KernelProfile
 from ..telemetry.spans import Place, Span
-from .timeline import Intervals, Timeline, place_order, union
+from .timeline import Timeline, place_order
 
 MOMENTS = (
     "classifier start",
@@ -30,17 +30,11 @@ MOMENTS = (
 """The moments of each device, in seconds since the job began; negative on a cluster that had the model already."""
 
 BUSY_ENOUGH = 0.8
-_LANES_OF = {
-    "store": ("store",),
-    "transfer": ("copy-in", "copy-out"),
-    "hand-over": ("wait",),
-    "reader": ("read",),
-    "writer": ("write",),
-}
-"""The cause of time in which no kernel ran: the first of these that was active. While a chunk that has been read waits
-to be started, the cause is the hand-over. If none was active, it is the hand-over too; before the first and after the
-last chunk of a device, it is the imbalance between devices.
-"""
+CAUSES = ("store", "transfer", "hand-over", "ingest", "reader", "writer", "imbalance")
+"""What a device waits for."""
+
+_NAMED = ("queue", "room", "decode")
+"""Spans that are told apart from others in their lane. What is decoded is decoded for a `read` that waits for it."""
 
 _FEW_CHUNKS = 3
 _TELLING_SECONDS = 3.0
@@ -81,8 +75,8 @@ class DeviceTimes:
     moments : dict of str to float
         MOMENTS by name, in seconds since the job began.
     shares : dict of str to float
-        Of the time from the first input to the last output: "compute", when a kernel ran on it, then what it waited
-        for: store, transfer, hand-over, reader, writer, imbalance.
+        Of the time from the first input to the last output: "compute", when a kernel ran on it, then each of CAUSES,
+        what it waited for.
 
     """
 
@@ -238,34 +232,51 @@ def _moments(timeline: Timeline, place: Place, spans: list[Span], elsewhere: lis
 
 
 def _shares(spans: list[Span], elsewhere: list[Span], begin: float, end: float) -> dict[str, float]:
-    """What was active on a device, as shares of the time from `begin` to `end`: kernels first, then the causes."""
-    by_lane: dict[str, list[Span]] = defaultdict(list)
+    """What a device did, and what it waited for, as shares of the time from `begin` to `end`.
+
+    Where no kernel ran, the cause is looked for from the device back to the files. So a reader that waits for others is
+    not the cause.
+    """
+    of: dict[str, list[Span]] = defaultdict(list)
     for span in [*spans, *elsewhere]:
         if not (span.lane == "wait" and span.device):  # not an engine that waits for its own device
-            by_lane[span.lane].append(span)
-    own_begin, own_end = min(s.start for s in spans), max(s.end for s in spans)
-    at_work = {"compute": union(by_lane["compute"] or by_lane["infer"])}
-    for name, lanes in _LANES_OF.items():
-        at_work[name] = union(s for lane in lanes for s in by_lane[lane])
-    points = np.concatenate([[begin, end], *(intervals.ravel() for intervals in at_work.values())])
-    edges = np.unique(points.clip(begin, end))
-    middles, lengths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
-    left = np.ones(len(lengths), np.bool_)
-    shares = {}
-    for name, intervals in at_work.items():
-        taken = left & _within(middles, intervals)
-        shares[name] = float(lengths[taken].sum() / (end - begin))
-        left &= ~taken
-    taken = left & _within(middles, np.array([[own_begin, own_end]]))
-    shares["hand-over"] += float(lengths[taken].sum() / (end - begin))
-    shares["imbalance"] = float(lengths[left & ~taken].sum() / (end - begin))
+            of[span.name if span.name in _NAMED else span.lane].append(span)
+    of["compute"] = of["compute"] or of["infer"]
+    bounds = [moment for some in of.values() for one in some for moment in (one.start, one.end)]
+    edges = np.unique(np.array([begin, end, *bounds]).clip(begin, end))
+    middles, left = (edges[1:] + edges[:-1]) / 2, np.diff(edges) / (end - begin)
+    active: dict[str, np.ndarray[Any, Any]] = defaultdict(lambda: np.zeros(len(middles), np.int64))
+    active |= {name: _active(some, middles) for name, some in of.items()}
+    is_own = (middles >= min(s.start for s in spans)) & (middles < max(s.end for s in spans))
+    shares = dict.fromkeys(("compute", *CAUSES), 0.0)
+
+    def attribute(name: str, share: np.ndarray[Any, Any]) -> None:
+        """Give a cause its share of each moment that has no cause yet."""
+        nonlocal left
+        shares[name] += float((left * share).sum())
+        left = left * (1 - share)
+
+    attribute("compute", active["compute"] > 0)
+    attribute("store", active["store"] > 0)
+    attribute("transfer", active["copy-in"] + active["copy-out"] > 0)
+    # The engine has a chunk and runs no kernel, or is free, and a thread that has a chunk has not come to it yet.
+    attribute("hand-over", active["infer"] + active["wait"] > 0)
+    # A chunk waits for a thread, and the threads write.
+    attribute("writer", (active["queue"] > 0) & (active["write"] > 0))
+    # Of those that read now and do not wait for room: some in the ingest, the others for bytes of files.
+    reading = active["read"] - active["room"]
+    attribute("ingest", np.minimum(active["ingest"], reading).clip(0) / reading.clip(1))
+    attribute("reader", reading > 0)
+    attribute("writer", active["write"] > 0)
+    attribute("hand-over", is_own)
+    attribute("imbalance", ~is_own)
     return shares
 
 
-def _within(times: np.ndarray[Any, Any], intervals: Intervals) -> np.ndarray[Any, Any]:
-    which = np.searchsorted(intervals[:, 0], times, "right")
-    ends = np.concatenate([[-np.inf], intervals[:, 1]])
-    return np.asarray(times < ends[which])
+def _active(spans: list[Span], times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """How many of the spans are active at each of some times."""
+    starts, ends = (np.sort([getattr(one, name) for one in spans]) for name in ("start", "end"))
+    return np.asarray(np.searchsorted(starts, times, "right") - np.searchsorted(ends, times, "right"))
 
 
 def _verdict(
@@ -306,6 +317,7 @@ def _verdict(
         "store": "again once it answers every request, or with fewer workers and jobs at a time",
         "reader": "uncompressed or several files: the client reads this input alone" if streamed else in_parts,
         "transfer": larger,
+        "ingest": "more GPUs",
         "writer": "a faster output disk, or more threads a worker",
         "hand-over": larger,
         "imbalance": "smaller chunks",

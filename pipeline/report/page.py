@@ -39,11 +39,14 @@ _CAUSE_COLORS = {
     "compute": plots.COLORS["compute"],
     "store": plots.COLORS["store"],
     "transfer": plots.COLORS["copy-in"],
+    "ingest": plots.COLORS["ingest"],
     "reader": plots.COLORS["read"],
     "writer": plots.COLORS["write"],
     "hand-over": "#e45756",
     "imbalance": plots.COLORS["wait"],
 }
+
+_OF_GPUS = ("transfer", "ingest")
 
 _MOST_MATRIX = 12  # classes
 _MOST_KEPT = 8
@@ -122,7 +125,7 @@ def _content(report: JobReport) -> dict[str, Any]:
         "quarantined": reasons(report.results.first_quarantined(LOOKED_AT))[:_QUARANTINED],
         "moments": MOMENTS,
         "device_name": device_name,
-        "causes": {name: color for name, color in _CAUSE_COLORS.items() if gpu or name != "transfer"},
+        "causes": {name: color for name, color in _CAUSE_COLORS.items() if gpu or name not in _OF_GPUS},
         "read": read_line(report.run.read_by),
         "rest": max(0.0, report.run.seconds - sum(report.run.timings.values())),
         "matrix": _matrix(report.confusion),

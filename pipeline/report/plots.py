@@ -28,6 +28,7 @@ WIDE, NARROW = 9.6, 4.0
 
 COLORS = {
     "read": "#4c78a8",
+    "ingest": "#1d3557",
     "wait": "#c9ccd1",
     "copy-in": "#72b7b2",
     "compute": "#2a9d5c",

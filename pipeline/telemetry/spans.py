@@ -58,13 +58,14 @@ def here() -> str:
     return f"{_HOST}:{os.getpid()}"
 
 
-LANES = ("read", "wait", "infer", "copy-in", "compute", "copy-out", "write", "store")
+LANES = ("read", "ingest", "wait", "infer", "copy-in", "compute", "copy-out", "write", "store")
 """The rows of a worker's timeline, top down; a compute thread of the CPU backend adds one of its own, "thread 0".
 
-read: the task `read`, in it a span "decode" for each run of bytes parsed. wait: a chunk is read, the device busy.
-infer: the task `infer`. copy-in, copy-out: to and from the device. compute: span "kernels" for each batch, in it (with
---profile) one for each kernel: encode, conv1 to conv6, fc1 to fc3, head. write: the task `write`. store: a request to a
-server that had to be repeated.
+read: the task `read`, in it a span "decode" for each run of bytes parsed, and "room" while it waits for memory that
+other chunks take. ingest: a GPU finds the records of a block. wait: a chunk is read, and all threads that label and
+write are busy ("queue"), then the device ("wait"). infer: the task `infer`. copy-in, copy-out: to and from the device.
+compute: span "kernels" for each batch, in it (with --profile) one for each kernel: encode, conv1 to conv6, fc1 to fc3,
+head. write: the task `write`. store: a request to a server that had to be repeated.
 """
 
 

@@ -13,7 +13,7 @@ import dask
 import pytest
 from blocks import SLOT_BYTES, OnHost, told, written
 from conftest import ROOT, Command
-from jobs import children_of
+from jobs import children_of, spans_of
 from reading import found
 
 from broadsheet.pipeline import close
@@ -22,7 +22,7 @@ from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.plan.plan import Plan, Range, RangeEnd, Start, plan_files
 from broadsheet.pipeline.source.read.read import read_range
 from broadsheet.pipeline.source.read.readers import ReaderLost, Readers
-from broadsheet.pipeline.telemetry.read_by import BY_GPU, MANY_ODD, ODD, OUTSIDE_BLOCKS
+from broadsheet.pipeline.telemetry.read_by import BY_GPU, BY_HOST, MANY_ODD, ODD, OUTSIDE_BLOCKS
 
 SELECTION = Selection(kept=("id",), truth="label", classes=("a",))
 
@@ -109,25 +109,65 @@ def test_it_is_counted_who_has_read_each_record_and_why(readers: Readers, tmp_pa
 
 
 ON_A_GPU = """
-import random
+import random, time
 from functools import partial
 from blocks import SLOT_BYTES, OnHost
 from broadsheet.pipeline.ingest.reading import read_range
 from broadsheet.pipeline.job.worker import STATE
-from broadsheet.pipeline.source.read.readers import MOST_OF_ONE, Readers
+from broadsheet.pipeline.source.read.readers import MOST_OF_ONE, Readers, Room
 on_host = vars(STATE).setdefault("kept", STATE.read_range)
-readers = Readers(1, 1, SLOT_BYTES)
+class SlowReaders(Readers):
+    def read_raw(self, *given):
+        messages = super().read_raw(*given)
+        for message in messages:
+            time.sleep({reader})
+            reply = yield message
+            while reply is not None:
+                messages.send(reply)
+                reply = yield None
+class SlowBlocks(OnHost):
+    def read(self, *given):
+        time.sleep({ingest})
+        return super().read(*given)
+readers = SlowReaders(2, 2, SLOT_BYTES)
+if {writer}:
+    STATE.room = Room(most_chunks=2)
+    commit = vars(STATE).setdefault("kept_commit", STATE.commit)
+    STATE.commit = lambda *given: time.sleep({writer}) or commit(*given)
 def read_here(part, selection, chunk_rows, skip, spans, take, is_on_gpu):
     if part.files[0].path.endswith("small.jsonl"):
         yield from on_host(part, selection, chunk_rows, skip, spans, take)
         return
-    blocks = partial(OnHost, 0, random.Random(1))
-    for item in read_range(readers, blocks, part, selection, chunk_rows, skip, spans):
-        take(MOST_OF_ONE)
+    blocks = partial(SlowBlocks, 0, random.Random(1))
+    items = read_range(readers, blocks, part, selection, chunk_rows, skip, spans)
+    while take(MOST_OF_ONE) and (item := next(items, None)) is not None:
         yield item
 STATE.read_range = read_here
 """
-"""A worker that reads as if it had a GPU, but for files of one name."""
+"""A worker that reads as if it had a GPU, but for files of one name. What is slow is so by some seconds."""
+
+
+def as_on_a_gpu(path: Path, **slow: float) -> dict[str, list[str]]:
+    """Settings of Dask for such a worker. path: of a file that is written for it."""
+    helpers = f"import sys\nsys.path.append({str(ROOT / 'tests' / 'helpers')!r})"
+    path.write_text(helpers + ON_A_GPU.format(**{"reader": 0, "ingest": 0, "writer": 0} | slow))
+    return {"distributed.worker.preload": [str(path)]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cause", ["reader", "ingest", "writer"])
+def test_a_job_tells_what_its_device_waited_for(
+    broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path, cause: str
+) -> None:
+    lines_in(tmp_path / "in.jsonl", 800)
+    arguments = ["classify", tmp_path / "in.jsonl", "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1]
+    with dask.config.set(as_on_a_gpu(tmp_path / "preload.py", **{cause: 0.5})):
+        run = broadsheet_in_process(*arguments, "--chunk-size", 100, "--json")
+    assert run.returncode == 0, run.stderr
+    (device,) = json.loads(run.stdout)["breakdown"]["devices"]
+    waits = {name: share for name, share in device["shares"].items() if name != "compute"}
+    assert max(waits, key=lambda name: waits[name]) == cause, device
+    assert {"ingest", "read"} <= {span["lane"] for span in spans_of(tmp_path / "out")}
 
 
 def test_a_job_tells_who_has_read_its_records(
@@ -136,10 +176,8 @@ def test_a_job_tells_who_has_read_its_records(
     (tmp_path / "in").mkdir()
     lines_in(tmp_path / "in" / "big.jsonl", 800, odd=100)
     lines_in(tmp_path / "in" / "small.jsonl", 200)
-    helpers = f"import sys\nsys.path.append({str(ROOT / 'tests' / 'helpers')!r})"
-    (tmp_path / "preload.py").write_text(helpers + ON_A_GPU)
     arguments = ["classify", tmp_path / "in", "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1]
-    with dask.config.set({"distributed.worker.preload": [str(tmp_path / "preload.py")]}):
+    with dask.config.set(as_on_a_gpu(tmp_path / "preload.py")):
         run = broadsheet_in_process(*arguments, "--report", tmp_path / "page.html", env={"COLUMNS": "300"})
     line = (  # the file is cut into two parts, and a record begins in the first and ends in the second
         "79.1% of 1,000 records by the GPU; by the host 8 of which the GPU could not be sure; 1 from a line on that is "
@@ -150,6 +188,8 @@ def test_a_job_tells_who_has_read_its_records(
     (record,) = (tmp_path / "out" / "_runs").glob("2*.json")
     told_by_host = {"odd": 8, "outside_blocks": 1, "other_ranges": 200}
     assert json.loads(record.read_text())["read_by"] == {"gpu": 791, "host": told_by_host}
+    explained = (ROOT / "docs" / "explain.md").read_text()
+    assert all(f"\n| {reason} | " in explained for reason in BY_HOST)
 
 
 def test_a_damaged_file_is_read_up_to_the_damage(readers: Readers, tmp_path: Path) -> None:

@@ -79,7 +79,17 @@ def test_a_job_says_where_its_time_went(broadsheet_in_process: Command, small_mo
         of_chunk[span["chunk"]].add(span["name"])
     assert len(of_chunk) == report["chunks"]
     for names in of_chunk.values():
-        assert names - {"decode"} == {"read", "wait", "infer", "kernels", "encode", "head", "write", *BLOCKS}
+        assert names - {"decode", "room"} == {
+            "read",
+            "queue",
+            "wait",
+            "infer",
+            "kernels",
+            "encode",
+            "head",
+            "write",
+            *BLOCKS,
+        }
     assert any("decode" in names for names in of_chunk.values())  # of a block, from which several chunks may come
     check_trace(json.loads((tmp_path / "trace.json").read_text())["traceEvents"], len(spans), breakdown["end"])
 
@@ -98,7 +108,7 @@ def check_trace(events: list[dict], spans: int, end: float) -> None:
         assert all(0 < begin <= closed < end * 1e6 for begin, closed in bars)
         open_until: list[float] = []
         for begin, closed in sorted(bars, key=lambda bar: (bar[0], -bar[1])):
-            while open_until and open_until[-1] <= begin:
+            while open_until and open_until[-1] <= begin + 0.01:  # rounded
                 open_until.pop()
             assert not open_until or closed <= open_until[-1] + 51  # microseconds
             open_until.append(closed)
@@ -132,7 +142,8 @@ def test_a_busy_gpu_copies_and_uneven_shares_are_told_apart() -> None:
     timeline.add("part-0", 10, spans, place)
     alone = break_down(timeline, "fp16")
     assert alone.devices[0].shares == pytest.approx(
-        {"compute": 0.1, "store": 0, "transfer": 0.1, "reader": 0.1, "writer": 0.7, "hand-over": 0, "imbalance": 0}
+        {"compute": 0.1, "transfer": 0.1, "reader": 0.1, "writer": 0.7}
+        | dict.fromkeys(("store", "hand-over", "ingest", "imbalance"), 0)
     )
     assert alone.bound_by == "writer"
     outage = Timeline(began=100.0, ended=111.0)
@@ -170,6 +181,45 @@ def test_a_busy_gpu_copies_and_uneven_shares_are_told_apart() -> None:
     idle = made_up(("read", 96, 96.1), ("compute", 96.1, 97), ("write", 97, 97.1), place="node-a:1")
     busy.add("part-2", 30, idle, Place("node-a:1", "cuda:0", 95.1, 95.2, 95.3, Clock(5.0, 0.002)))
     assert break_down(busy, "fp32").bound_by == "imbalance"
+
+
+def largest_share(*lanes: tuple[str, float, float]) -> tuple[str, float]:
+    """The cause that took most of ten seconds, in the first and the last of which a kernel ran, and its share."""
+    timeline = Timeline(began=100.0, ended=110.0)
+    spans = [
+        Span(name, 100 + begin, end - begin, "node-a:1", LANE_OF.get(name, name), "cuda:0" if name == "infer" else "")
+        for name, begin, end in lanes
+    ]
+    spans += made_up(("compute", 100, 101), ("read", 100, 100.1), ("compute", 109, 110), ("write", 109.9, 110))
+    timeline.add("part-0", 10, spans, Place("node-a:1", "cuda:0", 100.0, 100.0, 100.0, Clock(0.0, 0.001)))
+    shares = break_down(timeline, "fp16").devices[0].shares
+    assert sum(shares.values()) == pytest.approx(1)
+    del shares["compute"]
+    name = max(shares, key=lambda cause: shares[cause])
+    return name, pytest.approx(shares[name])
+
+
+LANE_OF = {"room": "read", "decode": "read", "queue": "wait"}
+
+
+def test_of_many_that_wait_for_one_another_the_last_one_is_named() -> None:
+    """Four ranges are read all the time, by reader processes and a GPU, unless a test says otherwise."""
+    reads = [("read", 1, 9)] * 4
+    ingests = [("ingest", 1, 9), ("ingest", 1, 5)]  # of two ranges: 12 of 32 seconds
+    assert largest_share(*reads) == ("reader", 0.8)
+    assert largest_share(*reads, *ingests) == ("reader", 0.5)
+    assert largest_share(*reads, *ingests, *ingests) == ("ingest", 0.6)
+    # The engine has a chunk and launches no kernel, or a chunk that has been read is not handed to it.
+    assert largest_share(*reads, *ingests, ("infer", 1, 9)) == ("hand-over", 0.8)
+    assert largest_share(*reads, *ingests, ("wait", 1, 9)) == ("hand-over", 0.8)
+    # All threads write: what has been read waits for one of them, or reading for the room that it will leave.
+    writes = [("write", 1, 9)] * 16
+    assert largest_share(*reads, *writes) == ("reader", 0.8)
+    assert largest_share(*reads, *writes, ("queue", 1, 9)) == ("writer", 0.8)
+    assert largest_share(*reads, *writes, *[("room", 1, 9)] * 4) == ("writer", 0.8)
+    assert largest_share(*reads, *writes, *[("room", 1, 9)] * 3) == ("reader", 0.8)
+    # What processes parse ahead of a range whose turn has not come is not waited for.
+    assert largest_share(*reads, *writes, *[("room", 1, 9), ("decode", 1, 9)] * 4) == ("writer", 0.8)
 
 
 def test_device_events_become_spans_of_the_epoch() -> None:
