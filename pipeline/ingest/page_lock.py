@@ -4,46 +4,47 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import warnings
 from contextlib import suppress
 
 import cupy as cp
 
 from ..source.read.ring import Ring
+from ..telemetry.remarks import REMARKS
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for every CUDA context of the process
+
+_REMARK = (
+    "the host does not page-lock memory for reading, so a GPU copied its input more slowly: raise the limit of locked "
+    "memory (ulimit -l), or the memory of the job"
+)
 
 
 class PageLocks:
     """The slots of a ring that are page-locked: each from its first use on.
 
-    To lock 1 GB takes half a second or more, so a job that uses few slots does not wait for all. Where the host allows
-    no more, the GPU copies from the other slots all the same, at a lower rate.
+    A reader has filled a slot by then, so the host has made its pages, which is three quarters of the work. To lock all
+    slots ahead would take that time in this process, and their memory also where a job uses few. Where the host allows
+    no more, the GPU copies from the other slots all the same, at a lower rate: a remark says so until the end.
     """
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._locked: dict[int, int] = {}  # the address of each slot
-        self._is_allowed = True
+        self._refused: str | None = None  # why no more slots are locked
         self._one_at_a_time = threading.Lock()
 
     def lock(self, slot: int) -> None:
         """Page-lock a slot, unless it is."""
         with self._one_at_a_time:
-            if slot in self._locked or not self._is_allowed:
+            if slot in self._locked or self._refused is not None:
                 return
             address = self._address(slot)
             try:
                 cp.cuda.runtime.hostRegister(address, self._ring.slot_bytes, _PORTABLE)
                 self._locked[slot] = address
             except cp.cuda.runtime.CUDARuntimeError as error:
-                self._is_allowed = False
-                warnings.warn(
-                    f"the host does not page-lock memory for reading ({error}), so that the GPU copies its input more "
-                    "slowly. Raise the limit of locked memory (ulimit -l), or the memory of this job",
-                    RuntimeWarning,
-                    stacklevel=1,
-                )
+                self._refused = f"{_REMARK} ({error})"
+                REMARKS[self._refused] = None
 
     def close(self) -> None:
         """Unlock all slots. None may be in use."""
@@ -51,6 +52,8 @@ class PageLocks:
             with suppress(cp.cuda.runtime.CUDARuntimeError):  # after a failure of the GPU every call fails
                 cp.cuda.runtime.hostUnregister(address)
         self._locked.clear()
+        if self._refused is not None:
+            REMARKS.pop(self._refused, None)
 
     def _address(self, slot: int) -> int:
         with self._ring.block(slot, self._ring.slot_bytes) as memory:

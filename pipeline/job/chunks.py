@@ -229,6 +229,7 @@ def _count(report: JobReport, event: Event) -> None:
     elif isinstance(event, RangeEnd):
         run.read_again += event.read_again
         run.read_by.update(event.read_by or {OTHER_RANGES: sum(rows or 0 for _, rows in event.files)})
+        run.remarks += [remark for remark in event.remarks if remark not in run.remarks]
         for path, note in event.notes:
             run.notes.setdefault(note, {})[path] = None
         _close_range(report, event)

@@ -32,6 +32,7 @@ from ..source.chunk import Chunk
 from ..source.plan.plan import Range, RangeEnd
 from ..source.read.read import Skipped
 from ..source.read.readers import bytes_of
+from ..telemetry.remarks import REMARKS
 from ..telemetry.spans import Span, span, take
 from .tasks import Done, Job, Noted, Work, infer, output_of, refuse_bad_rows, write
 from .watchdog import Key, run_of
@@ -125,7 +126,7 @@ def label_range(part: Range, content: Chunk | None, alone: bool, job: Job) -> Ch
                 part, read_again = chunks.part, read_again + part.bytes
                 end = _read(chunks, job)
     if end is not None:
-        end = replace(end, read_again=read_again)
+        end = replace(end, read_again=read_again, remarks=tuple(REMARKS))
         _close(end, job)
     return ChunksDone(*chunks.done, end, end is not None or content is not None)
 

@@ -114,6 +114,7 @@ from functools import partial
 from blocks import SLOT_BYTES, OnHost
 from broadsheet.pipeline.ingest.reading import read_range
 from broadsheet.pipeline.job.worker import STATE
+from broadsheet.pipeline.telemetry.remarks import REMARKS
 from broadsheet.pipeline.source.read.readers import MOST_OF_ONE, Readers, Room
 on_host = vars(STATE).setdefault("kept", STATE.read_range)
 class SlowReaders(Readers):
@@ -129,6 +130,7 @@ class SlowBlocks(OnHost):
     def read(self, *given):
         time.sleep({ingest})
         return super().read(*given)
+REMARKS["memory is short on this host"] = None
 readers = SlowReaders(2, 2, SLOT_BYTES)
 if {writer}:
     STATE.room = Room(most_chunks=2)
@@ -184,6 +186,7 @@ def test_a_job_tells_who_has_read_its_records(
         "longer than a block, or goes beyond its part of a file; 200 in files that only the host reads"
     )
     assert f"read  {line}" in run.stdout, run.stdout + run.stderr
+    assert run.stdout.count("memory is short on this host") == 1  # not once for each of three ranges
     assert line in (tmp_path / "page.html").read_text()
     (record,) = (tmp_path / "out" / "_runs").glob("2*.json")
     told_by_host = {"odd": 8, "outside_blocks": 1, "other_ranges": 200}

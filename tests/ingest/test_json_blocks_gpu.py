@@ -20,6 +20,7 @@ from broadsheet.pipeline.source.read.read import read_range
 from broadsheet.pipeline.source.read.readers import Readers
 from broadsheet.pipeline.source.read.ring import RawBlock
 from broadsheet.pipeline.telemetry.read_by import MANY_ODD
+from broadsheet.pipeline.telemetry.remarks import REMARKS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 
@@ -87,6 +88,27 @@ def test_a_block_of_blank_lines_has_no_rows(readers: Readers, tmp_path: Path) ->
         given = (part, plan.selection, 700, never)
         blocks = read_in_blocks(readers, partial(JsonBlocks, lambda slot: None), *given, [])
         assert told([*blocks]) == told([*read_range(*given)])
+
+
+def test_where_memory_cannot_be_page_locked_it_is_used_all_the_same_and_said_once(readers: Readers) -> None:
+    """CUDA refuses to lock what is locked already."""
+    from broadsheet.pipeline.ingest.page_lock import PageLocks
+
+    first, second = PageLocks(readers.ring), PageLocks(readers.ring)
+    first.lock(0)
+    first.lock(0)
+    assert not REMARKS
+    second.lock(0)
+    second.lock(1)
+    (remark,) = REMARKS
+    assert remark.startswith("the host does not page-lock memory for reading, so a GPU copied its input more slowly: ")
+    second.close()
+    assert not REMARKS
+    first.close()
+    again = PageLocks(readers.ring)
+    again.lock(0)
+    assert not REMARKS
+    again.close()
 
 
 def test_a_job_writes_the_same_files_either_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

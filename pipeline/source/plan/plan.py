@@ -146,6 +146,8 @@ class RangeEnd:
         What may be amiss with files, and is no problem: a message without the name of the file.
     read_by : mapping of str to int
         Where a GPU has read records: how many, by the keys of `telemetry.read_by`.
+    remarks : tuple of str
+        Of the process that has labelled it: as of `telemetry.remarks`.
 
     """
 
@@ -159,6 +161,7 @@ class RangeEnd:
     read_again: int = 0
     notes: tuple[Problem, ...] = ()
     read_by: Mapping[str, int] = field(default_factory=dict, compare=False)
+    remarks: tuple[str, ...] = ()
 
 
 def part_name(number: int, chunk: int) -> str:
