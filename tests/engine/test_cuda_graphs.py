@@ -56,6 +56,24 @@ def test_a_graph_gives_the_bits_of_single_launches(engine: Engine) -> None:
     assert graphs(engine) - before == 12
 
 
+def test_any_batch_is_one_graph_with_the_bits_of_single_launches(engine: Engine) -> None:
+    """A graph has the grids of the largest batch, and finds in memory how many articles a batch has."""
+    network = engine.network
+    network._graph_of.cache_clear()
+    for count, seed in ((33, 5), (700, 6), (engine.batch + 1, 7), (64, 8)):
+        texts = Texts.of(texts_of_every_kind(seed) + random_texts(seed, count))
+        want = engine.classify(texts, 2, True, [], True)
+        poison(engine)
+        assert_same(engine.classify(texts, 2, True), want)
+    slots = len(network.slots)
+    assert network._graph_of.cache_info().misses <= 2 * slots  # texts with long ones among them, or none
+    # Nothing is launched by itself where no kernel is watched.
+    launched = network._graph_of.cache_info().hits + network._graph_of.cache_info().misses
+    engine.classify(Texts.of(random_texts(9, 500)))
+    after = network._graph_of.cache_info()
+    assert after.hits + after.misses == launched + 1
+
+
 def test_a_part_of_a_larger_buffer_is_labelled(engine: Engine) -> None:
     articles = random_texts(4, 60)
     whole = Texts.of(articles)
