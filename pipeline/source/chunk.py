@@ -577,11 +577,10 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
 
 
 def _joined(texts: Sequence[pa.LargeBinaryArray | OffHost]) -> pa.LargeBinaryArray | OffHost:
-    """The texts of several chunks; off the host where the first of them that are any are."""
-    first = next((i for i, text in enumerate(texts) if len(text)), 0)
-    if isinstance(texts[first], pa.Array):
-        return pa.concat_arrays(texts)
-    return texts[first].joined(texts[first + 1 :])
+    """The texts of several chunks; off the host where some of them are."""
+    filled = [text for text in texts if len(text)] or texts[:1]
+    off_host = next((text for text in filled if not isinstance(text, pa.Array)), None)
+    return pa.concat_arrays(filled) if off_host is None else off_host[slice(0)].joined(filled)
 
 
 def _together(parts: Iterable[Any], join: Callable[[list[Any]], Any]) -> Any:
