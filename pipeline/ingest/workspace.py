@@ -20,6 +20,9 @@ from ..kernels.twins import copy_small, page_locked
 
 _ALIGNED = 512
 
+_FIRST = -1
+"""The priority of what reads: its kernels are short, and the engine waits for what they find."""
+
 
 class Workspace:
     """A stream, and memory for arrays that nobody needs after the block.
@@ -29,7 +32,7 @@ class Workspace:
     """
 
     def __init__(self) -> None:
-        self.stream = cp.cuda.Stream(non_blocking=True)
+        self.stream = cp.cuda.Stream(non_blocking=True, priority=_FIRST)
         self._memory = cp.empty(0, np.uint8)
         self._used = self._wanted = 0
         self._on_host: NDArray[np.uint8] = page_locked(1, np.uint8)
