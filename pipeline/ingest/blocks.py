@@ -8,10 +8,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.json_keys import JsonKeys, json_keys
+from ..kernels.json_keys import MOST_COLUMNS, JsonKeys, json_keys
 from ..source.chunk import Chunk, Selection
 from ..source.format import Format
+from ..source.formats.csv import Csv, Tsv
 from ..source.formats.jsonl import Jsonl
+from ..source.formats.record_format import TEXT_COLUMN, RecordFormat, Text
 from ..source.read.ring import RawBlock
 
 
@@ -63,6 +65,11 @@ def keys_of(selection: Selection) -> JsonKeys | None:
 
 def can_read(form: Format, selection: Selection) -> bool:
     """Whether a GPU finds the values of these columns in files of a format."""
-    if selection.preparations or len(selection.text) > 1:
+    if selection.preparations or len(selection.text) > 1 or len(selection.columns) > MOST_COLUMNS:
         return False
-    return isinstance(form, Jsonl) and form.is_read_on_gpu and keys_of(selection) is not None
+    kind = type(form)  # a subclass may find other records
+    if not isinstance(form, RecordFormat) or kind not in (Jsonl, Csv, Tsv, Text) or not form.is_read_on_gpu:
+        return False
+    if kind is Jsonl:
+        return keys_of(selection) is not None
+    return kind is not Text or selection.text == (TEXT_COLUMN,)

@@ -136,6 +136,7 @@ class _File:
 
     def _pieces(self, messages: Generator[Any, Any, None], row: int) -> Iterator[Piece]:
         refusal: str | None = None
+        first = row
         for message in messages:
             if isinstance(message, FileDone):
                 self.problems += message.problems
@@ -144,6 +145,7 @@ class _File:
                     self.extent.begin, self.extent.after = message.extent.begin, message.extent.after
                 if message.error is not None:
                     raise message.error
+                self.notes += message.counting.notes(row - first) if message.counting else []
                 return
             rows: BlockRows | HostRows | None = None
             if isinstance(message, HostRows):

@@ -105,13 +105,13 @@ class WorkerState:
 
     def _blocks_on_gpu(self, readers: Readers) -> OpenBlocks:
         """What finds the records of blocks that the readers fill."""
-        from ..ingest.json_blocks import JsonBlocks  # these need CuPy
-        from ..ingest.page_lock import PageLocks
+        from ..ingest.page_lock import PageLocks  # these need CuPy
+        from ..ingest.record_blocks import RecordBlocks
 
         self.room.grow((readers.count + _WAITING) * MOST_OF_ONE)  # it is the GPU's memory that texts take
         with self._locking:
             locks = self._page_locks = self._page_locks or PageLocks(readers.ring)
-        return partial(JsonBlocks, locks.lock)
+        return partial(RecordBlocks, locks.lock)
 
     def _end_readers(self) -> None:
         if self._page_locks is not None:

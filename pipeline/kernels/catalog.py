@@ -243,6 +243,11 @@ def fasttext_kernels(shape: FastTextShape, classes: int) -> list[Kernel]:
 
 
 @cache
+def count_quotes_kernel() -> Kernel:
+    return Kernel("count quotes", "records/lines.cu", "count_quotes")
+
+
+@cache
 def count_line_ends_kernel() -> Kernel:
     return Kernel("count line ends", "records/lines.cu", "count_line_ends")
 
@@ -263,22 +268,29 @@ def read_objects_kernel() -> Kernel:
 
 
 @cache
+def read_fields_kernel() -> Kernel:
+    return Kernel("read fields", "records/csv.cu", "read_fields")
+
+
+@cache
 def measure_values_kernel() -> Kernel:
-    return Kernel("measure values", "records/json.cu", "measure_values")
+    return Kernel("measure values", "records/values.cu", "measure_values")
 
 
 @cache
 def write_values_kernel() -> Kernel:
-    return Kernel("write values", "records/json.cu", "write_values")
+    return Kernel("write values", "records/values.cu", "write_values")
 
 
 def record_kernels() -> list[Kernel]:
-    """Those that find the records of a block of JSON Lines, and their values."""
+    """Those that find the records of a block, and their values."""
     return [
+        count_quotes_kernel(),
         count_line_ends_kernel(),
         place_line_ends_kernel(),
         find_lines_kernel(),
         read_objects_kernel(),
+        read_fields_kernel(),
         measure_values_kernel(),
         write_values_kernel(),
         find_blank_kernel(),

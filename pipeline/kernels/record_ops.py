@@ -5,6 +5,8 @@ Arrays are CuPy's, and kernels run on its current stream. The results are views 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import cupy as cp
@@ -15,10 +17,12 @@ from .catalog import (
     WARP,
     Kernel,
     count_line_ends_kernel,
+    count_quotes_kernel,
     find_blank_kernel,
     find_lines_kernel,
     measure_values_kernel,
     place_line_ends_kernel,
+    read_fields_kernel,
     read_objects_kernel,
     write_values_kernel,
 )
@@ -26,10 +30,15 @@ from .json_keys import JsonKeys
 from .ops import load
 
 NULL, PLAIN = 1, 3
-"""Kinds of values, as records/json.cuh numbers them."""
+"""Kinds of values, as records/values.cuh numbers them."""
+
+NOT_THERE = -1
+"""In place of a character that a dialect does not have, or of a field that a file does not have."""
 
 _SPAN_BYTES = 2048
 """Bytes of a block in which one warp looks for line ends."""
+
+_DIALECT = np.dtype([("quote", "<i4"), ("delimiter", "<i4")])
 
 
 class RecordOperations:
@@ -45,66 +54,66 @@ class RecordOperations:
     def __init__(self, device: cp.cuda.Device) -> None:
         self._target = f"sm_{device.compute_capability}"
 
-    def lines(self, block: cp.ndarray, count: int, skip_blank: bool, out: Lines) -> None:
+    def line_ends(self, block: cp.ndarray, rules: LineRules) -> LineEnds:
+        """Count the line ends of a block that are not within quotes.
+
+        Parameters
+        ----------
+        block : uint8 [bytes]
+            The block.
+        rules : LineRules
+            How lines end.
+
+        """
+        size, span, spans = np.int64(len(block)), np.int32(_SPAN_BYTES), -(-len(block) // _SPAN_BYTES)
+        dialect = np.array([(rules.quote, rules.delimiter)], _DIALECT).view("V8")
+        counts, misplaced = cp.empty(spans, np.int32), cp.zeros(1, np.int32)
+        quotes = None
+        if rules.quote != NOT_THERE:
+            quote = np.int32(rules.quote)
+            self._launch_warps(count_quotes_kernel(), spans, (block, size, span, np.int32(spans), quote, counts))
+            quotes = cp.cumsum(counts, dtype=np.int32)
+        arguments = (block, size, span, np.int32(spans), dialect, _or_null(quotes), counts, misplaced)
+        self._launch_warps(count_line_ends_kernel(), spans, arguments)
+        return LineEnds(cp.cumsum(counts, dtype=np.int32), quotes, misplaced)
+
+    def lines(self, block: cp.ndarray, found: LineEnds, rules: LineRules, out: Lines) -> None:
         """Find the lines of a block.
 
         Parameters
         ----------
         block : uint8 [bytes]
             The block, which ends with a line end.
-        count : int
-            How many line ends it has.
-        skip_blank : bool
-            Whether lines of white space are no records.
+        found : LineEnds
+            Its line ends.
+        rules : LineRules
+            How lines end.
         out : Lines
-            Where the lines go, those too that are no records.
+            Where the lines go, those too that are no records: as many as there are line ends.
 
         """
-        size, span, spans = np.int64(len(block)), np.int32(_SPAN_BYTES), -(-len(block) // _SPAN_BYTES)
-        counts, ends = cp.empty(spans, np.int32), cp.empty(count, np.uint32)
-        self._launch_warps(count_line_ends_kernel(), spans, (block, size, span, counts))
-        before = cp.cumsum(counts, dtype=np.int32)
-        self._launch_warps(place_line_ends_kernel(), spans, (block, size, span, counts, before, ends))
-        kernel = find_lines_kernel()
-        arguments = (block, ends, np.int32(count), np.uint8(skip_blank), *out)
-        self._launch(kernel, -(-count // kernel.threads), arguments)
+        size, span, spans = np.int64(len(block)), np.int32(_SPAN_BYTES), len(found.up_to)
+        ends, quotes = cp.empty(len(out.begins), np.uint32), _or_null(found.quotes)
+        arguments = (block, size, span, np.int32(spans), np.int32(rules.quote), quotes, found.up_to, ends)
+        self._launch_warps(place_line_ends_kernel(), spans, arguments)
+        kernel, rule = find_lines_kernel(), (np.uint32(rules.most_crs), np.uint8(rules.skipped))
+        self._launch(kernel, -(-len(ends) // kernel.threads), (block, ends, np.int32(len(ends)), *rule, *out))
 
-    def objects(
-        self,
-        block: cp.ndarray,
-        begins: cp.ndarray,
-        sizes: cp.ndarray,
-        longest: int,
-        keys: DeviceKeys,
-        values: Values,
-        odd: Odd,
-    ) -> None:
-        """Find the values of JSON objects.
+    def objects(self, records: Unread, keys: DeviceKeys) -> None:
+        """Find the values of JSON objects. keys: those of the columns."""
+        self._find(read_objects_kernel(), records, keys.record)
 
-        Parameters
-        ----------
-        block : uint8 [bytes]
-            The block.
-        begins, sizes : uint32 [N]
-            As of `Lines`.
-        longest : int
-            The most bytes of a record that is not left to the host.
-        keys : DeviceKeys
-            The keys of the columns.
-        values : Values
-            Where the values go.
-        odd : Odd
-            Where the records that are left to the host are noted.
+    def fields(self, records: Unread, fields: DeviceFields) -> None:
+        """Find the fields of CSV, in a block without a misplaced quote. fields: those of the columns."""
+        self._find(read_fields_kernel(), records, fields.record)
 
-        """
-        records = len(begins)
-        addresses = (array.data.ptr for array in values)
-        found = np.array([(*addresses, records, keys.columns)], "u8,u8,u8,i4,i4").view("V32")
-        arguments = (block, begins, sizes, np.int32(records), np.uint32(longest), keys.record, found, *odd)
-        self._launch_warps(read_objects_kernel(), records, arguments)
+    def _find(self, kernel: Kernel, records: Unread, wanted: NDArray[np.void]) -> None:
+        block, begins, sizes, longest, values, odd = records
+        arguments = (block, begins, sizes, np.int32(len(begins)), np.uint32(longest), wanted)
+        self._launch_warps(kernel, len(begins), (*arguments, values.record(len(begins)), *odd))
 
     def measure(
-        self, block: cp.ndarray, values: Values, most: int = 0, characters: cp.ndarray | None = None
+        self, block: cp.ndarray, values: Values, quote: int, most: int = 0, characters: cp.ndarray | None = None
     ) -> cp.ndarray:
         """Where the text of each value goes, and where the last one ends: int64 [values + 1].
 
@@ -114,6 +123,8 @@ class RecordOperations:
             The block.
         values : Values
             Where the values are.
+        quote : int
+            The quote of fields, as of `LineRules`.
         most : int
             How many characters of a value are kept; 0 for all.
         characters : int64 [values], optional
@@ -123,16 +134,26 @@ class RecordOperations:
         count = len(values.kinds)
         offsets = cp.zeros(count + 1, np.int64)
         lengths = cp.empty(count, np.int64)
-        counted = np.uint64(0) if characters is None else characters
-        arguments = (block, *values, np.int64(count), np.int64(most), lengths, counted)
+        arguments = (block, *values, np.int64(count), np.int32(quote), np.int64(most), lengths, _or_null(characters))
         self._launch_warps(measure_values_kernel(), count, arguments)
         cp.cumsum(lengths, out=offsets[1:])
         return offsets
 
-    def write(self, block: cp.ndarray, values: Values, offsets: cp.ndarray, out: cp.ndarray) -> None:
-        """Write each value as text to `out`, uint8 [bytes]. offsets: what `measure` returned."""
-        count = len(values.kinds)
-        self._launch_warps(write_values_kernel(), count, (block, *values, np.int64(count), offsets, out))
+    def write(self, block: cp.ndarray, values: Values, quote: int, offsets: cp.ndarray, out: cp.ndarray) -> None:
+        """Write each value as text.
+
+        Parameters
+        ----------
+        block, values, quote
+            As of `measure`.
+        offsets : int64 [values + 1]
+            What that returned.
+        out : uint8 [bytes]
+            Where the texts go.
+
+        """
+        arguments = (block, *values, np.int64(len(values.kinds)), np.int32(quote), offsets, out)
+        self._launch_warps(write_values_kernel(), len(values.kinds), arguments)
 
     def blank(self, data: cp.ndarray, offsets: cp.ndarray, out: cp.ndarray) -> None:
         """Find the texts that hold nothing but white space: `out`, uint8 [N], is 1 for each.
@@ -150,6 +171,57 @@ class RecordOperations:
             load(kernel.file, kernel.expression, self._target)((blocks,), (kernel.threads,), arguments)
 
 
+def _or_null(array: cp.ndarray | None) -> Any:
+    return np.uint64(0) if array is None else array
+
+
+class Skipped(IntEnum):
+    """Which lines are no records, as records/lines.cu numbers them. BLANK ones hold only what JSON takes for space."""
+
+    NONE = 0
+    EMPTY = 1
+    BLANK = 2
+
+
+class LineRules(NamedTuple):
+    """How the records of a format end.
+
+    Attributes
+    ----------
+    skipped : Skipped
+        Which lines are no records.
+    most_crs : int
+        How many CRs before an LF belong to the line's end.
+    quote, delimiter : int
+        The characters of CSV; `NOT_THERE` where there is none.
+
+    """
+
+    skipped: Skipped
+    most_crs: int = 1
+    quote: int = NOT_THERE
+    delimiter: int = NOT_THERE
+
+
+class LineEnds(NamedTuple):
+    """The line ends of a block that are not within quotes, in spans of the block.
+
+    Attributes
+    ----------
+    up_to : int32 [spans]
+        How many there are up to the end of each span.
+    quotes : int32 [spans] or None
+        The same of quotes; None where there is no such character.
+    misplaced : int32 [1]
+        How many quotes are where none may be: if there is one, nothing of this holds.
+
+    """
+
+    up_to: cp.ndarray
+    quotes: cp.ndarray | None
+    misplaced: cp.ndarray
+
+
 class Lines(NamedTuple):
     """The lines of a block.
 
@@ -158,8 +230,8 @@ class Lines(NamedTuple):
     begins, sizes : uint32 [lines]
         The first byte of each in the block, and its bytes without the line end.
     is_record : uint8 [lines]
-        0 for a blank line where those are no records.
-    blank : int32 [1]
+        0 for a line that is skipped.
+    skipped : int32 [1]
         Is increased by how many these are.
 
     """
@@ -167,7 +239,7 @@ class Lines(NamedTuple):
     begins: cp.ndarray
     sizes: cp.ndarray
     is_record: cp.ndarray
-    blank: cp.ndarray
+    skipped: cp.ndarray
 
 
 class Values(NamedTuple):
@@ -176,7 +248,7 @@ class Values(NamedTuple):
     Attributes
     ----------
     kinds : uint8 [values]
-        What each value is: `Kind` of records/json.cuh.
+        What each value is: `Kind` of records/values.cuh.
     begins, sizes : uint32 [values]
         The first byte of each in the block, and its bytes there.
 
@@ -189,6 +261,12 @@ class Values(NamedTuple):
     def part(self, first: int, last: int) -> Values:
         """The values from number `first` to before `last`."""
         return Values(*(array[first:last] for array in self))
+
+    def record(self, records: int) -> NDArray[np.void]:
+        """records/values.cuh's `Values`, by value, of so many records."""
+        addresses = (array.data.ptr for array in self)
+        columns = len(self.kinds) // max(records, 1)
+        return np.array([(*addresses, records, columns)], "u8,u8,u8,i4,i4").view("V32")
 
 
 class Odd(NamedTuple):
@@ -207,11 +285,61 @@ class Odd(NamedTuple):
     count: cp.ndarray
 
 
+class Unread(NamedTuple):
+    """Records of a block, and where what is found of them goes.
+
+    Attributes
+    ----------
+    block : uint8 [bytes]
+        The block.
+    begins, sizes : uint32 [N]
+        As of `Lines`.
+    longest : int
+        The most bytes of a record that is not left to the host.
+    values : Values
+        Where the values go.
+    odd : Odd
+        Where the records that are left to the host are noted.
+
+    """
+
+    block: cp.ndarray
+    begins: cp.ndarray
+    sizes: cp.ndarray
+    longest: int
+    values: Values
+    odd: Odd
+
+
+class DeviceFields:
+    """The fields that a job uses, on a GPU.
+
+    Parameters
+    ----------
+    rules : LineRules
+        The characters of the file.
+    count : int
+        How many fields a record has.
+    wanted : sequence of int
+        The field of each column, or `NOT_THERE`.
+
+    Attributes
+    ----------
+    record : ndarray
+        records/csv.cuh's `Fields`, by value.
+
+    """
+
+    def __init__(self, rules: LineRules, count: int, wanted: Sequence[int]) -> None:
+        self._wanted = cp.asarray(np.array(wanted, np.int32))
+        numbers = (rules.quote, rules.delimiter, count, b"", self._wanted.data.ptr)
+        self.record = np.array([numbers], "i4,i4,i4,V4,u8").view("V24")
+
+
 class DeviceKeys:
-    """The keys that a job uses, on a GPU. columns: how many. record: records/json.cuh's `Keys`, by value."""
+    """The keys that a job uses, on a GPU. record: records/json.cuh's `Keys`, by value."""
 
     def __init__(self, keys: JsonKeys) -> None:
-        self.columns = int(np.max(keys.columns, initial=-1)) + 1
         tables: list[NDArray[Any]] = [keys.names, keys.first, keys.edges.view(np.uint8), keys.columns, keys.below]
         self._tables = [cp.asarray(np.append(table, np.zeros(1, table.dtype))) for table in tables]
         numbers = (keys.texts, keys.needed, keys.is_every_key)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,8 +16,8 @@ from broadsheet.pipeline.source.chunk import Chunk, Selection, numbered
 from broadsheet.pipeline.source.format import Format
 from broadsheet.pipeline.source.formats.record_format import RecordFormat
 from broadsheet.pipeline.source.formats.records import Records
-from broadsheet.pipeline.source.plan.plan import RangeEnd
-from broadsheet.pipeline.source.read.read import Skipped
+from broadsheet.pipeline.source.plan.plan import Plan, Range, RangeEnd, Start
+from broadsheet.pipeline.source.read.read import Skipped, read_range
 from broadsheet.pipeline.source.read.ring import RawBlock
 from broadsheet.pipeline.telemetry.read_by import MANY_ODD
 
@@ -39,25 +41,72 @@ class OnHost:
             return MANY_ODD
         data = bytes(held)
         split = self.form.split(data, False)
-        assert (split.consumed, block.lines) == (len(data), data.count(b"\n"))
+        if split.consumed < len(data):  # the last record goes on, as where a quote is misplaced
+            return None
         records = Records(data, split.starts, split.ends, split.starts + block.at, split.problems)
         chunk = self.form.chunk_of(records, self.path, 0, self.selection, None)
         return BlockRows(numbered(chunk, row), records.sizes, len(chunk.quarantine))
 
 
 def written(path: Path, rows: int, chance: random.Random, others: float = 0.05) -> Path:
-    """Lines, among them a share of others: bad, blank, rare, and longer than a slot. The last may lack its end."""
-    lines = [chance.choice(["", " \n\n"]) if others else ""]
+    """Records of a format by the file's name, among them a share of others: bad, blank, rare, and longer than a slot.
+    The last may lack its end.
+    """
+    draw, header, end = _FORMATS[path.name.removesuffix(".gz").rpartition(".")[2]]
+    lines = [header, b"" if not others else chance.choice([b"", b"\n\n"])]
     for i in range(rows):
-        text = "é" * chance.randrange(200) + chance.choice(["", "\n", '"', " ", "\u3000"])
-        line = json.dumps({"id": i, "text": text, "label": chance.choice("ab")}, ensure_ascii=chance.random() < 0.5)
-        if chance.random() < others:
-            long = json.dumps({"text": "x" * chance.choice([SLOT_BYTES, 3 * SLOT_BYTES]), "label": "b"})
-            line = chance.choice([*BAD, *RARE, long if chance.random() < 0.3 else " \n"])
-        lines.append(line + chance.choice(["\n", "\r\n"]))
-    data = "".join(lines).encode() + chance.choice([b"", b'{"text": "the end", "label": "b"}'])
+        lines += [draw(i, chance, others), chance.choice([b"\n", b"\r\n"])]
+    data = b"".join(lines) + chance.choice([b"", end])
     path.write_bytes(gzip.compress(data, 1) if path.suffix == ".gz" else data)
     return path
+
+
+def _text(chance: random.Random) -> str:
+    return "é" * chance.randrange(200) + chance.choice(["", "\n", '"', " ", "\u3000"])
+
+
+def _long(chance: random.Random) -> str:
+    return "x" * chance.choice([SLOT_BYTES, 3 * SLOT_BYTES])
+
+
+def _json_line(i: int, chance: random.Random, others: float) -> bytes:
+    text = _text(chance)
+    line = json.dumps({"id": i, "text": text, "label": chance.choice("ab")}, ensure_ascii=chance.random() < 0.5)
+    if chance.random() < others:
+        long = json.dumps({"text": _long(chance), "label": "b"})
+        line = chance.choice([*BAD, *RARE, long if chance.random() < 0.3 else " \n"])
+    return line.encode()
+
+
+def _record(i: int, chance: random.Random, others: float, delimiter: str) -> bytes:
+    fields = [str(i), _text(chance), chance.choice("ab")]
+    if chance.random() < others:
+        bad = (b"only one field", delimiter.join("abcd").encode(), delimiter.join("1\xffb").encode("latin-1"))
+        long = delimiter.join(["1", f'"{_long(chance)}"', "b"]).encode()
+        return chance.choice([*bad, *bad, b"\n", b"\r\n", long if chance.random() < 0.1 else b""])
+    if chance.random() < 0.2:
+        fields[1] = chance.choice([delimiter, "\r\n", 'a "word" in\nquotes', '"']) + fields[1]
+    quoted = [f'"{field.replace(chr(34), 2 * chr(34))}"' for field in fields]
+    is_plain = [not set(field) & {delimiter, '"', "\n", "\r"} and chance.random() < 0.5 for field in fields]
+    return delimiter.join(fields[k] if is_plain[k] else quoted[k] for k in range(3)).encode()
+
+
+def _line(i: int, chance: random.Random, others: float) -> bytes:
+    text = _text(chance).replace("\n", "").encode()
+    if chance.random() < others:
+        other = _long(chance).encode() if chance.random() < 0.03 else b"\xff"
+        return chance.choice([b"", b" \t", b"a\r", b'"', other, other, other])
+    return text
+
+
+_Draw = Callable[[int, random.Random, float], bytes]
+_FORMATS: dict[str, tuple[_Draw, bytes, bytes]] = {
+    "jsonl": (_json_line, b"", b'{"text": "the end", "label": "b"}'),
+    "csv": (partial(_record, delimiter=","), b"id,text,label\n", b'1,"the end",b'),
+    "tsv": (partial(_record, delimiter="\t"), b"id\ttext\tlabel\r\n", b'1\t"the end"\tb'),
+    "txt": (_line, b"", b"the end"),
+}
+"""Of each format what draws a record, the first line, and a last record without its end."""
 
 
 def told(items: list[Chunk | Skipped | RangeEnd]) -> list[object]:
@@ -74,3 +123,15 @@ def told(items: list[Chunk | Skipped | RangeEnd]) -> list[object]:
         by_name = (item.unknown_labels, item.not_copied)
         everything.append([{name: rows.tolist() for name, rows in one.items()} for one in by_name])
     return everything
+
+
+def parts_of(plan: Plan) -> Iterator[Range]:
+    """The ranges of a file, each with its start once the one before it has been read."""
+    start = None
+    for part in plan.ranges:
+        numbered = Range(part.number, part.files, part.first, None, part.part, part.parts, start)
+        yield numbered
+        *_, end = read_range(numbered, plan.selection, 5000, lambda _: False)
+        assert isinstance(end, RangeEnd)
+        row = (start.row if start else 0) + sum(rows or 0 for _, rows in end.files)
+        start = None if end.after is None else Start(row, end.after)

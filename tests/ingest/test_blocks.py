@@ -6,25 +6,36 @@ import json
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import dask
 import pytest
-from blocks import SLOT_BYTES, OnHost, told, written
+from blocks import SLOT_BYTES, OnHost, parts_of, told, written
 from conftest import ROOT, Command
 from jobs import children_of, spans_of
 from reading import found
 
 from broadsheet.pipeline import close
+from broadsheet.pipeline.ingest.blocks import BlockRows, can_read
 from broadsheet.pipeline.ingest.reading import read_range as read_in_blocks
 from broadsheet.pipeline.source.chunk import Selection
-from broadsheet.pipeline.source.plan.plan import Plan, Range, RangeEnd, Start, plan_files
+from broadsheet.pipeline.source.formats.csv import Csv, Tsv
+from broadsheet.pipeline.source.formats.record_format import Text
+from broadsheet.pipeline.source.plan.plan import RangeEnd, plan_files
 from broadsheet.pipeline.source.read.read import read_range
 from broadsheet.pipeline.source.read.readers import ReaderLost, Readers
+from broadsheet.pipeline.source.read.ring import RawBlock
 from broadsheet.pipeline.telemetry.read_by import BY_GPU, BY_HOST, MANY_ODD, ODD, OUTSIDE_BLOCKS
 
 SELECTION = Selection(kept=("id",), truth="label", classes=("a",))
+SUFFIXES = [".jsonl", ".csv", ".tsv", ".txt", ".jsonl.gz", ".csv.gz"]
+
+
+def selection_of(suffix: str, reads: int = 0) -> Selection:
+    """What a job uses of a file of that kind."""
+    return replace(Selection() if suffix == ".txt" else SELECTION, reads=reads)
 
 
 @pytest.fixture(scope="module")
@@ -43,36 +54,35 @@ def pids() -> set[int]:
     return {child.pid for child in children_of(os.getpid(), "broadsheet.pipeline.source.read.reader_process")}
 
 
-def parts_of(plan: Plan) -> Iterator[Range]:
-    """The ranges of a file, each with its start once the one before it has been read."""
-    start = None
-    for part in plan.ranges:
-        numbered = Range(part.number, part.files, part.first, None, part.part, part.parts, start)
-        yield numbered
-        *_, end = read_range(numbered, plan.selection, 5000, never)
-        assert isinstance(end, RangeEnd)
-        row = (start.row if start else 0) + sum(rows or 0 for _, rows in end.files)
-        start = None if end.after is None else Start(row, end.after)
-
-
 @pytest.mark.parametrize("every", [0, 3])
-@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_blocks_hold_what_one_process_reads(readers: Readers, suffix: str, every: int, tmp_path: Path) -> None:
     chance, before = random.Random(f"{suffix} {every}"), pids()
+    refused: list[bool] = []
+
+    class Noted(OnHost):
+        def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | None:
+            rows = super().read(block, held, row)
+            refused.append(rows is None)
+            return rows
+
     for turn, chunk_rows in enumerate((97, 5000)):
         path = written(tmp_path / f"{turn}{suffix}", 3000, chance)
-        selection = Selection(kept=("id",), truth="label", classes=("a",), reads=(0, 90)[turn])
-        plan = plan_files(found([path]), selection, chunk_rows)
+        plan = plan_files(found([path]), selection_of(suffix, (0, 90)[turn]), chunk_rows)
         for part in parts_of(plan):
             given = (part, plan.selection, chunk_rows, never)
-            blocks = read_in_blocks(readers, partial(OnHost, every, chance), *given, [])
+            blocks = read_in_blocks(readers, partial(Noted, every, chance), *given, [])
             assert told([*blocks]) == told([*read_range(*given)])
+    assert refused
+    assert any(refused) == (every > 0)  # each block ends where a record does
     assert pids() == before  # each range was received to its end, so that no process had to be replaced
 
 
-def test_a_part_that_begins_at_a_guess_is_read_from_there(readers: Readers, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", SUFFIXES[:4])
+def test_a_part_that_begins_at_a_guess_is_read_from_there(readers: Readers, suffix: str, tmp_path: Path) -> None:
     chance = random.Random(7)
-    plan = plan_files(found([written(tmp_path / "a.jsonl", 3000, chance, others=0)]), SELECTION, 1000)
+    path = written(tmp_path / f"a{suffix}", 3000, chance, others=0)
+    plan = plan_files(found([path]), selection_of(suffix), 1000)
     for part in plan.ranges[1:5]:
         given = (part, plan.selection, 1000, never)
         assert told([*read_in_blocks(readers, partial(OnHost, 0, chance), *given, [])]) == told([*read_range(*given)])
@@ -218,3 +228,56 @@ def test_a_reader_that_is_killed_in_the_middle_is_said_to_be_lost(readers: Reade
     with pytest.raises(ReaderLost, match=r"a\.jsonl\.gz: the process that read it was ended by SIGKILL"):
         list(blocks)
     assert told([*read_in_blocks(readers, partial(OnHost, 0, chance), *given, [])]) == told([*read_range(*given)])
+
+
+@pytest.mark.parametrize("row", ['1,"two\nlines",a\n\n', '1,a \\"quote\\"\nand,a\n', '1,"ends with \\" a quote",a\n'])
+@pytest.mark.parametrize("every", [0, 2])
+def test_what_is_said_of_lines_and_quotes_is_the_same(readers: Readers, every: int, row: str, tmp_path: Path) -> None:
+    """The worker knows the rows, and the reader the bytes."""
+    path = tmp_path / "a.csv"
+    path.write_text("id,text,label\n" + row * 20_000)
+    plan = plan_files(found([path]), SELECTION, 5000)
+    notes = []
+    for part in parts_of(plan):
+        given = (part, plan.selection, 5000, never)
+        items = [*read_in_blocks(readers, partial(OnHost, every, random.Random(1)), *given, [])]
+        assert told(items) == told([*read_range(*given)])
+        assert isinstance(items[-1], RangeEnd)
+        notes += [note for _, note in items[-1].notes]
+    assert notes
+
+
+class Unused(OnHost):
+    """Fails when it is to read a block."""
+
+    def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | None:
+        raise AssertionError(f"block {block}, of row {row}, was sent")
+
+
+@pytest.mark.parametrize("escape", [None, "\\"])
+def test_no_block_is_sent_of_a_file_that_a_gpu_cannot_read(
+    readers: Readers, escape: str | None, tmp_path: Path
+) -> None:
+    """Where CRs end its records, or characters are escaped: the former is known once it is opened."""
+    path, selection = tmp_path / "a.csv", replace(SELECTION, escape=escape)
+    end = b"\r" if escape is None else b"\n"
+    path.write_bytes(b"id,text,label" + end + (b'1,"a\nb",a' + end) * 30_000)
+    files = [replace(file, format=file.format.for_options(selection)) for file in found([path])]
+    plan = plan_files(files, selection, 5000)
+    for part in parts_of(plan):
+        given = (part, plan.selection, 5000, never)
+        blocks = read_in_blocks(readers, partial(Unused, 0, random.Random(1)), *given, [])
+        assert told([*blocks]) == told([*read_range(*given)])
+
+
+def test_which_files_a_gpu_reads() -> None:
+    csv, text = Csv(columns=("id", "text", "label"), cr_ends=False), Text()
+    assert can_read(csv, SELECTION)
+    assert can_read(Tsv(), SELECTION)
+    assert can_read(text, Selection())
+    assert not can_read(replace(csv, cr_ends=True), SELECTION)
+    assert not can_read(replace(csv, escape="\\"), SELECTION)
+    assert not can_read(replace(csv, encoding="latin-1"), SELECTION)
+    assert not can_read(csv, replace(SELECTION, text=("text", "id")))
+    assert not can_read(csv, replace(SELECTION, kept=tuple(f"{i}" for i in range(40))))
+    assert not can_read(text, Selection(text=("id",)))

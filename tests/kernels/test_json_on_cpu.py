@@ -1,57 +1,23 @@
-"""The kernels that read JSON, compiled for the CPU: whatever they accept has the same values as the host reads.
-
-They are plain C++ but for what the lanes of a warp share, and the folder `on_cpu` has another version of that.
-"""
+"""The kernels that read JSON, compiled for the CPU: whatever they accept has the same values as the host reads."""
 
 from __future__ import annotations
 
 import ctypes
 import json
 import random
-import shutil
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from numpy.typing import NDArray
+from records_on_cpu import COMPILER, Finding, Read, at, compiled
 
-from broadsheet.pipeline.kernels.compile import FOLDER
 from broadsheet.pipeline.kernels.json_keys import JsonKeys, json_keys
 from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.formats.jsonl import _parse_line
 
-COMPILER = shutil.which("c++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler is here")
-
-SOURCE = """
-#include "records/json.cu"
-#include "records/texts.cu"
-extern "C" {
-void objects(const uint8* block, const uint32* begins, const uint32* sizes, int records, uint32 longest,
-             const Keys* keys, const Values* values, uint8* is_odd, int* odd) {
-    for (number_of_warp = 0; number_of_warp < records; number_of_warp++)
-        read_objects(block, begins, sizes, records, longest, *keys, *values, is_odd, odd);
-}
-void measure(const uint8* block, const uint8* kinds, const uint32* begins, const uint32* sizes, int64 count,
-             int64 most, int64* lengths, int64* characters) {
-    for (number_of_warp = 0; number_of_warp < count; number_of_warp++)
-        measure_values(block, kinds, begins, sizes, count, most, lengths, characters);
-}
-void write(const uint8* block, const uint8* kinds, const uint32* begins, const uint32* sizes, int64 count,
-           const int64* offsets, uint8* out) {
-    for (number_of_warp = 0; number_of_warp < count; number_of_warp++)
-        write_values(block, kinds, begins, sizes, count, offsets, out);
-}
-void blank(const uint8* data, const int64* offsets, int texts, uint8* out) {
-    for (threadIdx.x = 0; threadIdx.x < texts; threadIdx.x++) find_blank(data, offsets, texts, out);
-}
-}
-"""
 
 
 class Keys(ctypes.Structure):
@@ -63,35 +29,9 @@ class Keys(ctypes.Structure):
     )
 
 
-class Values(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("kinds", "begins", "sizes")),
-        ("records", ctypes.c_int),
-        ("columns", ctypes.c_int),
-    )
-
-
-class Read(NamedTuple):
-    """What the kernels say of a line: a value for each column, and the characters of the text; None where they leave it
-    to the host.
-    """
-
-    values: list[str | None] | None
-    characters: int
-
-
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    folder = tmp_path_factory.mktemp("kernels")
-    (folder / "it.cpp").write_text(SOURCE)
-    on_cpu = Path(__file__).parent / "on_cpu"
-    command = [str(COMPILER), "-std=c++17", "-O2", "-shared", "-fPIC", "-I", str(on_cpu), "-I", str(FOLDER), "-o"]
-    subprocess.run([*command, str(folder / "it.so"), str(folder / "it.cpp")], check=True)
-    return ctypes.CDLL(str(folder / "it.so"))
-
-
-def at(array: NDArray) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
+    return compiled(tmp_path_factory.mktemp("kernels"))
 
 
 def on_cpu(library: ctypes.CDLL, lines: Sequence[bytes], selection: Selection, longest: int = 1 << 20) -> list[Read]:
@@ -101,41 +41,12 @@ def on_cpu(library: ctypes.CDLL, lines: Sequence[bytes], selection: Selection, l
     block = np.frombuffer(b"\n".join(lines) + b"\n", np.uint8)
     sizes = np.array([*map(len, lines)], np.uint32)
     begins = np.cumsum(np.append(0, sizes.astype(np.int64) + 1))[:-1].astype(np.uint32)
-    rows, count = len(lines), len(lines) * len(columns)
-    # What nobody has written is seen.
-    kinds, firsts, longs = np.full(count, 2, np.uint8), np.zeros(count, np.uint32), np.full(count, 3, np.uint32)
-    is_odd, odd = np.full(rows, 7, np.uint8), np.zeros(1, np.int32)
     arrays = (keys.names, keys.first, keys.edges, keys.columns, keys.below)
     tables = [np.append(table, np.zeros(1, table.dtype)) for table in arrays]
     given = Keys(*(table.ctypes.data for table in tables), keys.texts, keys.needed, keys.is_every_key)
-    values = Values(kinds.ctypes.data, firsts.ctypes.data, longs.ctypes.data, rows, len(columns))
-    found = (
-        at(block),
-        at(begins),
-        at(sizes),
-        rows,
-        longest,
-        ctypes.byref(given),
-        ctypes.byref(values),
-        at(is_odd),
-        at(odd),
-    )
-    library.objects(*found)
-    assert odd[0] == is_odd.sum()
-    lengths, characters = np.zeros(count, np.int64), np.zeros(rows, np.int64)
-    for part, most, counted in ((slice(rows), selection.reads, at(characters)), (slice(rows, count), 0, None)):
-        values = [at(array[part]) for array in (kinds, firsts, longs)]
-        number = ctypes.c_int64(len(kinds[part]))
-        library.measure(at(block), *values, number, ctypes.c_int64(most), at(lengths[part]), counted)
-    offsets = np.cumsum(np.append(0, lengths))
-    out = np.zeros(int(offsets[-1]), np.uint8)
-    library.write(at(block), at(kinds), at(firsts), at(longs), ctypes.c_int64(count), at(offsets), at(out))
-    data = out.tobytes()
-    texts = [data[offsets[i] : offsets[i + 1]].decode() if kinds[i] >= 2 else None for i in range(count)]
-    return [
-        Read(None if is_odd[i] else [texts[column * rows + i] for column in range(len(columns))], int(characters[i]))
-        for i in range(rows)
-    ]
+    finding = Finding(library, block, begins, sizes, len(columns), longest)
+    finding.find("objects", given)
+    return finding.read(selection.reads)
 
 
 def on_host(line: bytes, selection: Selection) -> dict[str, str | None] | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import random
 import re
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -558,3 +559,23 @@ def test_a_header_with_one_name_fewer_than_fields_is_refused_by_name(
         read_files(found([tmp_path]), Selection(), 9)
     (tmp_path / "f.csv").write_bytes(content + b"x,x\n")  # one row has as many: the others are bad
     assert b"x" in read_files(found([tmp_path]), Selection(), 9).texts
+
+
+def test_lines_and_quotes_are_counted_the_same_in_any_pieces() -> None:
+    """Lines that are not blank, by the blank ones at the beginning of each cell, and quotes after a backslash."""
+    for seed in range(100):
+        chance = random.Random(seed)
+        data = "".join(chance.choices('\\"",a\n\n\r', k=chance.randrange(300))).encode()
+        cell, most = chance.randrange(1, 120), chance.choice([None, chance.randrange(300)])
+        counting = Csv(limits=Limits(block_bytes=cell)).counting(most)
+        assert counting is not None
+        cuts = sorted(chance.choices(range(len(data) + 1), k=5))
+        for begin, end in pairwise([0, *cuts, len(data)]):
+            counting.count(np.frombuffer(data, np.uint8)[begin:end])
+        counted = data[:most]
+        cells = [counted[at : at + cell] for at in range(0, len(counted), cell)]
+        lines = sum(c.count(b"\n") - len(re.findall(rb"\n(?=[\r\n])", c)) for c in cells)
+        quotes = len(re.findall(rb'\\"(?=[^",\r\n])', counted))
+        for rows in {0, int(lines / 1.1), int(lines / 1.1) + 1, 100 * quotes - 1, 100 * quotes} - {-1}:
+            said = " ".join(counting.notes(rows))
+            assert ("more lines" in said, "many quotes" in said) == (lines > 1.1 * rows, quotes > 0.01 * rows)

@@ -6,13 +6,9 @@
 // alone decides what is an error.
 #pragma once
 
-#include "records/bytes.cuh"
+#include "records/values.cuh"
 
-// What a record holds in a column. NUMBER stands for true and false too: they are copied as they are. Only a STRING has
-// escapes.
-enum Kind : uint8 { MISSING, NONE, STRING, NUMBER };
-
-constexpr int MOST_COLUMNS = LANES, MOST_DEPTH = 32, MOST_PATH = 8, MOST_DIGITS = 64;
+constexpr int MOST_DEPTH = 32, MOST_PATH = 8, MOST_DIGITS = 64;
 constexpr int OFF_PATH = 255;   // in place of a node: no wanted key is there
 constexpr int NO_COLUMN = -1;   // of a node that only leads to others
 constexpr int REFUSED = -2;     // of a key that the device leaves to the host
@@ -31,14 +27,6 @@ struct Keys {
     const uint32* below;   // [nodes]: the columns of a node and of all nodes that it leads to
     uint32 texts, needed;  // the columns that must be strings, and those that must be there
     uint8 is_every_key;    // whether a key of the record's object that is not in the tree must be null
-};
-
-// Where the values are, column by column: [columns, records].
-struct Values {
-    uint8* kinds;
-    uint32* begins;
-    uint32* sizes;
-    int records, columns;
 };
 
 __device__ __forceinline__ bool is_space(uint8 c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
@@ -97,9 +85,9 @@ __device__ inline int64 end_of_scalar(const Article& text, int64 at, Kind& kind)
         const char* word = first == 't' ? "true" : first == 'f' ? "false" : "null";
         for (; *word; word++, end++)
             if (byte(end) != *word) return -1;
-        kind = first == 'n' ? NONE : NUMBER;
+        kind = first == 'n' ? NONE : PLAIN;
     } else {
-        kind = NUMBER;
+        kind = PLAIN;
         end += byte(end) == '-';
         if (!is_digit(byte(end))) return -1;
         if (byte(end) == '0') end++;

@@ -12,9 +12,10 @@ to pyarrow as other bytes, which are a CR again in the fields that it returns.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from mmap import mmap
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -27,21 +28,15 @@ from ...errors import SourceError, UsageError, counted
 from ..chunk import Chunk, Selection, assemble
 from ..compression import UTF8, why_not_decoded
 from ..format import InputFile, Schema
-from .record_format import DELIMITERS, FEW_BYTES, NO_QUOTES, Head, RecordFormat, ScanWanted, no_place, separated_by
-from .records import BOM, Guess, Readable, Records, Split, count_of, places
+from .csv_counting import CsvCounting
+from .record_format import DELIMITERS, NO_QUOTES, Head, RecordFormat, ScanWanted, no_place, separated_by
+from .records import BOM, Guess, Records, Split, count_of, places, up_to_last_line_end
 
 _LF, _CR = 0x0A, 0x0D
 _ESCAPED = 0x80
 _INNER_CRS = re.compile(rb"(?<!\r)\r++(?=[^\r\n])")
 _SEPARATOR_LINE = re.compile(rb'"?sep=([^"\r\n\0\x80-\xff])"?(?:\r?\n|\r|\Z)', re.IGNORECASE)
 _OPEN_QUOTE = "a quoted field is not closed within {} MiB or before the end"
-
-
-_MORE_LINES = 1.1
-"""Lines that a file has for each row, from which its quotes may be text."""
-
-_ESCAPED_QUOTES = 0.01
-"""The same of quotes after a backslash."""
 
 
 class _Patterns(NamedTuple):
@@ -115,8 +110,19 @@ class Csv(RecordFormat):
         delimiter = schema.delimiter or self.delimiter
         return replace(self, columns=schema.names or (), cr_ends=schema.cr_ends, delimiter=delimiter)
 
-    def counting(self, stream: Readable, most: int | None) -> Counting | None:
-        return Counting(stream, most, self) if self.quote else None
+    def counting(self, most: int | None) -> CsvCounting | None:
+        if not self.quote:
+            return None
+        return CsvCounting(self.quote, self.delimiter, self.escape, self.limits.block_bytes, most)
+
+    @property
+    def is_read_on_gpu(self) -> bool:
+        has_crs = self.cr_ends and bool(self.columns)  # until the columns are known, that is not
+        return self.encoding == UTF8 and not self.escape and not has_crs
+
+    @property
+    def block_end(self) -> Guess:
+        return self.guesses[-1]
 
     @property
     def boundary(self) -> re.Pattern[bytes]:
@@ -428,7 +434,8 @@ class Csv(RecordFormat):
 
     @property
     def guesses(self) -> tuple[Guess, ...]:
-        return (_last_line_end, partial(_last_unquoted_line_end, quote=self.quote)) if self.quote else (_last_line_end,)
+        quoted = (partial(_up_to_last_unquoted_line_end, quote=self.quote),) if self.quote else ()
+        return (up_to_last_line_end, *quoted)
 
     def parse_whole(self, data: memoryview, path: str, selection: Selection) -> Chunk:
         """The same. A quote that is open at the end is in the last field, which then ends with the last line's end."""
@@ -539,38 +546,6 @@ class Csv(RecordFormat):
         )
 
 
-class Counting:
-    """A stream in which lines that are not blank, and quotes after a backslash, are counted up to a byte of it."""
-
-    def __init__(self, stream: Readable, most: int | None, form: Csv) -> None:
-        self._stream, self._left, self._form = stream, most, form
-        self._lines = 0.0
-        self._escaped = 0
-
-    def read(self, size: int) -> bytes:
-        block = self._stream.read(size)
-        array, quote = np.frombuffer(block, np.uint8)[: self._left], ord(self._form.quote)
-        if self._left is not None:
-            self._left = max(0, self._left - len(block))
-        begin = array[:FEW_BYTES]
-        ends = places(begin, _LF) + 1
-        blank = np.count_nonzero(np.isin(begin[ends[ends < len(begin)]], (_LF, _CR)))
-        self._lines += count_of(array, np.equal, _LF) * (1 - blank / max(len(ends), 1))
-        if b"\\" in block:
-            slashes = places(array[:-2], ord("\\"))
-            after = array[slashes[array[slashes + 1] == quote] + 2]
-            self._escaped += (~np.isin(after, (quote, ord(self._form.delimiter), _LF, _CR))).sum()
-        return block
-
-    def notes(self, rows: int) -> Iterator[str]:
-        """What is odd about a file that holds so many rows."""
-        if self._lines > _MORE_LINES * rows:
-            yield "more lines than rows: quoted fields hold line ends. If the quotes are part of the text, --quote none"
-        if not self._form.escape and self._escaped > _ESCAPED_QUOTES * rows:
-            quote = self._form.quote
-            yield f"many quotes follow a backslash, and end a field. If \\{quote} stands for {quote}, --escape '\\'"
-
-
 @dataclass(frozen=True)
 class Tsv(Csv):
     name = "tsv"
@@ -604,19 +579,17 @@ def _with_nulls(column: pa.ChunkedArray, mark: bytes) -> pa.ChunkedArray:
     return pc.replace_substring(column, mark, b"N")
 
 
-def _last_line_end(data: bytes) -> int:
-    return data.rfind(b"\n") + 1
-
-
-def _last_unquoted_line_end(data: bytes, quote: str) -> int:
-    """The last one before which quotes pair up; the last of all where they do so at none."""
-    at = last = data.rfind(b"\n")
-    is_quoted = np.count_nonzero(np.frombuffer(data, np.uint8, max(at, 0)) == ord(quote)) & 1
+def _up_to_last_unquoted_line_end(data: bytes | mmap, begin: int, end: int, quote: str) -> int:
+    """A guess: up to the last line end before which quotes pair up; up to the last of all where they do so at none."""
+    at = last = data.rfind(b"\n", begin, end)
+    if last < 0:
+        return 0
+    is_quoted = count_of(np.frombuffer(data, np.uint8, last - begin, begin), np.equal, ord(quote)) & 1
     while is_quoted and at >= 0:
-        before = data.rfind(b"\n", 0, at)
-        is_quoted ^= data.count(quote.encode(), before + 1, at) & 1
+        before = data.rfind(b"\n", begin, at)
+        is_quoted ^= data[max(before + 1, begin) : at].count(quote.encode()) & 1
         at = before
-    return 1 + (at if at >= 0 else last)
+    return 1 + (at if at >= 0 else last) - begin
 
 
 def _good(records: Records) -> tuple[NDArray[np.int64], bytes | memoryview]:

@@ -27,12 +27,25 @@ from ..cutting import Sizes
 from ..format import Format, InputFile, Schema, Seek
 from ..open.ahead import PARSING
 from ..open.opening import open_at
-from .records import BOM, Blocks, Extent, Guess, Readable, Records, Split, read_onto, read_records, split_lines
+from .records import (
+    BOM,
+    Blocks,
+    Extent,
+    Guess,
+    Readable,
+    Records,
+    Split,
+    read_into,
+    read_onto,
+    read_records,
+    split_lines,
+    up_to_last_line_end,
+)
 
 FEW_BYTES = 64 << 10
 """Of a file: they usually hold its header, and a hundred lines."""
 
-_COLUMN = "text"
+TEXT_COLUMN = "text"
 
 
 class ScanWanted(Exception):
@@ -96,12 +109,30 @@ class Piped(InputFile):
 
 
 class Counting(Protocol):
-    """A stream of which something is counted as it is read."""
+    """Counts something of the bytes of a file, from the first to the last."""
 
-    def read(self, size: int, /) -> bytes: ...
+    def count(self, data: NDArray[np.uint8]) -> None:
+        """Count the next bytes. In what pieces they come does not matter."""
 
     def notes(self, rows: int) -> Iterable[str]:
         """What may be amiss with a file of which so many rows were read."""
+
+
+class Counted:
+    """A stream whose bytes are counted as they are read."""
+
+    def __init__(self, stream: Readable, counting: Counting) -> None:
+        self._stream, self._counting = stream, counting
+
+    def read(self, size: int, /) -> bytes:
+        piece = self._stream.read(size)
+        self._counting.count(np.frombuffer(piece, np.uint8))
+        return piece
+
+    def readinto(self, room: memoryview, /) -> int:
+        count = read_into(self._stream, room)
+        self._counting.count(np.frombuffer(room[:count], np.uint8))
+        return count
 
 
 @dataclass(frozen=True)
@@ -111,8 +142,8 @@ class RecordFormat(Format):
     seeks = Seek.RECORDS
     takes_encoding = True
 
-    def counting(self, stream: Readable, most: int | None) -> Counting | None:
-        """The stream, up to `most` bytes of which count for what is to be said of the file; None where nothing is."""
+    def counting(self, most: int | None) -> Counting | None:
+        """What counts up to `most` bytes of a file, for what is to be said of it; None where nothing is."""
         return None
 
     @property
@@ -147,11 +178,18 @@ class RecordFormat(Format):
 
     @property
     def is_read_on_gpu(self) -> bool:
-        """Whether a GPU can find the records and their values in the bytes of files: `ingest/`."""
+        """Whether a GPU can find the records and their values in the bytes of files: `ingest/`. A file may turn out to
+        be one of which it cannot, once its columns are known.
+        """
         return False
 
+    @property
+    def block_end(self) -> Guess:
+        """Where a block for a GPU ends, which finds out whether that is right."""
+        return up_to_last_line_end
+
     def schema(self, file: InputFile, selection: Selection) -> Schema:
-        return Schema((_COLUMN,), start=self.head(file, FEW_BYTES).start, named=False)
+        return Schema((TEXT_COLUMN,), start=self.head(file, FEW_BYTES).start, named=False)
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
         """A chunk of `records`, the first of which is record `first_row` of the file."""
@@ -163,7 +201,7 @@ class RecordFormat(Format):
 
     def table(self, records: list[bytes], columns: tuple[str, ...]) -> pa.Table:
         """Those columns of records without a problem."""
-        return pa.table({_COLUMN: pa.array(records, pa.large_binary())})
+        return pa.table({TEXT_COLUMN: pa.array(records, pa.large_binary())})
 
     def heads(self, file: InputFile) -> Iterator[Head]:
         """The head of a file, then a larger one, for who has not found what it looks for. Raises as `head`."""
@@ -245,7 +283,7 @@ class RecordFormat(Format):
                         break
                     blocks.accept()
                     if block.chunk.rows_read:
-                        extent.begin = begin
+                        extent.begin = begin if extent.begin is None else extent.begin
                         yield block
                     at += block.most
         scanned = read_records(source, self.quick_split, at, extent, self.limits)
@@ -356,6 +394,10 @@ def other_delimiter(names: Sequence[str], wanted: str) -> str | None:
 class Text(RecordFormat):
     name = "text"
     suffixes = (".txt",)
+
+    @property
+    def is_read_on_gpu(self) -> bool:
+        return self.encoding == UTF8
 
     def split(self, buffer: bytes, final: bool) -> Split:
         """Its lines."""

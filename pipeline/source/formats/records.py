@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from mmap import mmap
 from typing import Protocol
 
 import numpy as np
@@ -110,8 +111,22 @@ class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-Guess = Callable[[bytes], int]
-"""The position after the last record of a block that begins with one, probably; 0 where there is none."""
+Guess = Callable[[bytes | mmap, int, int], int]
+"""How many bytes between two places, at the first of which a record begins, are whole records, probably."""
+
+
+def up_to_last_line_end(data: bytes | mmap, begin: int, end: int) -> int:
+    """A guess: up to the last line end."""
+    return max(data.rfind(b"\n", begin, end) + 1 - begin, 0)
+
+
+def read_into(stream: Readable, room: memoryview) -> int:
+    """Read up to so many bytes. Streams that are decompressed have no `readinto`."""
+    if hasattr(stream, "readinto"):
+        return int(stream.readinto(room))
+    piece = stream.read(len(room))
+    room[: len(piece)] = piece
+    return len(piece)
 
 
 class Blocks:
@@ -146,7 +161,7 @@ class Blocks:
             data, self._failure = read_onto(self._held, self._stream, wanted)
             got = len(data) - len(self._held)
             self._left = None if self._left is None else self._left - got
-            stop = self._guess(data) if got and self._failure is None else 0
+            stop = self._guess(data, 0, len(data)) if got and self._failure is None else 0
             self._held = data[stop:]
             if not stop:
                 return

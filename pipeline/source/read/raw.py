@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
 
-import numpy as np
-
-from ..formats.records import count_of
+from ..formats.records import Guess, Readable, read_into
 from .ring import RawBlock, Slots
-
-_LF = 0x0A
 
 
 class RawBlocks:
@@ -21,8 +16,10 @@ class RawBlocks:
 
     Parameters
     ----------
-    stream : BinaryIO
+    stream : Readable
         The stream; a record begins where it is.
+    guess : callable
+        Where a block ends.
     at : int
         The byte of the file at which it is.
     stop : int or None
@@ -39,9 +36,11 @@ class RawBlocks:
 
     """
 
-    def __init__(self, stream: BinaryIO, at: int, stop: int | None, slots: Slots, stored: Callable[[], int]) -> None:
+    def __init__(
+        self, stream: Readable, guess: Guess, at: int, stop: int | None, slots: Slots, stored: Callable[[], int]
+    ) -> None:
         self.at = at
-        self._stream, self._slots, self._stored = stream, slots, stored
+        self._stream, self._guess, self._slots, self._stored = stream, guess, slots, stored
         self._left = None if stop is None else max(0, stop - at)
         self._rest: deque[bytes] = deque()
         self._failure: Exception | None = None
@@ -55,13 +54,12 @@ class RawBlocks:
             wanted = room - len(held) if self._left is None else min(room - len(held), self._left)
             count, is_over = self._fill(begin + len(held), wanted)
             end = begin + len(held) + count
-            after = memory.rfind(b"\n", begin, end) + 1
-            is_over = is_over or self._left == 0 or not after
-            held = memory[max(after, begin) : end]
-            if after:
-                lines = count_of(np.frombuffer(memory, np.uint8, after - begin, begin), np.equal, _LF)
-                yield self._slots.give(after - begin, lines, self.at, self._stored())
-                self.at += after - begin
+            size = self._guess(memory, begin, end)
+            is_over = is_over or self._left == 0 or not size
+            held = memory[begin + size : end]
+            if size:
+                yield self._slots.give(size, self.at, self._stored())
+                self.at += size
         self._slots.settle()
         if self._slots.is_refused:
             blocks, self.at = self._slots.withdraw()
@@ -84,7 +82,7 @@ class RawBlocks:
             try:
                 while count < wanted:
                     with memory[begin + count : begin + wanted] as room:
-                        got = _read_into(self._stream, room)
+                        got = read_into(self._stream, room)
                     if not got:
                         break
                     count += got
@@ -92,12 +90,3 @@ class RawBlocks:
                 self._failure = error
         self._left = None if self._left is None else self._left - count
         return count, count < wanted
-
-
-def _read_into(stream: Any, room: memoryview) -> int:
-    """Read up to so many bytes. Streams that are decompressed have no `readinto`."""
-    if hasattr(stream, "readinto"):
-        return int(stream.readinto(room))
-    piece = stream.read(len(room))
-    room[: len(piece)] = piece
-    return len(piece)

@@ -21,8 +21,8 @@ from ...telemetry.spans import Span
 from ..chunk import Chunk, RowRange, RowsByName, Selection, concat, empty_chunk, numbered, rows_between
 from ..cutting import Cutting
 from ..format import Fragment, InputFile, Schema, Seek
-from ..formats.record_format import Parsed, RecordFormat
-from ..formats.records import Extent, Records, read_records
+from ..formats.record_format import FEW_BYTES, Counted, Counting, Parsed, RecordFormat
+from ..formats.records import Extent, Readable, Records, read_records
 from ..formats.tables import most_decoded
 from ..open.ahead import PARSING, in_order
 from ..open.front_to_back import FrontToBack
@@ -153,6 +153,8 @@ class OpenedFile:
         The same of what may be wrong, and is no problem.
     extent : Extent or None
         Which records have been read, where the file is read in parts; None where it cannot be.
+    counting : Counting or None
+        What was counted of its raw blocks, once they have been read, for notes by whoever knows the number of rows.
 
     Parameters
     ----------
@@ -182,6 +184,7 @@ class OpenedFile:
         self.problems: list[str] = []
         self.notes: list[str] = []
         self.extent: Extent | None = None
+        self.counting: Counting | None = None
         self._stream: BinaryIO | None = None
         self._schema: Schema | None = None
         self._selection = selection
@@ -254,8 +257,8 @@ class OpenedFile:
         row = first
         with open_at(file, start, extent.stop) as stream:
             self._stream = stream
-            counting = form.counting(stream, None if extent.stop is None else extent.stop - start)
-            source = counting or stream
+            counting = form.counting(None if extent.stop is None else extent.stop - start)
+            source = Counted(stream, counting) if counting else stream
             if form.guesses and len(part.files) == 1 and part.rows is None:
                 for block in form.parsed(source, start, extent, file.path, self._selection, self._spans):
                     if block.chunk.rows_read:
@@ -279,16 +282,19 @@ class OpenedFile:
         first_record = self._first_record(form, self._schema.start, extent)
         if first_record is None:
             return
-        start = first_record.byte
-        with open_at(self.file, start, extent.stop) as stream:
+        at = first_record.byte
+        with open_at(self.file, at, extent.stop) as stream:
             self._stream = stream
-            blocks = RawBlocks(stream, start, extent.stop, slots, lambda: self.stored)
-            for block in blocks:
-                if extent.begin is None and (starts := form.quick_split(slots.content(block), False).starts).size:
-                    extent.begin = block.at + int(starts[0])
-                yield block
-            for records in read_records(blocks, form.quick_split, blocks.at, extent, form.limits):
-                yield form.parsed_records(records, self.file.path, self._selection, self._spans)
+            counting = form.counting(None if extent.stop is None else extent.stop - at)
+            source: Readable = Counted(stream, counting) if counting else stream
+            if form.is_read_on_gpu:
+                source = raw = RawBlocks(source, form.block_end, at, extent.stop, slots, lambda: self.stored)
+                for block in raw:
+                    extent.begin = _begin(form, block, slots) if extent.begin is None else extent.begin
+                    yield block
+                at = raw.at
+            yield from form.parsed(source, at, extent, self.file.path, self._selection, self._spans)
+            self.counting = counting
 
     @property
     def start_row(self) -> int:
@@ -326,6 +332,14 @@ class OpenedFile:
             extent.begin = extent.after = begin
             return None
         return Start(row, begin)
+
+
+def _begin(form: RecordFormat, block: RawBlock, slots: Slots) -> int | None:
+    """Where the records of a part of a file begin, by its first block; None where that has none."""
+    for most in (FEW_BYTES, block.size):
+        if len(starts := form.quick_split(slots.content(block, most), False).starts):
+            return block.at if form.guesses else block.at + int(starts[0])  # as `RecordFormat.parsed` has it
+    return None
 
 
 def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:

@@ -96,7 +96,7 @@ class _Reading:
                 raise
             except (SourceError, UsageError) as failure:
                 error = failure
-            yield FileDone(opened.problems, opened.notes, opened.extent, error)
+            yield FileDone(opened.problems, opened.notes, opened.extent, opened.counting, error)
 
     def _is_skipped(self, name: str) -> bool:
         self._send(Question(name))

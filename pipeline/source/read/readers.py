@@ -24,6 +24,7 @@ from ...processes.messages import Closed, Frame, packed, receive, send, unpacked
 from ...telemetry.spans import Span, here
 from ..chunk import Chunk, Selection
 from ..format import Format
+from ..formats.record_format import Counting
 from ..formats.records import Extent
 from ..limits import LIMITS
 from ..plan.plan import Range, RangeEnd
@@ -177,7 +178,7 @@ class FileDone:
 
     Attributes
     ----------
-    problems, notes, extent
+    problems, notes, extent, counting
         As of `OpenedFile`.
     error : Exception or None
         Why it could not be read further.
@@ -187,6 +188,7 @@ class FileDone:
     problems: list[str]
     notes: list[str]
     extent: Extent | None
+    counting: Counting | None
     error: SourceError | UsageError | None
 
 

@@ -108,8 +108,6 @@ class RawBlock:
         The number of the slot in the ring.
     size : int
         Bytes of the records; the last of them is a line end.
-    lines : int
-        Line ends in them.
     at : int
         The byte of the file at which they begin.
     stored : int
@@ -119,7 +117,6 @@ class RawBlock:
 
     slot: int
     size: int
-    lines: int
     at: int
     stored: int
 
@@ -159,16 +156,16 @@ class Slots:
             self._hear()
         return None if self.is_refused else self._free[0] * self.slot_bytes
 
-    def give(self, size: int, lines: int, at: int, stored: int) -> RawBlock:
+    def give(self, size: int, at: int, stored: int) -> RawBlock:
         """The message about the slot that was reserved, which now holds records."""
-        block = RawBlock(self._first + self._free.popleft(), size, lines, at, stored)
+        block = RawBlock(self._first + self._free.popleft(), size, at, stored)
         self._given.append(block)
         return block
 
-    def content(self, block: RawBlock) -> bytes:
-        """A copy of the records of a block."""
+    def content(self, block: RawBlock, most: int = SLOT_BYTES) -> bytes:
+        """A copy of the records of a block, or of its first `most` bytes."""
         begin = (block.slot - self._first) * self.slot_bytes
-        return self.memory[begin : begin + block.size]
+        return self.memory[begin : begin + min(block.size, most)]
 
     def settle(self) -> None:
         """Wait until the worker has freed every block that it was given, or has refused one."""

@@ -1,7 +1,7 @@
-"""The records of a block of JSON Lines, read on a GPU: a chunk whose texts stay there.
+"""The records of a block of a file, read on a GPU: a chunk whose texts stay there.
 
-The GPU takes a record only where it reads the same values as the host. The host reads the others one by one. Where they
-are many, it reads the whole block.
+The GPU takes a record only where it reads the same values as the host. The host reads the others together. Where they
+are many, or where it is not certain what the records are, it reads the whole block.
 """
 
 from __future__ import annotations
@@ -15,16 +15,23 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import BroadsheetError
-from ..kernels.record_ops import NULL, PLAIN, DeviceKeys, Lines, Odd, RecordOperations, Values
+from ..kernels.record_ops import NULL, PLAIN, Lines, Odd, RecordOperations, Unread, Values
 from ..source.chunk import QUARANTINE_SCHEMA, Chunk, RowsByName, Selection, commonest_rows, unknown_labels
+from ..source.columns import copied
 from ..source.format import Format
+from ..source.formats.csv import Csv
 from ..source.formats.jsonl import Jsonl
-from ..source.formats.records import Records
+from ..source.formats.record_format import RecordFormat, Text
 from ..source.labels import class_indices, labels_of, one_label_each
 from ..source.read.ring import RawBlock
-from ..telemetry.read_by import MANY_ODD, NO_MEMORY
-from .blocks import BlockRows, keys_of
+from ..telemetry.read_by import MANY_ODD, NO_MEMORY, UNCLEAR
+from .blocks import BlockRows
+from .csv_records import CsvRecords
+from .host_records import read_alone
+from .json_records import JsonRecords
+from .record_finder import RecordFinder
 from .stream import fetched, stream
+from .text_records import TextRecords
 from .texts import GpuTexts
 
 _MOST_ODD, _ODD_SHARE = 64, 0.01
@@ -67,14 +74,14 @@ class _Found:
         return len(self.begins)
 
 
-class JsonBlocks:
-    """Reads blocks of JSON Lines of one file.
+class RecordBlocks:
+    """Reads blocks of one file of records.
 
     Parameters
     ----------
     lock : callable
         Page-locks a slot of the ring, by its number.
-    form : Jsonl
+    form : RecordFormat
         The format, bound to the file's columns.
     path : str
         The file.
@@ -84,13 +91,11 @@ class JsonBlocks:
     """
 
     def __init__(self, lock: Callable[[int], None], form: Format, path: str, selection: Selection) -> None:
-        assert isinstance(form, Jsonl)
+        assert isinstance(form, RecordFormat)
         self._lock, self._form, self._path, self._selection = lock, form, path, selection
         self._operations = RecordOperations(cp.cuda.Device())
-        keys = keys_of(selection)
-        assert keys is not None
         with stream():
-            self._keys = DeviceKeys(keys)
+            self._finder = _finder(form, selection)
         # The text column is on the host too where it is kept: whole, while the model may read only its beginning.
         own = selection.text[0]
         self._on_host = [name for name in selection.columns if name != own or name in selection.kept]
@@ -115,13 +120,12 @@ class JsonBlocks:
     def _read(self, block: RawBlock, held: NDArray[np.uint8], row: int) -> BlockRows | str:
         on_gpu = cp.empty(len(held), np.uint8)
         on_gpu.data.copy_from_host_async(held.ctypes.data, len(held), cp.cuda.get_current_stream())
-        # Find the lines, and the values of each as if none was blank.
-        lines, blank = block.lines, cp.zeros(1, np.int32)
-        every = Lines(cp.empty(lines, np.uint32), cp.empty(lines, np.uint32), cp.empty(lines, np.uint8), blank)
-        self._operations.lines(on_gpu, lines, True, every)
-        found = self._find(on_gpu, every.begins, every.sizes)
-        blanks, odd, *ends = fetched(blank, found.odd.count, *self._ends(found))
-        if blanks[0]:
+        every = self._lines(on_gpu)
+        if every is None:
+            return None
+        found = self._find(on_gpu, every.begins, every.sizes)  # as if no line was skipped
+        skipped, odd, *ends = fetched(every.skipped, found.odd.count, *self._ends(found))
+        if skipped[0]:
             kept = cp.flatnonzero(every.is_record)
             found = self._find(on_gpu, every.begins[kept], every.sizes[kept])
             odd, *ends = fetched(found.odd.count, *self._ends(found))
@@ -132,51 +136,55 @@ class JsonBlocks:
         # Have the host read what the GPU leaves to it, and put its texts among the others.
         which, begins, bytes_of_each = fetched(found.odd.which, found.begins, found.sizes)
         rows = np.flatnonzero(which)
-        on_host = self._read_on_host(held, block.at, begins[rows], bytes_of_each[rows])
+        on_host = read_alone(self._form, self._path, self._selection, held, block.at, begins[rows], bytes_of_each[rows])
+        if on_host is None:
+            return None
         found = self._with_texts(found, rows, on_host)
         chunk, sizes = self._chunk(found, fetched(*self._ends(found)), row)
         return BlockRows(_with_rows_of_host(chunk, row, rows, on_host), sizes, len(rows))
 
+    def _lines(self, block: cp.ndarray) -> Lines | None:
+        """The lines of a block; None where it is not certain which bytes are within quotes."""
+        rules = self._finder.rules
+        ends = self._operations.line_ends(block, rules)
+        quotes = cp.zeros(1, np.int32) if ends.quotes is None else ends.quotes[-1:]
+        count, misplaced, quotes_of_all = (int(one[0]) for one in fetched(ends.up_to[-1:], ends.misplaced, quotes))
+        if misplaced or quotes_of_all % 2:
+            return None
+        begins, sizes, is_record = (cp.empty(count, kind) for kind in (np.uint32, np.uint32, np.uint8))
+        lines = Lines(begins, sizes, is_record, cp.zeros(1, np.int32))
+        self._operations.lines(block, ends, rules, lines)
+        return lines
+
     def _find(self, block: cp.ndarray, begins: cp.ndarray, sizes: cp.ndarray) -> _Found:
         """Begin to look for the values of records."""
-        count = len(begins) * self._keys.columns
+        count = len(begins) * len(self._selection.columns)
         values = Values(cp.empty(count, np.uint8), cp.empty(count, np.uint32), cp.empty(count, np.uint32))
         odd = Odd(cp.empty(len(begins), np.uint8), cp.zeros(1, np.int32))
         characters = cp.empty(len(begins), np.int64)
         longest = self._form.limits.field_bytes
-        self._operations.objects(block, begins, sizes, longest, self._keys, values, odd)
+        self._finder.find(self._operations, Unread(block, begins, sizes, longest, values, odd))
         found = _Found(block, begins, sizes, values, cp.zeros(1, np.int64), characters, cp.zeros(1, np.int64), odd)
         return self._measured(found)
 
     def _measured(self, found: _Found) -> _Found:
         """The records with the places of their texts and of their other values."""
-        operations, texts, others = self._operations, found.values.part(0, len(found)), self._values_on_host(found)
+        measure, quote = self._operations.measure, self._finder.rules.quote
+        texts, others = found.values.part(0, len(found)), self._values_on_host(found)
         return replace(
             found,
-            text_offsets=operations.measure(found.block, texts, self._selection.reads, found.characters),
-            offsets=operations.measure(found.block, others) if self._on_host else found.offsets,
+            text_offsets=measure(found.block, texts, quote, self._selection.reads, found.characters),
+            offsets=measure(found.block, others, quote) if self._on_host else found.offsets,
         )
 
     def _values_on_host(self, found: _Found) -> Values:
         """The values of the columns on the host."""
-        columns = self._keys.columns
+        columns = len(self._selection.columns)
         return found.values.part((columns - len(self._on_host)) * len(found), columns * len(found))
 
     def _ends(self, found: _Found) -> tuple[cp.ndarray, cp.ndarray]:
         """Where the texts end, and where the values on the host do: int64 [1] each."""
         return found.text_offsets[-1:], found.offsets[-1:]
-
-    def _read_on_host(
-        self, block: NDArray[np.uint8], at: int, begins: NDArray[np.uint32], sizes: NDArray[np.uint32]
-    ) -> Chunk:
-        """The records that the GPU leaves to the host, with numbers from 0. at: the byte of the file of the block."""
-        firsts, own = begins.astype(np.int64), sizes.astype(np.int64)
-        data = b"\n".join(block[first : first + size].tobytes() for first, size in zip(firsts, own, strict=True))
-        starts = np.cumsum(np.append(0, own + 1))[:-1]
-        limits = self._form.limits
-        problems = {int(i): limits.long_line for i in np.flatnonzero(own > limits.field_bytes)}
-        records = Records(data, starts, starts + own, firsts + at, problems)
-        return self._form.chunk_of(records, self._path, 0, self._selection, None)
 
     def _with_texts(self, found: _Found, odd: NDArray[np.int64], on_host: Chunk) -> _Found:
         """The records with the texts that the host has found.
@@ -212,13 +220,13 @@ class JsonBlocks:
             The number of the first record.
 
         """
-        count, operations = len(found), self._operations
+        count, operations, quote = len(found), self._operations, self._finder.rules.quote
         text, others = (cp.empty(int(end[0]), np.uint8) for end in ends)
-        operations.write(found.block, found.values.part(0, count), found.text_offsets, text)
+        operations.write(found.block, found.values.part(0, count), quote, found.text_offsets, text)
         blank = cp.empty(count, np.uint8)
         operations.blank(text, found.text_offsets, blank)
         if self._on_host:
-            operations.write(found.block, self._values_on_host(found), found.offsets, others)
+            operations.write(found.block, self._values_on_host(found), quote, found.offsets, others)
         sizes, text_offsets, characters, is_blank, offsets, kinds, data = fetched(
             found.sizes, found.text_offsets, found.characters, blank,
             found.offsets, self._values_on_host(found).kinds, others,
@@ -227,6 +235,7 @@ class JsonBlocks:
         for number, name in enumerate(self._on_host):
             part = slice(number * count, (number + 1) * count)
             columns[name] = _strings(data, offsets[part.start : part.stop + 1], kinds[part] <= NULL)
+        columns |= {name: pa.repeat(pa.scalar(value, pa.string()), count) for name, value in self._selection.of_path}
         rows = self._rows(columns, count, row)
         chunk = Chunk(
             GpuTexts(text, text_offsets, is_blank.view(np.bool_)),
@@ -244,7 +253,7 @@ class JsonBlocks:
         arrays = [pa.repeat(pa.scalar(self._path, pa.string()), count), pa.array(np.arange(row, row + count))]
         for name, kind in zip(selection.kept, selection.row_schema.types[2:], strict=True):
             is_label = name in selection.labels
-            arrays.append((labels_of(columns[name], names.get(name)) if is_label else columns[name]).cast(kind))
+            arrays.append(copied(labels_of(columns[name], names.get(name)) if is_label else columns[name], kind))
         return pa.table(arrays, selection.row_schema)
 
     def _with_truth(self, chunk: Chunk, columns: dict[str, pa.Array]) -> Chunk:
@@ -255,6 +264,16 @@ class JsonBlocks:
         labels = one_label_each(labels_of(columns[name], dict(selection.class_names).get(name)), name)
         truth, _ = class_indices(labels, selection.classes, selection.rules)
         return replace(chunk, truth=truth, unknown_labels=unknown_labels(labels, truth, chunk.rows["row"].to_numpy()))
+
+
+def _finder(form: RecordFormat, selection: Selection) -> RecordFinder:
+    """What finds the values of a format."""
+    if isinstance(form, Jsonl):
+        return JsonRecords(selection)
+    if isinstance(form, Csv):
+        return CsvRecords(form, selection)
+    assert isinstance(form, Text)
+    return TextRecords(selection)
 
 
 def _strings(data: NDArray[np.uint8], offsets: NDArray[np.int64], is_null: NDArray[np.bool_]) -> pa.LargeStringArray:

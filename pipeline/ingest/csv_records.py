@@ -1,0 +1,34 @@
+"""The fields of CSV and TSV, found on a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..kernels.record_ops import NOT_THERE, DeviceFields, LineRules, RecordOperations, Skipped, Unread
+from ..source.chunk import Selection
+from ..source.formats.csv import Csv
+
+_ALL = int(np.iinfo(np.uint32).max)
+
+
+class CsvRecords:
+    """Finds the fields of records of CSV: as of `RecordFinder`.
+
+    Parameters
+    ----------
+    form : Csv
+        The format, bound to the columns and the dialect of the file.
+    selection : Selection
+        The columns that the job uses. One that the file lacks has no values.
+
+    """
+
+    def __init__(self, form: Csv, selection: Selection) -> None:
+        quote = ord(form.quote) if form.quote else NOT_THERE
+        self.rules = LineRules(Skipped.EMPTY, _ALL, quote, ord(form.delimiter))
+        wanted = [form.columns.index(name) if name in form.columns else NOT_THERE for name in selection.columns]
+        self._fields = DeviceFields(self.rules, len(form.columns), wanted)
+
+    def find(self, operations: RecordOperations, records: Unread) -> None:
+        """Begin to look for the values of records: as of `RecordFinder`."""
+        operations.fields(records, self._fields)

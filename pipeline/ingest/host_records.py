@@ -1,0 +1,54 @@
+"""The records of a block that a GPU leaves to the host."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..source.chunk import Chunk, Selection
+from ..source.formats.record_format import RecordFormat
+from ..source.formats.records import Records
+
+_LINE_END = b"\r\n"
+"""With a CR, so that one that is a part of the record stays a part of it."""
+
+
+def read_alone(
+    form: RecordFormat,
+    path: str,
+    selection: Selection,
+    block: NDArray[np.uint8],
+    at: int,
+    begins: NDArray[np.uint32],
+    sizes: NDArray[np.uint32],
+) -> Chunk | None:
+    """Some records of a block, with numbers from 0.
+
+    None where the host takes one of them for several, such as one of CSV in which a quote was left open: then it has to
+    read what is around it too.
+
+    Parameters
+    ----------
+    form : RecordFormat
+        The format, bound to the file's columns.
+    path : str
+        The file.
+    selection : Selection
+        The columns that the job uses, as they are in this file.
+    block : ndarray
+        uint8, the block.
+    at : int
+        The byte of the file at which it begins.
+    begins, sizes : ndarray
+        uint32, the first byte of each record in the block, and its bytes.
+
+    """
+    firsts, own = begins.astype(np.int64), sizes.astype(np.int64)
+    lines = (block[first : first + size].tobytes() for first, size in zip(firsts, own, strict=True))
+    data = b"".join(line + _LINE_END for line in lines)
+    starts = np.cumsum(np.append(0, own + len(_LINE_END)))[:-1]
+    split = form.split(data, False)
+    if not (np.array_equal(split.starts, starts) and np.array_equal(split.ends, starts + own)):
+        return None
+    records = Records(data, starts, starts + own, firsts + at, split.problems)
+    return form.chunk_of(records, path, 0, selection, None)

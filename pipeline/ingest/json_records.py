@@ -1,0 +1,29 @@
+"""The values of JSON Lines, found on a GPU."""
+
+from __future__ import annotations
+
+from ..kernels.record_ops import DeviceKeys, LineRules, RecordOperations, Skipped, Unread
+from ..source.chunk import Selection
+from .blocks import keys_of
+
+
+class JsonRecords:
+    """Finds the values of JSON objects, one a line: as of `RecordFinder`.
+
+    Parameters
+    ----------
+    selection : Selection
+        The columns that the job uses.
+
+    """
+
+    rules = LineRules(Skipped.BLANK)
+
+    def __init__(self, selection: Selection) -> None:
+        keys = keys_of(selection)
+        assert keys is not None
+        self._keys = DeviceKeys(keys)
+
+    def find(self, operations: RecordOperations, records: Unread) -> None:
+        """Begin to look for the values of records: as of `RecordFinder`."""
+        operations.objects(records, self._keys)

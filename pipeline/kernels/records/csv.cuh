@@ -1,0 +1,112 @@
+// Finds the wanted fields in one record of CSV, or the text of one line.
+//
+// `read_record` returns true only if the host would read the same values; the host reads the other records. Its reader,
+// `Csv` in pipeline/source/formats/csv.py, is the specification. No quote of the block may be misplaced.
+#pragma once
+
+#include "records/quotes.cuh"
+#include "records/values.cuh"
+
+// The fields of a file.
+struct Fields {
+    Dialect dialect;
+    int count;
+    const int* wanted;  // [columns]: the number of the field that is in each column, or -1 where the file has none
+};
+
+// The place of set bit number n of `bits`, from 0.
+__device__ __forceinline__ int place_of_bit(uint32 bits, int n) {
+    for (; n > 0; n--) bits &= bits - 1;
+    return first_bit(bits);
+}
+
+// Notes where the wanted fields of a record are. A lane has a column.
+struct FieldNotes {
+    const Fields& fields;
+    const Values& values;
+    const int record;
+    const uint32 offset;  // of the record in the block
+
+    // Call note(i, field) for each column: where its value is noted, and the number of its field.
+    template <typename Note>
+    __device__ __forceinline__ void each_column(Note note) const {
+        each_lane([&](int k) {
+            if (k < values.columns) note((int64)k * values.records + record, fields.wanted[k]);
+        });
+    }
+
+    // The first field begins with the record.
+    __device__ __forceinline__ void begin() const {
+        each_column([&](int64 i, int field) {
+            values.kinds[i] = field < 0 ? MISSING : FIELD;
+            values.begins[i] = offset;
+        });
+    }
+
+    // Some of 32 bytes from place `at` on are delimiters outside of quotes. passed: how many were before these.
+    __device__ __forceinline__ void end_some(int64 at, uint32 delimiters, int passed) const {
+        const int count = count_bits(delimiters);
+        each_column([&](int64 i, int field) {
+            const int before = field - 1 - passed, after = field - passed;  // the delimiters beside the field, of these
+            if (field > 0 && before >= 0 && before < count)
+                values.begins[i] = offset + (uint32)at + place_of_bit(delimiters, before) + 1;
+            if (after >= 0 && after < count)
+                values.sizes[i] = offset + (uint32)at + place_of_bit(delimiters, after) - values.begins[i];
+        });
+    }
+
+    // The last field, number `last`, ends with the record, which has `size` bytes. What is in quotes is without them.
+    __device__ __forceinline__ void end(const Article& text, int last) const {
+        each_column([&](int64 i, int field) {
+            if (field < 0) return;
+            const uint32 begin = values.begins[i] - offset;
+            const uint32 size = field == last ? (uint32)text.size - begin : values.sizes[i];
+            const bool is_quoted = size && text.bytes[begin] == fields.dialect.quote;
+            values.begins[i] += is_quoted;
+            values.sizes[i] = size - (is_quoted ? 2 : 0);
+        });
+    }
+};
+
+// Read a record. Returns false where the host must read it: it has too many fields, too few, or is not UTF-8. text: the
+// record, which begins at byte `offset` of its block.
+__device__ inline bool read_record(const Fields& fields, const Values& values, const Article& text, int record,
+                                   uint32 offset) {
+    const FieldNotes notes{fields, values, record, offset};
+    QuoteReader reader{fields.dialect.quote, 0};
+    int passed = 0;
+    notes.begin();
+    LaneBytes next = load_bytes(text.bytes, text.size);
+    for (int64 at = 0; at < text.size; at += LANES) {
+        const LaneBytes bytes = next;
+        if (at + LANES < text.size) next = load_bytes(text.bytes + at + LANES, text.size - at - LANES);
+        const uint32 there = bytes_there(text.size - at);
+        const uint32 inside = reader.next(bytes, there).inside;
+        if (!is_utf8(text, at, bytes)) return false;
+        const int delimiter = fields.dialect.delimiter;
+        const uint32 delimiters = bytes_where(bytes, [&](uint8 c) { return c == delimiter; }) & there & ~inside;
+        if (!delimiters) continue;
+        notes.end_some(at, delimiters, passed);
+        passed += count_bits(delimiters);
+    }
+    if (passed + 1 != fields.count) return false;
+    notes.end(text, passed);
+    return true;
+}
+
+// Goes through a field, 32 bytes at a time. All quotes in it come in pairs, of which the second one stands for nothing.
+struct FieldReader {
+    const Article value;
+    QuoteReader reader;
+
+    __device__ __forceinline__ Meaning next(int64 at) {
+        const uint32 there = bytes_there(value.size - at);
+        const LaneBytes bytes = load_bytes(value.bytes + at, value.size - at);
+        const uint32 continuing = lanes_where([&](int k) { return (bytes[k] & 0xc0) == 0x80; });
+        const Quoted quoted = reader.next(bytes, there);
+        const uint32 said = there & ~(quoted.quotes & ~quoted.inside);
+        return {said, 0, 0, said & ~continuing};
+    }
+
+    __device__ __forceinline__ void write(int64 at, int, uint8* out) const { out[0] = value.bytes[at]; }
+};

@@ -1,0 +1,40 @@
+// From the places of values to their text, a warp for each value: `measure_values` finds how long it is, and
+// `write_values` writes it.
+#include "records/csv.cuh"
+#include "records/json_strings.cuh"
+
+// kinds, begins, sizes [count]: the values. quote: of fields; -1 for none. lengths [count]: bytes of each as text, up to
+// its first `most` characters, or all of them where that is 0. characters [count], or null: characters of each whole
+// text; bytes, of what is PLAIN.
+__global__ void measure_values(const uint8* block, const uint8* kinds, const uint32* begins, const uint32* sizes,
+                               int64 count, int quote, int64 most, int64* lengths, int64* characters) {
+    const int64 value = warp_number();
+    if (value >= count) return;
+    const Article text{block + begins[value], sizes[value]};
+    Measured found{0, 0};
+    if (kinds[value] == STRING) found = measure(StringReader{text}, most);
+    if (kinds[value] == FIELD) found = measure(FieldReader{text, {quote, 0}}, most);
+    if (kinds[value] == PLAIN) found = {text.size, text.size};
+    each_lane([&](int k) {
+        if (k) return;
+        lengths[value] = found.bytes;
+        if (characters) characters[value] = found.characters;
+    });
+}
+
+// Write each value as text to out[offsets[value]] and on, up to out[offsets[value + 1]].
+__global__ void write_values(const uint8* block, const uint8* kinds, const uint32* begins, const uint32* sizes,
+                             int64 count, int quote, const int64* offsets, uint8* out) {
+    const int64 value = warp_number();
+    if (value >= count) return;
+    const int64 size = offsets[value + 1] - offsets[value];
+    const Article text{block + begins[value], sizes[value]};
+    out += offsets[value];
+    if (kinds[value] == STRING) write_text(StringReader{text}, size, out);
+    if (kinds[value] == FIELD) write_text(FieldReader{text, {quote, 0}}, size, out);
+    if (kinds[value] != PLAIN) return;
+    for (int64 at = 0; at < size; at += LANES)
+        each_lane([&](int k) {
+            if (at + k < size) out[at + k] = text.bytes[at + k];
+        });
+}
