@@ -15,7 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import BroadsheetError
-from ..kernels.record_ops import NULL, PLAIN, Lines, Odd, RecordOperations, Unread, Values
+from ..kernels.driver_calls import copy
+from ..kernels.record_ops import NULL, PLAIN, Lines, Odd, RecordOperations, Unread, Values, zeros
 from ..source.chunk import QUARANTINE_SCHEMA, Chunk, RowsByName, Selection, commonest_rows, unknown_labels
 from ..source.columns import copied
 from ..source.format import Format
@@ -30,9 +31,9 @@ from .csv_records import CsvRecords
 from .host_records import read_alone
 from .json_records import JsonRecords
 from .record_finder import RecordFinder
-from .stream import fetched, stream
 from .text_records import TextRecords
 from .texts import GpuTexts
+from .workspace import Workspace, lasting, workspace
 
 _MOST_ODD, _ODD_SHARE = 64, 0.01
 """Up to so many records of a block, or such a share of them, go to the host alone. Else the whole block does."""
@@ -94,8 +95,7 @@ class RecordBlocks:
         assert isinstance(form, RecordFormat)
         self._lock, self._form, self._path, self._selection = lock, form, path, selection
         self._operations = RecordOperations(cp.cuda.Device())
-        with stream():
-            self._finder = _finder(form, selection)
+        self._finder = _finder(form, selection)
         # The text column is on the host too where it is kept: whole, while the model may read only its beginning.
         own = selection.text[0]
         self._on_host = [name for name in selection.columns if name != own or name in selection.kept]
@@ -107,52 +107,53 @@ class RecordBlocks:
         """
         self._lock(block.slot)
         try:
-            with stream():
-                return self._read(block, np.frombuffer(held, np.uint8), row)
-        except cp.cuda.memory.OutOfMemoryError:
-            stream().synchronize()  # the block is being copied from its slot, which the reader fills next
-            cp.get_default_memory_pool().free_all_blocks()
-            return NO_MEMORY
+            with workspace() as own:
+                try:
+                    return self._read(own, block, np.frombuffer(held, np.uint8), row)
+                except cp.cuda.memory.OutOfMemoryError:
+                    own.stream.synchronize()  # the block is being copied from its slot, which the reader fills next
+                    cp.get_default_memory_pool().free_all_blocks()
+                    return NO_MEMORY
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
             place = f"{self._path}, bytes {block.at:,} to {block.at + block.size:,}"
             raise BroadsheetError(f"GPU {cp.cuda.Device().id} failed on {place}: {error}") from error
 
-    def _read(self, block: RawBlock, held: NDArray[np.uint8], row: int) -> BlockRows | str:
+    def _read(self, own: Workspace, block: RawBlock, held: NDArray[np.uint8], row: int) -> BlockRows | str:
         on_gpu = cp.empty(len(held), np.uint8)
-        on_gpu.data.copy_from_host_async(held.ctypes.data, len(held), cp.cuda.get_current_stream())
-        every = self._lines(on_gpu)
+        copy(on_gpu.data.ptr, held.ctypes.data, len(held), own.stream)
+        every = self._lines(own, on_gpu)
         if every is None:
-            return None
+            return UNCLEAR
         found = self._find(on_gpu, every.begins, every.sizes)  # as if no line was skipped
-        skipped, odd, *ends = fetched(every.skipped, found.odd.count, *self._ends(found))
+        skipped, odd, *ends = own.fetch(every.skipped, found.odd.count, *self._ends(found))
         if skipped[0]:
             kept = cp.flatnonzero(every.is_record)
             found = self._find(on_gpu, every.begins[kept], every.sizes[kept])
-            odd, *ends = fetched(found.odd.count, *self._ends(found))
+            odd, *ends = own.fetch(found.odd.count, *self._ends(found))
         if odd[0] > max(_MOST_ODD, _ODD_SHARE * len(found)):
             return MANY_ODD
         if not odd[0]:
-            return BlockRows(*self._chunk(found, ends, row))
+            return BlockRows(*self._chunk(own, found, ends, row))
         # Have the host read what the GPU leaves to it, and put its texts among the others.
-        which, begins, bytes_of_each = fetched(found.odd.which, found.begins, found.sizes)
+        which, begins, bytes_of_each = own.fetch(found.odd.which, found.begins, found.sizes)
         rows = np.flatnonzero(which)
         on_host = read_alone(self._form, self._path, self._selection, held, block.at, begins[rows], bytes_of_each[rows])
         if on_host is None:
-            return None
+            return UNCLEAR
         found = self._with_texts(found, rows, on_host)
-        chunk, sizes = self._chunk(found, fetched(*self._ends(found)), row)
+        chunk, sizes = self._chunk(own, found, own.fetch(*self._ends(found)), row)
         return BlockRows(_with_rows_of_host(chunk, row, rows, on_host), sizes, len(rows))
 
-    def _lines(self, block: cp.ndarray) -> Lines | None:
-        """The lines of a block; None where it is not certain which bytes are within quotes."""
+    def _lines(self, own: Workspace, block: cp.ndarray) -> Lines | None:
+        """The lines of a block; None where it ends within quotes, or which bytes are within quotes is not certain."""
         rules = self._finder.rules
         ends = self._operations.line_ends(block, rules)
-        quotes = cp.zeros(1, np.int32) if ends.quotes is None else ends.quotes[-1:]
-        count, misplaced, quotes_of_all = (int(one[0]) for one in fetched(ends.up_to[-1:], ends.misplaced, quotes))
-        if misplaced or quotes_of_all % 2:
+        is_inside = zeros(1, np.uint8) if ends.insides is None else ends.insides[-1:]
+        count, unclear, is_open = (int(one[0]) for one in own.fetch(ends.up_to[-1:], ends.unclear, is_inside))
+        if unclear or is_open:
             return None
         begins, sizes, is_record = (cp.empty(count, kind) for kind in (np.uint32, np.uint32, np.uint8))
-        lines = Lines(begins, sizes, is_record, cp.zeros(1, np.int32))
+        lines = Lines(begins, sizes, is_record, zeros(1, np.int32))
         self._operations.lines(block, ends, rules, lines)
         return lines
 
@@ -160,11 +161,11 @@ class RecordBlocks:
         """Begin to look for the values of records."""
         count = len(begins) * len(self._selection.columns)
         values = Values(cp.empty(count, np.uint8), cp.empty(count, np.uint32), cp.empty(count, np.uint32))
-        odd = Odd(cp.empty(len(begins), np.uint8), cp.zeros(1, np.int32))
+        odd = Odd(cp.empty(len(begins), np.uint8), zeros(1, np.int32))
         characters = cp.empty(len(begins), np.int64)
         longest = self._form.limits.field_bytes
         self._finder.find(self._operations, Unread(block, begins, sizes, longest, values, odd))
-        found = _Found(block, begins, sizes, values, cp.zeros(1, np.int64), characters, cp.zeros(1, np.int64), odd)
+        found = _Found(block, begins, sizes, values, zeros(1, np.int64), characters, zeros(1, np.int64), odd)
         return self._measured(found)
 
     def _measured(self, found: _Found) -> _Found:
@@ -207,11 +208,15 @@ class RecordBlocks:
         values.sizes[rows] = cp.asarray(np.diff(offsets).astype(np.uint32))
         return self._measured(replace(found, block=block))
 
-    def _chunk(self, found: _Found, ends: list[NDArray[np.int64]], row: int) -> tuple[Chunk, NDArray[np.int64]]:
+    def _chunk(
+        self, own: Workspace, found: _Found, ends: list[NDArray[np.int64]], row: int
+    ) -> tuple[Chunk, NDArray[np.int64]]:
         """The chunk of all records, and the bytes of each.
 
         Parameters
         ----------
+        own : Workspace
+            The memory of the block.
         found : _Found
             The records.
         ends : list of ndarray
@@ -221,13 +226,13 @@ class RecordBlocks:
 
         """
         count, operations, quote = len(found), self._operations, self._finder.rules.quote
-        text, others = (cp.empty(int(end[0]), np.uint8) for end in ends)
+        text, others = lasting(int(ends[0][0])), cp.empty(int(ends[1][0]), np.uint8)
         operations.write(found.block, found.values.part(0, count), quote, found.text_offsets, text)
         blank = cp.empty(count, np.uint8)
         operations.blank(text, found.text_offsets, blank)
         if self._on_host:
             operations.write(found.block, self._values_on_host(found), quote, found.offsets, others)
-        sizes, text_offsets, characters, is_blank, offsets, kinds, data = fetched(
+        sizes, text_offsets, characters, is_blank, offsets, kinds, data = own.fetch(
             found.sizes, found.text_offsets, found.characters, blank,
             found.offsets, self._values_on_host(found).kinds, others,
         )  # fmt: skip

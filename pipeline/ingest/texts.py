@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ..kernels.driver_calls import copy
 from ..source.chunk import OffHost, are_blank, buffers_of
-from .stream import stream
+from .workspace import lasting, workspace
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,17 @@ class GpuTexts:
 
     def joined(self, others: Sequence[OffHost | pa.LargeBinaryArray]) -> OffHost:
         """These texts, and then others, which may be on the host."""
-        with self.data.device, stream() as current:
-            every = [self, *map(_on_gpu, others)]
-            data = cp.empty(sum(texts.nbytes for texts in every), np.uint8)
+        with self.data.device, workspace() as own:
+            every = [self, *(_on_gpu(texts) for texts in others if len(texts))]
+            data = lasting(sum(texts.nbytes for texts in every))
             offsets = np.zeros(1 + sum(map(len, every)), np.int64)
             row = at = 0
             for texts in every:
                 begin, size = int(texts.offsets[0]), texts.nbytes
-                data[at : at + size] = texts.data[begin : begin + size]
+                copy(data.data.ptr + at, texts.data.data.ptr + begin, size, own.stream)
                 offsets[row + 1 : row + 1 + len(texts)] = texts.offsets[1:] + (at - begin)
                 row, at = row + len(texts), at + size
-            current.synchronize()
+            own.stream.synchronize()
         return GpuTexts(data, offsets, np.concatenate([texts.is_blank for texts in every]))
 
     def on_host(self) -> pa.LargeBinaryArray:

@@ -243,8 +243,13 @@ def fasttext_kernels(shape: FastTextShape, classes: int) -> list[Kernel]:
 
 
 @cache
-def count_quotes_kernel() -> Kernel:
-    return Kernel("count quotes", "records/lines.cu", "count_quotes")
+def find_changes_kernel() -> Kernel:
+    return Kernel("find changes", "records/lines.cu", "find_changes")
+
+
+@cache
+def find_insides_kernel() -> Kernel:
+    return Kernel("find insides", "records/lines.cu", "find_insides")
 
 
 @cache
@@ -285,7 +290,8 @@ def write_values_kernel() -> Kernel:
 def record_kernels() -> list[Kernel]:
     """Those that find the records of a block, and their values."""
     return [
-        count_quotes_kernel(),
+        find_changes_kernel(),
+        find_insides_kernel(),
         count_line_ends_kernel(),
         place_line_ends_kernel(),
         find_lines_kernel(),

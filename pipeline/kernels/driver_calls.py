@@ -52,7 +52,8 @@ def make_current() -> None:
 
 def copy(to: int, source: int, size: int, stream: cp.cuda.Stream) -> None:
     """Begin to copy bytes between addresses of the GPU and of page-locked memory, in any direction."""
-    _check(_copy(to, source, size, stream.ptr))
+    if size:
+        _check(_copy(to, source, size, stream.ptr))
 
 
 def record(event: cp.cuda.Event, stream: cp.cuda.Stream) -> None:

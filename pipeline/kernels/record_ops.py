@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import cupy as cp
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from .catalog import (
     WARP,
     Kernel,
     count_line_ends_kernel,
-    count_quotes_kernel,
     find_blank_kernel,
+    find_changes_kernel,
+    find_insides_kernel,
     find_lines_kernel,
     measure_values_kernel,
     place_line_ends_kernel,
@@ -26,6 +28,7 @@ from .catalog import (
     read_objects_kernel,
     write_values_kernel,
 )
+from .driver_calls import clear, start
 from .json_keys import JsonKeys
 from .ops import load
 
@@ -37,8 +40,6 @@ NOT_THERE = -1
 
 _SPAN_BYTES = 2048
 """Bytes of a block in which one warp looks for line ends."""
-
-_DIALECT = np.dtype([("quote", "<i4"), ("delimiter", "<i4")])
 
 
 class RecordOperations:
@@ -66,16 +67,14 @@ class RecordOperations:
 
         """
         size, span, spans = np.int64(len(block)), np.int32(_SPAN_BYTES), -(-len(block) // _SPAN_BYTES)
-        dialect = np.array([(rules.quote, rules.delimiter)], _DIALECT).view("V8")
-        counts, misplaced = cp.empty(spans, np.int32), cp.zeros(1, np.int32)
-        quotes = None
+        counts, unclear, insides = cp.empty(spans, np.int32), zeros(1, np.int32), None
+        given = (block, size, span, np.int32(spans), rules.dialect)
         if rules.quote != NOT_THERE:
-            quote = np.int32(rules.quote)
-            self._launch_warps(count_quotes_kernel(), spans, (block, size, span, np.int32(spans), quote, counts))
-            quotes = cp.cumsum(counts, dtype=np.int32)
-        arguments = (block, size, span, np.int32(spans), dialect, _or_null(quotes), counts, misplaced)
-        self._launch_warps(count_line_ends_kernel(), spans, arguments)
-        return LineEnds(cp.cumsum(counts, dtype=np.int32), quotes, misplaced)
+            changes, insides = cp.empty(spans, np.uint8), cp.empty(spans + 1, np.uint8)
+            self._launch_warps(find_changes_kernel(), spans, (*given, changes, unclear))
+            self._launch_warps(find_insides_kernel(), 1, (changes, np.int32(spans), insides))
+        self._launch_warps(count_line_ends_kernel(), spans, (*given, _or_null(insides), counts))
+        return LineEnds(cp.cumsum(counts, dtype=np.int32), insides, unclear)
 
     def lines(self, block: cp.ndarray, found: LineEnds, rules: LineRules, out: Lines) -> None:
         """Find the lines of a block.
@@ -92,10 +91,9 @@ class RecordOperations:
             Where the lines go, those too that are no records: as many as there are line ends.
 
         """
-        size, span, spans = np.int64(len(block)), np.int32(_SPAN_BYTES), len(found.up_to)
-        ends, quotes = cp.empty(len(out.begins), np.uint32), _or_null(found.quotes)
-        arguments = (block, size, span, np.int32(spans), np.int32(rules.quote), quotes, found.up_to, ends)
-        self._launch_warps(place_line_ends_kernel(), spans, arguments)
+        spans, ends = len(found.up_to), cp.empty(len(out.begins), np.uint32)
+        given = (block, np.int64(len(block)), np.int32(_SPAN_BYTES), np.int32(spans), rules.dialect)
+        self._launch_warps(place_line_ends_kernel(), spans, (*given, _or_null(found.insides), found.up_to, ends))
         kernel, rule = find_lines_kernel(), (np.uint32(rules.most_crs), np.uint8(rules.skipped))
         self._launch(kernel, -(-len(ends) // kernel.threads), (block, ends, np.int32(len(ends)), *rule, *out))
 
@@ -104,7 +102,7 @@ class RecordOperations:
         self._find(read_objects_kernel(), records, keys.record)
 
     def fields(self, records: Unread, fields: DeviceFields) -> None:
-        """Find the fields of CSV, in a block without a misplaced quote. fields: those of the columns."""
+        """Find the fields of CSV, or lines of text. fields: those of the columns."""
         self._find(read_fields_kernel(), records, fields.record)
 
     def _find(self, kernel: Kernel, records: Unread, wanted: NDArray[np.void]) -> None:
@@ -132,7 +130,8 @@ class RecordOperations:
 
         """
         count = len(values.kinds)
-        offsets = cp.zeros(count + 1, np.int64)
+        offsets = cp.empty(count + 1, np.int64)
+        clear(offsets[:1], cp.cuda.get_current_stream())
         lengths = cp.empty(count, np.int64)
         arguments = (block, *values, np.int64(count), np.int32(quote), np.int64(most), lengths, _or_null(characters))
         self._launch_warps(measure_values_kernel(), count, arguments)
@@ -168,7 +167,15 @@ class RecordOperations:
 
     def _launch(self, kernel: Kernel, blocks: int, arguments: tuple[Any, ...]) -> None:
         if blocks:
-            load(kernel.file, kernel.expression, self._target)((blocks,), (kernel.threads,), arguments)
+            function = load(kernel.file, kernel.expression, self._target)
+            start(function, blocks, kernel.threads, arguments, cp.cuda.get_current_stream())
+
+
+def zeros(count: int, kind: DTypeLike) -> cp.ndarray:
+    """An array of zeros of the current stream."""
+    array = cp.empty(count, kind)
+    clear(array, cp.cuda.get_current_stream())
+    return array
 
 
 def _or_null(array: cp.ndarray | None) -> Any:
@@ -202,6 +209,11 @@ class LineRules(NamedTuple):
     quote: int = NOT_THERE
     delimiter: int = NOT_THERE
 
+    @property
+    def dialect(self) -> NDArray[np.void]:
+        """records/quotes.cuh's `Dialect`, by value."""
+        return np.array([(self.quote, self.delimiter)], "i4,i4").view("V8")
+
 
 class LineEnds(NamedTuple):
     """The line ends of a block that are not within quotes, in spans of the block.
@@ -210,16 +222,16 @@ class LineEnds(NamedTuple):
     ----------
     up_to : int32 [spans]
         How many there are up to the end of each span.
-    quotes : int32 [spans] or None
-        The same of quotes; None where there is no such character.
-    misplaced : int32 [1]
-        How many quotes are where none may be: if there is one, nothing of this holds.
+    insides : uint8 [spans + 1] or None
+        Whether each span begins within quotes, and whether the block ends so; None where there are no quotes.
+    unclear : int32 [1]
+        Of how many spans that is not certain: if there is one, nothing of this holds.
 
     """
 
     up_to: cp.ndarray
-    quotes: cp.ndarray | None
-    misplaced: cp.ndarray
+    insides: cp.ndarray | None
+    unclear: cp.ndarray
 
 
 class Lines(NamedTuple):
@@ -331,7 +343,7 @@ class DeviceFields:
     """
 
     def __init__(self, rules: LineRules, count: int, wanted: Sequence[int]) -> None:
-        self._wanted = cp.asarray(np.array(wanted, np.int32))
+        self._wanted = _table(np.array(wanted, np.int32))
         numbers = (rules.quote, rules.delimiter, count, b"", self._wanted.data.ptr)
         self.record = np.array([numbers], "i4,i4,i4,V4,u8").view("V24")
 
@@ -341,7 +353,19 @@ class DeviceKeys:
 
     def __init__(self, keys: JsonKeys) -> None:
         tables: list[NDArray[Any]] = [keys.names, keys.first, keys.edges.view(np.uint8), keys.columns, keys.below]
-        self._tables = [cp.asarray(np.append(table, np.zeros(1, table.dtype))) for table in tables]
+        self._tables = [_table(np.append(table, np.zeros(1, table.dtype))) for table in tables]
         numbers = (keys.texts, keys.needed, keys.is_every_key)
         addresses = [table.data.ptr for table in self._tables]
         self.record = np.array([(*addresses, *numbers, b"")], "u8,u8,u8,u8,u8,u4,u4,u1,V7").view("V56")
+
+
+def _table(content: NDArray[Any]) -> cp.ndarray:
+    """A table on the current GPU. The ranges and files of a job need the same ones."""
+    return _shared_table(cp.cuda.runtime.getDevice(), content.dtype.str, content.tobytes())
+
+
+@lru_cache(maxsize=256)
+def _shared_table(device: int, kind: str, content: bytes) -> cp.ndarray:
+    table = cp.asarray(np.frombuffer(content, kind))
+    cp.cuda.get_current_stream().synchronize()  # other streams do not wait for this one
+    return table

@@ -1,12 +1,13 @@
 """Who has read the records of a job's input, where a GPU has read some: keys of counts of records."""
 
 BY_GPU = "gpu"
-ODD, MANY_ODD, NO_MEMORY = "odd", "many_odd", "no_memory"
+ODD, MANY_ODD, UNCLEAR, NO_MEMORY = "odd", "many_odd", "unclear", "no_memory"
 OUTSIDE_BLOCKS, OTHER_RANGES = "outside_blocks", "other_ranges"
 
 BY_HOST = {
     ODD: "of which the GPU could not be sure",
     MANY_ODD: "from a block on with many of that kind",
+    UNCLEAR: "from a block on in which the GPU could not be sure where records end",
     NO_MEMORY: "from a block on for which the GPU had no memory",
     OUTSIDE_BLOCKS: "from a line on that is longer than a block, or goes beyond its part of a file",
     OTHER_RANGES: "in files that only the host reads",

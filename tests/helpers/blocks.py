@@ -19,7 +19,7 @@ from broadsheet.pipeline.source.formats.records import Records
 from broadsheet.pipeline.source.plan.plan import Plan, Range, RangeEnd, Start
 from broadsheet.pipeline.source.read.read import Skipped, read_range
 from broadsheet.pipeline.source.read.ring import RawBlock
-from broadsheet.pipeline.telemetry.read_by import MANY_ODD
+from broadsheet.pipeline.telemetry.read_by import MANY_ODD, UNCLEAR
 
 SLOT_BYTES = 64 << 10
 """Of readers for tests. A few lines of the files are longer."""
@@ -42,7 +42,7 @@ class OnHost:
         data = bytes(held)
         split = self.form.split(data, False)
         if split.consumed < len(data):  # the last record goes on, as where a quote is misplaced
-            return None
+            return UNCLEAR
         records = Records(data, split.starts, split.ends, split.starts + block.at, split.problems)
         chunk = self.form.chunk_of(records, self.path, 0, self.selection, None)
         return BlockRows(numbered(chunk, row), records.sizes, len(chunk.quarantine))

@@ -28,16 +28,20 @@ template <typename Work> void each_warp(int64 count, Work work) {
     for (number_of_warp = 0; number_of_warp < count; number_of_warp++) work();
 }
 extern "C" {
-void quotes(const uint8* block, int64 size, int span, int spans, int quote, int* counts) {
-    each_warp(spans, [&] { count_quotes(block, size, span, spans, quote, counts); });
+void changes(const uint8* block, int64 size, int span, int spans, const Dialect* dialect, uint8* changes,
+             int* unclear) {
+    each_warp(spans, [&] { find_changes(block, size, span, spans, *dialect, changes, unclear); });
 }
-void line_ends(const uint8* block, int64 size, int span, int spans, const Dialect* dialect, const int* quotes,
-               int* counts, int* misplaced) {
-    each_warp(spans, [&] { count_line_ends(block, size, span, spans, *dialect, quotes, counts, misplaced); });
+void insides(const uint8* changes, int spans, uint8* insides) {
+    each_warp(1, [&] { find_insides(changes, spans, insides); });
 }
-void place(const uint8* block, int64 size, int span, int spans, int quote, const int* quotes, const int* before,
-           uint32* ends) {
-    each_warp(spans, [&] { place_line_ends(block, size, span, spans, quote, quotes, before, ends); });
+void line_ends(const uint8* block, int64 size, int span, int spans, const Dialect* dialect, const uint8* insides,
+               int* counts) {
+    each_warp(spans, [&] { count_line_ends(block, size, span, spans, *dialect, insides, counts); });
+}
+void place(const uint8* block, int64 size, int span, int spans, const Dialect* dialect, const uint8* insides,
+           const int* before, uint32* ends) {
+    each_warp(spans, [&] { place_line_ends(block, size, span, spans, *dialect, insides, before, ends); });
 }
 void lines(const uint8* block, const uint32* ends, int lines, uint32 most_crs, uint8 skipped, uint32* begins,
            uint32* sizes, uint8* is_record, int* skipped_lines) {

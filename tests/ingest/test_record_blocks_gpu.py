@@ -13,12 +13,14 @@ from reading import found
 
 from broadsheet.pipeline import classify, close
 from broadsheet.pipeline.engine.open import why_no_gpu
+from broadsheet.pipeline.ingest.blocks import BlockRows, OpenBlocks
 from broadsheet.pipeline.ingest.reading import read_range as read_in_blocks
 from broadsheet.pipeline.source.chunk import Selection
-from broadsheet.pipeline.source.plan.plan import plan_files
+from broadsheet.pipeline.source.plan.plan import RangeEnd, plan_files
 from broadsheet.pipeline.source.read.read import read_range
 from broadsheet.pipeline.source.read.readers import Readers
 from broadsheet.pipeline.source.read.ring import RawBlock
+from broadsheet.pipeline.telemetry.remarks import REMARKS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
 
@@ -29,6 +31,37 @@ read_range = STATE.read_range
 STATE.read_range = lambda *given: read_range(*given[:6])
 """
 """A worker that never keeps texts on the GPU."""
+
+
+Opened = tuple[OpenBlocks, list[bool]]
+
+
+@pytest.fixture
+def opened() -> Opened:
+    """What opens the blocks of a file on a GPU, and where it is noted whether each block was refused."""
+    from broadsheet.pipeline.ingest.record_blocks import RecordBlocks
+
+    refused: list[bool] = []
+
+    class Noted(RecordBlocks):
+        def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | str:
+            rows = super().read(block, held, row)
+            refused.append(isinstance(rows, str))
+            return rows
+
+    return partial(Noted, lambda slot: None), refused
+
+
+def compare(readers: Readers, opened: OpenBlocks, paths: list[Path], selection: Selection, chunk_rows: int) -> None:
+    """Hold the rows of files, as they are read in blocks, to those that the host reads."""
+    plan = plan_files(found(paths), selection, chunk_rows)
+    for part in parts_of(plan):
+        given = (part, plan.selection, chunk_rows, never)
+        items = [*read_in_blocks(readers, opened, *given, [])]
+        assert told(items) == told([*read_range(*given)])
+        end = items[-1]
+        assert isinstance(end, RangeEnd)
+        assert sum(end.read_by.values()) == sum(rows or 0 for _, rows in end.files)
 
 
 @pytest.fixture(scope="module")
@@ -51,82 +84,82 @@ SUFFIXES = [".jsonl", ".csv", ".tsv", ".txt"]
 @pytest.mark.parametrize("keep_all", [False, True])
 @pytest.mark.parametrize("reads", [0, 90])
 def test_a_gpu_reads_what_the_host_reads(
-    readers: Readers, suffix: str, others: float, keep_all: bool, reads: int, tmp_path: Path
+    readers: Readers, opened: Opened, suffix: str, others: float, keep_all: bool, reads: int, tmp_path: Path
 ) -> None:
     """Of a block with many records that are left to the host, it reads all."""
-    from broadsheet.pipeline.ingest.record_blocks import RecordBlocks
-
-    chance = random.Random(f"{suffix} {others} {keep_all} {reads}")
-    refused = []
-
-    class Noted(RecordBlocks):
-        def read(self, block: RawBlock, held: memoryview, row: int):
-            rows = super().read(block, held, row)
-            refused.append(rows is None)
-            return rows
-
+    chance, (open_blocks, refused) = random.Random(f"{suffix} {others} {keep_all} {reads}"), opened
     (tmp_path / "label=a").mkdir()
     path = written(tmp_path / "label=a" / f"a{suffix}", 3000, chance, others)
     kept, truth = (("label", "text"), None) if suffix == ".txt" else (("id", "text"), "label")
     selection = Selection(kept=kept, truth=truth, classes=("a",), reads=reads, keep_all=keep_all)
-    plan = plan_files(found([path]), selection, 700)
-    for part in parts_of(plan):
-        given = (part, plan.selection, 700, never)
-        blocks = read_in_blocks(readers, partial(Noted, lambda slot: None), *given, [])
-        assert told([*blocks]) == told([*read_range(*given)])
+    compare(readers, open_blocks, [path], selection, 700)
     assert refused
     assert any(refused) == (others == 0.6)
 
 
 @pytest.mark.parametrize(
-    "row",
-    ['1,5" of rain,a\n', '1,"a",a\n1,"two\nlines",a,b\n', '1,"never closed,a\n', "1,text,a\n" * 9 + '1,"x" y,a\n'],
+    ("row", "is_refused"),
+    [
+        ('1,5" of rain,a\n', False),
+        ('1,"x" y,a\n', False),
+        ('1,"a",a\n1,"two\nlines",a,b\n', True),
+        ('1,"never closed,a\n', True),
+    ],
 )
-def test_a_block_with_a_quote_that_does_not_fit_is_read_by_the_host(readers: Readers, row: str, tmp_path: Path) -> None:
-    from broadsheet.pipeline.ingest.record_blocks import RecordBlocks
-
+def test_quotes_are_what_they_are_to_the_host(
+    readers: Readers, opened: Opened, row: str, is_refused: bool, tmp_path: Path
+) -> None:
+    """Of a record that may have a quote which was left open, the host reads the block."""
     (tmp_path / "place=here").mkdir()
     path = tmp_path / "place=here" / "a.csv"
     path.write_text("id,text,label\n" + '2,"good,\n""row""",a\r\n' * 9000 + row + "3,good,a\n" * 9000)
     selection = Selection(kept=("id", "place"), truth="label", classes=("a",))
-    plan = plan_files(found([path]), selection, 700)
-    for part in parts_of(plan):
-        given = (part, plan.selection, 700, never)
-        blocks = read_in_blocks(readers, partial(RecordBlocks, lambda slot: None), *given, [])
-        assert told([*blocks]) == told([*read_range(*given)])
+    open_blocks, refused = opened
+    compare(readers, open_blocks, [path], selection, 700)
+    assert any(refused) == is_refused
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_block_of_blank_lines(readers: Readers, suffix: str, tmp_path: Path) -> None:
-    from broadsheet.pipeline.ingest.record_blocks import RecordBlocks
-
+def test_a_block_of_blank_lines(readers: Readers, opened: Opened, suffix: str, tmp_path: Path) -> None:
     path, blank = tmp_path / f"a{suffix}", " \n\r\n\n" if suffix == ".jsonl" else "\n\r\n"
     first, last = ('{"text": "a"}\n', '{"text": "b"}\n') if suffix == ".jsonl" else ("text\na\n", "b\n")
     path.write_text(first + blank * 60_000 + last)
-    plan = plan_files(found([path]), Selection(), 700)
-    for part in parts_of(plan):
-        given = (part, plan.selection, 700, never)
-        blocks = read_in_blocks(readers, partial(RecordBlocks, lambda slot: None), *given, [])
-        assert told([*blocks]) == told([*read_range(*given)])
+    compare(readers, opened[0], [path], Selection(), 700)
 
 
 @pytest.mark.parametrize("chunk_rows", [700, 900, 4000])
-def test_a_chunk_may_begin_with_rows_of_the_host(readers: Readers, chunk_rows: int, tmp_path: Path) -> None:
+def test_a_chunk_may_begin_with_rows_of_the_host(
+    readers: Readers, opened: Opened, chunk_rows: int, tmp_path: Path
+) -> None:
     """As with the last row of a file, which lacks its line end."""
-    from broadsheet.pipeline.ingest.record_blocks import RecordBlocks
-
     (tmp_path / "place=here").mkdir()
     paths = [tmp_path / "place=here" / name for name in ("a.csv", "b.jsonl", "c.csv")]
     for path in paths:
-        many = path.suffix == ".csv"
-        row = '1,"some text",a\n' if many else '{"id": 1, "text": "some text", "label": "a"}\n'
-        path.write_text("id,text,label\n" * many + (row * 700).rstrip("\n"))
-    selection = Selection(kept=("id", "place"), truth="label", classes=("a",))
-    plan = plan_files(found(paths), selection, chunk_rows)
-    for part in plan.ranges:
-        given = (part, plan.selection, chunk_rows, never)
-        blocks = read_in_blocks(readers, partial(RecordBlocks, lambda slot: None), *given, [])
-        assert told([*blocks]) == told([*read_range(*given)])
+        is_csv = path.suffix == ".csv"
+        row = '1,"some text",a\n' if is_csv else '{"id": 1, "text": "some text", "label": "a"}\n'
+        path.write_text("id,text,label\n" * is_csv + (row * 700).rstrip("\n"))
+    compare(readers, opened[0], paths, Selection(kept=("id", "place"), truth="label", classes=("a",)), chunk_rows)
+
+
+def test_where_memory_cannot_be_page_locked_it_is_used_all_the_same_and_said_once(readers: Readers) -> None:
+    """CUDA refuses to lock what is locked already."""
+    from broadsheet.pipeline.ingest.page_lock import PageLocks
+
+    first, second = PageLocks(readers.ring), PageLocks(readers.ring)
+    first.lock(0)
+    first.lock(0)
+    assert not REMARKS
+    second.lock(0)
+    second.lock(1)
+    (remark,) = REMARKS
+    assert remark.startswith("the host does not page-lock memory for reading, so a GPU copied its input more slowly: ")
+    second.close()
+    assert not REMARKS
+    first.close()
+    again = PageLocks(readers.ring)
+    again.lock(0)
+    assert not REMARKS
+    again.close()
 
 
 def test_a_job_writes_the_same_files_either_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

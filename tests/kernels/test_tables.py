@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from broadsheet.pipeline.kernels.catalog import largest_batch
 from broadsheet.pipeline.kernels.memory_plan import (
     CLOSING,
+    SLOTS,
     activation_bytes,
     capacity,
     most_units,
@@ -168,7 +169,7 @@ def test_page_locked_memory_is_planned_too() -> None:
     buffers = page_locked(layer_table(70, 1014, 1000), 8448, "dense")
     results = next(buffer for buffer in buffers if buffer.name == "results")
     assert results.bytes > 3 * 4 * 1000 * 8448
-    assert (results.total, results.count) == (3 * (128 << 20), 3)
+    assert (results.total, results.count) == (SLOTS * (128 << 20), SLOTS)
     assert planned_bytes(buffers) == sum(buffer.total for buffer in buffers) < 1 << 30
 
 

@@ -1,7 +1,7 @@
 // Finds the wanted fields in one record of CSV, or the text of one line.
 //
 // `read_record` returns true only if the host would read the same values; the host reads the other records. Its reader,
-// `Csv` in pipeline/source/formats/csv.py, is the specification. No quote of the block may be misplaced.
+// `Csv` in pipeline/source/formats/csv.py, is the specification.
 #pragma once
 
 #include "records/quotes.cuh"
@@ -38,7 +38,7 @@ struct FieldNotes {
     // The first field begins with the record.
     __device__ __forceinline__ void begin() const {
         each_column([&](int64 i, int field) {
-            values.kinds[i] = field < 0 ? MISSING : FIELD;
+            values.kinds[i] = MISSING;
             values.begins[i] = offset;
         });
     }
@@ -62,18 +62,20 @@ struct FieldNotes {
             const uint32 begin = values.begins[i] - offset;
             const uint32 size = field == last ? (uint32)text.size - begin : values.sizes[i];
             const bool is_quoted = size && text.bytes[begin] == fields.dialect.quote;
+            values.kinds[i] = is_quoted ? QUOTED : FIELD;
             values.begins[i] += is_quoted;
             values.sizes[i] = size - (is_quoted ? 2 : 0);
         });
     }
 };
 
-// Read a record. Returns false where the host must read it: it has too many fields, too few, or is not UTF-8. text: the
-// record, which begins at byte `offset` of its block.
+// Read a record. Returns false where the host must read it: it has too many fields, too few, or text after the quote that
+// closes a field, or is not UTF-8. text: the record, which begins at byte `offset` of its block.
 __device__ inline bool read_record(const Fields& fields, const Values& values, const Article& text, int record,
                                    uint32 offset) {
     const FieldNotes notes{fields, values, record, offset};
-    QuoteReader reader{fields.dialect.quote, 0};
+    const Dialect dialect = fields.dialect;
+    QuoteReader reader{dialect, 0, 1};
     int passed = 0;
     notes.begin();
     LaneBytes next = load_bytes(text.bytes, text.size);
@@ -81,10 +83,17 @@ __device__ inline bool read_record(const Fields& fields, const Values& values, c
         const LaneBytes bytes = next;
         if (at + LANES < text.size) next = load_bytes(text.bytes + at + LANES, text.size - at - LANES);
         const uint32 there = bytes_there(text.size - at);
-        const uint32 inside = reader.next(bytes, there).inside;
+        const Quoted quoted = reader.next(bytes, there);
         if (!is_utf8(text, at, bytes)) return false;
-        const int delimiter = fields.dialect.delimiter;
-        const uint32 delimiters = bytes_where(bytes, [&](uint8 c) { return c == delimiter; }) & there & ~inside;
+        const uint32 closing = quoted.quotes & ~quoted.inside;
+        if (closing && lanes_where([&](int k) {
+                if (!(closing >> k & 1) || at + k + 1 == text.size) return false;
+                const uint8 after = text.bytes[at + k + 1];
+                return after != dialect.quote && after != dialect.delimiter;
+            }))
+            return false;
+        const uint32 delimiters =
+            bytes_where(bytes, [&](uint8 c) { return c == dialect.delimiter; }) & there & ~quoted.inside;
         if (!delimiters) continue;
         notes.end_some(at, delimiters, passed);
         passed += count_bits(delimiters);
@@ -94,17 +103,21 @@ __device__ inline bool read_record(const Fields& fields, const Values& values, c
     return true;
 }
 
-// Goes through a field, 32 bytes at a time. All quotes in it come in pairs, of which the second one stands for nothing.
+// Goes through a field, 32 bytes at a time. quote: that of a QUOTED field, all of whose quotes come in pairs, of which the
+// second one stands for nothing; -1 for another field.
 struct FieldReader {
     const Article value;
-    QuoteReader reader;
+    const int quote;
+    uint32 is_second = 0;  // whether the next quote is the second of two: all bits or none
 
     __device__ __forceinline__ Meaning next(int64 at) {
         const uint32 there = bytes_there(value.size - at);
         const LaneBytes bytes = load_bytes(value.bytes + at, value.size - at);
         const uint32 continuing = lanes_where([&](int k) { return (bytes[k] & 0xc0) == 0x80; });
-        const Quoted quoted = reader.next(bytes, there);
-        const uint32 said = there & ~(quoted.quotes & ~quoted.inside);
+        const uint32 quotes = bytes_where(bytes, [&](uint8 c) { return c == quote; }) & there;
+        const uint32 between = parity_so_far(quotes) ^ is_second;  // from the first of two to before the second one
+        is_second = (int32)between >> (LANES - 1);
+        const uint32 said = there & ~(quotes & ~between);
         return {said, 0, 0, said & ~continuing};
     }
 

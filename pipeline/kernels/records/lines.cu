@@ -1,70 +1,110 @@
 // Where the records of a block begin and end: at line ends that are not within quotes.
 //
-// A warp has a span of the block. `count_quotes` counts the quotes of each, from whose sums `count_line_ends` knows
-// whether a span begins within quotes. It counts the line ends outside of them, and the quotes that are misplaced. From
-// the sums of these counts `place_line_ends` knows where it writes the place of each line end. `find_lines` then tells
-// records from lines that are skipped.
+// A warp has a span of the block. `find_changes` finds how each span changes whether one is within quotes, from which
+// `find_insides` finds for each span whether it begins within quotes. `count_line_ends` counts the line ends outside of
+// them. From the sums of these counts `place_line_ends` knows where it writes the place of each line end. `find_lines`
+// then tells records from lines that are skipped.
 #include "records/quotes.cuh"
+
+// Where a span of `span` bytes begins: not after a quote, since that may be the first of two. Runs of more quotes than a
+// span has bytes have no such place.
+__device__ __forceinline__ int64 begin_of_span(const uint8* block, int64 size, int span, int number, int quote) {
+    const int64 at = (int64)number * span, last = min(size, at + span);
+    int64 begin = min(size, at);
+    while (begin && begin < last && block[begin - 1] == quote) begin++;
+    return begin;
+}
+
+// The quotes of the span that begins at `begin`, if it begins within quotes or not.
+__device__ __forceinline__ QuoteReader quotes_from(const uint8* block, int64 begin, Dialect dialect, bool is_inside) {
+    const bool may_open = !begin || block[begin - 1] == '\n' || block[begin - 1] == dialect.delimiter;
+    return {dialect, is_inside ? EVERY_LANE : 0, may_open};
+}
 
 // Goes through the span of this warp, 32 bytes at a time: calls use(at, bytes, there).
 template <typename Use>
-__device__ __forceinline__ void each_part_of_span(const uint8* block, int64 size, int span, Use use) {
-    const int64 begin = (int64)warp_number() * span, end = min(size, begin + span);
+__device__ __forceinline__ void each_part_of_span(const uint8* block, int64 size, int span, int quote, Use use) {
+    const int64 begin = begin_of_span(block, size, span, warp_number(), quote);
+    const int64 end = begin_of_span(block, size, span, warp_number() + 1, quote);
     for (int64 at = begin; at < end; at += LANES) use(at, load_bytes(block + at, end - at), bytes_there(end - at));
 }
 
-// The same with what is known of the quotes: calls use(at, quoted, ends), which are the line ends outside of quotes.
-// quotes [spans]: quotes up to the end of each span; null where there are none.
-template <typename Use>
-__device__ __forceinline__ void each_line_end(const uint8* block, int64 size, int span, int quote, const int* quotes,
-                                              Use use) {
+// changes [spans]: bit 0 is whether a span ends within quotes if it begins outside of them, bit 1 whether it does if it
+// begins within. unclear: is increased by the spans of which that is not certain.
+__global__ void find_changes(const uint8* block, int64 size, int span, int spans, Dialect dialect, uint8* changes,
+                             int* unclear) {
     const int number = warp_number();
-    const bool begins_inside = quotes && number && quotes[number - 1] & 1;
-    QuoteReader reader{quote, begins_inside ? EVERY_LANE : 0};
-    each_part_of_span(block, size, span, [&](int64 at, const LaneBytes& bytes, uint32 there) {
-        const Quoted quoted = reader.next(bytes, there);
-        const uint32 line_ends = bytes_where(bytes, [](uint8 c) { return c == '\n'; });
-        use(at, quoted, line_ends & there & ~quoted.inside);
+    if (number >= spans) return;
+    const int64 begin = begin_of_span(block, size, span, number, dialect.quote);
+    QuoteReader outside = quotes_from(block, begin, dialect, false), inside = quotes_from(block, begin, dialect, true);
+    each_part_of_span(block, size, span, dialect.quote, [&](int64, const LaneBytes& bytes, uint32 there) {
+        outside.next(bytes, there);
+        inside.next(bytes, there);
+    });
+    each_lane([&](int k) {
+        if (k) return;
+        changes[number] = (outside.is_inside ? 1 : 0) | (inside.is_inside ? 2 : 0);
+        if (begin && begin < size && block[begin - 1] == dialect.quote) add_to(unclear, 1);
     });
 }
 
-// counts [spans]: the quotes of each.
-__global__ void count_quotes(const uint8* block, int64 size, int span, int spans, int quote, int* counts) {
-    if (warp_number() >= spans) return;
-    QuoteReader reader{quote, 0};
-    int count = 0;
-    each_part_of_span(block, size, span, [&](int64, const LaneBytes& bytes, uint32 there) {
-        count += count_bits(reader.next(bytes, there).quotes);
+// insides [spans + 1]: whether each span begins within quotes, and whether the block ends so. One warp goes through the
+// spans, 32 at a time.
+__global__ void find_insides(const uint8* changes, int spans, uint8* insides) {
+    if (warp_number()) return;
+    uint32 is_inside = 0;  // before these spans
+    LaneBytes next = load_bytes(changes, spans);
+    for (int at = 0; at <= spans; at += LANES) {
+        const LaneBytes here = next;
+        if (at + LANES < spans) next = load_bytes(changes + at + LANES, spans - at - LANES);
+        const uint32 there = bytes_there(spans - at);
+        // A span ends as it begins, or the other way round, or always within quotes, or always outside.
+        const uint32 turns = bytes_where(here, [](uint8 change) { return change == 1; }) & there;
+        const uint32 always_inside = bytes_where(here, [](uint8 change) { return change == 3; }) & there;
+        const uint32 always = always_inside | (bytes_where(here, [](uint8 change) { return change == 0; }) & there);
+        auto begins_inside = [&](int k) -> bool {
+            const uint32 before = bits_below(k), fixed = always & before;
+            const uint32 since = fixed ? before & ~bits_below(last_bit(fixed) + 1) : before;
+            const uint32 from = fixed ? always_inside >> last_bit(fixed) : is_inside;
+            return (from + count_bits(turns & since)) & 1;
+        };
+        each_lane([&](int k) {
+            if (at + k <= spans) insides[at + k] = begins_inside(k);
+        });
+        is_inside = begins_inside(LANES);
+    }
+}
+
+// The line ends of the span of this warp that are outside of quotes, 32 bytes at a time: calls use(at, ends). insides:
+// what `find_insides` found; null where there are no quotes.
+template <typename Use>
+__device__ __forceinline__ void each_line_end(const uint8* block, int64 size, int span, Dialect dialect,
+                                              const uint8* insides, Use use) {
+    const int64 begin = begin_of_span(block, size, span, warp_number(), dialect.quote);
+    QuoteReader reader = quotes_from(block, begin, dialect, insides && insides[warp_number()]);
+    each_part_of_span(block, size, span, dialect.quote, [&](int64 at, const LaneBytes& bytes, uint32 there) {
+        const uint32 line_ends = bytes_where(bytes, [](uint8 c) { return c == '\n'; });
+        use(at, line_ends & there & ~reader.next(bytes, there).inside);
     });
+}
+
+// counts [spans]: the line ends of each that are outside of quotes.
+__global__ void count_line_ends(const uint8* block, int64 size, int span, int spans, Dialect dialect,
+                                const uint8* insides, int* counts) {
+    if (warp_number() >= spans) return;
+    int count = 0;
+    each_line_end(block, size, span, dialect, insides, [&](int64, uint32 ends) { count += count_bits(ends); });
     each_lane([&](int k) {
         if (!k) counts[warp_number()] = count;
     });
 }
 
-// counts [spans]: the line ends of each that are outside of quotes. misplaced: is increased by the quotes that are.
-__global__ void count_line_ends(const uint8* block, int64 size, int span, int spans, Dialect dialect, const int* quotes,
-                                int* counts, int* misplaced) {
-    if (warp_number() >= spans) return;
-    int count = 0, wrong = 0;
-    each_line_end(block, size, span, dialect.quote, quotes, [&](int64 at, const Quoted& quoted, uint32 ends) {
-        count += count_bits(ends);
-        wrong += count_bits(lanes_where([&](int k) {
-            return quoted.quotes >> k & 1 && is_misplaced(block, size, at + k, quoted.inside >> k & 1, dialect);
-        }));
-    });
-    each_lane([&](int k) {
-        if (k) return;
-        counts[warp_number()] = count;
-        if (wrong) add_to(misplaced, wrong);
-    });
-}
-
 // before [spans]: the line ends up to the end of each span. ends: the place of each line end.
-__global__ void place_line_ends(const uint8* block, int64 size, int span, int spans, int quote, const int* quotes,
-                                const int* before, uint32* ends) {
+__global__ void place_line_ends(const uint8* block, int64 size, int span, int spans, Dialect dialect,
+                                const uint8* insides, const int* before, uint32* ends) {
     if (warp_number() >= spans) return;
     int number = warp_number() ? before[warp_number() - 1] : 0;
-    each_line_end(block, size, span, quote, quotes, [&](int64 at, const Quoted&, uint32 found) {
+    each_line_end(block, size, span, dialect, insides, [&](int64 at, uint32 found) {
         each_lane([&](int k) {
             if (found >> k & 1) ends[number + count_bits(found & bits_below(k))] = at + k;
         });

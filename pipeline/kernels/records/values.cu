@@ -3,7 +3,7 @@
 #include "records/csv.cuh"
 #include "records/json_strings.cuh"
 
-// kinds, begins, sizes [count]: the values. quote: of fields; -1 for none. lengths [count]: bytes of each as text, up to
+// kinds, begins, sizes [count]: the values. quote: of QUOTED fields. lengths [count]: bytes of each as text, up to
 // its first `most` characters, or all of them where that is 0. characters [count], or null: characters of each whole
 // text; bytes, of what is PLAIN.
 __global__ void measure_values(const uint8* block, const uint8* kinds, const uint32* begins, const uint32* sizes,
@@ -13,7 +13,7 @@ __global__ void measure_values(const uint8* block, const uint8* kinds, const uin
     const Article text{block + begins[value], sizes[value]};
     Measured found{0, 0};
     if (kinds[value] == STRING) found = measure(StringReader{text}, most);
-    if (kinds[value] == FIELD) found = measure(FieldReader{text, {quote, 0}}, most);
+    if (kinds[value] >= FIELD) found = measure(FieldReader{text, kinds[value] == QUOTED ? quote : -1}, most);
     if (kinds[value] == PLAIN) found = {text.size, text.size};
     each_lane([&](int k) {
         if (k) return;
@@ -31,7 +31,7 @@ __global__ void write_values(const uint8* block, const uint8* kinds, const uint3
     const Article text{block + begins[value], sizes[value]};
     out += offsets[value];
     if (kinds[value] == STRING) write_text(StringReader{text}, size, out);
-    if (kinds[value] == FIELD) write_text(FieldReader{text, {quote, 0}}, size, out);
+    if (kinds[value] >= FIELD) write_text(FieldReader{text, kinds[value] == QUOTED ? quote : -1}, size, out);
     if (kinds[value] != PLAIN) return;
     for (int64 at = 0; at < size; at += LANES)
         each_lane([&](int k) {

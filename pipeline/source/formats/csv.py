@@ -36,6 +36,9 @@ _LF, _CR = 0x0A, 0x0D
 _ESCAPED = 0x80
 _INNER_CRS = re.compile(rb"(?<!\r)\r++(?=[^\r\n])")
 _SEPARATOR_LINE = re.compile(rb'"?sep=([^"\r\n\0\x80-\xff])"?(?:\r?\n|\r|\Z)', re.IGNORECASE)
+_SEARCHED_BYTES = 1 << 20
+"""Before the end of a block, in which a line end outside of quotes is looked for."""
+
 _OPEN_QUOTE = "a quoted field is not closed within {} MiB or before the end"
 
 
@@ -580,14 +583,17 @@ def _with_nulls(column: pa.ChunkedArray, mark: bytes) -> pa.ChunkedArray:
 
 
 def _up_to_last_unquoted_line_end(data: bytes | mmap, begin: int, end: int, quote: str) -> int:
-    """A guess: up to the last line end before which quotes pair up; up to the last of all where they do so at none."""
+    """A guess: up to the last line end before which quotes pair up; up to the last of all where those at the end are
+    none.
+    """
     at = last = data.rfind(b"\n", begin, end)
     if last < 0:
         return 0
+    first = max(begin, last - _SEARCHED_BYTES)
     is_quoted = count_of(np.frombuffer(data, np.uint8, last - begin, begin), np.equal, ord(quote)) & 1
     while is_quoted and at >= 0:
-        before = data.rfind(b"\n", begin, at)
-        is_quoted ^= data[max(before + 1, begin) : at].count(quote.encode()) & 1
+        before = data.rfind(b"\n", first, at)
+        is_quoted ^= data[max(before + 1, first) : at].count(quote.encode()) & 1
         at = before
     return 1 + (at if at >= 0 else last) - begin
 
