@@ -21,6 +21,7 @@ from ..telemetry.spans import Span
 if TYPE_CHECKING:
     from ..ingest.blocks import OpenBlocks
     from ..ingest.page_lock import PageLocks
+    from ..source.read.ring_messages import PlaceTexts
 
 _MOST_AT_ONCE = 16
 """Chunks that are scored, or written, at a time."""
@@ -105,13 +106,23 @@ class WorkerState:
 
     def _blocks_on_gpu(self, readers: Readers) -> OpenBlocks:
         """What finds the records of blocks that the readers fill."""
-        from ..ingest.page_lock import PageLocks  # these need CuPy
-        from ..ingest.record_blocks import RecordBlocks
+        from ..ingest.record_blocks import RecordBlocks  # it needs CuPy
 
         self.room.grow((readers.count + _WAITING) * MOST_OF_ONE)  # it is the GPU's memory that texts take
+        return partial(RecordBlocks, self._locks(readers).lock)
+
+    def _texts_on_gpu(self, readers: Readers) -> PlaceTexts:
+        """What places the texts that the readers have read."""
+        from ..ingest.arriving import place_on_gpu  # it needs CuPy
+
+        return partial(place_on_gpu, self._locks(readers).lock_for_pieces)
+
+    def _locks(self, readers: Readers) -> PageLocks:
+        from ..ingest.page_lock import PageLocks  # it needs CuPy
+
         with self._locking:
-            locks = self._page_locks = self._page_locks or PageLocks(readers.ring)
-        return partial(RecordBlocks, locks.lock)
+            self._page_locks = self._page_locks or PageLocks(readers.ring)
+            return self._page_locks
 
     def _end_readers(self) -> None:
         if self._page_locks is not None:
@@ -146,7 +157,8 @@ class WorkerState:
                 open_blocks = self._blocks_on_gpu(self.readers)
                 items = ingest.read_range(self.readers, open_blocks, part, selection, chunk_rows, skip, spans)
                 return _as_room_allows(items, take)
-            return self.readers.read_range(part, selection, chunk_rows, skip, spans, take)
+            place_texts = self._texts_on_gpu(self.readers) if is_on_gpu else None
+            return self.readers.read_range(part, selection, chunk_rows, skip, spans, take, place_texts)
         return _as_room_allows(read_range(part, selection, chunk_rows, skip, spans), take)
 
 

@@ -22,7 +22,7 @@ _HEAD = struct.Struct("<QQ")
 _SIZE = 8
 _ALIGNED = 64
 """Each begins at a multiple of so many bytes, as Arrow wants it."""
-_LARGE = 64 << 10
+LARGE = 64 << 10
 """A frame of so many bytes is received into memory of its own, which it does not keep alive for others."""
 
 
@@ -32,10 +32,7 @@ class Closed(Exception):
 
 def packed(thing: object) -> list[Frame]:
     """The frames of a message: a pickle, and the buffers that belong to it."""
-    buffers: list[pickle.PickleBuffer] = []
-    file = BytesIO()
-    _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(thing)
-    return [file.getvalue(), *(buffer.raw() for buffer in buffers)]
+    return Pickler().frames(thing)
 
 
 def unpacked(frames: Sequence[Frame]) -> Any:
@@ -45,10 +42,10 @@ def unpacked(frames: Sequence[Frame]) -> Any:
 def pieces(frames: Sequence[Frame]) -> list[memoryview]:
     """What is sent of a message, one after the other."""
     views = [memoryview(frame) for frame in frames]
-    small = [view.cast("B") if view.nbytes else b"" for view in views if view.nbytes < _LARGE]
+    small = [view.cast("B") if view.nbytes else b"" for view in views if view.nbytes < LARGE]
     sizes = struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
     first = b"".join(bytes(piece) + bytes(-len(piece) % _ALIGNED) for piece in (sizes, *small))
-    return [memoryview(_HEAD.pack(len(views), len(first)) + first), *(v for v in views if v.nbytes >= _LARGE)]
+    return [memoryview(_HEAD.pack(len(views), len(first)) + first), *(v for v in views if v.nbytes >= LARGE)]
 
 
 def send(connection: socket.socket, frames: Sequence[Frame]) -> None:
@@ -101,7 +98,7 @@ def _places(count: int, first: Frame) -> list[tuple[int, slice | None]]:
     found: list[tuple[int, slice | None]] = []
     at = _padded(count * _SIZE)
     for size in struct.unpack_from(f"<{count}Q", first):
-        is_small = size < _LARGE
+        is_small = size < LARGE
         found.append((size, slice(at, at + size) if is_small else None))
         at += _padded(size) if is_small else 0
     return found
@@ -125,15 +122,25 @@ def _exactly(connection: socket.socket, size: int) -> pa.Buffer:
     return buffer
 
 
-class _Pickler(pickle.Pickler):
-    """Pickles Arrow data as one buffer of Arrow's stream format: only the rows that a slice has, and few objects. The
-    buffers of an array that is whole, such as the text of a chunk, are sent as they are.
+class Pickler(pickle.Pickler):
+    """Pickles one thing, and Arrow data as one buffer of Arrow's stream format: only the rows that a slice has, and few
+    objects. The buffers of an array that is whole, such as the text of a chunk, are sent as they are.
     """
+
+    def __init__(self) -> None:
+        self._file = BytesIO()
+        self._buffers: list[pickle.PickleBuffer] = []
+        super().__init__(self._file, protocol=5, buffer_callback=self._buffers.append)
+
+    def frames(self, thing: object) -> list[Frame]:
+        """The pickle, and the buffers that belong to it."""
+        self.dump(thing)
+        return [self._file.getvalue(), *(buffer.raw() for buffer in self._buffers)]
 
     def reducer_override(self, thing: object) -> Any:
         if isinstance(thing, pa.Table):
             return _table, (pickle.PickleBuffer(_stream(thing)),)
-        if isinstance(thing, pa.Array) and thing.get_total_buffer_size() > thing.nbytes + _LARGE:
+        if isinstance(thing, pa.Array) and thing.get_total_buffer_size() > thing.nbytes + LARGE:
             return _array, (pickle.PickleBuffer(_stream(pa.table([pa.chunked_array([thing])], [""]))),)
         return NotImplemented
 
@@ -156,5 +163,5 @@ def _table(buffer: Frame) -> pa.Table:
 
 
 def _array(buffer: Frame) -> pa.Array:
-    chunks = _table(buffer).column(0).chunks
-    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+    column = _table(buffer).column(0)
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()  # without rows it has no chunk

@@ -121,6 +121,7 @@ class InThread(Generic[_T]):
             for item in make():
                 if not self._put(item):
                     return
+                del item  # which may be large, and is not needed while the next one is made
         except BaseException as error:
             self._error = error
         self._put(_END)
@@ -145,6 +146,7 @@ class InThread(Generic[_T]):
                     raise self._error
                 return
             yield item
+            del item
 
 
 def ahead(iterators: Iterable[Callable[[], Iterator[_T]]], width: int, held: int) -> Generator[_T, None, None]:

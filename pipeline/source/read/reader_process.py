@@ -14,13 +14,16 @@ import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from ...processes.child import parent_of, spare_pandas
 
 spare_pandas()  # before pyarrow is imported
 
+import pyarrow as pa  # noqa: E402
+
 from ...errors import BroadsheetError, InputChanged, SourceError, UsageError  # noqa: E402
-from ...processes.messages import Closed, packed, receive, send, unpacked  # noqa: E402
+from ...processes.messages import Closed, receive, unpacked  # noqa: E402
 from ...telemetry.spans import STORE_WAITS, Span, take  # noqa: E402
 from ..chunk import Chunk  # noqa: E402
 from ..open.ahead import PARSING, ahead  # noqa: E402
@@ -38,7 +41,8 @@ from .readers import (  # noqa: E402
     Size,
     bytes_of,
 )
-from .ring import RawBlock, Share, Slots  # noqa: E402
+from .ring import Freed, RawBlock, Refused, Share, Slots  # noqa: E402
+from .ring_messages import send_message  # noqa: E402
 
 
 class _Reading:
@@ -46,14 +50,13 @@ class _Reading:
 
     def __init__(self, connection: socket.socket, ring: int, first: int, slot_bytes: int) -> None:
         self._connection = connection
-        self._sending = threading.Lock()
+        self._talking = threading.Lock()  # a message, or a question and its answer
         self._slots = Slots(ring, first, slot_bytes, lambda: unpacked(receive(connection)))
 
     def answer(self) -> None:
         """Answer the next request. Raises Closed."""
-        frames = receive(self._connection)
         spans: list[Span] = []
-        request: Request = unpacked(frames)
+        request: Request = self._next()
         try:
             if request.is_raw:
                 for one in self._raw(request, spans):
@@ -61,10 +64,12 @@ class _Reading:
                 self._send(RawEnd())
                 return
             for item in ahead([partial(self._items, request, spans)], 1, 1):  # one is sent, the next one read
-                own = take(spans)
+                own, apart = take(spans), None
                 if isinstance(item, Chunk):
                     self._send(Size(bytes_of(item)))
-                self._send(Item(item, [*own, *take(STORE_WAITS)]))
+                    apart = _text_apart(item, request)
+                self._send(Item(item, [*own, *take(STORE_WAITS)]), apart)
+                del item, apart  # before the next one is read
         except Closed:
             raise
         except BroadsheetError as error:
@@ -99,13 +104,25 @@ class _Reading:
             yield FileDone(opened.problems, opened.notes, opened.extent, opened.counting, error)
 
     def _is_skipped(self, name: str) -> bool:
-        self._send(Question(name))
-        return bool(unpacked(receive(self._connection)))
+        with self._talking:
+            send_message(self._connection, self._slots, Question(name))
+            return bool(self._next())
 
-    def _send(self, message: Size | Item | Question | RawEnd | Failure) -> None:
-        frames = packed(message)
-        with self._sending:
-            send(self._connection, frames)
+    def _send(self, message: Size | Item | RawEnd | Failure, apart: pa.LargeBinaryArray | None = None) -> None:
+        with self._talking:
+            send_message(self._connection, self._slots, message, apart)
+
+    def _next(self) -> Any:
+        """The worker's next message that is not about a slot. Raises Closed."""
+        while isinstance(message := unpacked(receive(self._connection)), Freed | Refused):
+            self._slots.note(message)
+        return message
+
+
+def _text_apart(chunk: Chunk, request: Request) -> pa.LargeBinaryArray | None:
+    """The texts of a chunk, if their bytes are to be sent apart."""
+    is_text_alone = chunk.ids is None and not chunk.prepared and chunk.text_bytes
+    return chunk.text if request.are_texts_apart and is_text_alone else None
 
 
 def main(descriptor: str, ring: str, first: str, slot_bytes: str) -> None:

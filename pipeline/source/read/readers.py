@@ -1,14 +1,14 @@
 """Reader processes: reading for a worker whose engine takes text faster than the threads of one process read it; and
 room in a process for chunks: so much is read before others are classified and written.
 
-A process takes one request at a time: to read a range. Its answer is a stream of chunks. While nobody takes them, the
-process reads two ahead, and waits.
+A process takes one request at a time: to read a range. Its answer is a stream of chunks, whose values pass through the
+ring (`ring_messages.py`). While nobody takes them, the process reads two ahead, and waits.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from queue import Empty, LifoQueue
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...errors import BroadsheetError, SourceError, UsageError, first_of
 from ...processes.child import Child
-from ...processes.messages import Closed, Frame, packed, receive, send, unpacked
+from ...processes.messages import Closed, packed, send
 from ...telemetry.spans import Span, here
 from ..chunk import Chunk, Selection
 from ..format import Format
@@ -29,7 +29,8 @@ from ..formats.records import Extent
 from ..limits import LIMITS
 from ..plan.plan import Range, RangeEnd
 from .read import Skipped
-from .ring import SLOT_BYTES, SLOTS_EACH, Freed, Refused, Ring
+from .ring import SLOT_BYTES, SLOTS_EACH, Reply, Ring
+from .ring_messages import OnHost, PlaceTexts, receive_message
 
 MOST_OF_ONE = LIMITS.chunk_bytes
 """What a chunk takes at most, about: so much is taken before one is read in this process."""
@@ -83,11 +84,6 @@ def bytes_of(chunk: Chunk) -> int:
 
 
 _MODULE = "broadsheet.pipeline.source.read.reader_process"
-_SOCKET_BYTES = 1 << 20
-
-
-Reply = Freed | Refused
-"""What the worker says of a raw block."""
 
 
 class ReaderLost(BroadsheetError):
@@ -108,6 +104,8 @@ class Request:
         Rows in a chunk at most; 0 where the records are to be counted only.
     is_raw : bool
         Whether the worker finds the records itself: the answer is that of `read_raw` then.
+    are_texts_apart : bool
+        Whether the bytes of texts are sent apart, to where the worker wants them.
 
     """
 
@@ -115,6 +113,7 @@ class Request:
     selection: Selection
     chunk_rows: int = 0
     is_raw: bool = False
+    are_texts_apart: bool = False
 
     @property
     def files(self) -> str:
@@ -246,6 +245,7 @@ class Readers:
         skip: Callable[[str], bool],
         spans: list[Span],
         take: Callable[[int], bool],
+        place_texts: PlaceTexts | None = None,
     ) -> Generator[Chunk | Skipped | RangeEnd, None, None]:
         """Read a range in a process, which this waits for.
 
@@ -256,6 +256,8 @@ class Readers:
         take : callable
             Called before a chunk of so many bytes is received; it returns once there is room for it, and False where
             the rest is not wanted.
+        place_texts : callable, optional
+            Returns a place for the texts of a chunk, by their bytes. By default they are in this process's memory.
 
         Raises
         ------
@@ -263,7 +265,8 @@ class Readers:
             If the process ends in the middle.
 
         """
-        return _with_process(self._answers(Request(part, selection, chunk_rows), skip, take, spans))
+        request = Request(part, selection, chunk_rows, are_texts_apart=place_texts is not None)
+        return _with_process(self._answers(request, skip, take, spans, place_texts or OnHost))
 
     def read_raw(self, part: Range, selection: Selection, spans: list[Span]) -> Generator[Any, Reply | None, None]:
         """Have a process fill the slots of the ring with the records of a range.
@@ -292,7 +295,7 @@ class Readers:
                 spans += [replace(one, where=here()) for one in message.spans]
                 reply = yield message.value
                 while reply is not None:
-                    reader.tell(packed(reply))
+                    reader.tell(reply)
                     reply = yield None
 
     def count_range(self, part: Range, selection: Selection) -> RangeEnd:
@@ -316,20 +319,34 @@ class Readers:
         self.ring.close()
 
     def _answers(
-        self, request: Request, skip: Callable[[str], bool], take: Callable[[int], bool], spans: list[Span]
+        self,
+        request: Request,
+        skip: Callable[[str], bool],
+        take: Callable[[int], bool],
+        spans: list[Span],
+        place_texts: PlaceTexts = OnHost,
     ) -> Generator[Any, None, None]:
-        """None once there is a process, then the items of its answer."""
+        """None once there is a process, then the items of its answer.
+
+        Parameters
+        ----------
+        request : Request
+            The request.
+        skip, take, spans, place_texts
+            As of `read_range`.
+
+        """
         with self._process() as reader:
             yield None
             reader.ask(request)
             while True:
-                message = reader.next()
+                message = reader.next(place_texts)
                 if isinstance(message, Size):
                     if not take(message.bytes):
                         return
                     continue
                 if isinstance(message, Question):
-                    reader.tell(packed(skip(message.name)))
+                    reader.tell(skip(message.name))
                     continue
                 assert isinstance(message, Item | Failure)
                 spans += [replace(one, where=here()) for one in message.spans]
@@ -338,6 +355,7 @@ class Readers:
                 yield message.value
                 if isinstance(message.value, RangeEnd):
                     return
+                del message  # whose chunk need not stay while this waits for the next one
 
     @contextmanager
     def _process(self) -> Iterator[_Reader]:
@@ -410,23 +428,27 @@ class _Reader(Child):
 
     def __init__(self, ring: Ring, number: int) -> None:
         arguments = (ring.descriptor, number * SLOTS_EACH, ring.slot_bytes)
-        super().__init__(_MODULE, *arguments, descriptors=[ring.descriptor], buffer_bytes=_SOCKET_BYTES)
+        super().__init__(_MODULE, *arguments, descriptors=[ring.descriptor])
         self.number = number
+        self._ring = ring
         self.asked: Request | None = None
 
     def ask(self, request: Request) -> None:
         """Begin to ask for the answer to a request."""
         self.asked = request
-        self.tell([cloudpickle.dumps(request)])
-
-    def tell(self, frames: Sequence[Frame]) -> None:
         with suppress(Closed):  # `next` says so
-            send(self.connection, frames)
+            send(self.connection, [cloudpickle.dumps(request)])
 
-    def next(self) -> Size | Item | Question | Failure | RawEnd:
-        """The next message of the answer. Raises ReaderLost."""
+    def tell(self, reply: Reply | bool) -> None:
+        """Tell it of a slot, or answer its question."""
+        with suppress(Closed):
+            send(self.connection, packed(reply))
+
+    def next(self, place_texts: PlaceTexts = OnHost) -> Size | Item | Question | Failure | RawEnd:
+        """The next message of the answer. place_texts: as of `receive_message`. Raises ReaderLost."""
         try:
-            message: Size | Item | Question | Failure | RawEnd = unpacked(receive(self.connection))
+            message: Size | Item | Question | Failure | RawEnd
+            message = receive_message(self.connection, self._ring, place_texts)
         except Closed as error:
             files = "" if self.asked is None else self.asked.files
             raise ReaderLost(f"{files}: the process that read it {self.how_it_ended()}") from error

@@ -1,7 +1,7 @@
 """Memory that a worker shares with its reader processes.
 
-Each reader has slots of its own. It fills them with the bytes of files, and fills one again once the worker has freed
-it.
+Each reader has slots of its own. It fills them with the bytes of files, or with what it has read of them, and fills one
+again once the worker has freed it.
 """
 
 from __future__ import annotations
@@ -90,12 +90,33 @@ class Ring:
 
 @dataclass(frozen=True)
 class Freed:
-    """From the worker: it has used the first block that was not freed yet."""
+    """From the worker: it has used the first slot that was not freed yet."""
 
 
 @dataclass(frozen=True)
 class Refused:
     """From the worker: the host must read the first block that is not freed yet. The worker ignores the others."""
+
+
+Reply = Freed | Refused
+"""What the worker says of a slot that it was given. It replies in the order in which it was given them."""
+
+
+@dataclass(frozen=True)
+class Filled:
+    """To the worker: a slot holds the next bytes of a message (`ring_messages.py`).
+
+    Attributes
+    ----------
+    slot : int
+        The number of the slot in the ring.
+    size : int
+        How many bytes there are.
+
+    """
+
+    slot: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -142,18 +163,18 @@ class Slots:
 
     """
 
-    def __init__(self, descriptor: int, first: int, slot_bytes: int, reply: Callable[[], Freed | Refused]) -> None:
+    def __init__(self, descriptor: int, first: int, slot_bytes: int, reply: Callable[[], Reply]) -> None:
         self.slot_bytes = slot_bytes
         self.memory = mmap.mmap(descriptor, SLOTS_EACH * slot_bytes, offset=_BEFORE + first * slot_bytes)
         self.is_refused = False
         self._first, self._reply = first, reply
         self._free = deque(range(SLOTS_EACH))
-        self._given: deque[RawBlock] = deque()
+        self._given: deque[RawBlock | Filled] = deque()
 
     def reserve(self) -> int | None:
         """The place in `memory` of a free slot, for which this waits; None once the worker has refused a block."""
         while not (self._free or self.is_refused):
-            self._hear()
+            self.note(self._reply())
         return None if self.is_refused else self._free[0] * self.slot_bytes
 
     def give(self, size: int, at: int, stored: int) -> RawBlock:
@@ -161,6 +182,12 @@ class Slots:
         block = RawBlock(self._first + self._free.popleft(), size, at, stored)
         self._given.append(block)
         return block
+
+    def give_bytes(self, size: int) -> Filled:
+        """The message about the slot that was reserved, which now holds so many bytes of a message."""
+        filled = Filled(self._first + self._free.popleft(), size)
+        self._given.append(filled)
+        return filled
 
     def content(self, block: RawBlock, most: int = SLOT_BYTES) -> bytes:
         """A copy of the records of a block, or of its first `most` bytes."""
@@ -170,18 +197,19 @@ class Slots:
     def settle(self) -> None:
         """Wait until the worker has freed every block that it was given, or has refused one."""
         while self._given and not self.is_refused:
-            self._hear()
+            self.note(self._reply())
 
     def withdraw(self) -> tuple[list[bytes], int]:
         """The blocks from the refused one on, whose slots are then free, and the byte of the file of the first."""
-        blocks, at = [self.content(block) for block in self._given], self._given[0].at
-        self._free.extend(block.slot - self._first for block in self._given)
+        refused = [block for block in self._given if isinstance(block, RawBlock)]  # bytes of messages were freed before
+        self._free.extend(block.slot - self._first for block in refused)
         self._given.clear()
         self.is_refused = False
-        return blocks, at
+        return [self.content(block) for block in refused], refused[0].at
 
-    def _hear(self) -> None:
-        if isinstance(self._reply(), Refused):
+    def note(self, reply: Reply) -> None:
+        """Note what the worker says of the first slot that it was given and has not freed yet."""
+        if isinstance(reply, Refused):
             self.is_refused = True
         else:
             self._free.append(self._given.popleft().slot - self._first)

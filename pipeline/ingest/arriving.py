@@ -1,0 +1,61 @@
+"""Texts that a reader process has decoded, on their way from the slots of the ring to the memory of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cupy as cp
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import BroadsheetError
+from ..source.read.ring_messages import OnHost, Place
+from .stream import stream
+from .texts import GpuTexts
+
+
+def place_on_gpu(lock: Callable[[int], None], size: int) -> Place:
+    """Memory of the current GPU for texts of so many bytes; of this host where the GPU has none left.
+
+    Parameters
+    ----------
+    lock : callable
+        Page-locks a slot of the ring, by its number.
+    size : int
+        Bytes of the texts.
+
+    """
+    try:
+        return _OnGpu(lock, size)
+    except cp.cuda.memory.OutOfMemoryError:
+        cp.get_default_memory_pool().free_all_blocks()
+        return OnHost(size)
+
+
+class _OnGpu:
+    """Memory of the current GPU: as of `Place`.
+
+    Parameters
+    ----------
+    lock, size
+        As of `place_on_gpu`.
+
+    """
+
+    def __init__(self, lock: Callable[[int], None], size: int) -> None:
+        self._lock = lock
+        with stream():
+            self._data = cp.empty(size, np.uint8)
+
+    def write(self, at: int, piece: NDArray[np.uint8], slot: int) -> None:
+        """As of `Place`. Raises BroadsheetError where the GPU fails."""
+        self._lock(slot)
+        try:
+            with stream() as current:
+                self._data[at:].data.copy_from_host_async(piece.ctypes.data, len(piece), current)
+                current.synchronize()
+        except cp.cuda.runtime.CUDARuntimeError as error:
+            raise BroadsheetError(f"GPU {cp.cuda.Device().id} failed to copy texts to its memory: {error}") from error
+
+    def texts(self, offsets: NDArray[np.int64], is_blank: NDArray[np.bool_]) -> GpuTexts:
+        return GpuTexts(self._data, offsets, is_blank)

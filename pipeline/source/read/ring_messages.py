@@ -1,0 +1,225 @@
+"""Messages of a reader process whose large frames go through the ring: a chunk, with its texts and kept columns.
+
+The socket has the small frames, and says how large the others are. These follow one after another, in pieces: the
+reader copies a piece to a slot, the worker copies it to where it belongs, and frees the slot. A piece may hold several
+frames, and a frame may take several pieces.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ...processes.messages import LARGE, Frame, Pickler, packed, receive, send, unpacked
+from ..chunk import OffHost, are_blank, buffers_of
+from .ring import Filled, Freed, Ring, Slots
+
+PIECE_BYTES = 8 << 20
+"""Bytes of a piece at most. Smaller pieces would mean more messages, and larger ones more memory: a slot takes only as
+much as was written to it.
+"""
+
+
+@dataclass(frozen=True)
+class _InPieces:
+    """To the worker: a message of which some frames follow in pieces.
+
+    Attributes
+    ----------
+    follow : list of int or None
+        Of each frame, the pickle first, its bytes if it follows; None if it comes beside this one in the socket.
+    text_bytes : int or None
+        Bytes of the texts that follow after the frames; None where the texts are not sent apart.
+
+    """
+
+    follow: list[int | None]
+    text_bytes: int | None
+
+
+class Place(Protocol):
+    """Memory for so many bytes, which arrive in pieces."""
+
+    def write(self, at: int, piece: NDArray[np.uint8], slot: int) -> None:
+        """Copy a piece to its place.
+
+        Parameters
+        ----------
+        at : int
+            The first byte of the place.
+        piece : ndarray
+            uint8 [bytes], in a slot of the ring. The slot is filled again once this returns.
+        slot : int
+            The number of the slot.
+
+        """
+
+    def texts(self, offsets: NDArray[np.int64], is_blank: NDArray[np.bool_]) -> OffHost | pa.LargeBinaryArray:
+        """The N texts whose bytes have arrived.
+
+        Parameters
+        ----------
+        offsets : ndarray
+            int64 [N + 1], where each begins in the place, and the last ends.
+        is_blank : ndarray
+            bool [N], which hold nothing but white space.
+
+        """
+
+
+class OnHost:
+    """Memory of this process for so many bytes: as of `Place`."""
+
+    def __init__(self, size: int) -> None:
+        self.buffer = pa.allocate_buffer(size)
+        self._held = np.frombuffer(self.buffer, np.uint8)
+
+    def write(self, at: int, piece: NDArray[np.uint8], slot: int) -> None:
+        self._held[at : at + len(piece)] = piece  # NumPy releases the GIL, which an assignment to a memoryview does not
+
+    def texts(self, offsets: NDArray[np.int64], is_blank: NDArray[np.bool_]) -> pa.LargeBinaryArray:
+        return pa.Array.from_buffers(pa.large_binary(), len(is_blank), [None, pa.py_buffer(offsets), self.buffer])
+
+
+PlaceTexts = Callable[[int], Place]
+"""Returns a place for the texts of a chunk, by their bytes."""
+
+
+def send_message(
+    connection: socket.socket, slots: Slots, message: object, apart: pa.LargeBinaryArray | None = None
+) -> None:
+    """Send a message to the worker.
+
+    Parameters
+    ----------
+    connection : socket
+        The connection to the worker.
+    slots : Slots
+        Those of this process.
+    message : object
+        The message.
+    apart : pyarrow.LargeBinaryArray, optional
+        Texts in the message, whose bytes go where the worker wants them.
+
+    Raises
+    ------
+    Closed
+        If the worker has ended.
+
+    """
+    frames = _Pickler(apart).frames(message)
+    sizes = [memoryview(frame).nbytes for frame in frames]
+    follow = [size if size >= LARGE else None for size in sizes]
+    if apart is None and not any(follow):
+        send(connection, frames)
+        return
+    every = [np.frombuffer(frame, np.uint8) for frame, size in zip(frames, follow, strict=True) if size is not None]
+    if apart is not None:
+        data, offsets = buffers_of(apart)
+        every.append(data[offsets[0] : offsets[-1]])
+    beside = [frame for frame, size in zip(frames, follow, strict=True) if size is None]
+    send(connection, [*packed(_InPieces(follow, None if apart is None else len(every[-1]))), *beside])
+    for filled in _filled(slots, every):
+        send(connection, packed(filled))
+
+
+def receive_message(connection: socket.socket, ring: Ring, place_texts: PlaceTexts) -> Any:
+    """The next message of a reader. Raises Closed.
+
+    Parameters
+    ----------
+    connection : socket
+        The connection to the reader.
+    ring : Ring
+        The slots of all readers.
+    place_texts : callable
+        Returns a place for texts that come apart.
+
+    """
+    came = receive(connection)
+    message = unpacked(came)
+    if not isinstance(message, _InPieces):
+        return message
+    beside, frames, text = iter(came[1:]), list[pa.Buffer](), None
+    places: list[tuple[Place, int]] = []
+    for size in message.follow:
+        if size is None:
+            frames.append(next(beside))
+        else:
+            place = OnHost(size)
+            frames.append(place.buffer)
+            places.append((place, size))
+    if message.text_bytes is not None:
+        text = place_texts(message.text_bytes)
+        places.append((text, message.text_bytes))
+    _fill(places, connection, ring)
+    return _Unpickler(frames, text).load()
+
+
+def _filled(slots: Slots, frames: Sequence[NDArray[np.uint8]]) -> Iterator[Filled]:
+    """Copy frames, uint8 [bytes] each, to slots. Yields each slot once it is filled."""
+    memory = np.frombuffer(slots.memory, np.uint8)
+    room = min(slots.slot_bytes, PIECE_BYTES)
+    begin, used = slots.reserve(), 0
+    for frame in frames:
+        at = 0
+        while at < len(frame):
+            if used == room:
+                yield slots.give_bytes(used)
+                begin, used = slots.reserve(), 0
+            assert begin is not None  # blocks are refused, and there are none here
+            count = min(room - used, len(frame) - at)
+            memory[begin + used : begin + used + count] = frame[at : at + count]
+            at, used = at + count, used + count
+    if used:
+        yield slots.give_bytes(used)
+
+
+def _fill(places: Sequence[tuple[Place, int]], connection: socket.socket, ring: Ring) -> None:
+    """Copy the pieces that arrive to their places, each given with its bytes."""
+    piece, slot, used = np.empty(0, np.uint8), -1, 0
+    for place, size in places:
+        at = 0
+        while at < size:
+            if used == len(piece):
+                filled: Filled = unpacked(receive(connection))
+                piece, slot, used = np.frombuffer(ring.block(filled.slot, filled.size), np.uint8), filled.slot, 0
+            count = min(len(piece) - used, size - at)
+            place.write(at, piece[used : used + count], slot)
+            at, used = at + count, used + count
+            if used == len(piece):
+                send(connection, packed(Freed()))
+
+
+class _Pickler(Pickler):
+    """Pickles a message without the bytes of its texts, where these are sent apart."""
+
+    def __init__(self, apart: pa.LargeBinaryArray | None) -> None:
+        super().__init__()
+        self._apart = apart
+
+    def persistent_id(self, thing: object) -> Any:
+        if self._apart is None or thing is not self._apart:
+            return None
+        offsets = buffers_of(self._apart)[1]
+        return offsets - offsets[0], are_blank(self._apart)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Unpickles a message from its frames; its texts are in the place to which they were copied."""
+
+    def __init__(self, frames: Sequence[Frame], text: Place | None) -> None:
+        super().__init__(BytesIO(frames[0]), buffers=frames[1:])
+        self._text = text
+
+    def persistent_load(self, found: Any) -> OffHost | pa.LargeBinaryArray:
+        assert self._text is not None
+        return self._text.texts(*found)
