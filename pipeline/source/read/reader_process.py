@@ -67,7 +67,7 @@ class _Reading:
                 own, apart = take(spans), None
                 if isinstance(item, Chunk):
                     self._send(Size(bytes_of(item)))
-                    apart = _text_apart(item, request)
+                    apart = item.text if request.are_texts_apart and item.text_bytes else None
                 self._send(Item(item, [*own, *take(STORE_WAITS)]), apart)
                 del item, apart  # before the next one is read
         except Closed:
@@ -117,12 +117,6 @@ class _Reading:
         while isinstance(message := unpacked(receive(self._connection)), Freed | Refused):
             self._slots.note(message)
         return message
-
-
-def _text_apart(chunk: Chunk, request: Request) -> pa.LargeBinaryArray | None:
-    """The texts of a chunk, if their bytes are to be sent apart."""
-    is_text_alone = chunk.ids is None and not chunk.prepared and chunk.text_bytes
-    return chunk.text if request.are_texts_apart and is_text_alone else None
 
 
 def main(descriptor: str, ring: str, first: str, slot_bytes: str) -> None:

@@ -22,7 +22,7 @@ from ...processes.messages import LARGE, Frame, Pickler, packed, receive, send, 
 from ..chunk import OffHost, are_blank, buffers_of
 from .ring import Filled, Freed, Ring, Slots
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 4 << 20
 """Bytes of a piece at most. Smaller pieces would mean more messages, and larger ones more memory: a slot takes only as
 much as was written to it.
 """
