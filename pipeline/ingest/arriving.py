@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import BroadsheetError
+from ..kernels.driver_calls import copy
 from ..source.read.ring_messages import OnHost, Place
-from .stream import stream
 from .texts import GpuTexts
+from .workspace import lasting, workspace
 
 
 def place_on_gpu(lock: Callable[[int], None], size: int) -> Place:
@@ -44,17 +45,17 @@ class _OnGpu:
 
     def __init__(self, lock: Callable[[int], None], size: int) -> None:
         self._lock = lock
-        with stream():
-            self._data = cp.empty(size, np.uint8)
+        with workspace():
+            self._data = lasting(size)
 
     def write(self, at: int, piece: NDArray[np.uint8], slot: int) -> None:
         """As of `Place`. Raises BroadsheetError where the GPU fails."""
         self._lock(slot)
         try:
-            with stream() as current:
-                self._data[at:].data.copy_from_host_async(piece.ctypes.data, len(piece), current)
-                current.synchronize()
-        except cp.cuda.runtime.CUDARuntimeError as error:
+            with workspace() as own:
+                copy(self._data.data.ptr + at, piece.ctypes.data, len(piece), own.stream)
+                own.stream.synchronize()
+        except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
             raise BroadsheetError(f"GPU {cp.cuda.Device().id} failed to copy texts to its memory: {error}") from error
 
     def texts(self, offsets: NDArray[np.int64], is_blank: NDArray[np.bool_]) -> GpuTexts:

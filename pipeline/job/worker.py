@@ -108,7 +108,6 @@ class WorkerState:
         """What finds the records of blocks that the readers fill."""
         from ..ingest.record_blocks import RecordBlocks  # it needs CuPy
 
-        self.room.grow((readers.count + _WAITING) * MOST_OF_ONE)  # it is the GPU's memory that texts take
         return partial(RecordBlocks, self._locks(readers).lock)
 
     def _texts_on_gpu(self, readers: Readers) -> PlaceTexts:
@@ -120,6 +119,7 @@ class WorkerState:
     def _locks(self, readers: Readers) -> PageLocks:
         from ..ingest.page_lock import PageLocks  # it needs CuPy
 
+        self.room.grow((readers.count + _WAITING) * MOST_OF_ONE)  # it is the GPU's memory that texts take
         with self._locking:
             self._page_locks = self._page_locks or PageLocks(readers.ring)
             return self._page_locks
