@@ -55,8 +55,10 @@ _LEAST_BATCH = 64
 _BATCH_OF_REFERENCE = 512
 """Articles a batch of the engine that takes over where tensor cores cannot hold a value of fp32."""
 
-_ANCHOR_SECONDS = 60.0
-"""Seconds during which the clocks of host and GPU stay alike, to some microseconds."""
+_ANCHOR_SECONDS, _ANCHOR_SECONDS_OF_IDLE = 60.0, 10.0
+"""Seconds during which the clocks of host and GPU stay alike, to some microseconds. They are compared earlier where the
+GPU is idle: else the comparison waits for the batches in flight.
+"""
 
 _ANCHOR_TRIES = 3
 """The shortest try counts: on a busy host the others may end some milliseconds late."""
@@ -459,7 +461,8 @@ class CudaEngine:
     def _anchor(self) -> tuple[float, cp.cuda.Event]:
         """The time on the host's clock of an event that the GPU has recorded, and the event."""
         anchored = self._anchored
-        if anchored is None or self._is_idle or time.time() - anchored[0] > _ANCHOR_SECONDS:
+        most = _ANCHOR_SECONDS_OF_IDLE if self._is_idle else _ANCHOR_SECONDS
+        if anchored is None or time.time() - anchored[0] > most:
             tries = [self._recorded() for _ in range(_ANCHOR_TRIES)]
             _, at, event = min(tries, key=lambda attempt: attempt[0])
             anchored = self._anchored = at, event

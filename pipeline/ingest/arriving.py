@@ -54,7 +54,7 @@ class _OnGpu:
         try:
             with workspace() as own:
                 copy(self._data.data.ptr + at, piece.ctypes.data, len(piece), own.stream)
-                own.stream.synchronize()
+                own.settle()
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:
             raise BroadsheetError(f"GPU {cp.cuda.Device().id} failed to copy texts to its memory: {error}") from error
 

@@ -111,7 +111,7 @@ class RecordBlocks:
                 try:
                     return self._read(own, block, np.frombuffer(held, np.uint8), row)
                 except cp.cuda.memory.OutOfMemoryError:
-                    own.stream.synchronize()  # the block is being copied from its slot, which the reader fills next
+                    own.settle()  # the block is being copied from its slot, which the reader fills next
                     cp.get_default_memory_pool().free_all_blocks()
                     return NO_MEMORY
         except (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError) as error:

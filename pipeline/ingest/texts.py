@@ -62,7 +62,7 @@ class GpuTexts:
                 copy(data.data.ptr + at, texts.data.data.ptr + begin, size, own.stream)
                 offsets[row + 1 : row + 1 + len(texts)] = texts.offsets[1:] + (at - begin)
                 row, at = row + len(texts), at + size
-            own.stream.synchronize()
+            own.settle()
         return GpuTexts(data, offsets, np.concatenate([texts.is_blank for texts in every]))
 
     def on_host(self) -> pa.LargeBinaryArray:

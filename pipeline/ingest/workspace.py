@@ -15,7 +15,7 @@ import cupy as cp
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.driver_calls import copy, make_current
+from ..kernels.driver_calls import copy, make_current, record
 from ..kernels.twins import copy_small, page_locked
 
 _ALIGNED = 512
@@ -33,6 +33,7 @@ class Workspace:
 
     def __init__(self) -> None:
         self.stream = cp.cuda.Stream(non_blocking=True, priority=_FIRST)
+        self._reached = cp.cuda.Event(block=True, disable_timing=True)
         self._memory = cp.empty(0, np.uint8)
         self._used = self._wanted = 0
         self._on_host: NDArray[np.uint8] = page_locked(1, np.uint8)
@@ -58,12 +59,17 @@ class Workspace:
         for array, begin in zip(arrays, begins, strict=False):
             if array.nbytes:
                 copy(self._on_host.ctypes.data + begin, array.data.ptr, array.nbytes, self.stream)
-        self.stream.synchronize()
+        self.settle()
         found = []
         for array, begin in zip(arrays, begins, strict=False):
             found.append(np.empty(array.shape, array.dtype))
             copy_small(found[-1], self._on_host[begin : begin + array.nbytes])
         return found
+
+    def settle(self) -> None:
+        """Wait for all that the stream was given, and leave this core to others meanwhile."""
+        record(self._reached, self.stream)
+        self._reached.synchronize()
 
     def _allocate(self, size: int) -> Any:
         begin, taken = self._used, -(-size // _ALIGNED) * _ALIGNED

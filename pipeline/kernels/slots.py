@@ -140,9 +140,8 @@ class Slot:
         self._layers, self._room, self._ids = layers, room, ids
         self._at = places(memory_plan.slot_input(layers, room))[0]
         self.given, self.found = Twins(sizes.texts), Twins(sizes.results, sizes.results_on_host)
-        self.copy_begun, self.copied_in, self.begun, self.computed, self.out_begun, self.copied_out = (
-            cp.cuda.Event() for _ in range(6)
-        )
+        self.copy_begun, self.copied_in, self.begun, self.computed, self.out_begun = (cp.cuda.Event() for _ in range(5))
+        self.copied_out = cp.cuda.Event(block=True)  # whoever waits for it leaves its core to others
         self.taken = Lock()
         self.each_kernel = False
         self.marks: list[tuple[str, cp.cuda.Event]] = []

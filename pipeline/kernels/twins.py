@@ -68,13 +68,14 @@ class Twins:
 
 
 def copy_small(to: NDArray[Any], source: NDArray[Any]) -> None:
-    """Copy a C-contiguous array to another one of as many bytes, and keep Python's interpreter lock up to 1 MiB: NumPy
-    releases it, and to get it back takes a busy worker longer than the copy.
+    """Copy the bytes of a C-contiguous array to another one of as many, and keep Python's interpreter lock up to 1 MiB:
+    NumPy releases it, and to get it back takes a busy worker longer than the copy.
     """
-    if source.nbytes > _COPIED_WITH_LOCK:
-        to[...] = source
+    there, own = (array.reshape(-1).view(np.uint8) for array in (to, source))
+    if own.nbytes > _COPIED_WITH_LOCK:
+        there[:] = own
     else:
-        to.reshape(-1).view(np.uint8).data[:] = source.reshape(-1).view(np.uint8).data
+        there.data[:] = own.data
 
 
 def views(memory: Any, arrays: Mapping[str, ArrayPlace]) -> dict[str, Any]:
