@@ -139,10 +139,14 @@ class Pickler(pickle.Pickler):
 
     def reducer_override(self, thing: object) -> Any:
         if isinstance(thing, pa.Table):
-            return _table, (pickle.PickleBuffer(_stream(thing)),)
+            return _table, (self.stream(thing),)
         if isinstance(thing, pa.Array) and thing.get_total_buffer_size() > thing.nbytes + LARGE:
-            return _array, (pickle.PickleBuffer(_stream(pa.table([pa.chunked_array([thing])], [""]))),)
+            return _array, (self.stream(pa.table([pa.chunked_array([thing])], [""])),)
         return NotImplemented
+
+    def stream(self, table: pa.Table) -> Any:
+        """What is pickled in place of a table, and becomes a buffer of Arrow's stream format when it is unpickled."""
+        return pickle.PickleBuffer(_stream(table))
 
 
 def _stream(table: pa.Table) -> pa.Buffer:

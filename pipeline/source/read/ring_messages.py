@@ -32,15 +32,20 @@ much as was written to it.
 class _InPieces:
     """To the worker: a message of which some frames follow in pieces.
 
+    The frames are the tables, each as a buffer of Arrow's stream format, then the pickle, then the other buffers.
+
     Attributes
     ----------
+    tables : int
+        How many tables there are.
     follow : list of int or None
-        Of each frame, the pickle first, its bytes if it follows; None if it comes beside this one in the socket.
+        Of each frame, its bytes if it follows; None if it comes beside this one in the socket.
     text_bytes : int or None
         Bytes of the texts that follow after the frames; None where the texts are not sent apart.
 
     """
 
+    tables: int
     follow: list[int | None]
     text_bytes: int | None
 
@@ -115,19 +120,26 @@ def send_message(
         If the worker has ended.
 
     """
-    frames = _Pickler(apart).frames(message)
-    sizes = [memoryview(frame).nbytes for frame in frames]
+    pickler = _Pickler(apart)
+    pickled = pickler.frames(message)
+    frames = [*pickler.tables, *([frame] for frame in pickled)]
+    sizes = [sum(memoryview(part).nbytes for part in frame) for frame in frames]
     follow = [size if size >= LARGE else None for size in sizes]
-    if apart is None and not any(follow):
-        send(connection, frames)
+    if apart is None and not pickler.tables and not any(follow):
+        send(connection, pickled)
         return
-    every = [np.frombuffer(frame, np.uint8) for frame, size in zip(frames, follow, strict=True) if size is not None]
+    beside, parts = list[Frame](), list[NDArray[np.uint8]]()
+    for frame, size in zip(frames, follow, strict=True):
+        if size is None:
+            beside.append(b"".join(map(memoryview, frame)))
+        else:
+            parts += [np.frombuffer(part, np.uint8) for part in frame]
     if apart is not None:
         data, offsets = buffers_of(apart)
-        every.append(data[offsets[0] : offsets[-1]])
-    beside = [frame for frame, size in zip(frames, follow, strict=True) if size is None]
-    send(connection, [*packed(_InPieces(follow, None if apart is None else len(every[-1]))), *beside])
-    for filled in _filled(slots, every):
+        parts.append(data[offsets[0] : offsets[-1]])
+    told = _InPieces(len(pickler.tables), follow, None if apart is None else len(parts[-1]))
+    send(connection, [*packed(told), *beside])
+    for filled in _filled(slots, parts):
         send(connection, packed(filled))
 
 
@@ -161,23 +173,23 @@ def receive_message(connection: socket.socket, ring: Ring, place_texts: PlaceTex
         text = place_texts(message.text_bytes)
         places.append((text, message.text_bytes))
     _fill(places, connection, ring)
-    return _Unpickler(frames, text).load()
+    return _Unpickler(frames[message.tables :], frames[: message.tables], text).load()
 
 
-def _filled(slots: Slots, frames: Sequence[NDArray[np.uint8]]) -> Iterator[Filled]:
-    """Copy frames, uint8 [bytes] each, to slots. Yields each slot once it is filled."""
+def _filled(slots: Slots, parts: Sequence[NDArray[np.uint8]]) -> Iterator[Filled]:
+    """Copy the parts of frames, uint8 [bytes] each, to slots. Yields each slot once it is filled."""
     memory = np.frombuffer(slots.memory, np.uint8)
     room = min(slots.slot_bytes, PIECE_BYTES)
     begin, used = slots.reserve(), 0
-    for frame in frames:
+    for part in parts:
         at = 0
-        while at < len(frame):
+        while at < len(part):
             if used == room:
                 yield slots.give_bytes(used)
                 begin, used = slots.reserve(), 0
             assert begin is not None  # blocks are refused, and there are none here
-            count = min(room - used, len(frame) - at)
-            memory[begin + used : begin + used + count] = frame[at : at + count]
+            count = min(room - used, len(part) - at)
+            memory[begin + used : begin + used + count] = part[at : at + count]
             at, used = at + count, used + count
     if used:
         yield slots.give_bytes(used)
@@ -199,27 +211,93 @@ def _fill(places: Sequence[tuple[Place, int]], connection: socket.socket, ring: 
                 send(connection, packed(Freed()))
 
 
+@dataclass(frozen=True)
+class _Table:
+    """In a pickle, the place of a table.
+
+    Attributes
+    ----------
+    number : int
+        Its number among the tables of the message.
+
+    """
+
+    number: int
+
+
 class _Pickler(Pickler):
-    """Pickles a message without the bytes of its texts, where these are sent apart."""
+    """Pickles a message without its tables, and without the bytes of texts that are sent apart.
+
+    Attributes
+    ----------
+    tables : list of list of buffer
+        The parts of each table in Arrow's stream format. Most are its own buffers, so that nothing is copied.
+
+    Parameters
+    ----------
+    apart : pyarrow.LargeBinaryArray or None
+        The texts that are sent apart.
+
+    """
 
     def __init__(self, apart: pa.LargeBinaryArray | None) -> None:
         super().__init__()
+        self.tables: list[list[Frame]] = []
         self._apart = apart
 
+    def stream(self, table: pa.Table) -> _Table:
+        parts = _Parts()
+        with pa.ipc.new_stream(pa.PythonFile(parts, "w"), table.schema) as writer:
+            writer.write_table(table)
+        self.tables.append(parts.written)
+        return _Table(len(self.tables) - 1)
+
     def persistent_id(self, thing: object) -> Any:
+        if isinstance(thing, _Table):
+            return thing.number
         if self._apart is None or thing is not self._apart:
             return None
         offsets = buffers_of(self._apart)[1]
         return offsets - offsets[0], are_blank(self._apart)
 
 
+class _Parts:
+    """A file that keeps what is written to it, as it is."""
+
+    def __init__(self) -> None:
+        self.written: list[Frame] = []
+        self.closed = False
+
+    def write(self, part: Frame) -> None:
+        self.written.append(part)
+
+    def flush(self) -> None:
+        """As of a file."""
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class _Unpickler(pickle.Unpickler):
-    """Unpickles a message from its frames; its texts are in the place to which they were copied."""
+    """Unpickles a message.
 
-    def __init__(self, frames: Sequence[Frame], text: Place | None) -> None:
+    Parameters
+    ----------
+    frames : sequence of buffer
+        The pickle, and the buffers that belong to it.
+    tables : sequence of buffer
+        The tables, in Arrow's stream format.
+    text : Place or None
+        Where the texts are that came apart.
+
+    """
+
+    def __init__(self, frames: Sequence[Frame], tables: Sequence[Frame], text: Place | None) -> None:
         super().__init__(BytesIO(frames[0]), buffers=frames[1:])
-        self._text = text
+        self._tables, self._text = tables, text
 
-    def persistent_load(self, found: Any) -> OffHost | pa.LargeBinaryArray:
+    def persistent_load(self, found: Any) -> Any:
+        if isinstance(found, int):
+            return self._tables[found]
         assert self._text is not None
         return self._text.texts(*found)
