@@ -50,7 +50,11 @@ class _Found:
     begins, sizes : uint32 [N]
         The records, as of `Lines`.
     values : Values
-        Where the values are, those of the text column first.
+        Where the values are, those of the text columns first.
+    text_block : uint8 [bytes]
+        What holds the texts.
+    texts : Values
+        Where the texts are, [N].
     text_offsets : int64 [N + 1]
         Where the beginning of each text that the model reads goes.
     characters : int64 [N]
@@ -66,6 +70,8 @@ class _Found:
     begins: cp.ndarray
     sizes: cp.ndarray
     values: Values
+    text_block: cp.ndarray
+    texts: Values
     text_offsets: cp.ndarray
     characters: cp.ndarray
     offsets: cp.ndarray
@@ -96,9 +102,11 @@ class RecordBlocks:
         self._lock, self._form, self._path, self._selection = lock, form, path, selection
         self._operations = RecordOperations(cp.cuda.Device())
         self._finder = _finder(form, selection)
-        # The text column is on the host too where it is kept: whole, while the model may read only its beginning.
-        own = selection.text[0]
-        self._on_host = [name for name in selection.columns if name != own or name in selection.kept]
+        # Columns of text are on the host too where they are used as others are: whole, while the model may read only
+        # the beginning. Whatever follows the first such column is there.
+        others = {*selection.kept, selection.truth}
+        used = [name not in selection.text or name in others for name in selection.columns]
+        self._on_host = selection.columns[used.index(True) :] if any(used) else ()
 
     def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | str:
         """The rows of a block: as of `BlockReader`.
@@ -165,23 +173,28 @@ class RecordBlocks:
         characters = cp.empty(len(begins), np.int64)
         longest = self._form.limits.field_bytes
         self._finder.find(self._operations, Unread(block, begins, sizes, longest, values, odd))
-        found = _Found(block, begins, sizes, values, zeros(1, np.int64), characters, zeros(1, np.int64), odd)
-        return self._measured(found)
-
-    def _measured(self, found: _Found) -> _Found:
-        """The records with the places of their texts and of their other values."""
-        measure, quote = self._operations.measure, self._finder.rules.quote
-        texts, others = found.values.part(0, len(found)), self._values_on_host(found)
-        return replace(
-            found,
-            text_offsets=measure(found.block, texts, quote, self._selection.reads, found.characters),
-            offsets=measure(found.block, others, quote) if self._on_host else found.offsets,
+        operations, quote, texts = self._operations, self._finder.rules.quote, len(self._selection.text)
+        text_block, joined = block, values.part(0, texts * len(begins))
+        if texts > 1:
+            text_block, joined = operations.join(block, joined, quote, texts)
+        others = self._values_on_host(values, len(begins))
+        return _Found(
+            block,
+            begins,
+            sizes,
+            values,
+            text_block,
+            joined,
+            operations.measure(text_block, joined, quote, self._selection.reads, characters),
+            characters,
+            operations.measure(block, others, quote) if self._on_host else zeros(1, np.int64),
+            odd,
         )
 
-    def _values_on_host(self, found: _Found) -> Values:
-        """The values of the columns on the host."""
+    def _values_on_host(self, values: Values, records: int) -> Values:
+        """The values of the columns on the host, which are the last ones."""
         columns = len(self._selection.columns)
-        return found.values.part((columns - len(self._on_host)) * len(found), columns * len(found))
+        return values.part((columns - len(self._on_host)) * records, columns * records)
 
     def _ends(self, found: _Found) -> tuple[cp.ndarray, cp.ndarray]:
         """Where the texts end, and where the values on the host do: int64 [1] each."""
@@ -202,11 +215,14 @@ class RecordBlocks:
         """
         data, offsets = on_host.data, on_host.offsets
         rows = cp.asarray(odd[on_host.rows.column("row").to_numpy()])
-        values, block = found.values, cp.concatenate([found.block, cp.asarray(data[offsets[0] : offsets[-1]])])
-        values.kinds[rows] = PLAIN
-        values.begins[rows] = cp.asarray((offsets[:-1] - offsets[0] + len(found.block)).astype(np.uint32))
-        values.sizes[rows] = cp.asarray(np.diff(offsets).astype(np.uint32))
-        return self._measured(replace(found, block=block))
+        kinds, begins, sizes = (array.copy() for array in found.texts)
+        kinds[rows] = PLAIN
+        begins[rows] = cp.asarray((offsets[:-1] - offsets[0] + len(found.text_block)).astype(np.uint32))
+        sizes[rows] = cp.asarray(np.diff(offsets).astype(np.uint32))
+        texts = Values(kinds, begins, sizes)
+        block = cp.concatenate([found.text_block, cp.asarray(data[offsets[0] : offsets[-1]])])
+        ends = self._operations.measure(block, texts, self._finder.rules.quote, self._selection.reads, found.characters)
+        return replace(found, text_block=block, texts=texts, text_offsets=ends)
 
     def _chunk(
         self, own: Workspace, found: _Found, ends: list[NDArray[np.int64]], row: int
@@ -227,14 +243,14 @@ class RecordBlocks:
         """
         count, operations, quote = len(found), self._operations, self._finder.rules.quote
         text, others = lasting(int(ends[0][0])), cp.empty(int(ends[1][0]), np.uint8)
-        operations.write(found.block, found.values.part(0, count), quote, found.text_offsets, text)
+        operations.write(found.text_block, found.texts, quote, found.text_offsets, text)
         blank = cp.empty(count, np.uint8)
         operations.blank(text, found.text_offsets, blank)
         if self._on_host:
-            operations.write(found.block, self._values_on_host(found), quote, found.offsets, others)
+            operations.write(found.block, self._values_on_host(found.values, count), quote, found.offsets, others)
         sizes, text_offsets, characters, is_blank, offsets, kinds, data = own.fetch(
             found.sizes, found.text_offsets, found.characters, blank,
-            found.offsets, self._values_on_host(found).kinds, others,
+            found.offsets, self._values_on_host(found.values, count).kinds, others,
         )  # fmt: skip
         columns = {}
         for number, name in enumerate(self._on_host):

@@ -287,6 +287,16 @@ def write_values_kernel() -> Kernel:
     return Kernel("write values", "records/values.cu", "write_values")
 
 
+@cache
+def join_texts_kernel() -> Kernel:
+    return Kernel("join texts", "records/join.cu", "join_texts")
+
+
+@cache
+def trim_texts_kernel() -> Kernel:
+    return Kernel("trim texts", "records/join.cu", "trim_texts")
+
+
 def record_kernels() -> list[Kernel]:
     """Those that find the records of a block, and their values."""
     return [
@@ -299,6 +309,8 @@ def record_kernels() -> list[Kernel]:
         read_fields_kernel(),
         measure_values_kernel(),
         write_values_kernel(),
+        join_texts_kernel(),
+        trim_texts_kernel(),
         find_blank_kernel(),
     ]
 

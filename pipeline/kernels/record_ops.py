@@ -22,10 +22,12 @@ from .catalog import (
     find_changes_kernel,
     find_insides_kernel,
     find_lines_kernel,
+    join_texts_kernel,
     measure_values_kernel,
     place_line_ends_kernel,
     read_fields_kernel,
     read_objects_kernel,
+    trim_texts_kernel,
     write_values_kernel,
 )
 from .driver_calls import clear, start
@@ -153,6 +155,36 @@ class RecordOperations:
         """
         arguments = (block, *values, np.int64(len(values.kinds)), np.int32(quote), offsets, out)
         self._launch_warps(write_values_kernel(), len(values.kinds), arguments)
+
+    def join(self, block: cp.ndarray, values: Values, quote: int, columns: int) -> tuple[cp.ndarray, Values]:
+        """The texts of several columns as one text for each of N records.
+
+        Parameters
+        ----------
+        block, values, quote
+            As of `measure`; [columns * N] values.
+        columns : int
+            How many columns there are.
+
+        Returns
+        -------
+        data : uint8 [bytes]
+            What holds the joined texts.
+        joined : Values
+            Where they are in `data`, [N].
+
+        """
+        records = len(values.kinds) // columns
+        offsets = self.measure(block, values, quote)
+        texts = cp.empty(len(block), np.uint8)  # a text has no more bytes than the record has in its place
+        self.write(block, values, quote, offsets, texts)
+        data = cp.empty(len(block) + records * (columns - 1), np.uint8)
+        joined = Values(cp.empty(records, np.uint8), cp.empty(records, np.uint32), cp.empty(records, np.uint32))
+        count = np.int32(records)
+        self._launch_warps(join_texts_kernel(), records, (texts, offsets, count, np.int32(columns), data, *joined))
+        kernel = trim_texts_kernel()
+        self._launch(kernel, -(-records // kernel.threads), (data, count, joined.begins, joined.sizes))
+        return data, joined
 
     def blank(self, data: cp.ndarray, offsets: cp.ndarray, out: cp.ndarray) -> None:
         """Find the texts that hold nothing but white space: `out`, uint8 [N], is 1 for each.

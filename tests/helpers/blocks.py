@@ -74,7 +74,7 @@ def _json_line(i: int, chance: random.Random, others: float) -> bytes:
     line = json.dumps({"id": i, "text": text, "label": chance.choice("ab")}, ensure_ascii=chance.random() < 0.5)
     if chance.random() < others:
         long = json.dumps({"text": _long(chance), "label": "b"})
-        line = chance.choice([*BAD, *RARE, long if chance.random() < 0.3 else " \n"])
+        line = chance.choice([*BAD, *RARE, long if chance.random() < 0.1 else " \n"])
     return line.encode()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ COMPILER = shutil.which("c++")
 
 _SOURCE = """
 #include "records/csv.cu"
+#include "records/join.cu"
 #include "records/json.cu"
 #include "records/lines.cu"
 #include "records/texts.cu"
@@ -63,6 +65,11 @@ void measure_all(const uint8* block, const uint8* kinds, const uint32* begins, c
 void write_all(const uint8* block, const uint8* kinds, const uint32* begins, const uint32* sizes, int64 count,
                int quote, const int64* offsets, uint8* out) {
     each_warp(count, [&] { write_values(block, kinds, begins, sizes, count, quote, offsets, out); });
+}
+void join(const uint8* data, const int64* offsets, int records, int columns, uint8* out, uint8* kinds, uint32* begins,
+          uint32* sizes) {
+    each_warp(records, [&] { join_texts(data, offsets, records, columns, out, kinds, begins, sizes); });
+    for (threadIdx.x = 0; threadIdx.x < records; threadIdx.x++) trim_texts(out, records, begins, sizes);
 }
 void blank(const uint8* data, const int64* offsets, int texts, uint8* out) {
     for (threadIdx.x = 0; threadIdx.x < texts; threadIdx.x++) find_blank(data, offsets, texts, out);
@@ -112,7 +119,7 @@ class Finding:
     block, begins, sizes : ndarray
         uint8, the block; uint32, its records.
     columns : int
-        How many columns there are, the first of which is that of the text.
+        How many columns there are, those of texts first.
 
     """
 
@@ -135,20 +142,50 @@ class Finding:
         getattr(self.library, kernel)(*records, ctypes.byref(wanted), ctypes.byref(values), *noted)
         assert self.odd[0] == self.is_odd.sum()
 
-    def read(self, most: int, quote: int = -1) -> list[Read]:
-        """The values as texts; of that of the text column, up to `most` characters."""
-        count, long = len(self.kinds), ctypes.c_int64
-        lengths, characters = np.zeros(count, np.int64), np.zeros(self.rows, np.int64)
-        texts, others = slice(self.rows), slice(self.rows, count)
-        for part, kept, counted in ((texts, most, characters), (others, 0, None)):
-            values = [at(array[part]) for array in (self.kinds, self.firsts, self.longs)]
-            numbers = (long(len(self.kinds[part])), quote, long(kept))
-            self.library.measure_all(at(self.block), *values, *numbers, at(lengths[part]), at(counted))
-        offsets = np.cumsum(np.append(0, lengths))
-        out = np.zeros(int(offsets[-1]), np.uint8)
-        values = [at(array) for array in (self.kinds, self.firsts, self.longs)]
-        self.library.write_all(at(self.block), *values, long(count), quote, at(offsets), at(out))
-        data = out.tobytes()
-        found = [data[offsets[i] : offsets[i + 1]].decode() if self.kinds[i] >= 2 else None for i in range(count)]
-        of_row = [[found[column * self.rows + i] for column in range(self.columns)] for i in range(self.rows)]
+    def read(self, most: int, quote: int = -1, texts: int = 1) -> list[Read]:
+        """The values as texts: the first `texts` columns as one, up to `most` characters of it, and then the others."""
+        values = (self.kinds, self.firsts, self.longs)
+        block, joined = self.block, tuple(array[: texts * self.rows] for array in values)
+        if texts > 1:
+            block, joined = self._joined(joined, quote, texts)
+        characters = np.zeros(self.rows, np.int64)
+        found = self._written(block, joined, quote, most, characters)
+        found += self._written(self.block, tuple(array[texts * self.rows :] for array in values), quote)
+        of_row = [found[row :: self.rows] for row in range(self.rows)]
         return [Read(None if self.is_odd[i] else of_row[i], int(characters[i])) for i in range(self.rows)]
+
+    def _measured(
+        self, block: NDArray, values: tuple[NDArray, ...], quote: int, most: int, characters: NDArray | None
+    ) -> NDArray:
+        lengths = np.zeros(len(values[0]), np.int64)
+        numbers = (ctypes.c_int64(len(lengths)), quote, ctypes.c_int64(most))
+        self.library.measure_all(at(block), *map(at, values), *numbers, at(lengths), at(characters))
+        return np.cumsum(np.append(0, lengths))
+
+    def _bytes(self, block: NDArray, values: tuple[NDArray, ...], quote: int, offsets: NDArray) -> NDArray:
+        out = np.zeros(int(offsets[-1]), np.uint8)
+        number = ctypes.c_int64(len(values[0]))
+        self.library.write_all(at(block), *map(at, values), number, quote, at(offsets), at(out))
+        return out
+
+    def _written(
+        self,
+        block: NDArray,
+        values: tuple[NDArray, ...],
+        quote: int,
+        most: int = 0,
+        characters: NDArray | None = None,
+    ) -> list[str | None]:
+        offsets = self._measured(block, values, quote, most, characters)
+        data = self._bytes(block, values, quote, offsets).tobytes()
+        texts = (data[begin:end].decode() for begin, end in pairwise(offsets.tolist()))
+        return [text if kind >= 2 else None for text, kind in zip(texts, values[0], strict=True)]
+
+    def _joined(self, values: tuple[NDArray, ...], quote: int, columns: int) -> tuple[NDArray, tuple[NDArray, ...]]:
+        offsets = self._measured(self.block, values, quote, 0, None)
+        data = self._bytes(self.block, values, quote, offsets)
+        assert len(data) <= len(self.block)
+        out = np.full(len(self.block) + self.rows * (columns - 1), ord("?"), np.uint8)
+        joined = tuple(np.zeros(self.rows, kind) for kind in (np.uint8, np.uint32, np.uint32))
+        self.library.join(at(data), at(offsets), self.rows, columns, at(out), *map(at, joined))
+        return out, joined

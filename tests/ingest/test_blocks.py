@@ -278,6 +278,7 @@ def test_which_files_a_gpu_reads() -> None:
     assert not can_read(replace(csv, cr_ends=True), SELECTION)
     assert not can_read(replace(csv, escape="\\"), SELECTION)
     assert not can_read(replace(csv, encoding="latin-1"), SELECTION)
-    assert not can_read(csv, replace(SELECTION, text=("text", "id")))
+    assert can_read(csv, replace(SELECTION, text=("text", "id")))
     assert not can_read(csv, replace(SELECTION, kept=tuple(f"{i}" for i in range(40))))
     assert not can_read(text, Selection(text=("id",)))
+    assert not can_read(text, Selection(text=("text", "id")))

@@ -82,16 +82,24 @@ SUFFIXES = [".jsonl", ".csv", ".tsv", ".txt"]
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("others", [0.0, 0.002, 0.6])
 @pytest.mark.parametrize("keep_all", [False, True])
-@pytest.mark.parametrize("reads", [0, 90])
+@pytest.mark.parametrize(("reads", "text"), [(0, ("text",)), (90, ("text",)), (90, ("label", "text"))])
 def test_a_gpu_reads_what_the_host_reads(
-    readers: Readers, opened: Opened, suffix: str, others: float, keep_all: bool, reads: int, tmp_path: Path
+    readers: Readers,
+    opened: Opened,
+    suffix: str,
+    others: float,
+    keep_all: bool,
+    reads: int,
+    text: tuple[str, ...],
+    tmp_path: Path,
 ) -> None:
     """Of a block with many records that are left to the host, it reads all."""
-    chance, (open_blocks, refused) = random.Random(f"{suffix} {others} {keep_all} {reads}"), opened
+    text = ("text",) if suffix == ".txt" else text
+    chance, (open_blocks, refused) = random.Random(f"{suffix} {others} {keep_all} {reads} {text}"), opened
     (tmp_path / "label=a").mkdir()
     path = written(tmp_path / "label=a" / f"a{suffix}", 3000, chance, others)
     kept, truth = (("label", "text"), None) if suffix == ".txt" else (("id", "text"), "label")
-    selection = Selection(kept=kept, truth=truth, classes=("a",), reads=reads, keep_all=keep_all)
+    selection = Selection(text, kept, truth, classes=("a",), reads=reads, keep_all=keep_all)
     compare(readers, open_blocks, [path], selection, 700)
     assert refused
     assert any(refused) == (others == 0.6)

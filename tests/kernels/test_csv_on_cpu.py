@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from numpy.typing import NDArray
 from records_on_cpu import COMPILER, Finding, Read, at, compiled
@@ -88,7 +89,7 @@ def on_cpu(
     wanted = np.array([columns.index(name) if name in columns else -1 for name in selection.columns], np.int32)
     finding = Finding(library, block, begins, sizes, len(wanted), longest)
     finding.find("fields", Fields(dialect, len(columns), wanted.ctypes.data))
-    return Block(begins, sizes, finding.read(selection.reads, quote))
+    return Block(begins, sizes, finding.read(selection.reads, quote, len(selection.text)))
 
 
 def on_host(form: RecordFormat, data: bytes, selection: Selection) -> tuple[Records, Chunk]:
@@ -137,16 +138,36 @@ def check(library: ctypes.CDLL, form: RecordFormat, data: bytes, selection: Sele
     for i, about in expected.items():
         values, characters = found.reads[i]
         assert values is not None
-        kept = dict(zip(selection.columns, values, strict=True))
-        text = kept[selection.text[0]]
+        text, *others = values
         assert text is not None
+        kept = dict(zip(selection.columns[len(selection.text) :], others, strict=True))
         rows = {"file": "f", **{name: kept[name] for name in selection.kept}}
         assert about == (text.encode(), characters if selection.reads else None, rows), data
         assert characters >= len(text)
     return len(expected), len(odd)
 
 
-PIECES = ("a", "é", "€", "𝄞", " ", "word ", "", "\\", "\x00", "'", "|", ";", "\t", "\r", "\x7f", "\ufeff", "N", "\\N")
+PIECES = (
+    "a",
+    "é",
+    "€",
+    "𝄞",
+    " ",
+    "word ",
+    "",
+    "\\",
+    "\x00",
+    "'",
+    "|",
+    ";",
+    "\t",
+    "\r",
+    "\x7f",
+    "\ufeff",
+    "N",
+    "\\N",
+    "\u3000",
+)
 BYTES = (0x22, 0x27, 0x2C, 0x3B, 0x09, 0x7C, 0x20, 0x0A, 0x0D, 0x80, 0xFF, 0xC3, 0xE2, 0xED, 0xA0, 0x00, 0x5C)
 DIALECTS = [(",", '"'), ("\t", '"'), (";", "'"), ("|", ""), (" ", '"'), ("a", "b"), (",", " ")]
 
@@ -184,11 +205,15 @@ def drawn_block(chance: random.Random, form: Csv, is_good: bool = False) -> byte
     return bytes(data) + (b"" if data.endswith(b"\n") else b"\n")
 
 
-@pytest.mark.parametrize("reads", [0, 5, 33])
+@pytest.mark.parametrize(
+    ("reads", "text"), [(0, ("text",)), (5, ("text",)), (33, ("text", "id")), (0, ("label", "id", "text"))]
+)
 @pytest.mark.parametrize("dialect", DIALECTS, ids=repr)
-def test_what_the_kernels_read_the_host_reads_too(library: ctypes.CDLL, dialect: tuple[str, str], reads: int) -> None:
-    chance, form = random.Random(f"{dialect} {reads}"), csv(*dialect)
-    selection = Selection(kept=SELECTION.kept, reads=reads)
+def test_what_the_kernels_read_the_host_reads_too(
+    library: ctypes.CDLL, dialect: tuple[str, str], reads: int, text: tuple[str, ...]
+) -> None:
+    chance, form = random.Random(f"{dialect} {reads} {text}"), csv(*dialect)
+    selection = Selection(text, kept=tuple(name for name in SELECTION.kept if name not in text), reads=reads)
     blocks = [check(library, form, drawn_block(chance, form), selection) for _ in range(300)]
     read = [block for block in blocks if block is not None]
     assert len(read) > 100
@@ -245,3 +270,17 @@ def test_lines_of_plain_text_are_texts_blank_ones_too(library: ctypes.CDLL, read
     data = "".join(chance.choice(lines) + chance.choice(["\n", "\r\n"]) for _ in range(500)).encode()
     assert check(library, Text(), data, selection) == (500, 0)
     assert check(library, Text(), data + b"\xff\r\r\n" + data, selection) == (1000, 1)
+
+
+def test_joined_texts_have_no_white_space_at_either_end(library: ctypes.CDLL) -> None:
+    points = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
+    one, other = (pa.array([form.format(point) for point in points], pa.large_string()) for form in ("{0}a", "b{0}"))
+    texts = pa.concat_arrays([one, other])
+    _, offsets, data = texts.buffers()
+    out = np.zeros(len(data) + len(points), np.uint8)
+    kinds, begins, sizes = (np.zeros(len(points), kind) for kind in (np.uint8, np.uint32, np.uint32))
+    given = (at(np.frombuffer(data, np.uint8)), at(np.frombuffer(offsets, np.int64)), len(points), 2)
+    library.join(*given, at(out), at(kinds), at(begins), at(sizes))
+    joined, whole = out.tobytes(), pa.array([f"{point}a b{point}" for point in points], pa.large_string())
+    found = [joined[i : i + n].decode() for i, n in zip(begins.tolist(), sizes.tolist(), strict=True)]
+    assert found == pc.utf8_trim_whitespace(whole).to_pylist()
