@@ -1,0 +1,133 @@
+"""Whether two readings of a range are the same in all that is known of it, and the first thing that differs if not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from broadsheet.pipeline.source.chunk import NOT_COPIED, Chunk, RowsByName
+from broadsheet.pipeline.source.plan.plan import RangeEnd
+from broadsheet.pipeline.source.read.read import Skipped
+
+Item = Chunk | Skipped | RangeEnd | Exception
+"""What is read of a range, in order, or raised at its end."""
+
+_SHOWN = 300
+
+_COUNTED = ("not_copied", "unknown_labels")
+
+
+class Difference(NamedTuple):
+    """What differs.
+
+    Attributes
+    ----------
+    what : str
+        What it is, such as a column.
+    row : int or None
+        The number of the row in its file, where it is of one.
+    host, device : str
+        What the two ways have read.
+
+    """
+
+    what: str
+    row: int | None
+    host: str
+    device: str
+
+
+def difference(by_host: list[Item], by_device: list[Item]) -> Difference | None:
+    """The first thing that differs; None where all is the same.
+
+    Of labels and keys whose rows are counted, a block gives the commonest, and the two ways have other blocks: so these
+    are compared where a range has so few of them that no block can have more.
+    """
+    counted = [name for name in _COUNTED if _are_few(name, [*by_host, *by_device])]
+    for one, other in zip(by_host, by_device, strict=False):
+        if isinstance(one, Chunk) and isinstance(other, Chunk):
+            if found := next(_in_chunks(one, other, counted), None):
+                return found
+        elif _told(one) != _told(other):
+            return Difference("item", None, _told(one), _told(other))
+    if len(by_host) != len(by_device):
+        counts = (f"{len(items)} items, the last of them {_told(items[-1])}" for items in (by_host, by_device))
+        return Difference("number of chunks", None, *counts)
+    return None
+
+
+def _told(item: Item) -> str:
+    if isinstance(item, Chunk):
+        return f"chunk {item.name} with {len(item)} rows"
+    return f"{type(item).__name__}: {item}" if isinstance(item, Exception) else repr(item)
+
+
+def _are_few(name: str, items: list[Item]) -> bool:
+    return len({key for item in items if isinstance(item, Chunk) for key in getattr(item, name)}) < NOT_COPIED
+
+
+def _in_chunks(one: Chunk, other: Chunk, counted: list[str]) -> Iterator[Difference]:
+    """What differs in two chunks. counted: which of `_COUNTED` are compared."""
+    for name in ("name", "sources", "problems", "prepared"):
+        yield from _in_values(name, getattr(one, name), getattr(other, name))
+    yield from _in_tables("rows", one.rows, other.rows)
+    yield from _in_tables("quarantine", one.quarantine, other.quarantine)
+    yield from _in_values("whether bad rows have kept columns", one.bad is None, other.bad is None)
+    if one.bad is not None and other.bad is not None:
+        yield from _in_tables("kept columns of bad rows", one.bad, other.bad)
+    rows = one.rows.column("row")
+    yield from _in_columns("text", _text(one), _text(other), rows)
+    for name in ("is_blank", "n_chars", "truth"):
+        yield from _in_arrays(name, getattr(one, name), getattr(other, name), rows)
+    for name in counted:
+        yield from _in_values(name, _as_lists(getattr(one, name)), _as_lists(getattr(other, name)))
+
+
+def _text(chunk: Chunk) -> pa.LargeBinaryArray:
+    return chunk.text if isinstance(chunk.text, pa.Array) else chunk.text.on_host()
+
+
+def _as_lists(rows: RowsByName) -> dict[str, list[int]]:
+    return {name: numbers.tolist() for name, numbers in rows.items()}
+
+
+def _in_values(what: str, one: object, other: object) -> Iterator[Difference]:
+    if one != other:
+        yield Difference(what, None, _shown(one), _shown(other))
+
+
+def _in_tables(what: str, one: pa.Table, other: pa.Table) -> Iterator[Difference]:
+    yield from _in_values(f"columns of {what}", str(one.schema), str(other.schema))
+    if one.schema != other.schema:
+        return
+    rows = one.column("row") if "row" in one.column_names else None
+    for name in one.column_names:
+        yield from _in_columns(f"{what}: {name}", one.column(name), other.column(name), rows)
+
+
+def _in_columns(what: str, one: Any, other: Any, rows: Any) -> Iterator[Difference]:
+    """What differs in two columns. rows: the number of each row, where it is known."""
+    if one.equals(other):
+        return
+    yield from _in_values(f"number of rows, {what}", len(one), len(other))
+    for number, (a, b) in enumerate(zip(one.to_pylist(), other.to_pylist(), strict=False)):
+        if a != b:
+            yield Difference(what, None if rows is None else rows[number].as_py(), _shown(a), _shown(b))
+    yield Difference(what, None, "other values", "that look the same")
+
+
+def _in_arrays(what: str, one: Any, other: Any, rows: Any) -> Iterator[Difference]:
+    if one is None or other is None:
+        yield from _in_values(what, one is None, other is None)
+        return
+    yield from _in_values(f"type of {what}", one.dtype, other.dtype)
+    if not np.array_equal(one, other):
+        yield from _in_columns(what, pa.array(one), pa.array(other), rows)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"

@@ -1,0 +1,311 @@
+"""What is read: files of lines that were changed at random, and the ways in which each is read."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.fuzz_records import fields, json_lines
+from benchmarks.fuzz_records.fields import Dialect
+from benchmarks.fuzz_records.texts import CHANGED
+from broadsheet.pipeline.source.chunk import Selection
+
+_POOL = 6_000
+"""Lines of each kind that the lines of a file are drawn from."""
+
+_FIRST = 120
+"""Usual lines before others, by which the columns are found, in nearly all files."""
+
+_CLASSES = ("a", "b", "c d")
+
+_OF_JSON = (
+    Selection(),
+    Selection(kept=("id", "label"), truth="label", classes=_CLASSES),
+    Selection(kept=("meta.source.name", "id", "text"), reads=33),
+    Selection(kept=("id", "score", "place"), truth="label", classes=_CLASSES, reads=1014),
+    Selection(keep_all=True, truth="label", classes=_CLASSES, reads=90),
+    Selection(text=("meta.body",), kept=("meta.source.n", "ok"), reads=5),
+    Selection(kept=("label", "id", "meta.tags"), labels=("label",), truth="label", classes=_CLASSES),
+)
+_OF_RECORDS = (
+    Selection(),
+    Selection(kept=("id", "label"), truth="label", classes=_CLASSES),
+    Selection(kept=("more", "text", "place"), reads=33),
+    Selection(keep_all=True, truth="label", classes=_CLASSES, reads=90),
+    Selection(text=("more",), kept=("id", "place"), reads=5),
+    Selection(kept=("label", "id"), labels=("label",), truth="label", classes=_CLASSES, reads=1014),
+)
+_OF_LINES = (Selection(), Selection(reads=33), Selection(kept=("place", "text"), reads=90), Selection(kept=("place",)))
+
+
+@dataclass(frozen=True)
+class Look:
+    """One way to read a file.
+
+    Attributes
+    ----------
+    selection : Selection
+        The columns that are used.
+    slot_bytes : int
+        Bytes of a block of raw bytes at most.
+    chunk_rows : int
+        Rows in a chunk at most.
+    range_bytes : int or None
+        Bytes of a range; None for ranges as a job has them.
+    most_ranges : int
+        So many ranges are read at most.
+    is_guessed : bool
+        Whether no range is told where its first record begins.
+
+    """
+
+    selection: Selection
+    slot_bytes: int
+    chunk_rows: int
+    range_bytes: int | None = None
+    most_ranges: int = 1 << 30
+    is_guessed: bool = False
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Some files that are read both ways.
+
+    Attributes
+    ----------
+    number : int
+        Its number. With the seed of the run, all that is by chance in it follows from that.
+    kind : str
+        "wide" for many lines and wide ranges, "narrow" for few lines and many ranges, "several" for several files that
+        are read as one range.
+    suffix : str
+        The ending of the name of its file; of the first file where there are several.
+    lines : int
+        Lines of each file.
+
+    """
+
+    number: int
+    kind: str
+    suffix: str
+    lines: int
+
+
+def trials_of(seed: int, jsonl_lines: int, csv_records: int, most_lines: int) -> list[Trial]:
+    """The trials of a run, in the order in which they are tried.
+
+    Parameters
+    ----------
+    seed : int
+        Decides the order.
+    jsonl_lines, csv_records : int
+        Lines of JSON, and records of CSV, TSV and plain text, of the wide trials together.
+    most_lines : int
+        Lines of a wide trial at most.
+
+    """
+    wide = [("wide", ".jsonl", min(most_lines, jsonl_lines - at)) for at in range(0, jsonl_lines, most_lines)]
+    others = (".csv", ".tsv", ".csv", ".txt")
+    for number, at in enumerate(range(0, csv_records, most_lines)):
+        wide.append(("wide", others[number % len(others)], min(most_lines, csv_records - at)))
+    endings = (".jsonl", ".csv", ".jsonl", ".tsv", ".jsonl", ".csv", ".jsonl", ".txt")
+    small = max(len(endings), len(wide) // 3)
+    few = min(2_500, max(200, most_lines // 4))
+    narrow = [("narrow", endings[i % len(endings)], few) for i in range(small)]
+    several = [("several", endings[i % len(endings)], few) for i in range(small // 2)]
+    drawn = wide + narrow + several
+    random.Random(seed).shuffle(drawn)
+    return [Trial(number, *one) for number, one in enumerate(drawn)]
+
+
+def files_of(trial: Trial, chance: random.Random, folder: Path) -> tuple[list[Path], list[Look]]:
+    """Write the files of a trial, and draw the ways in which they are read."""
+    folder = folder / "place=here"
+    folder.mkdir(parents=True)
+    suffixes = [trial.suffix]
+    if trial.kind == "several":
+        suffixes += chance.choices([".jsonl", ".csv", ".tsv"] if trial.suffix != ".txt" else [".txt"], k=2)
+    slot_bytes = chance.choice(_SLOTS[trial.kind])
+    share = _share(chance, trial.suffix, slot_bytes)
+    if trial.kind != "wide" and chance.random() < 0.4:
+        share = chance.choice([0.3, 0.7, 1.0])
+    usual = {suffix: Dialect("\t" if suffix == ".tsv" else ",") for suffix in suffixes}
+    dialect, options = usual[trial.suffix], Selection()
+    if trial.suffix in (".csv", ".tsv") and trial.kind != "several" and chance.random() < 0.4:
+        dialect, options = chance.choice(_DIALECTS)
+    if trial.kind != "several" and chance.random() < 0.2:
+        dialect = dialect._replace(columns=chance.choice(_COLUMNS))
+    paths = []
+    for number, suffix in enumerate(suffixes):
+        own = dialect if number == 0 else usual[suffix]
+        data = _file(chance, suffix, trial, share, own)
+        path = folder / f"{number}{suffix}"
+        if chance.random() < 0.04:
+            path, data = path.with_name(path.name + ".gz"), gzip.compress(data, 1)
+        path.write_bytes(data)
+        paths.append(path)
+    return paths, [_with_options(look, options) for look in _looks(trial, chance, slot_bytes, dialect)]
+
+
+_SLOTS = {
+    "wide": [8 << 10, 64 << 10, 64 << 10, 256 << 10, 1 << 20, 32 << 20],
+    "narrow": [4 << 10, 8 << 10, 64 << 10],
+    "several": [8 << 10, 64 << 10],
+}
+"""Bytes of a block."""
+
+_RECORD_BYTES = {".jsonl": 280, ".csv": 110, ".tsv": 110, ".txt": 85}
+_LEFT_ALONE, _SHARE_LEFT_ALONE = 64, 0.01
+"""Up to so many records of a block, or such a share of them, are read by the host without the others."""
+
+
+def _share(chance: random.Random, suffix: str, slot_bytes: int) -> float:
+    """The share of lines that are changed: mostly so many that the device still reads blocks of such a size."""
+    records = slot_bytes / _RECORD_BYTES[suffix]
+    allowed = max(_LEFT_ALONE, _SHARE_LEFT_ALONE * records) / records
+    return min(0.6, allowed * chance.choice([0.1, 0.5, 0.5, 0.8, 2.0]))
+
+
+_DIALECTS = [
+    (Dialect(";"), Selection(delimiter=";")),
+    (Dialect("|", ""), Selection(delimiter="|", quote="none")),
+    (Dialect(",", "'"), Selection(delimiter=",", quote="'")),
+    (Dialect(" "), Selection(delimiter=" ")),
+]
+
+_COLUMNS = [
+    ("text",),
+    ("text",),
+    ("id", "text", "label", "more", "id"),
+    ("id", "text", "label", "more", "text"),
+    ("id", "text", "label", "more", *(f"c{i}" for i in range(20))),
+    ("id", "text", "label", "more", *(f"c{i}" for i in range(40))),
+]
+
+_LINE_ENDS = [
+    [b"\n"],
+    [b"\n"],
+    [b"\r\n"],
+    [b"\n", b"\n", b"\r\n"],
+    [*[b"\n"] * 20, b"\r\r\n", b"\n\n", b"\r\n\r\n"],
+]
+"""Of the lines of a file."""
+
+
+def _with_options(look: Look, options: Selection) -> Look:
+    selection = replace(look.selection, delimiter=options.delimiter, quote=options.quote)
+    return replace(look, selection=selection)
+
+
+def _looks(trial: Trial, chance: random.Random, slot_bytes: int, dialect: Dialect) -> list[Look]:
+    """The ways in which the files of a trial are read."""
+    of_records = [one for one in _OF_RECORDS if {*one.columns} <= {*dialect.columns, "place"}]
+    every = {".jsonl": _OF_JSON, ".txt": _OF_LINES}.get(trial.suffix, of_records)
+    if trial.kind == "wide":
+        rows = chance.choice([5_000, 40_000, 131_072])
+        return [Look(chance.choice(every), slot_bytes, rows)]
+    if trial.kind == "several":
+        return [
+            Look(selection, slot_bytes, chance.choice([300, 700, 5_000])) for selection in chance.choices(every, k=2)
+        ]
+    odd = chance.choice([997, 1_531, 4_099, 12_345, 65_537, 100_003])
+    looks = []
+    for selection in chance.choices(every, k=3):
+        rows = chance.choice([7, 300, 5_000])
+        looks += [
+            Look(selection, slot_bytes, rows),
+            Look(selection, slot_bytes, rows, 1 << 10, 40),
+            Look(selection, slot_bytes, rows, odd, 40),
+            Look(selection, slot_bytes, rows, chance.choice([1 << 10, odd]), 15, is_guessed=True),
+        ]
+    return looks
+
+
+def _file(chance: random.Random, suffix: str, trial: Trial, share: float, dialect: Dialect) -> bytes:
+    """The bytes of a file.
+
+    Parameters
+    ----------
+    chance : Random
+        Decides all of it.
+    suffix : str
+        The ending of its name.
+    trial : Trial
+        The trial.
+    share : float
+        The share of its lines that are changed.
+    dialect : Dialect
+        The characters of CSV.
+
+    """
+    usual, changed, open_ended = _drawing(suffix, dialect)
+    ends = chance.choice(_LINE_ENDS)
+    size = min(_POOL, max(50, trial.lines // 3))
+    pool = [draw(chance) + chance.choice(ends) for draw in (usual, changed) for _ in range(size)]
+    rng = np.random.default_rng(chance.randrange(1 << 62))
+    lines = rng.integers(0, size, trial.lines) + size * (rng.random(trial.lines) < share)
+    lines[:_FIRST] = rng.integers(0, size, min(_FIRST, trial.lines))
+    drawn = pa.array(pool, pa.large_binary()).take(pa.array(lines))
+    data = bytearray(drawn.buffers()[2])
+    first = sum(len(pool[line]) for line in lines[:_FIRST])
+    if open_ended is None or trial.kind != "wide":
+        # A fresh change of a byte in some lines. In CSV, any byte may put quotes out of place.
+        is_rare = open_ended is not None and chance.random() < 0.5
+        count = chance.randrange(3) if is_rare else int(trial.lines * share / 3)
+        places = rng.integers(first, len(data), count) if first < len(data) else np.empty(0, np.int64)
+        np.frombuffer(data, np.uint8)[places] = rng.choice(np.frombuffer(CHANGED + b"\n", np.uint8), count)
+    others = [*_long_lines(chance, trial, usual, ends)]
+    if open_ended is not None and chance.random() < 0.3:
+        others += [open_ended(chance) + b"\n" for _ in range(chance.choice([1, 1, 2, 20]))]
+    for other in others:
+        at = data.find(b"\n", chance.randrange(len(data))) + 1
+        data[at:at] = other
+    last = chance.choice([b"", b"", usual(chance), changed(chance), usual(chance)[:-3], b"\r", b" ", b"\n\n"])
+    return _header(chance, suffix, dialect, ends) + bytes(data) + last
+
+
+_Draw = Callable[[random.Random], bytes]
+
+
+def _drawing(suffix: str, dialect: Dialect) -> tuple[_Draw, _Draw, _Draw | None]:
+    """What draws a usual line, a changed one, and one that may concern those after it."""
+    if suffix == ".jsonl":
+        return json_lines.usual_line, json_lines.changed_line, None
+    if suffix == ".txt":
+        return fields.usual_text, fields.changed_text, None
+    draws = (fields.usual_record, fields.changed_record, fields.record_with_odd_quotes)
+    usual, changed, open_ended = (partial(draw, dialect=dialect) for draw in draws)
+    return usual, changed, open_ended
+
+
+def _long_lines(chance: random.Random, trial: Trial, usual: _Draw, ends: list[bytes]) -> list[bytes]:
+    """A few lines, most of which are longer than a block. From the first of these on the host reads all of a range."""
+    if chance.random() > (0.15 if trial.kind == "wide" else 0.4):
+        return []
+    longs = []
+    for _ in range(chance.choice([1, 1, 3])):
+        line = usual(chance)
+        at = chance.randrange(len(line) + 1)
+        longs.append(line[:at] + b"long " * chance.choice([900, 2_000, 20_000]) + line[at:] + chance.choice(ends))
+    return longs
+
+
+def _header(chance: random.Random, suffix: str, dialect: Dialect, ends: list[bytes]) -> bytes:
+    mark = chance.choice([b""] * 9 + [b"\xef\xbb\xbf"])
+    blank = chance.choice([b""] * 9 + [b"\n", b"\r\n\n"])
+    if suffix not in (".csv", ".tsv"):
+        return mark + (blank if suffix == ".jsonl" else b"")
+    delimiter, quote = dialect.marks
+    names = [name.encode() for name in dialect.columns]
+    if chance.random() < 0.2:
+        names = [quote + name + quote for name in names]
+    line = delimiter.join(names) + chance.choice(ends).replace(b"\r\r\n", b"\r\n")
+    said = b"sep=" + delimiter + b"\n" if suffix == ".csv" and chance.random() < 0.05 else b""
+    return mark + (said or blank) + line
