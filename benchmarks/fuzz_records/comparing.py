@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +63,8 @@ def difference(by_host: list[Item], by_device: list[Item]) -> Difference | None:
 def _told(item: Item) -> str:
     if isinstance(item, Chunk):
         return f"chunk {item.name} with {len(item)} rows"
+    if isinstance(item, RangeEnd):
+        item = replace(item, read_by={})  # who has read the records is what differs
     return f"{type(item).__name__}: {item}" if isinstance(item, Exception) else repr(item)
 
 

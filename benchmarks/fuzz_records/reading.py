@@ -105,19 +105,16 @@ def _device_reader(device: str) -> type:
             super().__init__(*given)
             self._counts = counts
 
-        def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | None:
-            rows: BlockRows | None = super().read(block, held, row)
+        def read(self, block: RawBlock, held: memoryview, row: int) -> BlockRows | str:
+            rows: BlockRows | str = super().read(block, held, row)
             self._counts.blocks += 1
             self._counts.bytes += block.size
-            if rows is None:
+            if isinstance(rows, str):
                 self._counts.refused_blocks += 1
             else:
                 self._counts.rows += rows.chunk.rows_read
+                self._counts.alone += rows.odd
             return rows
-
-        def _with_texts(self, found: Any, odd: Any, on_host: Chunk) -> Any:
-            self._counts.alone += len(odd)
-            return super()._with_texts(found, odd, on_host)
 
     return CountingBlocks
 

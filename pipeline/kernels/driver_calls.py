@@ -35,14 +35,10 @@ _ARGUMENTS = {
 }
 
 
-def _function(library: ctypes.PyDLL, name: str) -> Any:
-    function = getattr(library, name)
-    function.argtypes, function.restype = _ARGUMENTS[name], ctypes.c_int
-    return function
-
-
 _driver = ctypes.PyDLL(_LIBRARY)  # unlike ctypes.CDLL, it keeps the lock
-_copy, _record, _wait, _elapsed, _launch, _set, _start = (_function(_driver, name) for name in _ARGUMENTS)
+for _name, _types in _ARGUMENTS.items():
+    _function = getattr(_driver, _name)
+    _function.argtypes, _function.restype = _types, ctypes.c_int
 
 
 def make_current() -> None:
@@ -53,28 +49,28 @@ def make_current() -> None:
 def copy(to: int, source: int, size: int, stream: cp.cuda.Stream) -> None:
     """Begin to copy bytes between addresses of the GPU and of page-locked memory, in any direction."""
     if size:
-        _check(_copy(to, source, size, stream.ptr))
+        _check(_driver.cuMemcpyAsync(to, source, size, stream.ptr))
 
 
 def record(event: cp.cuda.Event, stream: cp.cuda.Stream) -> None:
     """Record an event once the GPU has done all that the stream was given."""
-    _check(_record(event.ptr, stream.ptr))
+    _check(_driver.cuEventRecord(event.ptr, stream.ptr))
 
 
 def wait(stream: cp.cuda.Stream, event: cp.cuda.Event) -> None:
     """Have a stream wait for an event."""
-    _check(_wait(stream.ptr, event.ptr, 0))
+    _check(_driver.cuStreamWaitEvent(stream.ptr, event.ptr, 0))
 
 
 def launch(graph: Any, stream: cp.cuda.Stream) -> None:
     """Launch a graph that was uploaded to the GPU."""
-    _check(_launch(graph.graphExec, stream.ptr))
+    _check(_driver.cuGraphLaunch(graph.graphExec, stream.ptr))
 
 
 def clear(memory: cp.ndarray, stream: cp.cuda.Stream) -> None:
     """Begin to fill a contiguous array with zeros."""
     if memory.nbytes:
-        _check(_set(memory.data.ptr, 0, memory.nbytes, stream.ptr))
+        _check(_driver.cuMemsetD8Async(memory.data.ptr, 0, memory.nbytes, stream.ptr))
 
 
 def start(kernel: Any, blocks: int, threads: int, arguments: Sequence[Any], stream: cp.cuda.Stream) -> None:
@@ -94,7 +90,7 @@ def start(kernel: Any, blocks: int, threads: int, arguments: Sequence[Any], stre
     """
     values = [_value(argument) for argument in arguments]
     places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-    _check(_start(kernel.ptr, blocks, 1, 1, threads, 1, 1, 0, stream.ptr, places, None))
+    _check(_driver.cuLaunchKernel(kernel.ptr, blocks, 1, 1, threads, 1, 1, 0, stream.ptr, places, None))
 
 
 def _value(argument: Any) -> Any:
@@ -107,7 +103,7 @@ def _value(argument: Any) -> Any:
 def milliseconds(first: cp.cuda.Event, last: cp.cuda.Event) -> float:
     """The time from one event to another, both of which the GPU has reached."""
     found = ctypes.c_float()
-    _check(_elapsed(ctypes.byref(found), first.ptr, last.ptr))
+    _check(_driver.cuEventElapsedTime(ctypes.byref(found), first.ptr, last.ptr))
     return found.value
 
 

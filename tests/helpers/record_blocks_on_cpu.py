@@ -23,7 +23,8 @@ from broadsheet.pipeline.source.chunk import Selection
 from broadsheet.pipeline.source.format import Format
 
 _FUNCTIONS = {
-    "count_quotes": "quotes",
+    "find_changes": "changes",
+    "find_insides": "insides",
     "count_line_ends": "line_ends",
     "place_line_ends": "place",
     "find_lines": "lines",
@@ -31,6 +32,8 @@ _FUNCTIONS = {
     "read_fields": "fields",
     "measure_values": "measure_all",
     "write_values": "write_all",
+    "join_texts": "join",
+    "trim_texts": "trim",
     "find_blank": "blank",
 }
 """The function of the library for each kernel. It takes the same arguments, records by their address."""

@@ -69,6 +69,8 @@ void write_all(const uint8* block, const uint8* kinds, const uint32* begins, con
 void join(const uint8* data, const int64* offsets, int records, int columns, uint8* out, uint8* kinds, uint32* begins,
           uint32* sizes) {
     each_warp(records, [&] { join_texts(data, offsets, records, columns, out, kinds, begins, sizes); });
+}
+void trim(const uint8* out, int records, uint32* begins, uint32* sizes) {
     for (threadIdx.x = 0; threadIdx.x < records; threadIdx.x++) trim_texts(out, records, begins, sizes);
 }
 void blank(const uint8* data, const int64* offsets, int texts, uint8* out) {
@@ -188,4 +190,5 @@ class Finding:
         out = np.full(len(self.block) + self.rows * (columns - 1), ord("?"), np.uint8)
         joined = tuple(np.zeros(self.rows, kind) for kind in (np.uint8, np.uint32, np.uint32))
         self.library.join(at(data), at(offsets), self.rows, columns, at(out), *map(at, joined))
+        self.library.trim(at(out), self.rows, *map(at, joined[1:]))
         return out, joined

@@ -281,6 +281,7 @@ def test_joined_texts_have_no_white_space_at_either_end(library: ctypes.CDLL) ->
     kinds, begins, sizes = (np.zeros(len(points), kind) for kind in (np.uint8, np.uint32, np.uint32))
     given = (at(np.frombuffer(data, np.uint8)), at(np.frombuffer(offsets, np.int64)), len(points), 2)
     library.join(*given, at(out), at(kinds), at(begins), at(sizes))
+    library.trim(at(out), len(begins), at(begins), at(sizes))
     joined, whole = out.tobytes(), pa.array([f"{point}a b{point}" for point in points], pa.large_string())
     found = [joined[i : i + n].decode() for i, n in zip(begins.tolist(), sizes.tolist(), strict=True)]
     assert found == pc.utf8_trim_whitespace(whole).to_pylist()

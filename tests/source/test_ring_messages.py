@@ -133,7 +133,7 @@ class Talk:
                 if (begin := self._slots.reserve()) is None:
                     break
                 self._slots.memory[begin : begin + 2] = bytes([number, turn])
-                send_message(self._there, self._slots, self._slots.give(2, 1, turn, 0))
+                send_message(self._there, self._slots, self._slots.give(2, turn, 0))
             self._slots.settle()
             left = self._slots.withdraw() if self._slots.is_refused else None
             send_message(self._there, self._slots, left)
