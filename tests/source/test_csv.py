@@ -489,6 +489,16 @@ def test_json_lines_at_once_are_json_lines_one_by_one(lines: list[bytes], spoils
         assert at_once.quarantine.equals(alone.quarantine)
 
 
+def test_a_zero_byte_after_many_long_rows_is_a_part_of_its_field(tmp_path: Path) -> None:
+    before = "1,a field of several words that are long on average\n" * 30_000
+    path = tmp_path / "a.csv"
+    path.write_text(f'id,text\n{before}2\0,"measured \0"\n3,in \0 grams\n')
+    chunk = concat(read_all(path, TWO, 1000))
+    assert len(chunk) == 30_002
+    assert chunk.text.to_pylist()[-2:] == [b"measured \0", b"in \0 grams"]
+    assert chunk.rows["id"].to_pylist()[-3:] == ["1", "2\0", "3"]
+
+
 def test_a_null_of_mysql_is_null(tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_bytes(b"id\ttext\n\\N\ta\n2\t\\N\n3\tN\n4\t\\\\N\n5\tx\\N\n")
     selection = replace(TWO, delimiter="\t", quote=NO_QUOTES)
