@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from broadsheet.pipeline.source.chunk import NOT_COPIED, Chunk, RowsByName
 from broadsheet.pipeline.source.plan.plan import RangeEnd
@@ -76,6 +77,9 @@ def _in_chunks(one: Chunk, other: Chunk, counted: list[str]) -> Iterator[Differe
     """What differs in two chunks. counted: which of `_COUNTED` are compared."""
     for name in ("name", "sources", "problems", "prepared"):
         yield from _in_values(name, getattr(one, name), getattr(other, name))
+    numbers = (chunk.rows.column("row").to_numpy() for chunk in (one, other))
+    for row in np.setxor1d(*numbers).tolist():
+        yield Difference("a row that one way alone reads", row, _of_row(one, row), _of_row(other, row))
     yield from _in_tables("rows", one.rows, other.rows)
     yield from _in_tables("quarantine", one.quarantine, other.quarantine)
     yield from _in_values("whether bad rows have kept columns", one.bad is None, other.bad is None)
@@ -87,6 +91,14 @@ def _in_chunks(one: Chunk, other: Chunk, counted: list[str]) -> Iterator[Differe
         yield from _in_arrays(name, getattr(one, name), getattr(other, name), rows)
     for name in counted:
         yield from _in_values(name, _as_lists(getattr(one, name)), _as_lists(getattr(other, name)))
+
+
+def _of_row(chunk: Chunk, row: int) -> str:
+    """The text of a row, or why it has none."""
+    place = pc.index(chunk.rows.column("row"), row).as_py()
+    if place >= 0:
+        return _shown(_text(chunk)[place].as_py())
+    return _shown(chunk.quarantine.filter(pc.field("row") == row).to_pylist())
 
 
 def _text(chunk: Chunk) -> pa.LargeBinaryArray:

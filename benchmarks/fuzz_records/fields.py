@@ -118,9 +118,13 @@ def record_with_odd_quotes(chance: random.Random, dialect: Dialect) -> bytes:
     if kind < 0.4:
         return record[: chance.randrange(len(record) + 1)]
     places = [i for i in range(len(record)) if record[i : i + 1] == mark]
-    if places and chance.random() < 0.5:
+    if places and kind < 0.8:
+        at = chance.choice(places) + chance.randrange(2)
+        beside = [b" ", b"\r", b"\r\r", b"\n", b"\r\n", b"a", b"\\", b"\0", b"\xff", mark, 2 * mark, dialect.marks[0]]
+        return record[:at] + chance.choice(beside) + record[at:]
+    if places and kind < 0.9:
         at = chance.choice(places)
-        return record[:at] + chance.choice([b"", mark * 2, mark * 3, b"\\" + mark, b" " + mark]) + record[at + 1 :]
+        return record[:at] + record[at + 1 :]
     at = chance.randrange(len(record) + 1)
     return record[:at] + mark * chance.choice([1, 1, 2, 3]) + record[at:]
 

@@ -54,6 +54,9 @@ _INSERTED = (
     b"\xf0\x9d\x84\x9e", b"\xe3\x80\x80", *INVALID_UTF8,
 )  # fmt: skip
 
+_UNITS = (b"\\ud834", b"\\uD834", b"\\udd1e", b"\\uDD1E", b"\\udd1e", b"\\ud834\\udd1e", b"\\u0041", b"\\n", b"\\\\")
+"""Escapes, of which many are halves of a surrogate pair."""
+
 _SPACES = (
     b" ", b"  ", b"\t", b"\r", b" \t\r ", b"\x0b", b"\x0c", b"\xc2\xa0", b"\xe3\x80\x80", b"\x00", b"\xef\xbb\xbf",
     b"\x1f",
@@ -90,20 +93,29 @@ def _object(chance: random.Random) -> Members:
     return members
 
 
+def _place(chance: random.Random, members: Members) -> int:
+    """A member, often that of the text."""
+    texts = [i for i, (key, _) in enumerate(members) if key == b'"text"']
+    return chance.choice(texts) if texts and chance.random() < 0.4 else chance.randrange(len(members))
+
+
 def _with_value(chance: random.Random, members: Members) -> None:
     """Another value for a key."""
-    i = chance.randrange(len(members))
+    i = _place(chance, members)
     members[i] = members[i][0], chance.choice(chance.choice([_NUMBERS, _WORDS, _VALUES]))
 
 
 def _with_key(chance: random.Random, members: Members) -> None:
     """One key more, or another one for a value. It may be there twice then."""
-    i, key = chance.randrange(len(members)), chance.choice(_KEYS)
-    if chance.random() < 0.4:
-        members[i] = key, members[i][1]
-    else:
-        value = chance.choice([members[i][1], *chance.choices(_VALUES, k=2), chance.choice(_NUMBERS)])
-        members.insert(chance.randrange(len(members) + 1), (key, value))
+    i = _place(chance, members)
+    if chance.random() < 0.3:
+        members[i] = chance.choice(_KEYS), members[i][1]
+        return
+    key = members[_place(chance, members)][0] if chance.random() < 0.6 else chance.choice(_KEYS)
+    value = chance.choice(
+        [members[i][1], *chance.choices(_VALUES, k=2), chance.choice(_NUMBERS), chance.choice(_WORDS)]
+    )
+    members.insert(chance.randrange(len(members) + 1), (key, value))
 
 
 def _without(chance: random.Random, members: Members) -> None:
@@ -121,11 +133,12 @@ def _nested(chance: random.Random, members: Members) -> None:
 
 def _with_inserted(chance: random.Random, members: Members) -> None:
     """Something in the middle of a string."""
-    i = chance.randrange(len(members))
+    i = _place(chance, members)
     key, value = members[i]
-    for _ in range(chance.choice([1, 1, 1, 2, 5, 40])):
+    drawn_from = chance.choice([_INSERTED, _INSERTED, _UNITS])
+    for _ in range(chance.choice([1, 1, 1, 2, 3, 5, 40])):
         at = chance.randrange(len(value) + 1)
-        value = value[:at] + chance.choice(_INSERTED) + value[at:]
+        value = value[:at] + chance.choice(drawn_from) + value[at:]
     members[i] = key, value
 
 
@@ -187,7 +200,7 @@ def changed_line(chance: random.Random) -> bytes:
     """A line that may be good all the same, such as one with odd escapes or spaces."""
     members = _object(chance)
     spaced = chance.choice([0.0, 0.0, 0.3])
-    if chance.random() < 0.65:
+    if chance.random() < 0.7:
         for _ in range(chance.choice([1, 1, 1, 2, 3])):
             if members:
                 chance.choice(_OF_MEMBERS)(chance, members)

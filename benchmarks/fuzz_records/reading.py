@@ -156,13 +156,14 @@ class BothWays:
             known = replace(part, start=start) if part.part and not look.is_guessed else part
             by_host = [*_items(read_by_host(known, plan.selection, look.chunk_rows, _never))]
             blocks = Blocks()
-            by_device = [*_items(self._by_device(known, plan.selection, look, blocks))]
+            by_device = [*_items(self.by_device(known, plan.selection, look, blocks))]
             _note(counts, by_host, blocks)
             if found := difference(by_host, by_device):
                 yield known, found
             start = _start_after(by_host, start)
 
-    def _by_device(self, part: Range, selection: Selection, look: Look, blocks: Blocks) -> Generator[Any, None, None]:
+    def by_device(self, part: Range, selection: Selection, look: Look, blocks: Blocks) -> Generator[Any, None, None]:
+        """Read a range in blocks: yields as `read_range` does. blocks: what was read is added to these."""
         readers, lock = self._readers_of(look.slot_bytes)
 
         def opened(form: Format, path: str, selection: Selection) -> BlockReader:

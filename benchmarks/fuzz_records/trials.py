@@ -30,6 +30,7 @@ _OF_JSON = (
     Selection(kept=("id", "label"), truth="label", classes=_CLASSES),
     Selection(kept=("meta.source.name", "id", "text"), reads=33),
     Selection(kept=("id", "score", "place"), truth="label", classes=_CLASSES, reads=1014),
+    Selection(keep_all=True),
     Selection(keep_all=True, truth="label", classes=_CLASSES, reads=90),
     Selection(text=("meta.body",), kept=("meta.source.n", "ok"), reads=5),
     Selection(kept=("label", "id", "meta.tags"), labels=("label",), truth="label", classes=_CLASSES),
@@ -210,7 +211,7 @@ def _looks(trial: Trial, chance: random.Random, slot_bytes: int, dialect: Dialec
     every = {".jsonl": _OF_JSON, ".txt": _OF_LINES}.get(trial.suffix, of_records)
     if trial.kind == "wide":
         rows = chance.choice([5_000, 40_000, 131_072])
-        return [Look(chance.choice(every), slot_bytes, rows)]
+        return [Look(chance.choice(every), slot_bytes, rows, chance.choice([None, 300_007, 300_007, 1 << 20]))]
     if trial.kind == "several":
         return [
             Look(selection, slot_bytes, chance.choice([300, 700, 5_000])) for selection in chance.choices(every, k=2)
@@ -262,8 +263,8 @@ def _file(chance: random.Random, suffix: str, trial: Trial, share: float, dialec
         places = rng.integers(first, len(data), count) if first < len(data) else np.empty(0, np.int64)
         np.frombuffer(data, np.uint8)[places] = rng.choice(np.frombuffer(CHANGED + b"\n", np.uint8), count)
     others = [*_long_lines(chance, trial, usual, ends)]
-    if open_ended is not None and chance.random() < 0.3:
-        others += [open_ended(chance) + b"\n" for _ in range(chance.choice([1, 1, 2, 20]))]
+    if open_ended is not None and chance.random() < (0.3 if trial.kind == "wide" else 0.7):
+        others += [open_ended(chance) + b"\n" for _ in range(chance.choice([1, 2, 20, trial.lines // 40]))]
     for other in others:
         at = data.find(b"\n", chance.randrange(len(data))) + 1
         data[at:at] = other
