@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broadsheet.pipeline.source.chunk import NOT_COPIED, Chunk, RowsByName
+from broadsheet.pipeline.source.chunk import Chunk, RowsByName
 from broadsheet.pipeline.source.plan.plan import RangeEnd
 from broadsheet.pipeline.source.read.read import Skipped
 
@@ -18,6 +18,9 @@ Item = Chunk | Skipped | RangeEnd | Exception
 """What is read of a range, in order, or raised at its end."""
 
 _SHOWN = 300
+
+_MANY_NAMES = 1000
+"""Fewer labels and keys are all counted in each block."""
 
 _COUNTED = ("not_copied", "unknown_labels")
 
@@ -70,7 +73,7 @@ def _told(item: Item) -> str:
 
 
 def _are_few(name: str, items: list[Item]) -> bool:
-    return len({key for item in items if isinstance(item, Chunk) for key in getattr(item, name)}) < NOT_COPIED
+    return len({key for item in items if isinstance(item, Chunk) for key in getattr(item, name)}) < _MANY_NAMES
 
 
 def _in_chunks(one: Chunk, other: Chunk, counted: list[str]) -> Iterator[Difference]:

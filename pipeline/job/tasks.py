@@ -27,7 +27,7 @@ from ..output.object_store import open_store
 from ..output.record import Entry, Judged
 from ..output.sidecars import with_ids
 from ..output.store import Location, Store
-from ..source.chunk import Chunk, RowRange, Selection, numbered
+from ..source.chunk import Chunk, RowRange, Selection, commonest, numbered
 from ..source.plan.plan import RangeEnd, part_name
 from ..telemetry.activity import ACTIVITY, COUNTS
 from ..telemetry.profile import Profile
@@ -331,8 +331,8 @@ def _entry(work: Work, chosen: NDArray[np.bool_], job: Job) -> Entry:
         rows_filtered=len(chunk) - len(n_chars),
         rows_quarantined=len(chunk.quarantine),
         problems=chunk.problems,
-        not_copied={key: len(rows) for key, rows in chunk.not_copied.items()},
-        unknown_labels={label: len(rows) for label, rows in chunk.unknown_labels.items()} or UNSET,
+        not_copied=commonest([{key: len(rows) for key, rows in chunk.not_copied.items()}]),
+        unknown_labels=commonest([{label: len(rows) for label, rows in chunk.unknown_labels.items()}]) or UNSET,
     )
 
 

@@ -37,6 +37,9 @@ HEAD_BYTES, SHOWN_BYTES = 256, 400
 NOT_COPIED = 16
 """Keys of a chunk, or labels that name no class, whose rows are counted: where they are data, each row may differ."""
 
+_NOTED = 1024
+"""The same of a part of a chunk. Parts are cut where reading cuts them, and the counts are not to depend on that."""
+
 MOST = 1 << 53
 """The most of anything that is counted: every JSON reader and NumPy have such an integer."""
 
@@ -326,11 +329,12 @@ class Chunk:
         Of the pandas DataFrame that it is, as a partition of a Dask DataFrame.
     not_copied : mapping of str to ndarray
         With `keep_all`, the numbers of rows by a key that they have and that is not among the kept columns; of the
-        commonest `NOT_COPIED` keys.
+        commonest keys, more than `NOT_COPIED` of them.
     prepared : mapping of str to pyarrow.LargeStringArray
         The texts, [N], after each of the selection's preparations, by name.
     unknown_labels : mapping of str to ndarray
-        The numbers of rows by a label of the truth column that names no class; of the commonest `NOT_COPIED` labels.
+        The numbers of rows by a label of the truth column that names no class; of the commonest labels, more than
+        `NOT_COPIED` of them.
 
     """
 
@@ -596,19 +600,19 @@ def commonest(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def commonest_rows(parts: Iterable[RowsByName]) -> dict[str, NDArray[np.int64]]:
-    """All rows by key or label, of the commonest `NOT_COPIED` ones."""
+    """All rows by key or label, of the commonest ones."""
     rows: dict[str, list[NDArray[np.int64]]] = {}
     for part in parts:
         for name, numbers in part.items():
             rows.setdefault(name, []).append(numbers)
     joined = {name: np.concatenate(numbers) for name, numbers in rows.items()}
-    return dict(sorted(joined.items(), key=lambda item: (-len(item[1]), item[0]))[:NOT_COPIED])
+    return dict(sorted(joined.items(), key=lambda item: (-len(item[1]), item[0]))[:_NOTED])
 
 
 def unknown_labels(
     labels: pa.Array, truth: NDArray[np.int32], numbers: NDArray[np.int64]
 ) -> dict[str, NDArray[np.int64]]:
-    """The rows whose label names no class, by label, of the commonest `NOT_COPIED` ones.
+    """The rows whose label names no class, by label, of the commonest ones.
 
     Parameters
     ----------
@@ -626,8 +630,9 @@ def unknown_labels(
     encoded = labels.take(pa.array(which)).dictionary_encode()
     names, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
     counts = np.bincount(codes, minlength=len(names)).tolist()
-    commonest_ones = sorted(range(len(names)), key=lambda i: (-counts[i], names[i]))[:NOT_COPIED]
-    return {names[i]: numbers[which[codes == i]] for i in commonest_ones}
+    commonest_ones = sorted(range(len(names)), key=lambda i: (-counts[i], names[i]))[:_NOTED]
+    by_label = np.split(numbers[which[np.argsort(codes, kind="stable")]], np.cumsum(counts)[:-1])
+    return {names[i]: by_label[i] for i in commonest_ones}
 
 
 def empty_chunk(selection: Selection, problems: tuple[str, ...] = ()) -> Chunk:
