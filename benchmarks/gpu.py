@@ -28,7 +28,7 @@ from benchmarks.peers.measure import KINDS, measure
 from benchmarks.record import about, parser, seconds_of, write
 from broadsheet.pipeline.engine.cuda import CudaEngine
 from broadsheet.pipeline.kernels import memory_plan
-from broadsheet.pipeline.kernels.ops import DeviceTexts
+from broadsheet.pipeline.kernels.batch_arrays import DeviceTexts
 from broadsheet.pipeline.kernels.storage import STORAGE
 from broadsheet.pipeline.kernels.work import computed_rows, kernels_of
 from broadsheet.pipeline.model.alphabet import encode

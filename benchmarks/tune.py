@@ -20,8 +20,9 @@ import numpy as np
 
 from broadsheet.pipeline.errors import BroadsheetError
 from broadsheet.pipeline.kernels import catalog
+from broadsheet.pipeline.kernels.batch_arrays import Packing
 from broadsheet.pipeline.kernels.compile import compile_kernel, resources
-from broadsheet.pipeline.kernels.ops import Operations, Packing, operations
+from broadsheet.pipeline.kernels.ops import Operations, operations
 from broadsheet.pipeline.kernels.split import GROUP
 from broadsheet.pipeline.kernels.storage import BFLOAT, HALF, SPLIT, Element
 from broadsheet.pipeline.kernels.tiles import (

@@ -11,9 +11,10 @@ import cupy as cp
 import numpy as np
 
 from benchmarks.ladder.switches import Setting
+from broadsheet.pipeline.kernels.batch_arrays import Packing
 from broadsheet.pipeline.kernels.catalog import WARP, WARPS, Kernel
 from broadsheet.pipeline.kernels.memory_plan import most_units
-from broadsheet.pipeline.kernels.ops import Operations, Packing
+from broadsheet.pipeline.kernels.ops import Operations
 from broadsheet.pipeline.kernels.storage import Storage
 from broadsheet.pipeline.kernels.weights import DeviceNorm, DeviceTable
 from broadsheet.pipeline.model.layers import NORM_EPSILON, Frame, Layer

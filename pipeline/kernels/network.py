@@ -19,11 +19,12 @@ from ..model.quantised import Integers
 from ..model.reference import Weights
 from ..processes.threads import available_cores
 from . import memory_plan
+from .batch_arrays import Asked, DeviceBatch, Packing, Scored
 from .catalog import Kernel, branch_kernels, fasttext_kernels, gather_kernel, network_kernels
 from .driver_calls import copy, launch, record, wait
 from .memory_plan import CLOSING, capacity
-from .ops import Asked, Launched, Packing, Scored, operations
-from .slots import DeviceBatch, Result, Slot, Sums, Trail
+from .ops import Launched, operations
+from .slots import Result, Slot, Sums, Trail
 from .tables import fasttext_shape
 from .twins import copy_small
 from .weights import (

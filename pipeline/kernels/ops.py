@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
 
 import cupy as cp
 import numpy as np
-from cuda.bindings import driver
-from numpy.typing import NDArray
 
 from ..errors import BroadsheetError
 from ..model.alphabet import head_bytes
 from ..model.layers import NORM_EPSILON, WHOLE, Frame, Layer
 from ..model.scores import SOFTMAX
 from . import catalog
+from .batch_arrays import Asked, DeviceEncoded, DeviceTexts, Packing, Scored
 from .catalog import Activation, Kernel
 from .compile import compile_all, kernel_here
 from .memory_plan import most_units
 from .storage import STORAGE, Storage
 from .tables import StatisticsTables
+from .tensor_maps import tensor_map
 from .tiles import (
     SLAB_BYTES,
     ProductTile,
@@ -37,104 +37,6 @@ from .tiles import (
     shared_limit,
 )
 from .weights import DeviceAlphabet, DeviceFastText, DeviceNGrams, DeviceNorm, DeviceTable
-
-
-class DeviceTexts(NamedTuple):
-    """Texts on the GPU. A launch finds their number there, so that a graph of launches repeats for any number.
-
-    Attributes
-    ----------
-    data : uint8 [bytes]
-        The texts in UTF-8, with room for more; ``data[0]`` is the byte at ``offsets[0]``.
-    offsets : int64 [N + 1]
-        Where each text begins, and where the last ends; with room for more.
-    count : int32 [1]
-        How many texts there are.
-
-    """
-
-    data: cp.ndarray
-    offsets: cp.ndarray
-    count: cp.ndarray
-
-    @property
-    def most(self) -> int:
-        """How many texts there are at most, as the host knows."""
-        return len(self.offsets) - 1
-
-
-class Packing(NamedTuple):
-    """Where the rows of N articles lie.
-
-    Attributes
-    ----------
-    first : int32 [N + 1]
-        The first unit of each article, and last the number of units.
-    counts : int32 [2]
-        The number of units and N, which products read.
-    closing : uint8 [units], or None
-        1 for each closing unit; None where no unit is one.
-    most : int
-        How many units there are at most, as the host knows.
-
-    """
-
-    first: cp.ndarray
-    counts: cp.ndarray
-    closing: cp.ndarray | None
-    most: int
-
-
-class DeviceEncoded(NamedTuple):
-    """`alphabet.Encoded` on the GPU.
-
-    Attributes
-    ----------
-    ids : uint8 [N, pitch]
-        The ids, filled up with padding to a pitch that is a multiple of 16.
-    n_chars : int64 [N]
-        Characters of the whole text.
-    truncated : uint8 [N]
-        1 where the text is longer than the model reads.
-    unknown_chars : int64 [N]
-        Characters outside the alphabet, in the part that the model reads.
-
-    """
-
-    ids: cp.ndarray
-    n_chars: cp.ndarray
-    truncated: cp.ndarray
-    unknown_chars: cp.ndarray
-
-
-class Asked(NamedTuple):
-    """The articles of a batch that the network is asked about: int32 [N], the first `count`, int32 [1], of them."""
-
-    rows: cp.ndarray
-    count: cp.ndarray
-
-
-class Scored(NamedTuple):
-    """The results of N articles on the GPU.
-
-    Attributes
-    ----------
-    logits : float32 [N, classes]
-        The logits.
-    scores : float32 [N, classes]
-        The score of every class.
-    labels : int32 [N, k]
-        Indices of the best classes.
-    best : float32 [N, k]
-        Their scores.
-
-    """
-
-    logits: cp.ndarray
-    scores: cp.ndarray
-    labels: cp.ndarray
-    best: cp.ndarray
-
 
 Launched = Callable[[Kernel, tuple[int, ...], tuple[Any, ...]], None]
 """A function that is called with a kernel, its grid and its arguments."""
@@ -708,33 +610,3 @@ def _int(value: int) -> np.int32:
 
 def _or_null(array: cp.ndarray | None) -> Any:
     return np.uint64(0) if array is None else array
-
-
-@lru_cache(maxsize=1024)
-def tensor_map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> NDArray[np.void]:
-    """A descriptor for Hopper's copy engine (TMA), passed by value to kernels of `sm90/`: 128 bytes, [1] of void128, of
-    the bytes of a C-contiguous array, with the 128-byte swizzle.
-
-    The type of its numbers does not matter to a copy. shape, box: in bytes, outermost dimension first, as in NumPy; the
-    copy engine's order is the reverse. A row of a box has 128. Raises BroadsheetError where the driver rejects it.
-    """
-    rank = len(shape)
-    strides = [int(np.prod(shape[axis:])) for axis in range(rank - 1, 0, -1)]
-    error, descriptor = driver.cuTensorMapEncodeTiled(
-        driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
-        rank,
-        pointer,
-        [driver.cuuint64_t(size) for size in reversed(shape)],
-        [driver.cuuint64_t(stride) for stride in strides],
-        [driver.cuuint32_t(size) for size in reversed(box)],
-        [driver.cuuint32_t(1)] * rank,
-        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )
-    if error != driver.CUresult.CUDA_SUCCESS:
-        raise BroadsheetError(f"no tensor map of {list(shape)} in boxes of {list(box)}: {error.name}")
-    value = np.zeros(1, "V128")
-    value.view(np.uint64)[:] = np.array(descriptor.opaque, np.uint64)
-    return value

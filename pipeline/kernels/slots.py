@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from ..errors import BroadsheetError
 from ..model.layers import Layer
 from . import memory_plan
+from .batch_arrays import DeviceBatch
 from .driver_calls import milliseconds
 from .memory_plan import ArrayPlace, Capacity, places
-from .ops import DeviceEncoded, DeviceTexts, Scored
 from .twins import Twins, page_locked, views
 
 
@@ -61,49 +61,6 @@ class Result(NamedTuple):
     truncated: NDArray[np.uint8]
     unknown_chars: NDArray[np.int64]
     sums: Sums
-
-
-class DeviceBatch(NamedTuple):
-    """Where the kernels of a batch find its texts, and where they leave its results.
-
-    Attributes
-    ----------
-    texts : DeviceTexts
-        The texts.
-    encoded : DeviceEncoded
-        Their ids and counts.
-    scored : Scored
-        Their scores and labels.
-    saturated : uint64 [1]
-        Where saturated values are counted, in int8.
-    asked : int32 [1]
-        Where the articles are counted about which the network is asked, of a model whose n-grams can be alone.
-
-    """
-
-    texts: DeviceTexts
-    encoded: DeviceEncoded
-    scored: Scored
-    saturated: cp.ndarray
-    asked: cp.ndarray
-
-    @classmethod
-    def of(cls, given: Mapping[str, cp.ndarray], results: Mapping[str, cp.ndarray], ids: cp.ndarray) -> DeviceBatch:
-        """The batch of which these arrays hold what it is given (`input_shapes`) and its results (`result_shapes`)."""
-        return cls(
-            DeviceTexts(given["text"], given["offsets"], given["count"]),
-            DeviceEncoded(ids, results["n_chars"], results["truncated"], results["unknown_chars"]),
-            Scored(results["logits"], results["scores"], results["labels"], results["best"]),
-            results["saturated"],
-            results["asked"],
-        )
-
-    def first(self, articles: int, size: int) -> DeviceBatch:
-        """The same with arrays that end after so many articles, whose text has so many bytes."""
-        texts = self.texts._replace(data=self.texts.data[:size], offsets=self.texts.offsets[: articles + 1])
-        encoded = DeviceEncoded(*(array[:articles] for array in self.encoded))
-        scored = Scored(*(array[:articles] for array in self.scored))
-        return self._replace(texts=texts, encoded=encoded, scored=scored)
 
 
 class Slot:

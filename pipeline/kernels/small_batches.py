@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.alphabet import head_bytes
+from .batch_arrays import DeviceBatch
 from .memory_plan import ON_GPU_ONLY, most_units, places, result_shapes, small_batch, small_bytes, small_input
 from .network import Network
-from .slots import DeviceBatch, Result
+from .slots import Result
 from .twins import Twins, views
 
 _KEPT = 64

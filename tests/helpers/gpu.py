@@ -19,7 +19,7 @@ from broadsheet.pipeline.model.layers import FRAMES
 from broadsheet.pipeline.model.quantised import with_scales
 
 if TYPE_CHECKING:
-    from broadsheet.pipeline.kernels.ops import DeviceTexts
+    from broadsheet.pipeline.kernels.batch_arrays import DeviceTexts
 
 _NO_GPU = pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")
 
@@ -82,7 +82,7 @@ def on_gpu(texts: Texts) -> DeviceTexts:
     """Texts as kernels take them."""
     import cupy as cp
 
-    from broadsheet.pipeline.kernels.ops import DeviceTexts
+    from broadsheet.pipeline.kernels.batch_arrays import DeviceTexts
 
     return DeviceTexts(cp.asarray(texts.data), cp.asarray(texts.offsets), cp.asarray([len(texts)], np.int32))
 

@@ -1,0 +1,41 @@
+"""Descriptors for Hopper's copy engine (TMA)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from cuda.bindings import driver
+from numpy.typing import NDArray
+
+from ..errors import BroadsheetError
+
+
+@lru_cache(maxsize=1024)
+def tensor_map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> NDArray[np.void]:
+    """A descriptor for Hopper's copy engine (TMA), passed by value to kernels of `sm90/`: 128 bytes, [1] of void128, of
+    the bytes of a C-contiguous array, with the 128-byte swizzle.
+
+    The type of its numbers does not matter to a copy. shape, box: in bytes, outermost dimension first, as in NumPy; the
+    copy engine's order is the reverse. A row of a box has 128. Raises BroadsheetError where the driver rejects it.
+    """
+    rank = len(shape)
+    strides = [int(np.prod(shape[axis:])) for axis in range(rank - 1, 0, -1)]
+    error, descriptor = driver.cuTensorMapEncodeTiled(
+        driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        rank,
+        pointer,
+        [driver.cuuint64_t(size) for size in reversed(shape)],
+        [driver.cuuint64_t(stride) for stride in strides],
+        [driver.cuuint32_t(size) for size in reversed(box)],
+        [driver.cuuint32_t(1)] * rank,
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise BroadsheetError(f"no tensor map of {list(shape)} in boxes of {list(box)}: {error.name}")
+    value = np.zeros(1, "V128")
+    value.view(np.uint64)[:] = np.array(descriptor.opaque, np.uint64)
+    return value
