@@ -36,7 +36,7 @@ class Sleeper(StandIn):
             As `Engine.classify` takes them.
 
         """
-        with span("kernels", spans, "compute", self.device_name):
+        with turn, span("kernels", spans, "compute", self.device_name):
             time.sleep(_seconds)
         return super().classify(texts, top_k, all_scores)
 

@@ -45,7 +45,8 @@ class StandIn:
 
         """
         count, classes = len(texts.offsets) - 1, len(self.model.classes)
-        scores = np.ones((count, classes), np.float32) / classes
+        with turn:
+            scores = np.ones((count, classes), np.float32) / classes
         nothing = np.zeros(count, np.int64)
         labels = np.zeros((count, top_k), np.int32)
         return Predictions(labels, scores[:, :top_k], scores if all_scores else None, nothing, nothing > 0, nothing)

@@ -45,6 +45,8 @@ def json_texts(column: pa.Array) -> pa.LargeStringArray:
     kind, types = column.type, pa.types
     if types.is_list(kind):
         texts = _lists(column)
+    elif types.is_struct(kind) and not kind.num_fields:
+        texts = pa.repeat(pa.scalar("{}", pa.large_string()), len(column))
     elif types.is_struct(kind):
         names = (field.name for field in kind)
         texts = _joined(_object_of(dict(zip(names, column.flatten(), strict=True))))

@@ -68,14 +68,15 @@ class Engine:
         self.engine = kept[2](*a)
     def __getattr__(self, name):
         return getattr(self.engine, name)
-    def classify(self, texts, *a):  # while the chunk before it is written, and the one after it is read
+    def classify(self, texts, top_k=1, all_scores=False, spans=None, each_kernel=False, turn=None):
         if len(texts) != 3:  # no chunk of the job: a trial when the engine is opened
-            return self.engine.classify(texts, *a)
-        assert not computing
-        computing.append("a chunk")
-        enter("infer", lambda number: entered["write"] >= number and entered["read"] >= min(number + 2, 16))
-        found = self.engine.classify(texts, *a)
-        computing.clear()
+            return self.engine.classify(texts, top_k, all_scores, spans, each_kernel)
+        with turn:  # while the chunk before it is written, and the one after it is read
+            assert not computing
+            computing.append("a chunk")
+            enter("infer", lambda number: entered["write"] >= number and entered["read"] >= min(number + 2, 16))
+            found = self.engine.classify(texts, top_k, all_scores, spans, each_kernel)
+            computing.clear()
         return found
 STATE.read_range, STATE.commit, ENGINES.open_engine = read_range, commit, Engine
 """
