@@ -99,6 +99,12 @@ def workspace() -> Iterator[Workspace]:
         free.put(own)
 
 
+def close_workspaces() -> None:
+    """Release the memory of all workspaces. None may be in use."""
+    _FREE.clear()
+    cp.get_default_memory_pool().free_all_blocks()
+
+
 def lasting(size: int) -> cp.ndarray:
     """An array, uint8 [size], that may be used after the block of its workspace."""
     return cp.ndarray(size, np.uint8, _lasting(size))

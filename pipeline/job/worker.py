@@ -126,8 +126,11 @@ class WorkerState:
 
     def _end_readers(self) -> None:
         if self._page_locks is not None:
+            from ..ingest.workspace import close_workspaces  # it needs CuPy
+
             self._page_locks.close()
             self._page_locks = None
+            close_workspaces()
         if self.readers is not None:
             self.readers.close()
             self.readers = None

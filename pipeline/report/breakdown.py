@@ -34,7 +34,7 @@ CAUSES = ("store", "transfer", "hand-over", "ingest", "reader", "writer", "imbal
 """What a device waits for."""
 
 _NAMED = ("queue", "room", "decode")
-"""Spans that are told apart from others in their lane. What is decoded is decoded for a `read` that waits for it."""
+"""Spans that do not count for their lane: two kinds of waiting, and "decode", which lies within a span "read"."""
 
 _FEW_CHUNKS = 3
 _TELLING_SECONDS = 3.0
