@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -118,6 +119,26 @@ def test_it_is_counted_who_has_read_each_record_and_why(readers: Readers, tmp_pa
     assert later.keys() == {BY_GPU, MANY_ODD}
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_the_record_with_which_a_part_ends_is_in_its_last_block(readers: Readers, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"in{suffix}"
+    if suffix == ".jsonl":
+        lines_in(path, 3000)
+    else:
+        path.write_text("id,text,label\n" + "".join(f'{i},"two\nlines {"x" * 90}",a\n' for i in range(3000)))
+    plan = plan_files(found([path]), SELECTION, 300)
+    assert len(plan.ranges) > 4
+    read_by = Counter[str]()
+    for part in parts_of(plan):
+        given = (part, plan.selection, 300, never)
+        blocks = [*read_in_blocks(readers, partial(OnHost, 0, random.Random(1)), *given, [])]
+        assert told(blocks) == told([*read_range(*given)])
+        end = blocks[-1]
+        assert isinstance(end, RangeEnd)
+        read_by.update(end.read_by)
+    assert +read_by == {BY_GPU: 3000}
+
+
 ON_A_GPU = """
 import random, time
 from functools import partial
@@ -182,11 +203,11 @@ def as_on_a_gpu(path: Path, processes: int = 2, room: int = 32, **slow: float) -
 def test_a_job_tells_what_its_device_waited_for(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path, cause: str
 ) -> None:
-    lines_in(tmp_path / "in.jsonl", 800)
+    lines_in(tmp_path / "in.jsonl", 3200)
     arguments = ["classify", tmp_path / "in.jsonl", "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1]
     room = 2 if cause == "writer" else 32
     with dask.config.set(as_on_a_gpu(tmp_path / "preload.py", room=room, **{cause: 0.5})):
-        run = broadsheet_in_process(*arguments, "--chunk-size", 100, "--json")
+        run = broadsheet_in_process(*arguments, "--chunk-size", 400, "--json")
     assert run.returncode == 0, run.stderr
     (device,) = json.loads(run.stdout)["breakdown"]["devices"]
     waits = {name: share for name, share in device["shares"].items() if name != "compute"}
@@ -198,14 +219,15 @@ def test_a_job_tells_who_has_read_its_records(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()
-    lines_in(tmp_path / "in" / "big.jsonl", 800, odd=100)
+    big = lines_in(tmp_path / "in" / "big.jsonl", 800, odd=100)
+    big.write_text(big.read_text().removesuffix("\n"))
     lines_in(tmp_path / "in" / "small.jsonl", 200)
     arguments = ["classify", tmp_path / "in", "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1]
     with dask.config.set(as_on_a_gpu(tmp_path / "preload.py")):
         run = broadsheet_in_process(*arguments, "--report", tmp_path / "page.html", env={"COLUMNS": "300"})
-    line = (  # the file is cut into two parts, and a record begins in the first and ends in the second
+    line = (
         "79.1% of 1,000 records by the GPU; by the host 8 of which the GPU could not be sure; 1 from a line on that is "
-        "longer than a block, or goes beyond its part of a file; 200 in files that only the host reads"
+        "longer than a block, or has no line end; 200 in files that only the host reads"
     )
     assert f"read  {line}" in run.stdout, run.stdout + run.stderr
     assert run.stdout.count("memory is short on this host") == 1  # not once for each of three ranges
