@@ -464,8 +464,12 @@ for _kind in (Entry, ClosingEntry, Manifest, SavedPlan, Claim, _Versioned):
 def to_json(value: object) -> bytes:
     """JSON with sorted keys: the same value is always the same bytes."""
     plain = msgspec.to_builtins(value, enc_hook=_scalar)
-    text = json.dumps(plain, sort_keys=True, ensure_ascii=False, indent=1)
-    return text.encode("utf-8", "backslashreplace") + b"\n"  # a path that is not UTF-8, as JSON escapes it
+    text = json.dumps(plain, sort_keys=True, ensure_ascii=False)
+    try:
+        return msgspec.json.format(text.encode(), indent=1) + b"\n"  # several times as fast as `json`'s own indent
+    except UnicodeEncodeError:  # a path that is not UTF-8, as JSON escapes it; msgspec accepts no lone surrogates
+        text = json.dumps(plain, sort_keys=True, ensure_ascii=False, indent=1)
+        return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _scalar(value: object) -> object:
