@@ -142,6 +142,7 @@ def about_model(model: Model) -> dict[str, object]:
             for layer in (model.layers if model.has_network else ())
         ],
         "preparation": None if model.preparation is None else msgspec.to_builtins(model.preparation.steps),
+        "learned_rows": None if model.learned is None else model.learned.rows,
         "card": dict(model.card),
     }
 

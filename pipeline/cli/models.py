@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from ..errors import ModelError, UsageError, cause
+from ..errors import ModelError, UsageError, cause, counted
 from ..options import READ
 from ..report.console import PlainConsole, say
 from ..storage.disk import refuse_outputs, write_file
@@ -82,6 +82,8 @@ def calibrate(
         return
     about = calibrated.card[CARD]
     found = f"temperature {about.get('left out', calibrated.temperature):.3f}, fitted on {about['rows']:,} rows"
+    if left_out := about.get(fitting.LEFT_OUT_CARD):
+        say(f"{counted(left_out, 'row')} left out, which the model has learned from")
     say(f"{output}: scores stay as they were: {found}, does not help" if "left out" in about else f"{output}: {found}")
     say("on rows that it was not fitted to, a fifth at a time:")
     _say_figures(about)

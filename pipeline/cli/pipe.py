@@ -94,6 +94,8 @@ def _summary(piped: Piped) -> str:
     )
     if piped.confusion is not None and piped.confusion.rows:
         line += f"; accuracy {piped.confusion.accuracy:.2%}"
+    if piped.learned is not None and piped.learned.learned:
+        line += f"; it has learned from {piped.learned.learned:,} of {piped.learned.checked:,} rows with a true class"
     return line
 
 

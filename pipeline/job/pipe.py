@@ -20,6 +20,7 @@ import pyarrow as pa
 from ..engine.base import Engine
 from ..engine.open import opened
 from ..errors import SourceError
+from ..labelling.learned import looked_up_by_each
 from ..labelling.scored import score_chunk
 from ..measures.accuracy import Confusion, confusion_of
 from ..model.charcnn import Model
@@ -28,6 +29,7 @@ from ..options import Options
 from ..output.columns import REASON, columns_of, every_row
 from ..output.formats import PART_FORMATS, PartFormat, check_writable
 from ..output.layout import PartNames
+from ..output.record import LearnedFrom
 from ..processes.threads import available_cores
 from ..source.chunk import Chunk, RowRange, Selection, concat, first_chunks
 from ..source.compression import not_decoded
@@ -63,6 +65,8 @@ class Piped:
         How long it took, without the loading of the models.
     confusion : Confusion or None
         Of the first model; None without true classes.
+    learned : LearnedFrom or None
+        Which of these rows the first model has learned from; None where that is not known.
     doubtful : Counter of str
         Rows that the first model could hardly judge, by reason.
     not_decoded : Counter of str
@@ -83,6 +87,7 @@ class Piped:
     unlabelled: int = 0
     seconds: float = 0.0
     confusion: Confusion | None = None
+    learned: LearnedFrom | None = None
     doubtful: Counter[str] = field(default_factory=Counter)
     not_decoded: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
@@ -272,6 +277,9 @@ class _Columns:
         if chunk.truth is not None:
             pairs = first.pairs(scored.predictions[0], chunk.truth)
             piped.confusion = confusion_of(pairs, first.classes, piped.confusion)
+            if (found := looked_up_by_each([engine.model for engine in self._engines], chunk)[0]) is not None:
+                learned = LearnedFrom(*first.learned(scored.predictions[0], chunk.truth, found))
+                piped.learned = learned if piped.learned is None else piped.learned.plus(learned)
         piped.doubtful.update(scored.doubtful[0])
         table = columns.table(chunk, scored.predictions)
         chosen = columns.chosen(table)

@@ -10,21 +10,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from ..engine.base import Backend, Engine, Predictions, Texts
 from ..engine.profile import measure
 from ..errors import BroadsheetError, SourceError
 from ..labelling.engines import ENGINES
+from ..labelling.learned import looked_up_by_each
 from ..labelling.scored import score, score_chunk
 from ..measures.accuracy import Example, closest
+from ..model.learned import LookedUp
 from ..output.columns import ChunkRows, Columns, every_row
 from ..output.formats import with_folders
 from ..output.layout import PARTS, PartNames
 from ..output.model_columns import ModelColumns
 from ..output.object_store import open_store
-from ..output.record import Entry, Judged
+from ..output.record import Entry, Judged, LearnedFrom
 from ..output.sidecars import with_ids
 from ..output.store import Location, Store
 from ..source.chunk import Chunk, RowRange, Selection, commonest, numbered
@@ -124,6 +126,8 @@ class Work:
         The rows between two classes.
     texts : bytes
         The digest of the texts, where the rows stay in memory and may be joined.
+    learned : tuple of LookedUp or None
+        For each model, which rows it has learned from, where there is a truth and that is known.
 
     """
 
@@ -134,6 +138,7 @@ class Work:
     spans: list[Span]
     examples: list[Example]
     texts: bytes = b""
+    learned: tuple[LookedUp | None, ...] = ()
 
     def numbered(self, first: int) -> Work:
         """The same, where its rows have numbers from `first` on, and not from 0."""
@@ -274,7 +279,8 @@ def infer(chunk: Chunk, spans: list[Span], job: Job) -> Work:
     examples = closest(chunk, of_first.labels, of_first.scores, models[0].classes, count)
     cut = tuple(own.cut(columns.top_k) for own, columns in zip(scored.predictions, models, strict=True))
     texts = chunk.digest if job.out is None else b""
-    return Work(chunk.without_text(), cut, scored.doubtful, place, spans, examples, texts)
+    learned = () if chunk.truth is None else tuple(looked_up_by_each([engine.model for engine in engines], chunk))
+    return Work(chunk.without_text(), cut, scored.doubtful, place, spans, examples, texts, learned)
 
 
 def _refuse_other_backend(engines: Sequence[Engine], job: Job) -> None:
@@ -340,6 +346,9 @@ def _judged(work: Work, number: int, columns: ModelColumns, chosen: NDArray[np.b
     """One model's share of the totals. number: of the model. columns: its own. chosen: the rows that are written."""
     chunk, predictions = work.chunk, work.predictions[number]
     written = predictions if chosen.all() else predictions.take(chosen)
+    learned: LearnedFrom | UnsetType = UNSET
+    if chunk.truth is not None and (found := work.learned[number]) is not None:
+        learned = LearnedFrom(*columns.learned(predictions, chunk.truth, found))
     scores = columns.counts(written)
     return Judged(
         labels={name: sum(bins) for name, bins in scores.items()},
@@ -353,4 +362,5 @@ def _judged(work: Work, number: int, columns: ModelColumns, chosen: NDArray[np.b
         doubtful=work.doubtful[number],
         confusion=None if chunk.truth is None else tuple(columns.pairs(predictions, chunk.truth)),
         right=UNSET if chunk.truth is None else columns.right(written, chunk.truth[chosen]),
+        learned=learned,
     )

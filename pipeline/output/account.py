@@ -10,7 +10,7 @@ from functools import cached_property
 from operator import add
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from ..errors import UsageError
 from ..labelling.counts import LENGTHS
@@ -18,7 +18,7 @@ from ..source.chunk import RowRange
 from ..source.labels import NO_TRUTH
 from ..source.plan.plan import Start, part_name, range_name
 from .layout import group_of
-from .record import Accounted, ClosingEntry, Entry, Figures, Judged, ListedFile, SavedPlan, Scores, Totals
+from .record import Accounted, ClosingEntry, Entry, Figures, Judged, LearnedFrom, ListedFile, SavedPlan, Scores, Totals
 from .saved_plan import files_of
 
 Sources = tuple[RowRange, ...]
@@ -196,6 +196,7 @@ class ModelCounts:
     pairs: Counter[tuple[int, int]] | None = None
     scores: Scores = field(default_factory=dict)
     right: Scores = field(default_factory=dict)
+    learned: LearnedFrom | UnsetType = UNSET
     multi_label: bool = False
 
     def judge(self, said: Figures) -> None:
@@ -206,6 +207,8 @@ class ModelCounts:
         self.doubtful.update(said.doubtful)
         self.scores = _summed(self.scores, said.scores)
         self.right = _summed(self.right, said.right)
+        if said.learned is not UNSET:
+            self.learned = said.learned if self.learned is UNSET else self.learned.plus(said.learned)
         if said.confusion is not None:
             self.pairs = Counter() if self.pairs is None else self.pairs
             for true, label, rows in said.confusion:
@@ -222,6 +225,7 @@ class ModelCounts:
             "confusion": None if pairs is None else tuple((*pair, rows) for pair, rows in pairs),
             "scores": self.scores,
             "right": self.right or UNSET,
+            "learned": self.learned,
         }
 
 

@@ -46,6 +46,29 @@ class FileRecord(Struct, frozen=True, forbid_unknown_fields=True):
     sha256: Digest
 
 
+class LearnedFrom(Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows with a truth and a label, and how many of them the model has learned from.
+
+    Attributes
+    ----------
+    checked : int
+        Those of which it is known.
+    learned : int
+        Those of them that the model has learned from.
+    right : int
+        Of the other ones, those whose label is the truth.
+
+    """
+
+    checked: Count
+    learned: Count
+    right: Count
+
+    def plus(self, other: LearnedFrom) -> LearnedFrom:
+        """Those of both."""
+        return LearnedFrom(self.checked + other.checked, self.learned + other.learned, self.right + other.right)
+
+
 class Figures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a model says of rows. What each figure is: see `Entry`."""
 
@@ -59,6 +82,7 @@ class Figures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     confusion: tuple[tuple[int, int, Count], ...] | None
     scores: Scores = UNSET
     right: Scores = UNSET
+    learned: LearnedFrom | UnsetType = UNSET
 
 
 class Judged(Figures, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,7 +138,8 @@ class Entry(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
     `Chunk`. files: one part, or one for each label, sorted; then the quarantined rows, where there are any. others: of
     several models, what the second and further ones say; the rest is the first one's. scores: written rows by label and
     bin of `counts.SCORES`, since 2026-11. right: where there is a truth, written rows that have one and a label, by
-    whether these are the same ("right", "wrong") and by bin.
+    whether these are the same ("right", "wrong") and by bin. learned: where there is a truth, and the model's file says
+    which rows it has learned from: how many of these have a truth and a label, over the filtered rows too.
     """
 
     version: Version = VERSION
@@ -351,6 +376,9 @@ class Totals(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Written rows by label and bin of `counts.SCORES`; they are counted since 2026-11.
     right : dict of str to tuple of int, optional
         Where there is a truth, written rows that have one and a label: "right" and "wrong" ones, by bin.
+    learned : LearnedFrom, optional
+        Where there is a truth, and the model's file says which rows it has learned from: how many of these are among
+        the rows that have a truth and a label; filtered rows too.
 
     """
 

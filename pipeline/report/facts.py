@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from ..errors import counted, first_of
 from ..labelling.counts import kept
 from ..measures.accuracy import Confusion, Example
+from ..measures.overlap import Overlap
 from ..telemetry.profile import Profile
-from .tally import Reach, Tally, confusion_in
+from .tally import Reach, Tally, confusion_in, overlap_in
 from .timeline import Timeline
 
 EXAMPLES = 10
@@ -147,6 +148,8 @@ class ModelFigures:
         Rows by true and predicted class, where there is a truth column.
     right : dict of str to tuple of int, or None
         Written rows with a label and a truth, as "right" and "wrong", by bin; None where there is no truth.
+    overlap : Overlap or None
+        How many of the rows of `confusion` the model has learned from; None where that is not known.
 
     """
 
@@ -156,6 +159,7 @@ class ModelFigures:
     unlabelled: int
     confusion: Confusion | None
     right: dict[str, tuple[int, ...]] | None = None
+    overlap: Overlap | None = None
 
     @property
     def accuracy(self) -> float | None:
@@ -242,5 +246,7 @@ def models_of(job: JobFacts, tally: Tally) -> tuple[ModelFigures, ...]:
     figures = []
     for (name, own), one in zip(job.models or [(job.model, job.classes)], (tally, *tally.others), strict=False):
         scores, right = one.scores or None, one.right or None
-        figures.append(ModelFigures(name, one.labels, scores, one.unlabelled, confusion_in(one, own), right))
+        confusion = confusion_in(one, own)
+        overlap = overlap_in(one, confusion)
+        figures.append(ModelFigures(name, one.labels, scores, one.unlabelled, confusion, right, overlap))
     return tuple(figures)

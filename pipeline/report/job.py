@@ -271,7 +271,7 @@ class JobReport:
         job, tally, run = self.job, self.tally, self.run
         totals: dict[str, Any] = msgspec.to_builtins(tally.totals)
         del totals["confusion"]  # it is in `truth`
-        for name in ("others", "scores", "right"):  # they are in `models`
+        for name in ("others", "scores", "right", "learned"):  # they are in `models`
             totals.pop(name, None)
         return totals | {
             "model": job.model,
@@ -305,6 +305,7 @@ class JobReport:
                     "kept": dict(zip(map(str, THRESHOLDS), kept(model.bins), strict=True)) if model.bins else None,
                     "accuracy_kept": dict(zip(map(str, THRESHOLDS), model.accuracy_kept, strict=False)) or None,
                     "truth": None if model.confusion is None else _truth(model.confusion),
+                    "learned_rows": None if model.overlap is None else model.overlap.to_dict(),
                 }
                 for model in self.models
             ],

@@ -26,6 +26,7 @@ from . import plots
 from .breakdown import MOMENTS, judge
 from .facts import ModelFigures
 from .job import JobReport
+from .overlap import overlap_line
 from .summary import LOOKED_AT, doubt, read_line, reasons
 from .tables import device_name, figure, moment_text, ratio_text, time_text
 
@@ -130,6 +131,7 @@ def _content(report: JobReport) -> dict[str, Any]:
         "rest": max(0.0, report.run.seconds - sum(report.run.timings.values())),
         "matrix": _matrix(report.confusion),
         "pairs": report.confusion.mistakes(_MOST_PAIRS) if report.confusion else [],
+        "learned": [line for model in report.models if (line := overlap_line(model.overlap))],
         "doubt": doubt(report.job, report.tally),
         "timeline": _picture(partial(plots.timeline, report.run.timeline, breakdown)) if ran else None,
         "throughput": _picture(partial(plots.throughput, report.run.timeline, breakdown, rate)) if ran else None,

@@ -20,6 +20,7 @@ from ..source.memory.tables import MEMORY
 from ..source.plan.files import takes_encoding
 from ..telemetry.read_by import BY_GPU, BY_HOST
 from .facts import JobFacts, RunFacts, models_of
+from .overlap import overlap_line
 from .results import Results
 from .tally import Tally, balance
 
@@ -167,6 +168,8 @@ def _all_facts(job: JobFacts, tally: Tally, run: RunFacts) -> list[tuple[str, st
             begin = f"{model.name}: " if several else ""
             error = f"(standard error {confusion.standard_error:.2%})"
             items.append(("accuracy", f"{begin}{confusion.accuracy:.2%} {error}: {right}"))
+        if line := overlap_line(model.overlap):
+            items.append(("learned", line))
     return [(name, value) for name, value in items if value]
 
 

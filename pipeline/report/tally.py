@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import UNSET
 
 from ..errors import BroadsheetError
 from ..measures.accuracy import Confusion, confusion_of
+from ..measures.overlap import Overlap
 from ..output.account import Counts, ModelCounts
 from ..output.record import Totals
 from ..source.plan.plan import RangeEnd, UnreadFile
@@ -30,6 +32,13 @@ def confusion_in(counts: ModelCounts, classes: tuple[str, ...]) -> Confusion | N
     """What a model says of rows with a truth; None where none has one."""
     pairs = counts.pairs
     return None if pairs is None else confusion_of(((*pair, rows) for pair, rows in pairs.items()), classes)
+
+
+def overlap_in(counts: ModelCounts, judged: Confusion | None) -> Overlap | None:
+    """How many of the rows with a truth and a label a model has learned from; None where that is not known."""
+    if judged is None or counts.learned is UNSET:
+        return None
+    return Overlap(judged.rows, counts.learned.checked, counts.learned.learned, counts.learned.right)
 
 
 @dataclass

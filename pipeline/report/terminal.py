@@ -14,6 +14,7 @@ from rich.table import Table
 from .console import PlainConsole, facts_table, lines, print_fact, say
 from .facts import ModelFigures
 from .job import JobReport, Progress
+from .overlap import overlap_line
 from .summary import LOOKED_AT, doubt, facts, reasons, unfinished, unread_line
 from .tables import new_table, print_breakdown, print_confusion, print_profile
 from .tally import Reach
@@ -146,6 +147,8 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
         if len(report.models) > 1:
             console.print(lines(model.name, "bold"), soft_wrap=True)
         console.print(_label_table(model, report.rows_written))
+        if line := overlap_line(model.overlap):
+            console.print(lines(line, "yellow"), soft_wrap=True)
         if model.confusion is not None:
             print_confusion(model.confusion, console)
     if report.job.answers is not None:

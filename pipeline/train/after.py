@@ -28,6 +28,8 @@ from ..model.cascade import AGREEMENT, Cascade
 from ..model.charcnn import Model
 from ..model.fasttext import ALPHABET
 from ..model.layers import BIAS, WHOLE
+from ..model.learned import LearnedRows
+from ..model.ngrams import MOST_READ
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, Levels, assigned, best_thresholds, fitted, probabilities
 from ..source.labels import NO_TRUTH
@@ -309,7 +311,7 @@ class Parts:
         cascade: Cascade | None = None,
         levels: Levels | None = None,
     ) -> Model:
-        """The model, with its scales for int8.
+        """The model, with its scales for int8, and by what the rows that it has learned are recognised.
 
         Parameters
         ----------
@@ -333,6 +335,8 @@ class Parts:
             ngrams=None if branch is None else branch.ngrams, thresholds=thresholds, cascade=cascade, levels=levels,
             heads=data.heads, encoder=encoder,
         )  # fmt: skip
+        learned = LearnedRows.of(data.text.rows(self.prepared.fit).column, min(model.reads, MOST_READ))
+        model = replace(model, learned=learned)
         return with_scales(model, data.ids[self._sample]) if self._has_network else model
 
 
