@@ -17,7 +17,8 @@ from ..labelling.counts import count_pairs
 from ..labelling.learned import looked_up
 from ..measures.accuracy import Confusion, LabelCounts, confusion_of
 from ..measures.overlap import Overlap
-from ..measures.reliability import Reliability, Threshold, reliability, threshold
+from ..measures.reliability import Reliability, reliability
+from ..measures.thresholds import Threshold, threshold
 from ..model.cascade import ASKS
 from ..model.charcnn import Model
 from ..model.scores import assigned, log_scores, probabilities
@@ -275,8 +276,8 @@ def evaluate(
     abstain : float, optional
         Rows whose score is below it get no label, and are counted apart, as `classify` does.
     precision_target : float, optional
-        A precision above 0, up to 1: the evaluation says from which score on labels have it, and what share of the rows
-        that is, for all labels and for those of each class.
+        A precision above 0 and below 1: the evaluation says from which score on labels have it, with 95 % confidence
+        also on other rows like these, and what share of the rows that is, for all labels and for those of each class.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
@@ -310,9 +311,10 @@ def evaluate(
     '96%'
 
     """
-    for name, share in (("abstain", abstain), ("precision_target", precision_target)):
-        if share is not None and not 0 < share <= 1:
-            raise UsageError(f"{name} is {share:g}: give a number above 0, up to 1")
+    if abstain is not None and not 0 < abstain <= 1:
+        raise UsageError(f"abstain is {abstain:g}: give a number above 0, up to 1")
+    if precision_target is not None and not 0 < precision_target < 1:
+        raise UsageError(f"precision_target is {precision_target:g}: give a number above 0 and below 1, such as 0.95")
     given_model = head_of(model, label_column)
     loaded = given_model.asking(network)
     if loaded.levels is not None:

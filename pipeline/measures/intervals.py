@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 CONFIDENCE = 0.95
 """Of every interval, which has two sides, and of every promise, which has one."""
 
+_HALVINGS = 30
+"""After so many, a share is known to nine digits."""
+
 
 class Interval(NamedTuple):
     """Where the share of all rows is, with 95 % confidence; nan where no row is known."""
@@ -71,6 +74,27 @@ def most_lost(rows: int, share: float, risk: float = 1 - CONFIDENCE) -> int:
 
     """
     return int(np.searchsorted(np.cumsum(binomial(rows, 1 - share)), risk, "right")) - 1
+
+
+def least_share(hits: int, rows: int) -> float:
+    """The share that all rows have at least, with 95 % confidence, by a sample: the bound of `most_lost`.
+
+    Parameters
+    ----------
+    hits, rows : int
+        How many rows of the sample count, and how many there are.
+
+    """
+    if not hits:
+        return 0.0
+    low, high = 0.0, hits / rows
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if middle and binomial(rows, 1 - middle)[: rows - hits + 1].sum() <= 1 - CONFIDENCE:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def binomial(count: int, chance: float) -> NDArray[np.float64]:

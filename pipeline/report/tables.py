@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -13,7 +13,9 @@ from rich.table import Table
 
 from ..errors import counted
 from ..measures.accuracy import Confusion, LabelCounts
-from ..measures.reliability import Reliability, Threshold
+from ..measures.intervals import CONFIDENCE
+from ..measures.reliability import Reliability
+from ..measures.thresholds import Threshold
 from ..telemetry.profile import Profile
 from .breakdown import MOMENTS, Breakdown, DeviceTimes, judge
 from .console import PlainConsole
@@ -229,18 +231,33 @@ def _bar(length: float, mark: float) -> str:
 
 def print_thresholds(thresholds: Sequence[Threshold], console: PlainConsole) -> None:
     """From which score on labels have the wanted precision, of all labels and of each class."""
-    table = new_table("labels", "score from", "precision", "rows", "coverage")
+    target = f"{100 * thresholds[0].target:g}%"
+    console.print(f"{target} of the labels are right from these scores on, with {CONFIDENCE:.0%} confidence each:")
+    table = new_table("labels", "score from", "precision", "at least", "rows", "coverage")
     for one in thresholds[: _MOST_CLASSES + 1]:
         name = "all" if one.name is None else one.name
         if math.isnan(one.score):
-            table.add_row(name, "none", "–", "0", "–")
+            why = "no score" if one.needed is None else "too few rows"
+            table.add_row(name, why, "–", "–", "0", "–")
         else:
             # Rounded up: at a score that is a little lower there may be rows that lack the precision.
             score = math.ceil(one.score * 1e4) / 1e4
-            table.add_row(name, f"{score:.4f}", f"{one.precision:.4f}", f"{one.rows:,}", f"{one.coverage:.1%}")
+            shares = (f"{share:.4f}" for share in (one.precision, one.bound))
+            table.add_row(name, f"{score:.4f}", *shares, f"{one.rows:,}", f"{one.coverage:.1%}")
     if len(thresholds) > _MOST_CLASSES + 1:
         table.add_row(f"{len(thresholds) - 1 - _MOST_CLASSES} more")
     console.print(table)
+    for line in _why_none(thresholds[: _MOST_CLASSES + 1], target):
+        console.print(line, style="yellow", soft_wrap=True)
+
+
+def _why_none(thresholds: Sequence[Threshold], target: str) -> Iterator[str]:
+    """A line for each kind of labels that have no threshold, with how many rows it would take."""
+    of = {one.name: "all labels" if one.name is None else one.name for one in thresholds}
+    if few := [f"{of[one.name]} about {one.needed:,}" for one in thresholds if one.needed is not None]:
+        yield f"too few rows to promise {target}. It takes, of rows with this label: {', '.join(few)}"
+    if none := [of[one.name] for one in thresholds if math.isnan(one.score) and one.needed is None]:
+        yield f"no score gives {target} among these rows: {', '.join(none)}"
 
 
 def print_label_figures(counts: LabelCounts, console: PlainConsole) -> None:

@@ -116,6 +116,11 @@ def test_calibrate_makes_scores_better_and_evaluate_tells(
     assert plain.uncalibrated is None
     assert sum(one["rows"] for one in found["reliability"]) == 240
     assert [one["name"] for one in found["thresholds"]] == [None, *model.classes]
+    assert {one["target"] for one in found["thresholds"]} == {0.5}
+    assert "with 95% confidence each" in said
+    too_much = broadsheet_in_process(*arguments[:-1], 0.99).stdout
+    assert "no score gives 99% among these rows: " in too_much
+    assert "above 0 and below 1" in broadsheet_in_process(*arguments[:-1], 1).stderr
     shown = json.loads(broadsheet_in_process("inspect", out, "--json").stdout)
     assert shown["temperature"] == model.temperature
     assert shown["card"]["temperature fitted on"]["files"] == ["rows.csv"]
