@@ -16,7 +16,7 @@ from ..model.cascade import CARD
 from ..report.console import PlainConsole
 from ..report.terminal import Bar
 from ..train import Cost, Epoch, Fit, Note, Step, Trained
-from ..train.after import SURE_CARD
+from ..train.after import AGREEMENT_CARD, SURE_CARD
 from ..train.data import LabelledArticles
 
 _SECONDS_BETWEEN_LINES = 60.0
@@ -31,11 +31,13 @@ class TrainingProgress:
         self._began = self._last = time.monotonic()
         self._first: tuple[float, float] | None = None
         self._bar = Bar(console, _SECONDS_BETWEEN_LINES)
-        self._held_out = "held out"
+        self._held_out = self._measured = "held out"
 
     def start(self, data: LabelledArticles, held_out: int) -> None:
         """Print what the model is trained on."""
         self._held_out = "held out" if held_out else "cross-validated"
+        has_labels = data.taught is None or not data.taught.all()
+        self._measured = "held out" if has_labels else "agreement"
         held = f", {held_out:,} of them held out" if held_out else ""
         skipped = f"; {counted(data.skipped, 'unreadable row')} skipped" if data.skipped else ""
         what = "classes" if data.levels is None else f"levels, {data.classes[0]} to {data.classes[-1]}"
@@ -57,23 +59,27 @@ class TrainingProgress:
         card = trained.model.card
         if "held_out_accuracy" in card:
             self._console.print(f"{self._held_out}: {card['held_out_accuracy']:.2%} right")
+        if AGREEMENT_CARD in card:
+            self._console.print(f"{self._held_out}: {card[AGREEMENT_CARD]:.2%} agreement with the teacher")
         for name, told in trained.compared_columns.items():
             self._console.print(f"{self._held_out}: {name} {told.model:.2%} right", soft_wrap=True)
             for line in told.lines():
                 self._console.print(f"  {line}", soft_wrap=True)
         if "held_out" in card:
-            self._console.print(f"{self._held_out}: {_numbers(card['held_out'])}", soft_wrap=True)
+            of = f", against {card['held_out']['against']}" if "against" in card["held_out"] else ""
+            self._console.print(f"{self._held_out}{of}: {_numbers(card['held_out'])}", soft_wrap=True)
             for name, figures in card["compared with"].items():
                 self._console.print(f"  {name}: {_numbers(figures)}", soft_wrap=True)
         if "held_out_micro_f1" in card:
             self._console.print(f"{self._held_out}, the rows that decided the thresholds: {_f1(card, 'held_out_')}")
         if "teacher_accuracy" in (taught := card.get("soft_labels", {})):
-            self._console.print(f"  its teacher: {taught['teacher_accuracy']:.2%} of those with a label")
+            self._console.print(f"  its teacher: {taught['teacher_accuracy']:.2%} right, of those with a label")
         for line in trained.compared.lines() if trained.compared else ():
             self._console.print(line, soft_wrap=True)
         if sure := card.get(SURE_CARD):
             few = "; by so few rows, scores are rough" if sure["rows"] < 300 else ""
-            self._console.print(f"of {sure['rows']:,} rows with a {SURE_CARD}, {sure['right']:,} are right{few}")
+            what = f"{sure['right']:,} are right" if "right" in sure else f"{sure['agree']:,} agree with the teacher"
+            self._console.print(f"of {sure['rows']:,} rows with a {SURE_CARD}, {what}{few}")
         for name, figures in card.get("heads", {}).items():
             if test := figures.get("test"):
                 self._console.print(f"test: {name} {test['accuracy']:.2%} of {test['rows']:,} rows", soft_wrap=True)
@@ -119,7 +125,7 @@ class TrainingProgress:
 
     def _epoch(self, epoch: Epoch) -> None:
         now = time.monotonic()
-        held_out = "" if epoch.accuracy != epoch.accuracy else f"  held out {epoch.accuracy:7.2%}"
+        held_out = "" if epoch.accuracy != epoch.accuracy else f"  {self._measured} {epoch.accuracy:7.2%}"
         self._console.print(
             f"epoch {epoch.number:>3}/{self._epochs}  loss {epoch.loss:.4f}{held_out}  {now - self._last:.1f} s"
         )

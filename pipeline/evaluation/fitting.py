@@ -464,6 +464,8 @@ def figures_of(
     return Figures(float(right.mean()), agreement, share, reliability(scores, right).expected_error)
 
 
-def figures_on_card(figures: dict[str, Figures], rows: int) -> dict[str, Any]:
-    """The figures as a model's card has them."""
-    return {"rows": rows, **{name: {k: round(v, 6) for k, v in f._asdict().items()} for name, f in figures.items()}}
+def figures_on_card(figures: dict[str, Figures], rows: int, taught: bool = False) -> dict[str, Any]:
+    """The figures as a model's card has them. taught: whether the labels of the rows are a teacher's."""
+    names = {"accuracy": "agreement with the teacher"} if taught else {}
+    of_each = {name: {names.get(k, k): round(v, 6) for k, v in f._asdict().items()} for name, f in figures.items()}
+    return {"rows": rows, **of_each}

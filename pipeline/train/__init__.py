@@ -7,7 +7,7 @@ In stages: `data.py` (articles, encoded, and those held out), `branch.py` (the n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -64,7 +64,8 @@ class Trained:
     history : tuple of Epoch
         Number, training loss and held-out accuracy of each epoch; none where only the n-grams were fitted.
     compared : Compared, optional
-        The accuracy on held-out rows beside that of two simple models, where there are such rows.
+        The accuracy on held-out rows beside that of two simple models, where there are such rows. Where their labels
+        are a teacher's it is agreement with these.
     compared_columns : dict of str to Compared
         Of several label columns, by the name of each, in place of `compared`.
     suspects : pyarrow.Table, optional
@@ -232,8 +233,11 @@ def _fit_ngrams(request: TrainRequest, prepared: TrainingData, length: int, bits
         with_labels = [column for column in data.columns if data.counts(column, branch.rows).any()]
         right = ((name, branch.share_right(labels, part)) for name, part, labels in with_labels)
         shares = ", ".join(f"{name} {share:.2%}".strip() for name, share in right)
-        of_rows = f"{shares} of {what}{len(branch.rows):,} rows right"
-        request.tell(Note(f"n-grams get {of_rows}, each row by a model that has not seen it"))
+        each = "each row by a model that has not seen it"
+        if data.are_taught(branch.rows):
+            request.tell(Note(f"n-grams agree with the teacher on {shares} of {len(branch.rows):,} rows, {each}"))
+        else:
+            request.tell(Note(f"n-grams get {shares} of {what}{len(branch.rows):,} rows right, {each}"))
     return branch
 
 
@@ -289,7 +293,8 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
         if request.keep_teacher:
             refuse_few(len(held), AGREEMENT, Top.of(request.top, request.recall, request.top_of, soft.encoder))
         taught = soft.taught(taught, held)
-        data, (fit, held) = taught.data, (rows[taught.answered[rows]] for rows in (fit, held))
+        data = replace(taught.data, taught=~taught.labelled)
+        fit, held = (rows[taught.answered[rows]] for rows in (fit, held))
         if unknown := np.count_nonzero(~taught.answered):
             request.tell(Note(f"{unknown:,} rows have no label, and no probabilities of a teacher: they are left out"))
         learned["answers"] = taught.probabilities

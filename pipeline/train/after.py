@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 SURE_CARD = "score of 0.9 or more"
 """The key of a card under which it says how many rows have one, and how many of these are labelled right."""
 
+AGREEMENT_CARD = "held_out_agreement"
+"""The key of a card under which it has the share of held-out rows that get the label of the teacher, where these have
+no labels of their own."""
+
 _SHOWN = 400  # characters of a suspect's text
 _LEAST_SPREAD = 0.05
 """The least spread of a model of numbers, in steps."""
@@ -125,9 +129,10 @@ def _one_label_model(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[st
     data = prepared.data
     truth = data.labels[rows]
     temperature, against, cascade = None, {}, None
+    taught = data.are_taught(rows)
     if len(rows):
         right = logits.argmax(axis=1) == truth
-        card["held_out_accuracy"] = round(float(right.mean()), 6)
+        card[AGREEMENT_CARD if taught else "held_out_accuracy"] = round(float(right.mean()), 6)
         linear = plain(data, prepared.fit, rows) if branch is None else branch.plain
         against = {"": compared(right, linear, truth, data.labels[prepared.fit])}
         card["compared with"] = against[""].about()
@@ -137,11 +142,11 @@ def _one_label_model(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[st
             card[CARD] = {"rows": len(rows), **improvement(logits, logits / temperature, truth)}
     if len(rows):
         sure = probabilities(logits, temperature or 1.0).max(axis=1) >= 0.9
-        card[SURE_CARD] = {"rows": int(sure.sum()), "right": int(right[sure].sum())}
+        card[SURE_CARD] = {"rows": int(sure.sum()), "agree" if taught else "right": int(right[sure].sum())}
     if parts.beside is not None:
         cascade = fitted_cascade(logits, parts.beside, truth, AGREEMENT)
         figures = compare(logits, parts.beside, truth, cascade, temperature or 1.0)
-        card[cascades.CARD] = figures_on_card(figures, len(rows))
+        card[cascades.CARD] = figures_on_card(figures, len(rows), taught)
     if prepared.tested is not None:
         right = parts.logits_of(prepared.tested).argmax(axis=1) == prepared.tested.labels
         card["test"] = prepared.tested.about() | {"accuracy": round(float(right.mean()), 6)}
@@ -180,7 +185,7 @@ def _number_model(parts: Parts, card: dict[str, Any], levels: Levels) -> Model:
     given, plain_ = (levels.numbers(steps_of[:, 0], count) for steps_of in (branch.logits, branch.plain))
     figures = NumberFigures.of(given, true)
     always = NumberFigures.of(np.full(len(rows), np.median(data.numbers[parts.prepared.fit])), true)
-    card["held_out"] = figures.about()
+    card["held_out"] = figures.about() | ({"against": "the teacher"} if data.are_taught(rows) else {})
     card["compared with"] = {"linear model on words": NumberFigures.of(plain_, true).about(), "median": always.about()}
     if (tested := parts.prepared.tested) is not None:
         assert tested.numbers is not None

@@ -122,6 +122,8 @@ class LabelledArticles:
         The file and the row of each.
     numbers_from : int, optional
         The number of the first class, where the labels were class numbers.
+    taught : bool [N], optional
+        Which have their label, or number, from a teacher or from soft labels; none where this is None.
 
     """
 
@@ -136,6 +138,11 @@ class LabelledArticles:
     heads: Heads | None = None
     places: pa.Table | None = None
     numbers_from: int | None = None
+    taught: NDArray[np.bool_] | None = None
+
+    def are_taught(self, rows: Rows | slice = slice(None)) -> bool:
+        """Whether one of these articles has its label from a teacher: what agrees with that need not be right."""
+        return self.taught is not None and bool(self.taught[rows].any())
 
     @property
     def is_multi_label(self) -> bool:
