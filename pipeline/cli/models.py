@@ -90,16 +90,16 @@ def calibrate(
     if by_class:
         helps = "" if calibrated.by_class else ", which does not help: they stay as they were"
         say(f"scores by class{helps}; on rows that they were not fitted to:")
-        _say_figures(calibrated.card[BY_CLASS])
+        _say_figures(calibrated.card[BY_CLASS], "with the temperature alone", "by class too")
     if calibrated.cascade is not None:
         from ..report.tables import print_asking
 
         print_asking({name: calibrated.card[cascade.CARD][name] for name in cascade.ASKS}, PlainConsole())
 
 
-def _say_figures(about: dict[str, Any]) -> None:
+def _say_figures(about: dict[str, Any], before: str = "before", after: str = "after") -> None:
     for name in ("calibration error", "log loss"):
-        say(f"{name:>20}  {about[f'{name} before']:.4f} before, {about[f'{name} after']:.4f} after")
+        say(f"{name:>20}  {about[f'{name} before']:.4f} {before}, {about[f'{name} after']:.4f} {after}")
 
 
 def convert(

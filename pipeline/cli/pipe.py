@@ -93,7 +93,9 @@ def _summary(piped: Piped) -> str:
         f"{piped.rows_quarantined:,} without a label; {rate:,.0f} a second"
     )
     if piped.confusion is not None and piped.confusion.rows:
-        line += f"; accuracy {piped.confusion.accuracy:.2%}"
+        from ..report.shares import share_text
+
+        line += f"; accuracy {share_text(piped.confusion.correct, piped.confusion.rows)}"
     if piped.learned is not None and piped.learned.learned:
         line += f"; it has learned from {piped.learned.learned:,} of {piped.learned.checked:,} rows with a true class"
     return line

@@ -14,6 +14,7 @@ from ..evaluation.chain import promised
 from ..evaluation.numbers import NumberFigures
 from ..model.cascade import CARD
 from ..report.console import PlainConsole
+from ..report.shares import share_of_card, share_text
 from ..report.terminal import Bar
 from ..train import Cost, Epoch, Fit, Note, Step, Trained
 from ..train.after import AGREEMENT_CARD, SURE_CARD
@@ -58,11 +59,13 @@ class TrainingProgress:
         """Print how good the model is, and where it was written."""
         card = trained.model.card
         if "held_out_accuracy" in card:
-            self._console.print(f"{self._held_out}: {card['held_out_accuracy']:.2%} right")
+            self._console.print(f"{self._held_out}: {share_of_card(card, 'held_out_accuracy')} right", soft_wrap=True)
         if AGREEMENT_CARD in card:
-            self._console.print(f"{self._held_out}: {card[AGREEMENT_CARD]:.2%} agreement with the teacher")
+            agreement = f"{share_of_card(card, AGREEMENT_CARD)} agreement with the teacher"
+            self._console.print(f"{self._held_out}: {agreement}", soft_wrap=True)
         for name, told in trained.compared_columns.items():
-            self._console.print(f"{self._held_out}: {name} {told.model:.2%} right", soft_wrap=True)
+            right = f"{share_of_card(card['heads'][name], 'held_out_accuracy')} right"
+            self._console.print(f"{self._held_out}: {name} {right}", soft_wrap=True)
             for line in told.lines():
                 self._console.print(f"  {line}", soft_wrap=True)
         if "held_out" in card:
@@ -78,18 +81,24 @@ class TrainingProgress:
             self._console.print(line, soft_wrap=True)
         if sure := card.get(SURE_CARD):
             few = "; by so few rows, scores are rough" if sure["rows"] < 300 else ""
-            what = f"{sure['right']:,} are right" if "right" in sure else f"{sure['agree']:,} agree with the teacher"
-            self._console.print(f"of {sure['rows']:,} rows with a {SURE_CARD}, {what}{few}")
+            what = "are right" if "right" in sure else "agree with the teacher"
+            share = share_text(sure.get("right", sure.get("agree")), sure["rows"])
+            self._console.print(f"of {sure['rows']:,} rows with a {SURE_CARD}, {share} {what}{few}", soft_wrap=True)
         for name, figures in card.get("heads", {}).items():
             if test := figures.get("test"):
-                self._console.print(f"test: {name} {test['accuracy']:.2%} of {test['rows']:,} rows", soft_wrap=True)
+                of = f"of {test['rows']:,} rows right"
+                self._console.print(f"test: {name} {share_of_card(test, 'accuracy')} {of}", soft_wrap=True)
         if "promise" in (asked := card.get(CARD, {})):
             self._console.print(promised(asked), soft_wrap=True)
         if "test" in card and "heads" not in card:
             test = card["test"]
-            figure = f"{test['accuracy']:.2%} of" if "accuracy" in test else None
-            figure = figure or f"{_numbers(test) if 'spearman' in test else _f1(test, '')}, of"
-            self._console.print(f"test: {figure} {test['rows']:,} rows")
+            if "accuracy" in test:
+                self._console.print(
+                    f"test: {share_of_card(test, 'accuracy')} of {test['rows']:,} rows right", soft_wrap=True
+                )
+            else:
+                figures = _numbers(test) if "spearman" in test else _f1(test, "")
+                self._console.print(f"test: {figures}, of {test['rows']:,} rows", soft_wrap=True)
         self._console.print(f"{output} written after {time.monotonic() - self._began:,.0f} s", soft_wrap=True)
 
     def _cost(self, cost: Cost) -> None:

@@ -16,6 +16,7 @@ from ..errors import UsageError
 from ..labelling.counts import count_pairs
 from ..labelling.learned import looked_up
 from ..measures.accuracy import Confusion, LabelCounts, confusion_of
+from ..measures.intervals import Interval
 from ..measures.overlap import Overlap
 from ..measures.reliability import Reliability, reliability
 from ..measures.thresholds import Threshold, threshold
@@ -142,6 +143,7 @@ class Evaluation:
             "rows": confusion.rows,
             "accuracy": _defined(confusion.accuracy),
             "standard_error": _defined(confusion.standard_error),
+            "accuracy_interval": _defined(confusion.interval),
             "without_truth": confusion.without_truth,
             "quarantined": self.quarantined,
             "overflowed": self.overflowed,
@@ -153,7 +155,7 @@ class Evaluation:
             "calibration_error_before": (
                 None if self.uncalibrated is None else _defined(self.uncalibrated.expected_error)
             ),
-            "reliability": [_values(figures) for figures in self.reliability.bins],
+            "reliability": [_values(one) | {"interval": _defined(one.interval)} for one in self.reliability.bins],
             "thresholds": [_values(figures) for figures in self.thresholds],
             "networks": {name: _values(figures) for name, figures in self.networks.items()},
             "found": {name: _values(figures) for name, figures in self.found.items()},
@@ -234,6 +236,8 @@ def _f1(counts: LabelCounts | None) -> dict[str, float]:
 
 
 def _defined(value: Any) -> Any:
+    if isinstance(value, Interval):
+        return None if value.low != value.low else [value.low, value.high]
     return None if value != value else value
 
 

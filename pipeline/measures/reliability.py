@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.scores import log_loss, probabilities
+from .intervals import Interval, wilson
 
 BINS = 15
 """Bins of equal width, from 0 to 1, as in Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks"
@@ -41,6 +42,11 @@ class Bin(NamedTuple):
     rows: int
     score: float
     accuracy: float
+
+    @property
+    def interval(self) -> Interval:
+        """Where the accuracy of all rows with such scores is, with 95 % confidence."""
+        return wilson(round(self.accuracy * self.rows) if self.rows else 0, self.rows)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ..errors import counted, first_of
 from ..labelling.counts import kept
 from ..measures.accuracy import Confusion, Example
+from ..measures.intervals import Interval, wilson
 from ..measures.overlap import Overlap
 from ..telemetry.profile import Profile
 from .tally import Reach, Tally, confusion_in, overlap_in
@@ -174,10 +175,20 @@ class ModelFigures:
     @property
     def accuracy_kept(self) -> list[float | None]:
         """For each of `counts.THRESHOLDS`, the share of right labels of those that reach it; none without a truth."""
+        return [right / rows if rows else None for right, rows in self._right_kept]
+
+    @property
+    def intervals_kept(self) -> list[Interval | None]:
+        """For each of these shares, where that of all rows like these is, with 95 % confidence."""
+        return [wilson(right, rows) if rows else None for right, rows in self._right_kept]
+
+    @property
+    def _right_kept(self) -> list[tuple[int, int]]:
+        """For each of `counts.THRESHOLDS`, the right labels, and all labels with a truth, that reach it."""
         if not self.right:
             return []
         right, wrong = (kept(self.right[name]) for name in ("right", "wrong"))
-        return [r / (r + w) if r + w else None for r, w in zip(right, wrong, strict=True)]
+        return [(r, r + w) for r, w in zip(right, wrong, strict=True)]
 
 
 @dataclass

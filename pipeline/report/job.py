@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -303,7 +304,8 @@ class JobReport:
                     "model": model.name,
                     "labels": dict(model.labels),
                     "kept": dict(zip(map(str, THRESHOLDS), kept(model.bins), strict=True)) if model.bins else None,
-                    "accuracy_kept": dict(zip(map(str, THRESHOLDS), model.accuracy_kept, strict=False)) or None,
+                    "accuracy_kept": _by_threshold(model.accuracy_kept),
+                    "accuracy_kept_intervals": _by_threshold(model.intervals_kept),
                     "truth": None if model.confusion is None else _truth(model.confusion),
                     "learned_rows": None if model.overlap is None else model.overlap.to_dict(),
                 }
@@ -311,6 +313,11 @@ class JobReport:
             ],
             "validation": job.answers and {"answers": job.answers, "wrong": self.wrong_answers},
         }
+
+
+def _by_threshold(values: Sequence[object]) -> dict[str, object] | None:
+    """Values for each of `counts.THRESHOLDS`; None where there are none."""
+    return dict(zip(map(str, THRESHOLDS), values, strict=True)) if values else None
 
 
 def _read_by(records: Counter[str]) -> dict[str, Any] | None:
@@ -324,6 +331,7 @@ def _truth(confusion: Confusion) -> dict[str, Any]:
         "rows": confusion.rows,
         "accuracy": confusion.accuracy if confusion.rows else None,
         "standard_error": confusion.standard_error if confusion.rows else None,
+        "accuracy_interval": list(confusion.interval) if confusion.rows else None,
         "without_truth": confusion.without_truth,
         "confusion": confusion.counts.tolist(),
     }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..measures.intervals import wilson
 from ..measures.overlap import Overlap
+from .shares import share_text
 
 _REMEDY = "measure on rows that it has not seen"
 
@@ -27,15 +27,3 @@ def overlap_line(overlap: Overlap | None, others: str | None = None) -> str | No
     if others is None:
         others = f"accuracy {share_text(overlap.right, overlap.others)}"
     return f"{line}. On the {overlap.others:,} other rows: {others}"
-
-
-def share_text(hits: int, rows: int) -> str:
-    """A share of rows with its interval, in percent.
-
-    >>> share_text(99, 100)
-    '99.00% (94.55 to 99.82%)'
-    """
-    if not rows:
-        return "–"
-    low, high = wilson(hits, rows)
-    return f"{hits / rows:.2%} ({100 * low:.2f} to {100 * high:.2f}%)"

@@ -27,6 +27,7 @@ from .breakdown import MOMENTS, judge
 from .facts import ModelFigures
 from .job import JobReport
 from .overlap import overlap_line
+from .shares import interval_text
 from .summary import LOOKED_AT, doubt, read_line, reasons
 from .tables import device_name, figure, moment_text, ratio_text, time_text
 
@@ -99,7 +100,8 @@ def _environment() -> Environment:
     """Everything that comes from the input is escaped in it, and its control characters are escapes."""
     how: dict[str, Any] = {"autoescape": True, "finalize": _finalize, "undefined": StrictUndefined, "trim_blocks": True}
     environment = Environment(loader=PackageLoader("broadsheet.pipeline", "report"), **how)
-    environment.filters |= {"figure": figure, "time": time_text, "moment": moment_text, "ratio": ratio_text}
+    environment.filters |= {"figure": figure, "time": time_text, "moment": moment_text}
+    environment.filters |= {"ratio": ratio_text, "interval": interval_text}
     return environment
 
 

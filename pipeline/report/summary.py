@@ -22,6 +22,7 @@ from ..telemetry.read_by import BY_GPU, BY_HOST
 from .facts import JobFacts, RunFacts, models_of
 from .overlap import overlap_line
 from .results import Results
+from .shares import accuracy_text
 from .tally import Tally, balance
 
 _WIDTH, _INDENT = 80, 10
@@ -164,10 +165,8 @@ def _all_facts(job: JobFacts, tally: Tally, run: RunFacts) -> list[tuple[str, st
     for model in models:
         confusion = model.confusion
         if confusion is not None and confusion.rows:
-            right = f"{confusion.correct:,} of {confusion.rows:,} right"
             begin = f"{model.name}: " if several else ""
-            error = f"(standard error {confusion.standard_error:.2%})"
-            items.append(("accuracy", f"{begin}{confusion.accuracy:.2%} {error}: {right}"))
+            items.append(("accuracy", f"{begin}{accuracy_text(confusion)}"))
         if line := overlap_line(model.overlap):
             items.append(("learned", line))
     return [(name, value) for name, value in items if value]

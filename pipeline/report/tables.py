@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from rich import box
 from rich.console import Group, OverflowMethod, RenderableType
 from rich.table import Table
 
 from ..errors import counted
-from ..measures.accuracy import Confusion, LabelCounts
-from ..measures.intervals import CONFIDENCE
+from ..measures.accuracy import ClassFigures, Confusion, LabelCounts, LabelFigures
+from ..measures.intervals import CONFIDENCE, Interval
 from ..measures.reliability import Reliability
 from ..measures.thresholds import Threshold
 from ..telemetry.profile import Profile
 from .breakdown import MOMENTS, Breakdown, DeviceTimes, judge
 from .console import PlainConsole
+from .shares import accuracy_text
 
 _MOST_CLASSES = 20
 _UNBOUNDED = 10_000  # columns
@@ -36,9 +36,11 @@ def new_table(
     return table
 
 
-def ratio_text(value: float) -> str:
-    """Three decimals; a class that never occurs, or is never given, has no precision or recall."""
-    return "–" if math.isnan(value) else f"{value:.3f}"
+def ratio_text(value: float, interval: Interval | None = None) -> str:
+    """Three decimals, and two for an interval; of a class that never occurs, or is never given, one is not defined."""
+    if math.isnan(value):
+        return "–"
+    return f"{value:.3f}" + ("" if interval is None else f" ({interval.low:.2f}–{interval.high:.2f})")
 
 
 def print_breakdown(breakdown: Breakdown, console: PlainConsole) -> None:
@@ -217,7 +219,7 @@ def print_reliability(
     table.add_column("│ marks the mean score")
     for one in reliability.bins:
         if one.rows:
-            figures = f"{one.rows:,}", f"{one.score:.3f}", f"{one.accuracy:.3f}"
+            figures = f"{one.rows:,}", f"{one.score:.3f}", ratio_text(one.accuracy, one.interval)
             table.add_row(f"{one.low:.2f} – {one.high:.2f}", *figures, _bar(one.accuracy, one.score))
     console.print(table)
 
@@ -267,14 +269,17 @@ def print_label_figures(counts: LabelCounts, console: PlainConsole) -> None:
         f"{counts.exact:,} of {counts.rows:,} rows were given exactly their labels"
     )
     figures = sorted(counts.per_class(), key=lambda one: -one.support)
-    console.print(_by_class(figures, "rows", "labelled"))
+    console.print(_by_class(figures, rows="support", labelled="given"))
 
 
-def _by_class(figures: Sequence[Sequence[Any]], *counts: str) -> Table:
-    """The figures of each class, but of very many. counts: what the last of them count."""
+def _by_class(figures: Sequence[ClassFigures | LabelFigures], **counts: str) -> Table:
+    """The figures of each class, but of very many. counts: further columns, and the fields that are in them."""
     table = new_table("class", "precision", "recall", "F1", *counts)
-    for name, precision, recall, f1, *rows in figures[:_MOST_CLASSES]:
-        table.add_row(name, *map(ratio_text, (precision, recall, f1)), *(f"{count:,}" for count in rows))
+    for one in figures[:_MOST_CLASSES]:
+        precision = ratio_text(one.precision, one.precision_interval)
+        recall = ratio_text(one.recall, one.recall_interval)
+        rows = (f"{getattr(one, field):,}" for field in counts.values())
+        table.add_row(one.name, precision, recall, ratio_text(one.f1), *rows)
     if len(figures) > _MOST_CLASSES:
         table.add_row(f"{len(figures) - _MOST_CLASSES} more")
     return table
@@ -290,11 +295,8 @@ def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
         console.print(f"not judged, since the score was too low for a label: {counted(without, 'row')}")
     if not confusion.rows:
         return
-    console.print(
-        f"accuracy {confusion.accuracy:.2%} (standard error {confusion.standard_error:.2%}): "
-        f"{confusion.correct:,} of {confusion.rows:,} right"
-    )
-    console.print(_by_class(confusion.per_class(), "rows"))
+    console.print(f"accuracy {accuracy_text(confusion)}")
+    console.print(_by_class(confusion.per_class(), rows="support"))
     if len(confusion.classes) > _MOST_CLASSES // 2:
         if pairs := confusion.mistakes(_MOST_CLASSES // 2):
             table = new_table("true class", "most frequent mistakes", "rows")

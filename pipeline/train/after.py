@@ -22,6 +22,7 @@ from scipy.special import expit, logsumexp, softmax
 from ..evaluation.fitting import compare, figures_on_card, fitted_cascade
 from ..evaluation.numbers import NumberFigures
 from ..measures.accuracy import LabelCounts
+from ..measures.intervals import wilson
 from ..measures.reliability import improvement
 from ..model import cascade as cascades
 from ..model.cascade import AGREEMENT, Cascade
@@ -110,14 +111,14 @@ def _model_of_heads(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[str
             logits, truth, of_fit = parts.logits[known, part], labels[rows][known], labels[prepared.fit]
             right = logits.argmax(axis=1) == truth
             against[name] = compared(right, linear[known, part], truth, of_fit[of_fit != NO_TRUTH])
-            figures[name] = {"held_out_accuracy": round(float(right.mean()), 6)}
+            figures[name] = _measured("held_out_accuracy", right)
             figures[name]["compared with"] = against[name].about()
             if len(truth) >= LEAST_ROWS and (temperature := fitted(logits, truth)) is not None:
                 sharper[part] = 1 / temperature
                 figures[name][CARD] = {"rows": len(truth), **improvement(logits, logits / temperature, truth)}
         if tested is not None and (known := tested[0].labels[:, number] != NO_TRUTH).any():
             right = (tested[1][:, part].argmax(axis=1) == tested[0].labels[:, number])[known]
-            figures[name]["test"] = {"rows": len(right), "accuracy": round(float(right.mean()), 6)}
+            figures[name]["test"] = {"rows": len(right), **_measured("accuracy", right)}
     parts.sharpen(sharper)
     about = {} if tested is None else {"test": tested[0].about()}
     return parts.model({**card, **about, "heads": figures}), against
@@ -132,7 +133,7 @@ def _one_label_model(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[st
     taught = data.are_taught(rows)
     if len(rows):
         right = logits.argmax(axis=1) == truth
-        card[AGREEMENT_CARD if taught else "held_out_accuracy"] = round(float(right.mean()), 6)
+        card |= _measured(AGREEMENT_CARD if taught else "held_out_accuracy", right)
         linear = plain(data, prepared.fit, rows) if branch is None else branch.plain
         against = {"": compared(right, linear, truth, data.labels[prepared.fit])}
         card["compared with"] = against[""].about()
@@ -149,8 +150,14 @@ def _one_label_model(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[st
         card[cascades.CARD] = figures_on_card(figures, len(rows), taught)
     if prepared.tested is not None:
         right = parts.logits_of(prepared.tested).argmax(axis=1) == prepared.tested.labels
-        card["test"] = prepared.tested.about() | {"accuracy": round(float(right.mean()), 6)}
+        card["test"] = prepared.tested.about() | _measured("accuracy", right)
     return parts.model(card, temperature=temperature or 1.0, cascade=cascade), against
+
+
+def _measured(name: str, right: NDArray[np.bool_]) -> dict[str, Any]:
+    """The share of rows that are right as a card has it, and its 95 % confidence interval. right: of N rows, [N]."""
+    low, high = wilson(int(right.sum()), len(right))
+    return {name: round(float(right.mean()), 6), f"{name} interval": [round(low, 6), round(high, 6)]}
 
 
 def _multi_label_model(parts: Parts, card: dict[str, Any]) -> Model:

@@ -193,7 +193,9 @@ def test_scores_by_class_say_how_often_a_label_is_right(
         assert np.abs(mended - chance)[own].mean() < 0.35 * np.abs(best - chance)[own].mean()
     about = calibrated.card["calibrated by class on"]
     assert about["log loss after"] < about["log loss before"] - 0.05
-    assert f"log loss  {about['log loss before']:.4f} before, {about['log loss after']:.4f} after" in said
+    alone, too = (f"{about[f'log loss {when}']:.4f}" for when in ("before", "after"))
+    assert f"log loss  {alone} with the temperature alone, {too} by class too" in said
+    assert said.count("before,") == 2  # calibration error and log loss, each once
     assert "then by class" in broadsheet_here("inspect", out)[1]
     assert calibrated.digest != replace(calibrated, by_class=None).digest
     assert Model.from_bytes(calibrated.to_bytes()).by_class == calibrated.by_class
