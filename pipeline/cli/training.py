@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from ..evaluation.numbers import NumberFigures
 from ..model.cascade import CARD
 from ..report.console import PlainConsole
 from ..report.shares import share_of_card, share_text
+from ..report.tables import new_table
 from ..report.terminal import Bar
-from ..train import Cost, Epoch, Fit, Note, Step, Trained
+from ..train import Cost, Epoch, Fit, Note, Odd, Oddities, Step, Trained
 from ..train.after import AGREEMENT_CARD, SURE_CARD
 from ..train.data import LabelledArticles
 
@@ -46,9 +47,12 @@ class TrainingProgress:
         of_what = of_columns or f"{len(data.classes)} {what}"
         self._console.print(f"{len(data):,} texts of {of_what}{held}{skipped}", soft_wrap=True)
 
-    def __call__(self, what: Cost | Fit | Step | Epoch | Note) -> None:
+    def __call__(self, what: Cost | Fit | Step | Epoch | Note | Oddities) -> None:
         """Print a report of `train`."""
-        kinds = {Cost: self._cost, Fit: self._fit, Step: self._step, Note: self._note, Epoch: self._epoch}
+        kinds = {
+            Cost: self._cost, Fit: self._fit, Step: self._step, Note: self._note, Epoch: self._epoch,
+            Oddities: self._oddities,
+        }  # fmt: skip
         kinds[type(what)](what)  # type: ignore[operator]
 
     def stop(self) -> None:
@@ -111,6 +115,10 @@ class TrainingProgress:
         self._bar.spoke()
         self._bar.start("", "", 1.0)
 
+    def _oddities(self, odd: Oddities) -> None:
+        if odd.found:
+            print_oddities(odd.found, self._console)
+
     def _note(self, note: Note) -> None:
         self._console.print(note.text, soft_wrap=True)
 
@@ -140,6 +148,19 @@ class TrainingProgress:
         )
         self._last = now
         self._bar.spoke()
+
+
+def print_oddities(found: Sequence[Odd], console: PlainConsole) -> None:
+    """Print what is odd in labelled rows, as a table."""
+    if not found:
+        console.print("nothing odd in the rows")
+        return
+    table = new_table("what is odd", "rows", "which", "what helps")
+    for column in table.columns[2:]:
+        column.justify = "left"
+    for odd in found:
+        table.add_row(odd.what, f"{odd.rows:,}", odd.which, odd.remedy)
+    console.print(table)
 
 
 def _numbers(figures: Mapping[str, Any]) -> str:

@@ -248,7 +248,7 @@ def _with_truth(chunks: Iterable[Chunk], share: float | None) -> Iterator[Chunk]
     """
     held = None
     if share is not None:
-        chunks = list(chunks)
+        chunks = [chunk.take(_is_trained_on(chunk)) for chunk in chunks]
         truth = np.concatenate([_truth(chunk) for chunk in chunks])
         unknown = int((truth == NO_TRUTH).sum())
         if unknown:
@@ -265,6 +265,14 @@ def _with_truth(chunks: Iterable[Chunk], share: float | None) -> Iterator[Chunk]
         first += len(chunk)
         if rows.any():
             yield chunk.take(rows)
+
+
+def _is_trained_on(chunk: Chunk) -> NDArray[np.bool_]:
+    """Which rows `train` learns from or holds out, [N]: those with a text and a label, which may be no class here."""
+    unknown = np.zeros(len(chunk), np.bool_)
+    for rows in chunk.unknown_labels.values():
+        unknown[np.isin(chunk.rows.column("row").to_numpy(), rows)] = True
+    return np.asarray(~chunk.is_blank & ((_truth(chunk) != NO_TRUTH) | unknown))
 
 
 def _truth(chunk: Chunk) -> NDArray[np.int64]:

@@ -153,8 +153,8 @@ class NewRows:
                 of_all = f"{overlap.learned:,} of the {counted(overlap.checked, 'row')} that could be checked"
             raise UsageError(
                 f"{self._model.name} has learned from {of_all}: what is fitted to these would make it too sure of new "
-                "text. Give rows that it has not seen. (Or train anew with --hold-out 0.2, and then give calibrate the "
-                "same rows with --held-out 0.2)"
+                "text. Give rows that it has not seen. (Or train it anew with a fifth of the rows held out, and then "
+                "give the same rows, with --held-out 0.2)"
             )
         return checked
 

@@ -80,7 +80,7 @@ def threshold(
 
     """
     order = np.argsort(-scores, kind="stable")
-    ranked, hits = scores[order].astype(np.float64), np.cumsum(right[order])
+    ranked, hits = scores[order].astype(np.float64), np.cumsum(right[order], dtype=np.int64)
     places = _places(ranked)
     first = _surest(ranked, places, target)
     last = 0

@@ -82,7 +82,7 @@ def test_of_mixed_rows_the_figure_on_the_others_is_given(known: pa.Table, fresh:
 
 
 def test_calibrate_refuses_rows_that_the_model_learned(known: pa.Table, fresh: pa.Table, model: Model) -> None:
-    with pytest.raises(UsageError, match=r"has learned from 300 of 300 rows: .*--hold-out 0.2"):
+    with pytest.raises(UsageError, match=r"has learned from 300 of 300 rows: .*held_out=0.2"):
         calibrate(model, known, **COLUMNS)
     alone = calibrate(model, fresh, **COLUMNS)
     mixed = calibrate(model, pa.concat_tables([known.slice(0, 150), fresh]), **COLUMNS)
