@@ -353,7 +353,7 @@ def _print_estimate(estimate: Estimate, place: Location | None, console: PlainCo
         free = "" if estimate.free_bytes is None else f" ({decimal(estimate.free_bytes)} free)"
         print_fact("folder", f"{place}{free}", console)
     print_list("warning", estimate.warnings, console)
-    print_list("skipped", estimate.left_out, console)
+    print_list("skipped", [f"{path}: {reason}" for path, reason in estimate.left_out], console)
     print_list("files", estimate.problems, console)
     console.print("Nothing was written. To start a cluster and to read takes more than that time.", style="dim")
 

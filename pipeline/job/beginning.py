@@ -228,6 +228,7 @@ class Update:
             first=(path, Schema(names)),
             problems=listed.problems,
             unread=tuple((path, None) for path, _ in listed.problems),
+            left_out=listed.left_out,
             first_range=self.first_range,
         )
 

@@ -57,8 +57,9 @@ def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
     numbers_from = planned.input.selection.rules.numbers_from
     facts = replace(facts_of(prepared, backend, planned.chunk_rows, no_gpu), label_numbers_from=numbers_from)
     unread = planned.input.plan.unread if planned.input.plan else ()
+    left_out = planned.input.plan.left_out if planned.input.plan else ()
     earlier = prepared.beginning.earlier if isinstance(prepared.beginning, Update) else None
-    tally = Tally.after(earlier, models.first.classes, planned.input.problems, unread)
+    tally = Tally.after(earlier, models.first.classes, planned.input.problems, unread, left_out)
     results = Results(planned.columns.written, folder, fingerprint.id, request.source, planned.input.selection)
     of_files = planned.input.plan.ranges if planned.input.plan else ()
     reach = Reach(planned.input.rows, {part.number: part.bytes for part in of_files})
@@ -88,7 +89,6 @@ def facts_of(prepared: Prepared, backend: Backend, chunk_rows: int, no_gpu: str 
         answers=None if truth is None else os.fspath(truth),
         no_gpu=no_gpu,
         meant_for=models.first.meant_for,
-        left_out=prepared.found.left_out if isinstance(prepared.found, Files) else (),
         growth=beginning.growth if beginning else None,
         models=tuple((model.name, model.classes) for model in models.every),
         max_quarantined=request.options.max_quarantined,

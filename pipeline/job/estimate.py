@@ -59,8 +59,10 @@ class Estimate:
     ----------
     files, bytes : int
         The input files, and their size.
-    left_out, problems : tuple of str
-        Files that belong to no format, and what is wrong with others.
+    left_out : tuple of (str, str)
+        Files that are skipped, each with the reason.
+    problems : tuple of str
+        What is wrong with others.
     update : Growth or None
         With `update`, what has changed since the job: the other figures are those of the files that it labels.
     rows : int or None
@@ -107,7 +109,7 @@ class Estimate:
 
     files: int
     bytes: int
-    left_out: tuple[str, ...]
+    left_out: tuple[tuple[str, str], ...]
     problems: tuple[str, ...]
     update: Growth | None
     rows: int | None

@@ -75,8 +75,8 @@ class Piped:
         Messages about files that were not wholly readable.
     notes : list of str
         What may be amiss with others.
-    left_out : tuple of str
-        Files that belong to no format.
+    left_out : tuple of (str, str)
+        Files that were skipped, each with the reason.
 
     """
 
@@ -92,7 +92,7 @@ class Piped:
     not_decoded: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
 
     @property
     def rows_read(self) -> int:

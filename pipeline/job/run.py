@@ -182,8 +182,9 @@ def _nothing_new(prepared: Prepared, update: Update) -> JobReport:
     """The report of an update that has nothing to do. Nothing is written, and no worker is started."""
     request, fingerprint = prepared.request, update.before.fingerprint
     options, models, folder, given = request.options, request.models, request.folder, prepared.found
-    problems = given.problems if isinstance(given, Files) else ()
-    tally = Tally.after(update.earlier, models.first.classes, problems, [(path, None) for path, _ in problems])
+    problems, left_out = (given.problems, given.left_out) if isinstance(given, Files) else ((), ())
+    unread = [(path, None) for path, _ in problems]
+    tally = Tally.after(update.earlier, models.first.classes, problems, unread, left_out)
     schema = folder.schema(update.before) if folder else pa.schema([])
     results = Results(schema, folder, fingerprint.id, request.source, options.selection(models))
     facts = facts_of(prepared, fingerprint.backend, fingerprint.settings.chunk_size)

@@ -252,6 +252,7 @@ class Counts(ModelCounts):
     others: list[ModelCounts] = field(default_factory=list)
     problems: list[tuple[str, str]] = field(default_factory=list)
     unread: list[tuple[str, int | None]] = field(default_factory=list)
+    left_out: tuple[tuple[str, str], ...] = ()
 
     def count(self, entry: Accounted) -> None:
         """Add the figures of a chunk, or of many, but for what was amiss with files."""
@@ -282,6 +283,7 @@ class Counts(ModelCounts):
             lengths=self.lengths,
             problems=tuple(sorted({*self.problems})),
             unread=tuple(sorted({*self.unread}, key=str)),
+            left_out=self.left_out or UNSET,
             not_copied=dict(sorted(self.not_copied.items())),
             unknown_labels=dict(sorted(self.unknown_labels.items())) or UNSET,
             others=tuple(Judged(multi_label=one.multi_label, **one.figures) for one in self.others) or UNSET,
@@ -292,7 +294,8 @@ class Sums(Counts):
     """Those over the entries of a plan's groups. plan: None for rows in memory."""
 
     def __init__(self, plan: SavedPlan | None) -> None:
-        super().__init__(problems=[*plan.problems] if plan else [], unread=[*plan.unread] if plan else [])
+        of_listing = {} if plan is None else {"problems": [*plan.problems], "unread": [*plan.unread]}
+        super().__init__(**of_listing, left_out=(plan.left_out or ()) if plan else ())
         self._groups = groups_of(plan)
 
     def add(self, entry: Entry | ClosingEntry) -> None:

@@ -366,6 +366,8 @@ class Totals(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True):
         File and message of each file that was not wholly readable.
     unread : tuple of (str, int or None)
         Each file or folder of which nothing was read, and its rows where they are known; `problems` say why.
+    left_out : tuple of (str, str), optional
+        What was skipped when the input was last listed, since it is no input, each with the reason.
     not_copied : dict of str to int
         Where all columns are copied, rows by a key that was not among these.
     unknown_labels : dict of str to int, optional
@@ -385,6 +387,7 @@ class Totals(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True):
     chunks: Count
     problems: tuple[tuple[str, str], ...]
     unread: tuple[tuple[str, Count | None], ...]
+    left_out: tuple[tuple[str, str], ...] | UnsetType = UNSET
 
 
 class Update(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -446,6 +449,8 @@ class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Of what could not be listed.
     unread : tuple of (str, int or None)
         The same, without the messages.
+    left_out : tuple of (str, str), optional
+        What was skipped, since it is no input, each with the reason. Recorded since 2026-11.
     whole : str, optional
         SHA-256 of the listing of which these files are a share.
     withdrawn : tuple of int, optional
@@ -463,6 +468,7 @@ class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     chunk_rows: AtLeastOne
     problems: tuple[tuple[str, str], ...]
     unread: tuple[tuple[str, Count | None], ...]
+    left_out: tuple[tuple[str, str], ...] | UnsetType = UNSET
     whole: Digest | UnsetType = UNSET
     parts: tuple[AtLeastOne, ...] | UnsetType = UNSET
     withdrawn: tuple[Count, ...] | UnsetType = UNSET

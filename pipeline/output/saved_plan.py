@@ -44,6 +44,7 @@ def plan_bytes(plan: Plan, withdrawn: tuple[int, ...] = ()) -> bytes:
         chunk_rows=plan.chunk_rows,
         problems=plan.problems,
         unread=plan.unread,
+        left_out=plan.left_out or UNSET,
         whole=listing_digest(listed(plan.whole)) if plan.whole else UNSET,
         withdrawn=withdrawn or UNSET,
     )
@@ -72,6 +73,7 @@ def plan_from(
         counted = replace(asked, rules=_rules(saved, asked))
         plan = plan_files(files, counted, chunk_rows, limit, _number_of_first(saved))
         plan = replace(plan, parts=parts_of_saved(saved))  # earlier versions cut no file
+        plan = replace(plan, problems=saved.problems, unread=saved.unread, left_out=saved.left_out or ())
         same = {
             "files": saved.files == tuple(listed(plan.files)),
             "groups": (saved.groups, saved.ranges) == (plan.sizes, len(plan.ranges)),
@@ -132,6 +134,7 @@ def together(plans: Sequence[SavedPlan]) -> SavedPlan:
         parts=_saved_parts(parts),
         problems=tuple(chain.from_iterable(plan.problems for plan in plans)),
         unread=tuple(chain.from_iterable(plan.unread for plan in plans)),
+        left_out=plans[-1].left_out,  # each lists all of the input
     )
     return without(whole, {number for plan in plans for number in plan.withdrawn or ()})
 
@@ -235,6 +238,7 @@ def plan_again(saved: SavedPlan, files: Sequence[InputFile], asked: Selection) -
         first=first,
         problems=saved.problems,
         unread=saved.unread,
+        left_out=saved.left_out or (),
         first_range=saved.first_group,
     )
 

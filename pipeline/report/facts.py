@@ -99,8 +99,6 @@ class JobFacts:
         Why the CPU was chosen, where the device was "auto" and something on the workers points to a GPU.
     meant_for : str, optional
         The texts that the model is for, where its card says so.
-    left_out : tuple of str
-        Files that were not read, since their suffix belongs to no format, in folders; folders that a pattern matched.
     growth : Growth, optional
         Of an update: how the input differs from what was labelled before.
     models : tuple of (str, tuple of str)
@@ -123,7 +121,6 @@ class JobFacts:
     answers: str | None = None
     no_gpu: str | None = None
     meant_for: str | None = None
-    left_out: tuple[str, ...] = ()
     growth: Growth | None = None
     models: tuple[tuple[str, tuple[str, ...]], ...] = ()
     max_quarantined: str | int = "100%"

@@ -154,7 +154,7 @@ class JobReport:
     def not_read(self) -> list[str]:
         """What was skipped or read in part: a line for each kind, with a count and the first names."""
         growth = self.job.growth.lines if self.job.growth else []
-        return [*not_read(self.tally, self.job.left_out, self.run.set_aside), *growth]
+        return [*not_read(self.tally, self.run.set_aside), *growth]
 
     @cached_property
     def hints(self) -> list[str]:
@@ -294,7 +294,7 @@ class JobReport:
             "read_by": _read_by(run.read_by),
             "stopped": run.stopped,
             "update": self.job.growth and asdict(self.job.growth),
-            "left_out": {"count": len(job.left_out), "first": list(job.left_out[:_NAMED])},
+            "left_out": _left_out(tally.left_out),
             "set_aside": [list(item) for item in run.set_aside],
             "not_read": self.not_read,
             "hints": self.hints,
@@ -318,6 +318,12 @@ class JobReport:
 def _by_threshold(values: Sequence[object]) -> dict[str, object] | None:
     """Values for each of `counts.THRESHOLDS`; None where there are none."""
     return dict(zip(map(str, THRESHOLDS), values, strict=True)) if values else None
+
+
+def _left_out(skipped: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """How many files were skipped, in all and by reason, and the first of them."""
+    reasons = Counter(reason for _, reason in skipped)
+    return {"count": len(skipped), "first": [path for path, _ in skipped[:_NAMED]], "reasons": dict(reasons)}
 
 
 def _read_by(records: Counter[str]) -> dict[str, Any] | None:

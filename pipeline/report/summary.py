@@ -177,13 +177,13 @@ def _remarks(job: JobFacts, tally: Tally, run: RunFacts) -> list[str]:
     return [message for message in (*growth, doubt(job, tally), unfinished(job, run)) if message]
 
 
-def not_read(tally: Tally | Totals, left_out: Sequence[str], set_aside: Sequence[tuple[str, str]]) -> list[str]:
+def not_read(tally: Tally | Totals, set_aside: Sequence[tuple[str, str]]) -> list[str]:
     """A line for each kind of what was skipped or read in part, with a count and the first names."""
     lines = []
     if tally.unread:
         lines.append(unread_line(tally.unread))
-    if left_out:
-        lines.append(left_out_line(left_out))
+    if tally.left_out:
+        lines.append(left_out_line(tally.left_out))
     unread = {path for path, _ in tally.unread}
     in_part = [message for path, message in tally.problems if path not in unread]
     if in_part:
@@ -194,9 +194,13 @@ def not_read(tally: Tally | Totals, left_out: Sequence[str], set_aside: Sequence
     return lines
 
 
-def left_out_line(left_out: Sequence[str]) -> str:
-    """How many files were skipped, and the first of them."""
-    return f"{_count(left_out, 'skipped, being of no known format')}: {first_of(left_out)}"
+def left_out_line(left_out: Sequence[tuple[str, str]]) -> str:
+    """How many files were skipped, and for each reason the first of them."""
+    by_reason: dict[str, list[str]] = {}
+    for path, reason in left_out:
+        by_reason.setdefault(reason, []).append(path)
+    each = [f"{first_of(paths)} ({reason})" for reason, paths in by_reason.items()]
+    return f"{_count(left_out, 'skipped')}: {'; '.join(each)}"
 
 
 def unread_line(unread: Sequence[tuple[str, int | None]]) -> str:

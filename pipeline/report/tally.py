@@ -72,10 +72,16 @@ class Tally(Counts):
 
     @classmethod
     def after(
-        cls, earlier: Totals | None, classes: tuple[str, ...], problems: Iterable[Problem], unread: Iterable[UnreadFile]
+        cls,
+        earlier: Totals | None,
+        classes: tuple[str, ...],
+        problems: Iterable[Problem],
+        unread: Iterable[UnreadFile],
+        left_out: tuple[Problem, ...],
     ) -> Tally:
         """One that goes on from the totals of what was labelled before, whose problems were reported then."""
-        tally = cls(classes=classes, problems=list(problems), unread=list(unread), earlier=earlier)
+        of_files = {"problems": list(problems), "unread": list(unread), "left_out": left_out}
+        tally = cls(classes=classes, earlier=earlier, **of_files)
         if earlier is not None and earlier.chunks:
             tally.chunks = earlier.chunks
             tally.count(earlier)

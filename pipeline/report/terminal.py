@@ -161,7 +161,7 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
         console.print(report.breakdown.verdict, style="bold")
     if report.run.profile is not None:
         print_profile(report.run.profile, console)
-    print_list("skipped", report.job.left_out, console)
+    print_list("skipped", [f"{path}: {reason}" for path, reason in report.tally.left_out], console)
     if report.tally.unread:
         console.print(lines(unread_line(report.tally.unread), "yellow"), soft_wrap=True)
     print_list("files", [message for _, message in report.tally.problems], console)
