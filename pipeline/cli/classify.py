@@ -79,9 +79,10 @@ def command(
 ) -> None:
     """Label every text of the input files; with --resume -o OUT/ alone, go on with the job that was begun in OUT.
 
-    Exit code 0: done. 3: some of the input has no labels. With OUT/_SUCCESS the rest is done: a file cannot be read,
-    more rows cannot be than --max-quarantined allows, or --update found files that have changed. Without it chunks are
-    left, --resume does them. 4: stopped early by SIGUSR1, --resume goes on. 2: wrong usage. 1: any other error.
+    Exit code 0: done. 3: some of the input has no labels. With OUT/_SUCCESS the rest is done: more files cannot be read
+    than --max-unread allows, or rows than --max-quarantined, or --update found files that have changed. Without it
+    chunks are left, --resume does them. 4: stopped early by SIGUSR1, --resume goes on. 2: wrong usage. 1: any other
+    error.
     """
     from ..processes.child import FORKS, spare_pandas
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.base import Backend
 from ..engine.open import why_gpu_unused
+from ..options import Options
 from ..output.account import Entries
 from ..output.commit import commit_end, is_of
 from ..output.folder import OutputFolder
@@ -92,8 +93,26 @@ def facts_of(prepared: Prepared, backend: Backend, chunk_rows: int, no_gpu: str 
         growth=beginning.growth if beginning else None,
         models=tuple((model.name, model.classes) for model in models.every),
         max_quarantined=request.options.max_quarantined,
+        max_unread=request.options.max_unread,
+        files=_count_files(prepared),
+        repair_flags=_repair_flags(request.options),
         second=next((model.second for model in models.loaded if model.cascade), "network"),
     )
+
+
+def _count_files(prepared: Prepared) -> int:
+    """The files that the job, or the update, is about; 0 for rows in memory."""
+    if not isinstance(prepared.found, Files):
+        return 0
+    labelled = prepared.beginning.files if isinstance(prepared.beginning, Update) else prepared.found.found
+    return len(labelled) + len(prepared.found.problems)
+
+
+def _repair_flags(options: Options) -> str:
+    """The flags of the job that labels files once they are repaired."""
+    if options.shard is not None:
+        return "of the merged folder, --update --changed"
+    return "--update --changed" if options.limit is None else "--overwrite"
 
 
 def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprint) -> Entries:

@@ -75,6 +75,8 @@ class Piped:
         Messages about files that were not wholly readable.
     notes : list of str
         What may be amiss with others.
+    files : int
+        The files of the input; 0 for other input.
     left_out : tuple of (str, str)
         Files that were skipped, each with the reason.
 
@@ -92,6 +94,7 @@ class Piped:
     not_decoded: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    files: int = 0
     left_out: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -181,7 +184,8 @@ def _opened(
     given = named_input(source, models, options)
     asked = with_class_numbers(given, asked)
     planned = open_input(given, asked, options.chunk_size or most, limit=options.limit)
-    piped.left_out = given.left_out if isinstance(given, Files) else ()
+    if isinstance(given, Files):
+        piped.left_out, piped.files = given.left_out, len(given.found) + len(given.problems)
     piped.problems += [message for _, message in planned.problems]
 
     def read() -> Iterator[Chunk]:

@@ -167,12 +167,25 @@ def _of_group(
             yield Gap(f"{path} has {total:,} rows, its entries have {rows[path] - row:,}", group=number)
 
 
-def most_quarantined(limit: str | int, rows: int) -> int:
-    """How many of so many rows may be in quarantine. limit: a number, or a share such as "10%". Raises UsageError."""
+def most_allowed(option: str, limit: str | int, count: int, what: str) -> int:
+    """How many of some rows or files may be without labels before that is an error. Raises UsageError.
+
+    Parameters
+    ----------
+    option : str
+        The option that says so.
+    limit : str or int
+        Its value: a number, or a share such as "10%".
+    count : int
+        How many rows or files there are.
+    what : str
+        "rows" or "files".
+
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)%|(\d+)", str(limit))
     if not match or float(match[1] or 0) > 100:
-        raise UsageError(f"max_quarantined is {limit!r}, it must be a number of rows, or a share such as 10%")
-    return int(match[2]) if match[2] else int(float(match[1]) / 100 * rows)
+        raise UsageError(f"{option} is {limit!r}, it must be a number of {what}, or a share such as 10%")
+    return int(match[2]) if match[2] else int(float(match[1]) / 100 * count)
 
 
 @dataclass

@@ -105,6 +105,12 @@ class JobFacts:
         Name and labels of each model, in order; `model` has all names, `classes` and `meant_for` are the first one's.
     max_quarantined : str or int
         The option: how many rows may be in quarantine.
+    max_unread : str or int
+        The option: how many files may have a problem.
+    files : int
+        The files of the input, those that cannot be read too; 0 for rows in memory.
+    repair_flags : str
+        The flags of the job that labels files once they are repaired: the cheapest that does.
     second : str
         What is asked about some texts only: the "network" of the models, or the "encoder".
     label_numbers_from : int, optional
@@ -124,6 +130,9 @@ class JobFacts:
     growth: Growth | None = None
     models: tuple[tuple[str, tuple[str, ...]], ...] = ()
     max_quarantined: str | int = "100%"
+    max_unread: str | int = "0"
+    files: int = 0
+    repair_flags: str = "--update --changed"
     second: str = "network"
     label_numbers_from: int | None = None
 

@@ -19,7 +19,7 @@ from ..telemetry.read_by import BY_GPU, BY_HOST
 from .breakdown import Breakdown, break_down
 from .facts import JobFacts, ModelFigures, RunFacts, models_of
 from .results import Frame, Results
-from .summary import READ_AGAIN, as_html, as_text, hints, not_read, too_many_quarantined
+from .summary import as_html, as_text, hints, not_read, repair_line, too_many_quarantined, too_many_unread
 from .tally import Tally
 
 if TYPE_CHECKING:
@@ -76,28 +76,34 @@ class JobReport:
 
     def in_file(self, file: OneFile) -> JobReport:
         """The same, once its rows are in one file. The folder stays where it says why rows are not among them."""
-        keep = bool(self.rows_quarantined or self.exit_code)
+        keep = bool(self.rows_quarantined or self.tally.problems or self.exit_code)
         self.results.write(file, keep)
         if keep:
             self.run.remarks.append(f"what is not in {file.place}, and why, is in the folder {file.folder}")
-        return replace(self, job=replace(self.job, output=str(file.place)))
+        return replace(self, job=replace(self.job, output=str(file.place), repair_flags="--overwrite"))
 
     @property
     def exit_code(self) -> int:
         """Exit code of the command: 0 done, 3 some of the input has no labels, 4 stopped early.
 
-        With 3 there is ``_SUCCESS`` where all that can be read is done: files cannot be read, more rows are in
-        quarantine than `max_quarantined` allows, or an update found files that have changed. There is none where chunks
-        were set aside: they are left for another run.
+        With 3 there is ``_SUCCESS`` where all that can be read is done: more files cannot be read than `max_unread`
+        allows, more rows are in quarantine than `max_quarantined` allows, or an update found files that have changed.
+        There is none where chunks were set aside: they are left for another run.
         """
         if self.run.stopped:
             return STOPPED
         changed = self.job.growth is not None and self.job.growth.changed
-        return SET_ASIDE if self.tally.problems or self.run.set_aside or changed or self._too_many_bad else DONE
+        return SET_ASIDE if self.run.set_aside or changed or self.beyond_limits else DONE
 
     @property
-    def _too_many_bad(self) -> str | None:
-        return too_many_quarantined(self.rows_quarantined, self.rows_read, self.job.max_quarantined)
+    def beyond_limits(self) -> list[str]:
+        """What makes the exit code 3 though the job is done: more than the user allows could not be read."""
+        unread = {path for path, _ in self.tally.problems}
+        found = (
+            too_many_unread(len(unread), max(self.job.files, len(unread)), self.job.max_unread),
+            too_many_quarantined(self.rows_quarantined, self.rows_read, self.job.max_quarantined),
+        )
+        return [line for line in found if line]
 
     @property
     def rows_read(self) -> int:
@@ -159,10 +165,9 @@ class JobReport:
     @cached_property
     def hints(self) -> list[str]:
         """Lines about how more rows may be read, or faster. Found once, so ask only when the job is over."""
-        again = [READ_AGAIN] if self.tally.again and self.job.output else []
-        many = [self._too_many_bad] if self._too_many_bad else []
+        again = [repair_line(self.tally, self.job.repair_flags)] if self.tally.problems and self.job.output else []
         notes = [f"{first_of([*sorted(paths)])}: {note}" for note, paths in self.run.notes.items()]
-        return [*again, *many, *hints(self.tally, self.results), *notes, *self.run.remarks]
+        return [*again, *self.beyond_limits, *hints(self.tally, self.results), *notes, *self.run.remarks]
 
     @cached_property
     def breakdown(self) -> Breakdown:

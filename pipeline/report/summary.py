@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..errors import counted, first_of, in_python, printable
-from ..output.account import most_quarantined
+from ..output.account import most_allowed
 from ..output.record import Totals
 from ..source.compression import not_decoded
 from ..source.labels import NO_TRUTH, LabelRules, class_numbers_line
@@ -27,9 +27,6 @@ from .tally import Tally, balance
 
 _WIDTH, _INDENT = 80, 10
 _MOST_CLASSES = 10
-
-READ_AGAIN = "--resume tries again to read what could not be read, as long as those files are the same"
-"""Of a job with an output folder."""
 
 LOOKED_AT = 10_000
 """Quarantined rows that are looked at: all of those in a small job, a sample in a large one."""
@@ -203,6 +200,15 @@ def left_out_line(left_out: Sequence[tuple[str, str]]) -> str:
     return f"{_count(left_out, 'skipped')}: {'; '.join(each)}"
 
 
+def repair_line(tally: Tally, repair_flags: str) -> str:
+    """What labels the files that could not be read, once they can be. repair_flags: as of `JobFacts`."""
+    line = f"Once a file is repaired, {repair_flags} labels it"
+    line += ", without the rest of the job" if "--update" in repair_flags else ", with the rest of the job"
+    if tally.again:
+        return f"{line}; where a permission or the network was at fault, --resume reads the file again"
+    return line
+
+
 def unread_line(unread: Sequence[tuple[str, int | None]]) -> str:
     """How many files were not read, and how many rows those have of which the number is known."""
     known = [rows for _, rows in unread if rows]
@@ -234,9 +240,18 @@ def hints(tally: Tally, results: Results) -> list[str]:
 
 def too_many_quarantined(quarantined: int, read: int, limit: str | int) -> str | None:
     """A line where more rows are in quarantine than the option `max_quarantined` allows."""
-    if quarantined <= most_quarantined(limit, read):
+    if quarantined <= most_allowed("max_quarantined", limit, read, "rows"):
         return None
     return f"{quarantined:,} of {read:,} rows are in quarantine, more than --max-quarantined {limit}: exit code 3"
+
+
+def too_many_unread(unread: int, files: int, limit: str | int) -> str | None:
+    """A line where more files could not be read wholly than the option `max_unread` allows."""
+    if unread <= most_allowed("max_unread", limit, files, "files"):
+        return None
+    verb = "was" if unread == 1 else "were"
+    of_all = f"{unread:,} of {counted(files, 'file')}"
+    return f"{of_all} {verb} not read, or read with a problem: more than --max-unread {limit}, so the exit code is 3"
 
 
 def reasons(quarantined: Iterable[Mapping[str, Any]]) -> list[tuple[int, Mapping[str, Any]]]:

@@ -79,7 +79,18 @@ class Tally(Counts):
         unread: Iterable[UnreadFile],
         left_out: tuple[Problem, ...],
     ) -> Tally:
-        """One that goes on from the totals of what was labelled before, whose problems were reported then."""
+        """One that goes on from the totals of what was labelled before, whose problems were reported then.
+
+        Parameters
+        ----------
+        earlier : Totals or None
+            Those totals; None for a job that is not updated.
+        classes : tuple of str
+            Names of the labels.
+        problems, unread, left_out
+            What was found when the input was listed, as of `SavedPlan`.
+
+        """
         of_files = {"problems": list(problems), "unread": list(unread), "left_out": left_out}
         tally = cls(classes=classes, earlier=earlier, **of_files)
         if earlier is not None and earlier.chunks:

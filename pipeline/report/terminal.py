@@ -27,13 +27,16 @@ _LONG_SECONDS = 5.0
 
 
 class NoProgress(Progress):
-    """Shows nothing but what was skipped: never in silence."""
+    """Shows nothing but what was skipped, and why the exit code is 3: never in silence."""
 
     def warn(self, message: str) -> None:
         pass
 
     def finished(self, report: JobReport) -> None:
-        for line in report.not_read:
+        unread = {path for path, _ in report.tally.unread}
+        reasons = [message for path, message in report.tally.problems if path in unread]
+        more = [f"and {len(reasons) - _MOST_LINES:,} more files"] if len(reasons) > _MOST_LINES else []
+        for line in (*report.not_read, *reasons[:_MOST_LINES], *more, *report.beyond_limits):
             say(f"broadsheet: {line}", error=True)
 
 
