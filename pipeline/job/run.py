@@ -25,13 +25,14 @@ from ..output.columns import columns_of
 from ..output.finish import finish as finish_folder
 from ..output.folder import OutputFolder
 from ..output.formats import check_writable
-from ..output.layout import PLAN
+from ..output.layout import PLAN, RUNS
 from ..output.record import Fingerprint, ListedFile, SavedPlan, from_json, to_json
 from ..output.saved_plan import listing_digest
 from ..output.sidecars import check_names
 from ..processes.threads import in_background
 from ..report.facts import RunFacts
 from ..report.job import JobReport
+from ..report.problems import as_json_lines, troubles
 from ..report.results import Results
 from ..report.summary import unknown_labels_line
 from ..report.tally import Tally
@@ -257,7 +258,9 @@ def finish(planned: Planned, outcome: Outcome) -> JobReport:
         run.timings["commit"] = time.perf_counter() - committing
         run.seconds = time.perf_counter() - prepared.began
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
-        folder.record_run(name, to_json(report.to_dict()), run.timeline.spans.to_table())
+        found = troubles(report)
+        run.problems = f"{folder.path / RUNS / name}.problems.jsonl" if found else None
+        folder.record_run(name, to_json(report.to_dict()), as_json_lines(found), run.timeline.spans.to_table())
     _explain(report, options)
     prepared.request.progress.finished(report)
     _refuse_unknown_truth(report, options)

@@ -233,6 +233,10 @@ class RunFacts:
         The kernels of one worker, if requested.
     page : str or None
         The file of its page, if requested.
+    problems : str or None
+        The file that lists what went wrong with the input; None where nothing did.
+    rows_of : Counter of str
+        The rows of files that are not wholly readable, and of those that are read alone.
 
     """
 
@@ -251,6 +255,8 @@ class RunFacts:
     examples: list[Example] = field(default_factory=list)
     profile: Profile | None = None
     page: str | None = None
+    problems: str | None = None
+    rows_of: Counter[str] = field(default_factory=Counter)
 
     @property
     def articles_per_second(self) -> float:

@@ -302,6 +302,7 @@ class JobReport:
             "left_out": _left_out(tally.left_out),
             "set_aside": [list(item) for item in run.set_aside],
             "not_read": self.not_read,
+            "problems_file": run.problems,
             "hints": self.hints,
             "truth": None if self.confusion is None else _truth(self.confusion),
             "models": [

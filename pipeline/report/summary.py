@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..errors import counted, first_of, in_python, printable
@@ -254,14 +254,45 @@ def too_many_unread(unread: int, files: int, limit: str | int) -> str | None:
     return f"{of_all} {verb} not read, or read with a problem: more than --max-unread {limit}, so the exit code is 3"
 
 
-def reasons(quarantined: Iterable[Mapping[str, Any]]) -> list[tuple[int, Mapping[str, Any]]]:
-    """How many rows are in quarantine for each reason, numbers in it apart; and the first row of each."""
-    by_reason: dict[str, tuple[int, Mapping[str, Any]]] = {}
+class OfReason(NamedTuple):
+    """Rows in quarantine for one reason, numbers in it apart.
+
+    Attributes
+    ----------
+    rows : int
+        How many there are.
+    first : mapping
+        The first of them.
+    files : Counter of str
+        How many there are in each file.
+
+    """
+
+    rows: int
+    first: Mapping[str, Any]
+    files: Counter[str]
+
+    @property
+    def others(self) -> str:
+        """How many there are beside the first, and in which files most are; empty where there are none."""
+        if self.rows == 1:
+            return ""
+        most = [f"{rows:,} in {path}" for path, rows in self.files.most_common()]
+        return f" (and {self.rows - 1:,} more{f': {first_of(most)}' if len(most) > 1 else ''})"
+
+
+def without_numbers(reason: str) -> str:
+    """A reason with N in place of each number, the same for rows with one cause."""
+    return re.sub(r"0x[0-9a-f]+|[\d,]*\d", "N", reason)
+
+
+def reasons(quarantined: Iterable[Mapping[str, Any]]) -> list[OfReason]:
+    """The rows in quarantine for each reason, the most frequent first."""
+    by_reason: dict[str, list[Mapping[str, Any]]] = {}
     for row in quarantined:
-        reason = re.sub(r"0x[0-9a-f]+|[\d,]*\d", "N", row["reason"])
-        count, first = by_reason.get(reason, (0, row))
-        by_reason[reason] = count + 1, first
-    return sorted(by_reason.values(), key=lambda one: -one[0])
+        by_reason.setdefault(without_numbers(row["reason"]), []).append(row)
+    found = [OfReason(len(rows), rows[0], Counter(row["file"] for row in rows)) for rows in by_reason.values()]
+    return sorted(found, key=lambda one: -one.rows)
 
 
 def encoding_hint(encodings: Counter[str], read: int, quarantined: int, looked_at: int) -> str | None:

@@ -143,7 +143,7 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
     The breakdown of chunks that were done in a moment is shown only where kernels were profiled; else its verdict is.
     """
     console.print(facts_table(facts(report.job, report.tally, report.run)))
-    for name, path in (("output", report.job.output), ("page", report.run.page)):
+    for name, path in (("output", report.job.output), ("page", report.run.page), ("problems", report.run.problems)):
         if path:
             print_fact(name, path, console)
     for model in report.models:
@@ -201,10 +201,9 @@ def _print_quarantine(report: JobReport, console: PlainConsole) -> None:
     """A line for each reason, with its first row."""
     looked_at = report.results.first_quarantined(LOOKED_AT)
     by_reason = reasons(looked_at)
-    for count, row in by_reason[:_MOST_LINES]:
-        more = f" (and {count - 1:,} more)" if count > 1 else ""
-        where = f"{row['file']} row {row['row']}"
-        console.print(f"quarantined  {where}: {row['reason']}{more}", style="yellow", soft_wrap=True)
+    for one in by_reason[:_MOST_LINES]:
+        where = f"{one.first['file']} row {one.first['row']}"
+        console.print(f"quarantined  {where}: {one.first['reason']}{one.others}", style="yellow", soft_wrap=True)
     if len(by_reason) > _MOST_LINES or report.rows_quarantined > len(looked_at):
         console.print(f"quarantined  … {report.rows_quarantined:,} rows in all", style="yellow")
 
