@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
@@ -282,6 +283,7 @@ def _run(
     from ..engine.open import expected_device
     from ..job.beginning import refuse_files
     from ..options import Options
+    from ..processes.child import seconds_since_start
     from ..report.terminal import NoProgress, TerminalProgress
     from ..source.inputs import Paths
 
@@ -300,11 +302,23 @@ def _run(
         connection["workers"] = 1  # without dask-cuda, which gives each GPU a worker, the first GPU has one
     stopping = Event()
     signal.signal(signal.SIGUSR1, lambda *_: stopping.set())
+    progress.began = time.perf_counter() - seconds_since_start()
     run = partial(classify, source, str(place), model=model, progress=progress, stop=stopping.is_set, **options)
-    if is_here:
-        return run(client=lambda: connect(**connection))  # beside the planning
-    with connect(**connection) as client:  # at once: what its workers have decides the chunk size
-        return run(client=client)
+    with _stopped_at_the_end(progress):
+        if is_here:
+            return run(client=lambda: connect(**connection))  # beside the planning
+        progress.phase("connecting to the cluster")
+        with connect(**connection) as client:  # at once: what its workers have decides the chunk size
+            return run(client=client)
+
+
+@contextmanager
+def _stopped_at_the_end(progress: Progress) -> Iterator[None]:
+    """Show no progress any more after the block, also where planning fails."""
+    try:
+        yield
+    finally:
+        progress.stop()
 
 
 def _estimate(

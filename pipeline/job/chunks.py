@@ -33,7 +33,7 @@ from .again import refuse_difference, save_asked
 from .beginning import Engines, Outcome, Planned, Prepared, Update
 from .graph import classify_chunks
 from .progress import DashboardProgress
-from .tasks import Done, Event, Job, Noted, SetAside, Stopped, profile_engine
+from .tasks import Computed, Done, Event, Job, Noted, SetAside, Stopped, profile_engine
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -229,7 +229,6 @@ def _count_earlier(report: JobReport, before: Entries) -> None:
     for number, closing in before.closed.items():
         if range_name(number) in before.done:
             _close_range(report, RangeEnd(number, closing.files, closing.chunks, closing.problems, closing.unread))
-    report.run.reach.begin()
     report.run.chunks_before = len(before.chunks)
 
 
@@ -248,6 +247,8 @@ def _count(report: JobReport, event: Event) -> None:
     if isinstance(event, Noted):
         run.reach.note(event.name, event.rows, event.stored)
         run.timeline.add(event.name, event.rows, event.spans, event.place)
+    elif isinstance(event, Computed):
+        run.reach.compute(event.name, event.rows)
     elif isinstance(event, RangeEnd):
         run.read_again += event.read_again
         run.read_by.update(event.read_by or {OTHER_RANGES: sum(rows or 0 for _, rows in event.files)})

@@ -198,7 +198,8 @@ def dry_run(
     on_gpu = backend.device == "cuda"
     units = machines * (settings.workers or 1 if on_gpu else 1)
     bins = columns.models[0].counts(judged.predictions[0])
-    rows, chunk_rows = sample.rows, settings.chunk_size or usual_chunk_rows(backend.device, models.cost)
+    rows, usual = sample.rows, usual_chunk_rows(backend.device, settings.cost_of_row(models))
+    chunk_rows = settings.chunk_size or usual
     names = settings.settings(chunk_rows, models).names
     check_writable(columns.written, names, columns.models[0].classes)
     ranges = sum(parts_of(files.found, files_in_ranges(files.found, chunk_rows), chunk_rows))

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..engine.profile import measure
 from ..errors import BroadsheetError, SourceError
 from ..labelling.engines import ENGINES
 from ..labelling.learned import looked_up_by_each
+from ..labelling.pieces import in_pieces
 from ..labelling.scored import score, score_chunk
 from ..measures.accuracy import Example, closest
 from ..model.learned import LookedUp
@@ -200,11 +202,28 @@ class Noted:
 
 
 @dataclass(frozen=True)
+class Computed:
+    """Rows of a chunk that a task has computed, which is not committed yet.
+
+    Attributes
+    ----------
+    name : str
+        Of the chunk.
+    rows : int
+        So far.
+
+    """
+
+    name: str
+    rows: int
+
+
+@dataclass(frozen=True)
 class Stopped:
     """Chunks of a range are left, since the job was stopped."""
 
 
-Event = Done | RangeEnd | Noted | SetAside | Stopped
+Event = Done | RangeEnd | Noted | Computed | SetAside | Stopped
 """What the client of a job receives about its chunks."""
 
 
@@ -246,11 +265,29 @@ def refuse_bad_rows(chunk: Chunk, job: Job) -> None:
         raise SourceError(f"{bad['file']}: row {bad['row']}: {bad['reason']} (--strict stops here)")
 
 
-def infer(chunk: Chunk, spans: list[Span], job: Job) -> Work:
-    """Classify the chunk by each model of the job, on this worker's engines. spans: of its reading.
+def infer(chunk: Chunk, spans: list[Span], job: Job, tell: Callable[[Computed], None] = lambda _: None) -> Work:
+    """Classify the chunk by each model of the job, on this worker's engines.
 
-    Raises BroadsheetError where the worker does not have them; UsageError where the model overflows on every row, and
-    with `job.strict` SourceError where it does on one.
+    Parameters
+    ----------
+    chunk : Chunk
+        The chunk.
+    spans : list of Span
+        Of its reading.
+    job : Job
+        The job.
+    tell : callable, optional
+        Called now and then with how many rows are computed, where a CPU takes seconds for the chunk.
+
+    Raises
+    ------
+    BroadsheetError
+        Where the worker does not have the engines.
+    UsageError
+        Where the model overflows on every row.
+    SourceError
+        With `job.strict`, where it does on one.
+
     """
     models, scoring = job.columns.models, job.columns.scoring
     if spans and spans[-1].where == here():  # it was read by this process
@@ -264,7 +301,13 @@ def infer(chunk: Chunk, spans: list[Span], job: Job) -> Work:
             nonlocal place
             _refuse_other_backend(engines, job)
             with closing(Turn(spans, place.device, number_of(chunk.name))) as turn:
-                predictions = score(texts, engines, scoring, spans, job.each_kernel, turn)
+                label = partial(
+                    score, engines=engines, scoring=scoring, spans=spans, each_kernel=job.each_kernel, turn=turn
+                )
+                if place.device != "cpu":
+                    predictions = label(texts)
+                else:
+                    predictions = in_pieces(texts, label, lambda rows: tell(Computed(chunk.name, rows)))
             place = replace(place, clock=clock())
             return predictions
 

@@ -303,6 +303,10 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
 
         return None if self.windows is None else Windows.of(self.windows, self.overlap, self.window_score)
 
+    def cost_of_row(self, models: Models) -> float:
+        """About how long a row takes on a CPU, as of `Models`; a long text is labelled in several windows."""
+        return models.cost * (1 if self._windows is None else self._windows.most)
+
     def model_columns(self, models: Models) -> tuple[ModelColumns, ...]:
         """What each model is to say of each row."""
         from ..output.model_columns import columns_of_models, refuse_unfit

@@ -307,8 +307,9 @@ class Sums(Counts):
     """Those over the entries of a plan's groups. plan: None for rows in memory."""
 
     def __init__(self, plan: SavedPlan | None) -> None:
-        of_listing = {} if plan is None else {"problems": [*plan.problems], "unread": [*plan.unread]}
-        super().__init__(**of_listing, left_out=(plan.left_out or ()) if plan else ())
+        super().__init__()
+        if plan is not None:
+            self.problems, self.unread, self.left_out = [*plan.problems], [*plan.unread], plan.left_out or ()
         self._groups = groups_of(plan)
 
     def add(self, entry: Entry | ClosingEntry) -> None:

@@ -357,10 +357,16 @@ class Progress:
     patience : float
         Seconds without any progress after which a warning says what the job waits for. The next follows after twice
         that time, and so on.
+    began : float or None
+        When the command began, by `time.perf_counter`, whose time the report has; None: when `classify` was called.
 
     """
 
     patience = 60.0
+    began: float | None = None
+
+    def phase(self, what: str) -> None:
+        """Called when a step of the job begins that may take long, such as finding the input."""
 
     def start(self, rows: int, dashboard: str) -> None:
         """Called before the first chunk. rows: of the whole job, 0 where not known. dashboard: its URL."""

@@ -15,6 +15,7 @@ from .console import PlainConsole, facts_table, lines, print_fact, say
 from .facts import ModelFigures
 from .job import JobReport, Progress
 from .overlap import overlap_line
+from .pace import Pace
 from .summary import LOOKED_AT, doubt, facts, reasons, unfinished, unread_line
 from .tables import new_table, print_breakdown, print_confusion, print_profile
 from .tally import Reach
@@ -70,6 +71,13 @@ class Bar:
             self._task = self._bar.add_task(what, total=total, told=told)
             self._bar.start()
 
+    def begin(self, what: str) -> None:
+        """Name what is done next, on a terminal beside the bar, else on a line."""
+        if self._bar is not None:
+            self._bar.update(self._task, total=None, completed=0, description=what, told="")
+        else:
+            self._console.print(what, soft_wrap=True)
+
     def show(self, what: str, share: float, told: str, line: str) -> None:
         """Show a share of the bar, 0 where it is not known; or the line, if it is time."""
         if self._bar is not None:
@@ -94,19 +102,24 @@ class TerminalProgress(Progress):
 
     def __init__(self, console: PlainConsole) -> None:
         self._console, self._bar = console, Bar(console, _SECONDS_BETWEEN_LINES)
-        self._began, self._dashboard = 0.0, ""
+        self._job_began, self._dashboard = 0.0, ""
+        self._pace: Pace | None = None
+
+    def phase(self, what: str) -> None:
+        self._bar.start(what, "", None)
+        self._bar.begin(what)
 
     def start(self, rows: int, dashboard: str) -> None:
-        self._began, self._dashboard = time.monotonic(), dashboard
+        self._job_began, self._dashboard = time.monotonic(), dashboard
         self._bar.spoke()
         self._bar.start("articles", "0", None)
 
     def advance(self, report: JobReport) -> None:
         reach = report.run.reach
-        seconds = max(time.monotonic() - self._began, 1e-9)
-        left = reach.seconds_left(seconds)
-        self._show_link(seconds + (left or 0.0))
-        pace = f"{(reach.rows - reach.rows_before) / seconds:,.0f}/s"
+        self._pace = self._pace or Pace(reach)
+        left = self._pace.seconds_left
+        self._show_link(time.monotonic() - self._job_began + (left or 0.0))
+        pace = f"{self._pace.rows_per_second:,.0f}/s"
         pace += "" if left is None else f", {timedelta(seconds=round(left))} left"
         done = _done(reach)
         self._bar.show("articles", reach.share, f"{done} {pace}", f"{done} articles done, {pace}")
@@ -120,7 +133,8 @@ class TerminalProgress(Progress):
             self._dashboard = ""
 
     def warn(self, message: str) -> None:
-        self._show_link(time.monotonic() - self._began)
+        if self._job_began:
+            self._show_link(time.monotonic() - self._job_began)
         self._console.print(lines(f"warning: {message}", "yellow"), soft_wrap=True)
 
     def stop(self) -> None:
@@ -133,8 +147,9 @@ class TerminalProgress(Progress):
 def _done(reach: Reach) -> str:
     """The articles that are done, and of how many, or of how much: "1,200 of 7,600", "1,200 (12% of 3 GB)"."""
     if reach.rows_known:
-        return f"{reach.rows:,} of {reach.rows_known:,}"
-    return f"{reach.rows:,}" + (f" ({reach.share:.0%} of {decimal(reach.bytes_known)})" if reach.bytes_known else "")
+        return f"{reach.computed:,} of {reach.rows_known:,}"
+    share = f" ({reach.share:.0%} of {decimal(reach.bytes_known)})" if reach.bytes_known else ""
+    return f"{reach.computed:,}{share}"
 
 
 def print_report(report: JobReport, console: PlainConsole) -> None:

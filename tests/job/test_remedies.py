@@ -103,7 +103,7 @@ def with_a_limit(folder: Folder) -> tuple[str, Callable[[], None]]:
     """Such a job cannot be updated."""
     path, whole = folder.top / "c.jsonl.gz", gzip.compress(lines("c"))
     write(path, whole[:-20])
-    code, said = folder.run("--limit", str(3 * ROWS))
+    code, said = folder.run("--limit", str(4 * ROWS))
     assert code == 3
     return said, lambda: write(path, whole, 1_700_000_001)
 
