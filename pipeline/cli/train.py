@@ -84,8 +84,8 @@ def command(
         data, unlabelled = unlabelled, None
     if not data:
         raise UsageError("name DATA to learn: labelled texts, or with --teacher any")
-    if suspects and (teacher or soft_labels or options.get("multi_label") or len(options.get("label_column", ())) != 1):
-        raise UsageError("--suspects looks for wrong labels in one column, of one label a text: name it, and no others")
+    if "id_column" in options and not suspects:
+        raise UsageError("--id-column is for --suspects, which keeps it beside each row: add --suspects FILE")
     resume, device = options.get("resume", False), options.get("device", "auto")
     read = [*data, *options.get("test", ()), *(unlabelled or ())]
     models = [*(teacher or ()), *(str(options[name]) for name in ("init", "alphabet", "vectors") if name in options)]
@@ -116,6 +116,7 @@ def command(
         options["alphabet"] = ALPHABETS.get(alphabet) or _symbols(alphabet)
     if str(options.get("vectors")) == "none":
         options["vectors"] = None
+    options["suspects"] = suspects is not None
     options |= {"settings": settings, "checkpoint": checkpoint, "about": about, "on_start": watch.start, "tell": watch}
     try:
         with _workers(cluster, scheduler_file, options.get("gpus")) as client:

@@ -68,8 +68,8 @@ class Trained:
     compared_columns : dict of str to Compared
         Of several label columns, by the name of each, in place of `compared`.
     suspects : pyarrow.Table, optional
-        Of one label column, the rows whose label, `truth`, is probably wrong, and which is probably right, `label`. The
-        model that says so was not fitted to them.
+        With ``suspects=True``: the rows whose label, `truth`, is probably wrong, and which is probably right, `label`.
+        The models that say so were not fitted to these rows.
 
     """
 
@@ -157,7 +157,7 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
         right = {} if prepared.taught_right is None else {"teacher_accuracy": round(prepared.taught_right, 6)}
         card["soft_labels"] = {**request.soft_labels.about(), **right}
     parts = Parts(outcome, job, prepared, request.dtype, branch, request.keep_network)
-    model, compared, suspects = model_of(parts, card)
+    model, compared, suspects = model_of(parts, card, request.suspects)
     if request.keep_teacher:
         model = _chain(model, request, prepared)
     if outcome.is_trained and not model.has_network:
@@ -264,7 +264,7 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
         symbols = Alphabet(begin.alphabet)
     except ValueError as error:
         raise UsageError(f"the alphabet: {error}") from error
-    reading = ArticleReader(request.text_column, symbols, begin.length, request.reading)
+    reading = ArticleReader(request.text_column, symbols, begin.length, request.reading, request.id_column)
     names, soft = request.classes, request.soft_labels
     if not (request.label_column or request.target_column or soft):
         reading.refuse_without_labels(source)

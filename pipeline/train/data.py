@@ -119,7 +119,7 @@ class LabelledArticles:
     heads : Heads, optional
         Name and number of classes of each head.
     places : Table, optional
-        The file and the row of each.
+        The file and the row of each, and its id where a column is named.
     numbers_from : int, optional
         The number of the first class, where the labels were class numbers.
 
@@ -213,6 +213,8 @@ class ArticleReader:
         How many of them it reads.
     reading : ReadKeywords
         How files are read.
+    id_column : str, optional
+        A column that names each row, to keep beside its file and number.
 
     """
 
@@ -220,6 +222,7 @@ class ArticleReader:
     alphabet: Alphabet
     length: int
     reading: ReadKeywords = field(default_factory=ReadKeywords)
+    id_column: str | None = None
 
     @property
     def rules(self) -> LabelRules:
@@ -272,7 +275,9 @@ class ArticleReader:
         if both := set(kept) & set(self.text_columns):
             raise UsageError(f"column {min(both)!r} is a label or target, it cannot be the text too")
         how = (self.reading, self.alphabet, self.length, True)  # by a hash of the content
-        given, selection = chosen_input(source, self.text_columns, *how, kept=kept, labels=labels, reads=MOST_READ)
+        ids_of_rows = () if self.id_column is None else (self.id_column,)
+        copied = tuple(dict.fromkeys((*kept, *ids_of_rows)))
+        given, selection = chosen_input(source, self.text_columns, *how, kept=copied, labels=labels, reads=MOST_READ)
         ids, texts, places, others, skipped = [], [], [], [], 0
         for chunk in chunks_here(open_input(given, selection, _CHUNK_ROWS)):
             if chunk.ids is not None:
@@ -280,7 +285,7 @@ class ArticleReader:
             others.append(of_chunk(chunk))
             ids.append(encode(chunk.data, chunk.offsets, self.alphabet, self.length).ids)
             texts.append(TextBuffers(*buffers_of(chunk.text)))
-            places.append(chunk.rows.select(["file", "row"]))
+            places.append(chunk.rows.select(["file", "row", *ids_of_rows]))
             skipped += len(chunk.quarantine)
         files = tuple({"path": f["path"], "digest": f["digest"]} for f in given.identity)
         return _Articles(ids, texts, places, files, skipped), others
