@@ -61,6 +61,7 @@ _COMMANDS = {
     "select": ("Label", "select.command"),
     "train": ("Train", "train.command"),
     "evaluate": ("Train", "evaluate.command"),
+    "explain": ("Train", "explain.command"),
     "calibrate": ("Train", "models.calibrate"),
     "convert": ("Train", "models.convert"),
     "recipes": ("Train", "models.recipes"),
