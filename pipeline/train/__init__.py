@@ -28,6 +28,7 @@ from ..options.training import TRAIN, TrainKeywords, TrainRequest
 from ..processes.threads import free_cores
 from .after import Compared, Parts, model_of
 from .branch import Answers, Branch, fit_branch, fit_head
+from .corrections import corrected
 from .data import (
     ArticleReader,
     LabelledArticles,
@@ -281,6 +282,10 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
     learned: dict[str, Any] = {}
     if soft is None:
         data = labelled(source)
+        if request.corrections is not None:
+            of_new = Path(request.corrections), symbols, begin.length, names is not None
+            data, corrections, learned["decided"] = corrected(data, *of_new)
+            request.tell(Note(corrections.line(Path(request.corrections))))
         fit, held = hold_out(strata(data.labels), hold_out_share, data.text.numbered())
     else:
         taught = soft.read(source, reading, label_column, names)

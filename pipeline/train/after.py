@@ -69,7 +69,7 @@ def model_of(
     if not find_suspects or not len(parts.rows):
         return model, against, None
     scores = probabilities(parts.logits, model.temperature)
-    return model, against, suspects(prepared.data, prepared.fit, parts.rows, scores)
+    return model, against, suspects(prepared.data, prepared.fit, parts.rows, scores, prepared.decided)
 
 
 def _model_of_heads(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[str, Compared]]:

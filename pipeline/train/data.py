@@ -548,6 +548,8 @@ class TrainingData:
         The share of held-out rows that teachers get right.
     answers : float64 [N, classes], or [N, 1], optional
         What teachers say of each article: probabilities, or a number.
+    decided : bool [N], optional
+        Of which articles a person has decided what the label is.
 
     """
 
@@ -560,6 +562,7 @@ class TrainingData:
     sure: NDArray[np.float64] | None = None
     taught_right: float | None = None
     answers: NDArray[np.float64] | None = None
+    decided: NDArray[np.bool_] | None = None
 
 
 class Copies(NamedTuple):

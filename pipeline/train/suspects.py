@@ -18,6 +18,7 @@ import pyarrow as pa
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from ..curation.decisions import DECISION, KEY, TEXT, key_of
 from ..model.ngrams import Kinds
 from .branch import bags, folds_of
 from .data import LabelledArticles
@@ -25,7 +26,7 @@ from .data import LabelledArticles
 Rows = NDArray[np.int64]
 Doubles = NDArray[np.float64]
 
-COLUMNS = ("file", "row", "truth", "truth_score", "label", "score", "text")
+COLUMNS = ("file", "row", "truth", "truth_score", "label", "score", DECISION, TEXT, KEY)
 """What the table has, beside the user's id column, which comes after `row`."""
 
 _WORDS, _BITS = Kinds(words=1, characters=(0, 0), reads=1014), 18
@@ -34,7 +35,9 @@ _FOLDS = 5
 _LEAST_SCORE = 1e-9
 
 
-def suspects(data: LabelledArticles, fit: Rows, rows: Rows, scores: Doubles) -> pa.Table:
+def suspects(
+    data: LabelledArticles, fit: Rows, rows: Rows, scores: Doubles, decided: NDArray[np.bool_] | None = None
+) -> pa.Table:
     """Those of `rows` whose label is probably wrong, the most probable first.
 
     As many are listed as there are rows to which another class has the highest probability, and at least the one that
@@ -51,11 +54,14 @@ def suspects(data: LabelledArticles, fit: Rows, rows: Rows, scores: Doubles) -> 
         Numbers of the rows to judge: rows that were held out, or some of `fit`, held out in turn.
     scores : float64 [N, classes]
         Their probabilities, by a model that was not fitted to them.
+    decided : bool [all articles], optional
+        Whose label a person has decided: these are not listed.
 
     Returns
     -------
     pyarrow.Table
-        With the columns of COLUMNS: the row's `truth`, the label that it has; `label`, the probable one, with `score`.
+        With the columns of COLUMNS: the row's `truth`, the label that it has; `label`, the probable one, with `score`;
+        an empty `decision`, and the text with its key.
 
     """
     truth, each = data.labels[rows], np.arange(len(rows))
@@ -63,7 +69,7 @@ def suspects(data: LabelledArticles, fit: Rows, rows: Rows, scores: Doubles) -> 
     label, count = probable.argmax(axis=1), len(data.classes)
     own, best = probable[each, truth], probable[each, label]
     usual = np.bincount(truth, own, count) / np.maximum(np.bincount(truth, minlength=count), 1)
-    doubted = np.flatnonzero(label != truth)
+    doubted = np.flatnonzero((label != truth) & ~(np.zeros(len(rows), np.bool_) if decided is None else decided[rows]))
     found = doubted[np.argsort(own[doubted], kind="stable")][: int((best >= usual[label])[doubted].sum())]
     assert data.places is not None
     table = data.places.take(pa.array(rows[found]))
@@ -71,7 +77,11 @@ def suspects(data: LabelledArticles, fit: Rows, rows: Rows, scores: Doubles) -> 
         table = table.append_column(name, pa.array([data.classes[i] for i in numbers[found]], pa.string()))
         of_name = "truth_score" if name == "truth" else "score"
         table = table.append_column(of_name, pa.array(probabilities[found].astype(np.float32)))
-    return table.append_column("text", data.text.rows(rows[found]).column)
+    texts = data.text.rows(rows[found]).column
+    keys = pa.array([key_of(text) for text in texts.to_pylist()], pa.string())
+    for name, column in ((DECISION, pa.array([""] * len(found), pa.string())), (TEXT, texts), (KEY, keys)):
+        table = table.append_column(name, column)
+    return table
 
 
 def _naive_bayes(data: LabelledArticles, fit: Rows, rows: Rows) -> Doubles:

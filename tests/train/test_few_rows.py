@@ -97,7 +97,9 @@ def test_rows_with_a_wrong_label_are_found_by_models_that_have_not_seen_them(
     made = broadsheet_in_process(*command)
     assert made.returncode == 0, made.stderr
     suspects = pa_csv.read_csv(found)
-    assert suspects.column_names == ["file", "row", "key", "truth", "truth_score", "label", "score", "text"]
+    assert suspects.column_names == [
+        "file", "row", "key", "truth", "truth_score", "label", "score", "decision", "text", "text_key",
+    ]  # fmt: skip
     assert {*suspects["row"].to_pylist()[: len(wrong)]} == {*wrong}
     assert suspects["truth_score"].to_pylist() == sorted(suspects["truth_score"].to_pylist())
     assert len(suspects) <= 6
