@@ -70,7 +70,7 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     if DECISION not in columns or not {KEY, TEXT} & {*columns}:
         raise UsageError(
             f"{path} has the columns {', '.join(columns) or 'of an empty file'}: decisions need the columns "
-            f"{DECISION!r} and {KEY!r} or {TEXT!r}, as `train --suspects` and `next` write them"
+            f"{DECISION!r} and {KEY!r} or {TEXT!r}, as files of suspects and of the next rows to label have them"
         )
     return columns, [{name: row.get(name) or "" for name in columns} for row in rows]
 

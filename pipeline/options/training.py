@@ -75,8 +75,8 @@ class TrainKeywords(ReadKeywords, total=False):
         "without a network.")]
     text_column: Annotated[NAMES, _input("Column with the text; several are joined by a space.", (), "NAME", "text")]
     corrections: Annotated[FILE, _input("Decisions on rows, to learn in place of their labels.",
-        None, "FILE.csv", more="`broadsheet review` writes them. Each counts for all rows with its text; a text that no "
-        "row has is added. There is one label column then, one label a text, and no teacher.")]
+        None, "FILE.csv", more="`broadsheet review` writes them. Each counts for all rows with its text; a text that "
+        "no row has is added. There is one label column then, one label a text, and no teacher.")]
     id_column: Annotated[str | None, _input("Column that identifies a row in --suspects.", None, "NAME")]
     classes: Annotated[HEADER, _input("Class names in order; labels are then names or numbers.", None, "A,B,C",
         more="Default: the labels that occur, sorted.")]
