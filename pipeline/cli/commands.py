@@ -60,6 +60,7 @@ _COMMANDS = {
     "inspect": ("Label", "inspect.inspect"),
     "select": ("Label", "select.command"),
     "train": ("Train", "train.command"),
+    "next": ("Train", "next_rows.command"),
     "evaluate": ("Train", "evaluate.command"),
     "explain": ("Train", "explain.command"),
     "calibrate": ("Train", "models.calibrate"),

@@ -16,8 +16,9 @@ import typer
 from ..errors import UsageError
 from ..options.training import TRAIN
 from ..report.console import PlainConsole, say
-from ..storage.disk import refuse_outputs, write_file
+from ..storage.disk import refuse_outputs
 from .flags import Quiet, SchedulerFile, in_panel, keywords, with_options
+from .tables import write_rows
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -70,9 +71,6 @@ def command(
         from .training import TrainingProgress
     except ModuleNotFoundError as error:
         raise UsageError(f"training needs scikit-learn ({error}): pip install 'broadsheet[train]'") from error
-    import pyarrow as pa
-    import pyarrow.csv as pa_csv
-
     from ..source.inputs import Paths, local_paths
 
     if plot and find_spec("matplotlib") is None:
@@ -133,9 +131,7 @@ def command(
     checkpoint.unlink(missing_ok=True)
     watch.finish(trained, output)
     if suspects and (found := trained.suspects) is not None and (judged := trained.compared) is not None:
-        with pa.BufferOutputStream() as csv:
-            pa_csv.write_csv(found, csv)
-            write_file(suspects, csv.getvalue().to_pybytes())
+        write_rows(suspects, found)
         seen = f"{len(found):,} of {judged.rows:,} rows, each judged by a model that has not seen it,"
         say(f"{suspects}: {seen} may have a wrong label")
     elif suspects:

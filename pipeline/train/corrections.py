@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..curation.decisions import LEAVE_OUT, Decision, key_of, read_decisions
 from ..engine.base import Texts
 from ..errors import UsageError, counted
+from ..evaluation.decisions import LEAVE_OUT, Decision, key_of, read_decisions
 from ..model.alphabet import Alphabet, encode
 from ..source.labels import NO_TRUTH
 from .data import LabelledArticles, TextBuffers, joined

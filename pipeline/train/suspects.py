@@ -18,7 +18,7 @@ import pyarrow as pa
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from ..curation.decisions import DECISION, KEY, TEXT, key_of
+from ..evaluation.decisions import DECISION, KEY, TEXT, key_of
 from ..model.ngrams import Kinds
 from .branch import bags, folds_of
 from .data import LabelledArticles

@@ -11,8 +11,8 @@ import pytest
 from conftest import Command
 from training import LENGTH, articles
 
-from broadsheet.pipeline.curation.decisions import LEAVE_OUT, key_of
 from broadsheet.pipeline.errors import UsageError
+from broadsheet.pipeline.evaluation.decisions import LEAVE_OUT, key_of
 from broadsheet.pipeline.train import Note, Trained, train
 
 
