@@ -61,6 +61,7 @@ _COMMANDS = {
     "select": ("Label", "select.command"),
     "train": ("Train", "train.command"),
     "next": ("Train", "next_rows.command"),
+    "review": ("Train", "review.command"),
     "evaluate": ("Train", "evaluate.command"),
     "explain": ("Train", "explain.command"),
     "calibrate": ("Train", "models.calibrate"),
