@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -254,11 +254,27 @@ def _words_of(text: str, grams: WeighedNGrams, weights: Doubles) -> tuple[Word, 
 
 
 @overload
-def explain(model: str | Path | Model, text: str, **options: Any) -> Explanation: ...
+def explain(  # type: ignore[overload-overlap]  # a string yields strings
+    model: str | Path | Model,
+    text: str,
+    *,
+    label: str | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    kernels: str = "auto",
+) -> Explanation: ...
 
 
 @overload
-def explain(model: str | Path | Model, text: Iterable[str], **options: Any) -> list[Explanation]: ...
+def explain(
+    model: str | Path | Model,
+    text: Iterable[str],
+    *,
+    label: str | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    kernels: str = "auto",
+) -> list[Explanation]: ...
 
 
 def explain(

@@ -131,7 +131,7 @@ def next_rows(
     loaded = loaded.asking(str(engine.pop("network")))
     kept = tuple(name for name in (id_column, label_column) if name is not None)
     labels = () if label_column is None else (label_column,)
-    how = {"kept": kept, "labels": labels, "reads": MOST_READ}
+    how: dict[str, Any] = {"kept": kept, "labels": labels, "reads": MOST_READ}
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **how)
     seen = set() if decided is None else {decision.key for decision in read_decisions(Path(decided))}
 
@@ -165,6 +165,7 @@ def next_rows(
 def _of_chunk(chunk: Chunk, scores: Floats | None, first: int, id_column: str | None) -> dict[str, _Candidate]:
     """The rows of a chunk by the keys of their texts."""
     assert scores is not None
+    assert isinstance(chunk.text, pa.Array)
     if chunk.ids is not None:
         raise UsageError("a one-hot file holds no text that a person could label")
     best = np.sort(scores, axis=1)[:, -2:]

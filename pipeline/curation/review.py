@@ -18,9 +18,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tornado.httpserver
-import tornado.netutil
-import tornado.web
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from tornado.web import Application, RequestHandler
 
 from ..errors import BroadsheetError, UsageError, cause
 from ..evaluation.decisions import DECISION, KEY, LEAVE_OUT, TEXT, key_of, read_table, write_table
@@ -158,7 +158,7 @@ async def serve(
 
     """
     try:
-        sockets = tornado.netutil.bind_sockets(port, HOST)
+        sockets = bind_sockets(port, HOST)
     except OSError as error:
         raise UsageError(f"{HOST} port {port} cannot be listened on: {cause(error)}") from error
     token = secrets.token_urlsafe(24)
@@ -171,8 +171,8 @@ async def serve(
             (r"/rows/(\d{1,9})/decision", _Decision, given),
             (r"/rows/(\d{1,9})/why", _Why, given | {"explainer": explainer}),
         ]
-        application = tornado.web.Application(routes, log_function=lambda handler: None)
-        server = tornado.httpserver.HTTPServer(application, max_body_size=_MOST_BODY)
+        application = Application(routes, log_function=lambda handler: None)
+        server = HTTPServer(application, max_body_size=_MOST_BODY)
         server.add_sockets(sockets)
         started(f"http://{HOST}:{number}/#{token}")
         try:
@@ -182,7 +182,7 @@ async def serve(
             await server.close_all_connections()
 
 
-class _Answer(tornado.web.RequestHandler):
+class _Answer(RequestHandler):  # type: ignore[misc]  # Tornado comes without types here
     """An answer with the headers that all have; errors are JSON."""
 
     def set_default_headers(self) -> None:
@@ -267,7 +267,8 @@ class _Why(_Guarded):
             return
         row = rows[int(number)]
         classes = explainer.model.classes
-        wanted = [name for name in dict.fromkeys((row.get("label", ""), row.get("truth", ""))) if name in classes]
+        named = dict.fromkeys((row.get("label", ""), row.get("truth", "")))
+        wanted: list[str | None] = [name for name in named if name in classes]
 
         def explained() -> list[dict[str, Any]]:
             return [_as_json(explainer.explain(row[TEXT], name)) for name in wanted or [None]]
