@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..options import ENGINE
 from ..report.console import PlainConsole, print_json, styled
-from .flags import Device, Json, Kernels, OneModel, Precision
+from .flags import Json, OneModel, keywords, with_options
 
 if TYPE_CHECKING:
     from ..curation.explain import Explanation
@@ -16,6 +17,7 @@ _SHOWN = 10
 _FAINT = 0.25  # of the largest weight of a word: below it a word is not coloured
 
 
+@with_options(ENGINE)
 def command(
     model: OneModel,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The text.", show_default=False)],
@@ -24,9 +26,7 @@ def command(
     ] = None,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="N-grams or words to show.")] = _SHOWN,
     as_json: Json = False,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    kernels: Kernels = "auto",
+    **flags: Any,
 ) -> None:
     """Show which parts of a text spoke for its label, and which against it.
 
@@ -35,7 +35,7 @@ def command(
     """
     from ..curation.explain import explain
 
-    why = explain(model, text, label=label, device=device, precision=precision, kernels=kernels)
+    why = explain(model, text, label=label, **keywords(flags, ENGINE))
     if as_json:
         parts = {name: [one._asdict() for one in getattr(why, name)] for name in ("pieces", "words")}
         print_json(why._asdict() | parts)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import UsageError
+from ..errors import UsageError, install
 from ..options import SCORE
 from ..report.console import say
 from ..storage.disk import refuse_outputs
@@ -42,7 +42,7 @@ def command(
 
         from ..curation.next_rows import next_rows
     except ModuleNotFoundError as error:
-        raise UsageError(f"choosing rows needs SciPy ({error}): pip install 'broadsheet[train]'") from error
+        raise UsageError(f"choosing rows needs SciPy ({error}): {install('train')}") from error
     from ..source.inputs import Paths, local_paths
 
     read = [*data, *([str(corrections)] if corrections else [])]

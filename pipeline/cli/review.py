@@ -47,7 +47,7 @@ def command(
     kept = output or file
     if output is not None and not output.exists():
         refuse_outputs({"-o": output}, False, list)
-    with nullcontext() if model is None else Explainer(model, device) as explainer:
+    with nullcontext() if model is None else Explainer(model, device=device) as explainer:
         review = Review(file, kept, () if explainer is None else explainer.model.classes)
         say(f"{file}: {counted(len(review.rows), 'row')}, of which {review.summary().decided:,} have a decision")
         try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import UsageError
+from ..errors import UsageError, install
 from ..options.training import TRAIN
 from ..report.console import PlainConsole, say
 from ..storage.disk import refuse_outputs
@@ -62,7 +62,7 @@ def command(
     """Train a model on labelled texts: n-grams, and with a GPU the network too.
 
     The defaults are the recipe of the shipped model, or one for few rows.
-    n-grams need scikit-learn: pip install 'broadsheet[train]'; the network PyTorch: 'broadsheet[train-network]'.
+    n-grams need scikit-learn, which the extra `train` has, and the network PyTorch, of `train-network`.
     """
     try:
         from ..train import CHECKPOINT, Recipe, SoftLabels, train
@@ -70,11 +70,11 @@ def command(
         from ..train.recipe import ALPHABETS
         from .training import TrainingProgress
     except ModuleNotFoundError as error:
-        raise UsageError(f"training needs scikit-learn ({error}): pip install 'broadsheet[train]'") from error
+        raise UsageError(f"training needs scikit-learn ({error}): {install('train')}") from error
     from ..source.inputs import Paths, local_paths
 
     if plot and find_spec("matplotlib") is None:
-        raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[train]'")
+        raise UsageError(f"--plot needs Matplotlib: {install('train')}")
     options = keywords(flags, TRAIN)
     if unlabelled and not teacher:
         raise UsageError("--unlabelled text needs a --teacher")

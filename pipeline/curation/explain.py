@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import NamedTuple, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from ..model.ngrams import NGrams
 from ..model.scores import log_scores
 from ..model.several import load_one
 from ..model.spelled import WeighedNGrams, weighed
+from ..options import ENGINE, EngineKeywords
 
 Doubles = NDArray[np.float64]
 
@@ -114,20 +115,19 @@ class Explainer:
     ----------
     model : str, path or Model
         As `load` takes it.
-    device, precision, kernels
-        As of `load`.
+    **options
+        As of `explain`.
 
     """
 
-    def __init__(
-        self, model: str | Path | Model, device: str = "auto", precision: str = "auto", kernels: str = "auto"
-    ) -> None:
-        self.model = load_one(model)
+    def __init__(self, model: str | Path | Model, **options: Unpack[EngineKeywords]) -> None:
+        given = {name: str(options.get(name, ENGINE[name].default)) for name in ENGINE}
+        self.model = load_one(model).asking(given["network"])
         if self.model.levels is not None:
             raise UsageError(f"{self.model.name} gives a text a number: only labels are explained")
-        self._engine = open_engine(self.model, device, precision, kernels=kernels)
+        self._how = given["device"], given["precision"], None, given["kernels"]
+        self._engine = open_engine(self.model, *self._how)
         self._whole: Engine | None = None
-        self._how = device, precision, kernels
 
     def __enter__(self) -> Explainer:
         return self
@@ -204,7 +204,7 @@ class Explainer:
     def _of_left_out(self, text: str, number: int, score: float) -> Explanation:
         """What the score loses without each word. All texts are given to the whole model, whatever it would ask."""
         if self._whole is None:
-            self._whole = open_engine(self.model.asking("all"), self._how[0], self._how[1], kernels=self._how[2])
+            self._whole = open_engine(self.model.asking("all"), *self._how)
         words = [*_WORD.finditer(text)]
         runs = [part.tolist() for part in np.array_split(np.arange(len(words)), min(len(words), _MOST_PARTS) or 1)]
         spans = [(words[run[0]].start(), words[run[-1]].end()) for run in runs if run]
@@ -255,36 +255,23 @@ def _words_of(text: str, grams: WeighedNGrams, weights: Doubles) -> tuple[Word, 
 
 @overload
 def explain(  # type: ignore[overload-overlap]  # a string yields strings
-    model: str | Path | Model,
-    text: str,
-    *,
-    label: str | None = None,
-    device: str = "auto",
-    precision: str = "auto",
-    kernels: str = "auto",
+    model: str | Path | Model, text: str, *, label: str | None = None, **options: Unpack[EngineKeywords]
 ) -> Explanation: ...
 
 
 @overload
 def explain(
-    model: str | Path | Model,
-    text: Iterable[str],
-    *,
-    label: str | None = None,
-    device: str = "auto",
-    precision: str = "auto",
-    kernels: str = "auto",
+    model: str | Path | Model, text: Iterable[str], *, label: str | None = None, **options: Unpack[EngineKeywords]
 ) -> list[Explanation]: ...
 
 
+@ENGINE.takes(EngineKeywords)
 def explain(
     model: str | Path | Model,
     text: str | Iterable[str],
     *,
     label: str | None = None,
-    device: str = "auto",
-    precision: str = "auto",
-    kernels: str = "auto",
+    **options: Unpack[EngineKeywords],
 ) -> Explanation | list[Explanation]:
     """Say which parts of a text spoke for a label.
 
@@ -300,8 +287,8 @@ def explain(
         The text, or texts.
     label : str, optional
         The label to explain, one of the model's classes. Default: the most probable one of each text.
-    device, precision, kernels
-        As of `load`.
+    **options
+        What computes, and about which texts a network or an encoder is asked.
 
     Returns
     -------
@@ -325,7 +312,7 @@ def explain(
     ('Sports', True)
 
     """
-    with Explainer(model, device, precision, kernels) as explainer:
+    with Explainer(model, **options) as explainer:
         if isinstance(text, str):
             return explainer.explain(text, label)
         texts: Sequence[str] = [*text]

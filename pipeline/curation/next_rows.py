@@ -114,9 +114,9 @@ def next_rows(
 
     Examples
     --------
-    >>> rows = broadsheet.next_rows("ag-news", "news.csv", text_column=["title", "body"], count=5)
+    >>> rows = broadsheet.next_rows("ag-news", "news.csv", text_column=["title", "body"], count=1)
     >>> rows.num_rows
-    5
+    1
 
     """
     if count < 1:
