@@ -17,7 +17,7 @@ from typing import Any
 from distributed import Client, LocalCluster, Nanny, Worker, WorkerPlugin
 from distributed.core import Status
 
-from ..pipeline.errors import BroadsheetError, UsageError
+from ..pipeline.errors import BroadsheetError, UsageError, install
 from ..pipeline.processes.threads import WORKERS_PER_HOST, available_cores
 from .interrupts import postponed
 from .late_dashboard import WITHOUT_DASHBOARD, add_when_opened
@@ -112,9 +112,7 @@ def _start_ucx_without_a_context() -> None:
 def _gpus_for(workers: int | None) -> int:
     """The number of GPUs to use, by default all. Raises UsageError where there are fewer than `workers`."""
     if find_spec("dask_cuda") is None:
-        raise UsageError(
-            "a cluster of this machine's GPUs needs dask-cuda: pip install 'broadsheet[cluster]' (or environment.yml)"
-        )
+        raise UsageError(f"a cluster of this machine's GPUs needs dask-cuda: {install('cluster')} (or environment.yml)")
     gpus = count_gpus()
     if not gpus:
         raise UsageError("no NVIDIA GPU is visible here (does nvidia-smi list one?): use --cluster local")

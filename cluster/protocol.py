@@ -7,7 +7,7 @@ import subprocess
 from importlib.util import find_spec
 from itertools import takewhile
 
-from ..pipeline.errors import BroadsheetError, UsageError
+from ..pipeline.errors import BroadsheetError, UsageError, install
 from ..pipeline.processes.child import import_path, python
 from .settings import environment
 
@@ -37,9 +37,7 @@ def choose(asked: str, hosts: int, tls: bool | None = None) -> tuple[str, str]:
     check_protocol(asked, tls)
     if asked == "ucx":
         if not has_ucx():
-            raise UsageError(
-                "protocol ucx needs distributed-ucxx: pip install 'broadsheet[ucx13]' (or environment.yml)"
-            )
+            raise UsageError(f"protocol ucx needs distributed-ucxx: {install('ucx13')} (or environment.yml)")
         return "ucx", _ucx_line("as requested")
     if tls is not False:
         return "tls", "protocol: TLS over TCP: encrypted, and both ends show a certificate of this job"
@@ -50,7 +48,7 @@ def choose(asked: str, hosts: int, tls: bool | None = None) -> tuple[str, str]:
     if not count_gpus():
         return "tcp", f"protocol: TCP, since the {hosts} hosts have no GPUs to connect"
     if not has_ucx():
-        lacking = "distributed-ucxx is not installed (pip install 'broadsheet[ucx13]')"
+        lacking = f"distributed-ucxx is not installed ({install('ucx13')})"
         return "tcp", f"protocol: TCP, since {lacking}; {hosts} hosts"
     return "ucx", _ucx_line(f"since GPUs of {hosts} hosts are to be connected")
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:  # what `_NAMES` says, as type checkers and editors read it
     from .api import classify as classify, close as close, label as label  # noqa: I001 - a module, a line
     from .classifier import Classifier as Classifier, Prediction as Prediction, load as load
     from .client import AsyncClient as AsyncClient, Client as Client, ServerError as ServerError
+    from .curation.explain import Explanation as Explanation, explain as explain
+    from .curation.next_rows import next_rows as next_rows
     from .ecosystem.onnx import export_onnx as export_onnx, onnx_inputs as onnx_inputs
     from .ecosystem.push import push as push
     from .errors import (
@@ -41,6 +43,8 @@ _NAMES = {
     "api": ("classify", "close", "label"),
     "classifier": ("Classifier", "Prediction", "load"),
     "client": ("AsyncClient", "Client", "ServerError"),
+    "curation.explain": ("Explanation", "explain"),
+    "curation.next_rows": ("next_rows",),
     "ecosystem.onnx": ("export_onnx", "onnx_inputs"),
     "ecosystem.push": ("push",),
     "errors": ("BroadsheetError", "ModelError", "OutputError", "SourceError", "UsageError"),

@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from .errors import BroadsheetError, UsageError
+from .errors import BroadsheetError, UsageError, install
 
 try:
     import httpx
 except ImportError as error:
-    raise ImportError("a client needs httpx: pip install 'broadsheet[serve]'") from error
+    raise ImportError(f"a client needs httpx: {install('serve')}") from error
 
 _ARROW = "application/vnd.apache.arrow.stream"
 

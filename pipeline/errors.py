@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, TypeVar, cast
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_DISTRIBUTION = "broadsheet"
 
 FLAGS = {
     **dict.fromkeys(("balanced", "input", "keep-network", "keep-teacher", "multi-label", "tls"), True),
@@ -56,6 +59,40 @@ def _keyword(flag: re.Match[str]) -> str:
 def counted(number: int, what: str) -> str:
     """A number of things: "1 row", "2,000 rows"."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def install(extra: str) -> str:
+    """The command that installs the packages of an extra, wherever this package came from.
+
+    It names the packages: the extra's name, given to pip, would have it look for this package in an index, where it may
+    not be, or be somebody else's.
+    """
+    packages = _packages_of(extra)
+    return f"pip install {' '.join(map(shlex.quote, packages))}" if packages else f"install the extra {extra!r}"
+
+
+@cache
+def _packages_of(extra: str) -> tuple[str, ...]:
+    """What an extra requires here, with what its own extras require; nothing where no distribution is installed."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    try:
+        required = [Requirement(one) for one in requires(_DISTRIBUTION) or ()]
+    except PackageNotFoundError:
+        return ()
+    found: dict[str, None] = {}
+    for one in required:
+        if one.marker is None or one.marker.evaluate({"extra": ""}) or not one.marker.evaluate({"extra": extra}):
+            continue
+        if canonicalize_name(one.name) == _DISTRIBUTION:
+            found |= dict.fromkeys(name for other in sorted(one.extras) for name in _packages_of(other))
+        else:
+            of_extras = f"[{','.join(sorted(one.extras))}]" if one.extras else ""
+            found[f"{one.name}{of_extras}{one.specifier}"] = None
+    return tuple(found)
 
 
 def renamed(**names: str) -> Callable[[_Function], _Function]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from distributed import Client
 
-from ...pipeline.errors import UsageError
+from ...pipeline.errors import UsageError, install
 from ..late_dashboard import WITHOUT_DASHBOARD, add_when_opened
 from ..private import make_private
 from ..protocol import choose
@@ -46,7 +46,7 @@ def slurm_cluster(nodes: int | None, protocol: str, tls: bool | None, say: Calla
     Raises UsageError without dask-jobqueue or sbatch, BroadsheetError where no job starts within the wait.
     """
     if find_spec("dask_jobqueue") is None:
-        raise UsageError("workers in Slurm jobs need dask-jobqueue: pip install 'broadsheet[slurm]'")
+        raise UsageError(f"workers in Slurm jobs need dask-jobqueue: {install('slurm')}")
     from dask_jobqueue import SLURMCluster
     from dask_jobqueue.slurm import SLURMJob
 

@@ -22,7 +22,7 @@ from warnings import catch_warnings, simplefilter
 import typer
 from rich.filesize import decimal
 
-from ..errors import BroadsheetError, UsageError
+from ..errors import BroadsheetError, UsageError, install
 from ..options import TABLE
 from ..report.console import PlainConsole, facts_table, print_fact, print_file, print_json, say
 from ..storage.names import as_url
@@ -347,8 +347,8 @@ def _estimate(
 
     where, count = connection["where"], connection["workers"]
     module, extra = _EXTRAS.get(where, (None, None))
-    if module is not None and find_spec(module) is None:
-        raise UsageError(f"--cluster {where} needs an extra: pip install 'broadsheet[{extra}]'")
+    if module is not None and extra is not None and find_spec(module) is None:
+        raise UsageError(f"--cluster {where} needs an extra: {install(extra)}")
     gpus = 1 if where == "local" else count_gpus()
     machines, workers = (count or 1, gpus) if where == "slurm" else (1, count or gpus)
     estimate = dry_run(source, place and str(place), model=model, machines=machines, workers=workers or None, **options)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import UsageError, counted
+from ..errors import UsageError, counted, install
 from ..options import SCORE
 from ..report.console import PlainConsole, facts_table, print_fact, print_json
 from ..storage.disk import refuse_outputs
@@ -54,7 +54,7 @@ def command(
     pictures = {"--plot": plot, "--reliability": reliability, "--asked": asked}
     for flag, picture in pictures.items():
         if picture and find_spec("matplotlib") is None:
-            raise UsageError(f"{flag} needs Matplotlib: pip install 'broadsheet[report]'")
+            raise UsageError(f"{flag} needs Matplotlib: {install('report')}")
     from ..evaluation.evaluate import evaluate
     from ..model.charcnn import load_model
     from ..source.inputs import Paths, local_paths

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from ..errors import UsageError, counted
+from ..errors import UsageError, counted, install
 from ..report.console import PlainConsole, facts_table, lines, print_fact, print_file, print_json, say
 from ..storage.names import as_url
 from .flags import Endpoint, Root
@@ -339,7 +339,7 @@ def _show_rows(name: str, other: str | None, asked: Facts, page: Path | None, as
     from ..output.look import compare, look
 
     if page is not None and (other is not None or find_spec("matplotlib") is None):
-        raise UsageError("--report shows one job, and needs Matplotlib: pip install 'broadsheet[report]'")
+        raise UsageError(f"--report shows one job, and needs Matplotlib: {install('report')}")
     told: Any = look(name, **asked) if other is None else compare(name, other, **asked)
     if page is not None:
         from ..report.page import save_looked

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import UsageError
+from ..errors import UsageError, install
 from ..report.console import PlainConsole, lines, print_json, styled
 from ..storage.disk import refuse_outputs
 from .flags import Device, Kernels, Precision, SchedulerFile, Where, in_panel
@@ -99,7 +99,7 @@ def profile(
     What the device can reach is measured in the same run. The text is random, its lengths are those of AG News.
     """
     if plot and find_spec("matplotlib") is None:
-        raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[report]'")
+        raise UsageError(f"--plot needs Matplotlib: {install('report')}")
     refuse_outputs({"--plot": plot}, overwrite, lambda: [model])
     from ..engine import profile as measured
     from ..report.tables import print_profile

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from ..errors import UsageError
+from ..errors import UsageError, install
 from ..options import ENGINE
 from ..report.console import say
 from .flags import in_panel, keywords, with_options
@@ -61,7 +61,7 @@ def command(
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        raise UsageError(f"serving needs {missing[0]}: pip install 'broadsheet[serve]'")
+        raise UsageError(f"serving needs {missing[0]}: {install('serve')}")
     from ...cluster.client import connect, is_loopback
     from ...cluster.heartbeat import QuietEnd
     from ...cluster.protocol import count_gpus

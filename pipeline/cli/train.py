@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import UsageError
+from ..errors import UsageError, install
 from ..options.training import TRAIN
 from ..report.console import PlainConsole, say
-from ..storage.disk import refuse_outputs, write_file
+from ..storage.disk import refuse_outputs
 from .flags import Quiet, SchedulerFile, in_panel, keywords, with_options
+from .tables import write_rows
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -65,21 +66,18 @@ def command(
     """Train a model on labelled texts: n-grams, and with a GPU the network too.
 
     The defaults are the recipe of the shipped model, or one for few rows.
-    n-grams need scikit-learn: pip install 'broadsheet[train]'; the network PyTorch: 'broadsheet[train-network]'.
+    n-grams need scikit-learn, which the extra `train` has, and the network PyTorch, of `train-network`.
     """
     try:
         from ..train import CHECKPOINT, Recipe, odd_rows, train
         from ..train.progress import plot_curve
         from .training import TrainingProgress, print_oddities
     except ModuleNotFoundError as error:
-        raise UsageError(f"training needs scikit-learn ({error}): pip install 'broadsheet[train]'") from error
-    import pyarrow as pa
-    import pyarrow.csv as pa_csv
-
+        raise UsageError(f"training needs scikit-learn ({error}): {install('train')}") from error
     from ..source.inputs import Paths, local_paths
 
     if plot and find_spec("matplotlib") is None:
-        raise UsageError("--plot needs Matplotlib: pip install 'broadsheet[train]'")
+        raise UsageError(f"--plot needs Matplotlib: {install('train')}")
     options = keywords(flags, TRAIN)
     if unlabelled and not teacher:
         raise UsageError("--unlabelled text needs a --teacher")
@@ -87,8 +85,8 @@ def command(
         data, unlabelled = unlabelled, None
     if not data:
         raise UsageError("name DATA to learn: labelled texts, or with --teacher any")
-    if suspects and (teacher or soft_labels or options.get("multi_label") or len(options.get("label_column", ())) != 1):
-        raise UsageError("--suspects looks for wrong labels in one column, of one label a text: name it, and no others")
+    if "id_column" in options and not suspects:
+        raise UsageError("--id-column is for --suspects, which keeps it beside each row: add --suspects FILE")
     resume = options.get("resume", False)
     read = [*data, *options.get("test", ()), *(unlabelled or ())]
     models = [*(teacher or ()), *(str(options[name]) for name in ("init", "alphabet", "vectors") if name in options)]
@@ -114,6 +112,7 @@ def command(
     about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
     if note:
         about["note"] = note
+    options["suspects"] = suspects is not None
     options |= {"settings": settings, "checkpoint": checkpoint, "about": about, "on_start": watch.start, "tell": watch}
     try:
         with _workers(cluster, scheduler_file, options.get("gpus")) as client:
@@ -130,9 +129,7 @@ def command(
     checkpoint.unlink(missing_ok=True)
     watch.finish(trained, output)
     if suspects and (found := trained.suspects) is not None and (judged := trained.compared) is not None:
-        with pa.BufferOutputStream() as csv:
-            pa_csv.write_csv(found, csv)
-            write_file(suspects, csv.getvalue().to_pybytes())
+        write_rows(suspects, found)
         seen = f"{len(found):,} of {judged.rows:,} rows, each judged by a model that has not seen it,"
         say(f"{suspects}: {seen} may have a wrong label")
     elif suspects:

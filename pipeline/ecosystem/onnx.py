@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..engine.base import Texts
 from ..engine.cpu import CpuEngine
-from ..errors import BroadsheetError, ModelError, UsageError
+from ..errors import BroadsheetError, ModelError, UsageError, install
 from ..model.alphabet import encode
 from ..model.charcnn import Model
 from ..model.layers import BIAS, NORM_EPSILON, Layer
@@ -324,4 +324,4 @@ def _package(name: str) -> Any:
     try:
         return __import__(name)
     except ImportError as error:
-        raise UsageError(f"{name} is not installed: pip install 'broadsheet[onnx]'") from error
+        raise UsageError(f"{name} is not installed: {install('onnx')}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ..errors import OutputError, UsageError
+from ..errors import OutputError, UsageError, install
 from ..model.charcnn import Model
 from ..model.layers import WHOLE
 from ..model.model_file import HUB, HUB_FILE, repository_of
@@ -58,7 +58,7 @@ def push(model: str | Path | Model, repository: str, *, private: bool = False, m
     try:
         from huggingface_hub import CommitOperationAdd, HfApi
     except ImportError as error:
-        raise UsageError("huggingface_hub is not installed: pip install 'broadsheet[hub]'") from error
+        raise UsageError(f"huggingface_hub is not installed: {install('hub')}") from error
     api = HfApi(library_name="broadsheet")
     files = {
         HUB_FILE: loaded.to_bytes(),

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from ..errors import NoRoom, UsageError
+from ..errors import NoRoom, UsageError, install
 from ..model.charcnn import Model
 from ..model.encoder import Encoder, Floats
 from ..processes.threads import available_cores
@@ -193,7 +193,7 @@ def why_no_gpu() -> str | None:
     """
     missing = _missing_package()
     if missing:
-        return f"{missing} is not installed (pip install 'broadsheet[cuda13]')"
+        return f"{missing} is not installed ({install('cuda13')})"
     try:
         import cupy
 

@@ -69,7 +69,14 @@ def _items(
     skip: Callable[[str], bool],
     spans: list[Span],
 ) -> Generator[Any, None, None]:
-    """None once there is a process, then what `read_range` yields."""
+    """None once there is a process, then what `read_range` yields.
+
+    Parameters
+    ----------
+    readers, open_blocks, part, selection, chunk_rows, skip, spans
+        As of `read_range`.
+
+    """
     read_by: Counter[str] = Counter()
     with closing(readers.read_raw(part, selection, spans)) as messages:
         yield None

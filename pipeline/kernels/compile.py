@@ -24,7 +24,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import BroadsheetError, UsageError
+from ..errors import BroadsheetError, UsageError, install
 from ..processes.threads import available_cores
 from .tiles import shared_limit
 
@@ -161,7 +161,7 @@ def _compile(folder: Path, file: str, expression: str, architecture: str) -> Cub
         with _importing:  # imported by two threads at once, it would be incomplete in both
             from cuda.core import Program, ProgramOptions
     except ImportError as error:
-        raise UsageError(f"CUDA kernels are compiled with cuda-core: install broadsheet[cuda13] ({error})") from error
+        raise UsageError(f"CUDA kernels are compiled with cuda-core: {install('cuda13')} ({error})") from error
     options = ProgramOptions(arch=architecture, name=file, include_path=[str(folder)], **_options(architecture))
     log = io.StringIO()
     try:
@@ -218,7 +218,7 @@ def compiler_name() -> str:
         call(nvrtc.nvrtcGetPTX, program, text)
         call(nvrtc.nvrtcDestroyProgram, program)
     except (ImportError, RuntimeError) as error:
-        raise UsageError(f"NVRTC, the CUDA compiler, is missing: install broadsheet[cuda13] ({error})") from error
+        raise UsageError(f"NVRTC, the CUDA compiler, is missing: {install('cuda13')} ({error})") from error
     version = re.search(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)", text)
     if version is None:
         raise BroadsheetError(f"NVRTC does not tell its version: please report this ({text[:200]!r})")

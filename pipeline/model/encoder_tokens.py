@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import ModelError, UsageError
+from ..errors import ModelError, UsageError, install
 from .encoder_keys import TOKENIZER_CONFIG, Json, check_keys, read_json, refused
 from .model_file import MOST_TOKENIZER_BYTES, read_file
 from .wordpiece import ALONE, MOST_SPECIAL, SPACE, Rules, WordPiece
@@ -76,7 +76,7 @@ def build(folder: Path, class_of_config: str | None, name: str) -> Built:
     try:
         import tokenizers
     except ImportError as error:
-        raise UsageError("tokenizers is not installed: pip install 'broadsheet[pieces]'") from error
+        raise UsageError(f"tokenizers is not installed: {install('pieces')}") from error
     about = read_json(folder / TOKENIZER_CONFIG_FILE, name) or {}
     check_keys(about, TOKENIZER_CONFIG, TOKENIZER_CONFIG_FILE, name, names_tokens=True)
     kind = str(about.get("tokenizer_class") or class_of_config or _BERT[0]).removesuffix("Fast")

@@ -27,7 +27,7 @@ import safetensors.numpy
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from ..errors import ModelError, UsageError
+from ..errors import ModelError, UsageError, install
 from .alphabet import MAX_SYMBOLS
 from .cascade import Cascade
 from .encoder import Settings as Encoding
@@ -340,7 +340,7 @@ def fetch_from_hub(url: str, others: Sequence[str]) -> Fetched:
     try:
         from huggingface_hub import hf_hub_download, snapshot_download
     except ImportError as error:
-        raise UsageError("huggingface_hub is not installed: pip install 'broadsheet[hub]'") from error
+        raise UsageError(f"huggingface_hub is not installed: {install('hub')}") from error
     try:
         path = Path(hf_hub_download(repository, HUB_FILE, revision=revision, library_name="broadsheet"))
         folder = path.parent

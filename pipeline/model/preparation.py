@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from ..errors import ModelError, UsageError, cause
+from ..errors import ModelError, UsageError, cause, install
 from .model_file import MOST_TOKENIZER_BYTES, read_file
 
 SPACES = "".join(filter(str.isspace, map(chr, range(0x3001))))
@@ -328,7 +328,7 @@ def _tokenizer(content: bytes) -> tuple[Any, Callable[[int], str]]:
 
         made = Tokenizer.from_buffer(content)
     except ImportError as error:
-        raise UsageError("tokenizers is not installed: pip install 'broadsheet[pieces]'") from error
+        raise UsageError(f"tokenizers is not installed: {install('pieces')}") from error
     except Exception as error:  # of no class of its own
         raise UsageError(f"the tokenizer of a preparation is damaged: {error}") from error
     made.no_truncation()

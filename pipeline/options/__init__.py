@@ -12,7 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 
-from ..errors import FLAGS, UsageError
+from ..errors import FLAGS, UsageError, install
 from ..source.limits import CHUNK_ROWS, MOST_CHUNK_ROWS
 from .table import Option, Table
 
@@ -249,7 +249,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         if self.endpoint is not None:
             check_endpoint(self.endpoint)
         if self.report is not None and find_spec("matplotlib") is None:
-            raise UsageError("--report needs Matplotlib: pip install 'broadsheet[report]'")
+            raise UsageError(f"--report needs Matplotlib: {install('report')}")
         if self.abstain is not None and not 0 < self.abstain <= 1:
             raise UsageError(f"abstain is {self.abstain!r}, it must be a score above 0, up to 1")
         if self.where is not None:

@@ -15,6 +15,8 @@ from ..errors import UsageError
 from . import FILE, HEADER, NAMES, READ, ReadKeywords
 from .table import Option, Table
 
+_OF_SUSPECTS = ("file", "row", "truth", "truth_score", "label", "score", "decision", "text", "text_key")
+
 SOURCE = Any
 MODEL = str | Any | None
 """The types of options that are input, as `classify` takes it, and a model: a name, a file, or a loaded `Model`."""
@@ -60,6 +62,8 @@ class TrainKeywords(ReadKeywords, total=False):
     tell: Annotated[Callable[..., None], _python("Called with what the run reports.", _nothing,
         more="That is a `Fit` after each fit of n-grams, a `Cost` before the first step of the network, a `Step` after "
         "each, an `Epoch` at the end of each, and a `Note` where there is something else to say.")]
+    suspects: Annotated[bool, _python("Look for rows whose label is probably wrong: `Trained.suspects`.", False,
+        more="There is one label column then, one label a text, and no teacher.")]
     resume: Annotated[bool, _options("Continue from MODEL.checkpoint.", False,
         more="In Python, from `checkpoint`; on a CPU the result has the same bits as an undisturbed run.")]
     label_column: Annotated[NAMES, _input("Column with the class; needed without soft labels. Of several, the model "
@@ -70,6 +74,10 @@ class TrainKeywords(ReadKeywords, total=False):
         more="These are the names of levels, from the lowest, which stand for 1, 2 and so on. n-grams learn them, "
         "without a network.")]
     text_column: Annotated[NAMES, _input("Column with the text; several are joined by a space.", (), "NAME", "text")]
+    corrections: Annotated[FILE, _input("Decisions on rows, to learn in place of their labels.",
+        None, "FILE.csv", more="`broadsheet review` writes them. Each counts for all rows with its text; a text that "
+        "no row has is added. There is one label column then, one label a text, and no teacher.")]
+    id_column: Annotated[str | None, _input("Column that identifies a row in --suspects.", None, "NAME")]
     classes: Annotated[HEADER, _input("Class names in order; labels are then names or numbers.", None, "A,B,C",
         more="Default: the labels that occur, sorted.")]
     multi_label: Annotated[bool, _input("A text may have several labels: the label column holds lists.", False,
@@ -172,6 +180,16 @@ class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
         if self.multi_label and (self.balanced or self.soft_labels is not None):
             raise UsageError(
                 "with several labels a text there are no balanced classes, teachers or soft labels: leave them out"
+            )
+        for asked, what in ((self.suspects, "suspects"), (self.corrections is not None, "corrections")):
+            if asked and (len(self.label_column) != 1 or self.multi_label or self.soft_labels is not None):
+                raise UsageError(
+                    f"{what} are of labels in one column, of one label a text: name it and no others, and leave out "
+                    "teachers and soft labels"
+                )
+        if self.id_column in _OF_SUSPECTS:
+            raise UsageError(
+                f"--id-column {self.id_column!r} is what the table of suspects calls a column itself: rename it"
             )
         for_network = self.keep_network or self.device == "cuda" or self.needs_network
         if self.learns_numbers:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from ..errors import OutputError, UsageError
+from ..errors import OutputError, UsageError, install
 from ..processes.threads import available_cores, available_memory
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def rows_on_disk(done: str, memory: int | None = None) -> Iterator[DuckDBPyConne
     try:
         import duckdb
     except ImportError as error:
-        raise UsageError(f"{done} by DuckDB ({error}): pip install 'broadsheet[select]'") from error
+        raise UsageError(f"{done} by DuckDB ({error}): {install('select')}") from error
     with TemporaryDirectory(prefix="broadsheet-") as folder:
         limit = f"{memory or available_memory() // 4}B"
         config = {"threads": available_cores(), "memory_limit": limit, "temp_directory": folder}

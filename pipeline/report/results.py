@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ..errors import BroadsheetError, UsageError
+from ..errors import BroadsheetError, UsageError, install
 from ..output.columns import REASON, ChunkRows, rows_set_aside
 from ..output.commit import committed_rows, quarantine_table
 from ..output.folder import OutputFolder
@@ -259,7 +259,7 @@ def as_pandas(table: pa.Table) -> pd.DataFrame:
     try:
         import pandas as pd
     except ImportError as error:
-        raise UsageError(f"a DataFrame needs pandas ({error}): pip install 'broadsheet[dataframe]'") from error
+        raise UsageError(f"a DataFrame needs pandas ({error}): {install('dataframe')}") from error
     nullable = {getattr(pa, name.lower())(): getattr(pd, f"{name}Dtype")() for name in _INTEGERS}
     nullable[pa.bool_()] = pd.BooleanDtype()
     frame = table.to_pandas()

@@ -133,8 +133,17 @@ class App:
             await self._others(scope, receive, send)
 
     async def _classify(self, spoken: Spoken, route: str, scope: Any, receive: Receive, send: Send) -> None:
-        """Read, ask, wait, write. What goes wrong on the way is an answer too. route: for the log, without a
-        model's name.
+        """Read, ask, wait, write. What goes wrong on the way is an answer too.
+
+        Parameters
+        ----------
+        spoken : Spoken
+            How the client asks and is answered.
+        route : str
+            The route for the log, without a model's name.
+        scope, receive, send
+            As ASGI has them.
+
         """
         seen, status, headers = _Seen(), 200, []
         span = None if self._traces is None else self._traces.begin(scope)

@@ -10,6 +10,7 @@ import time
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+from ..errors import install
 from .settings import log
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def open_traces(is_told: bool = False) -> Traces | None:
     names = ["otlp_proto_" + protocol.partition("/")[0] if name == "otlp" else name for name in names]
     missing = [name for name in names if name not in exporters]
     if missing:
-        reason = f"there is no exporter {missing[0]}: pip install 'broadsheet[traces]'"
+        reason = f"there is no exporter {missing[0]}: {install('traces')}"
         if is_told:
             log.warning("no traces", extra={"fields": {"reason": reason}})
         return None

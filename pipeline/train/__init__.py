@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ..engine.base import Texts
@@ -30,6 +31,7 @@ from ..source.labels import class_numbers_line
 from .after import Compared, Parts, model_of
 from .branch import Answers, Branch, fit_branch, fit_head
 from .copies import copies
+from .corrections import corrected
 from .data import (
     ArticleReader,
     LabelledArticles,
@@ -71,8 +73,8 @@ class Trained:
     compared_columns : dict of str to Compared
         Of several label columns, by the name of each, in place of `compared`.
     suspects : pyarrow.Table, optional
-        Of one label column, the rows whose label, `truth`, is probably wrong, and which is probably right, `label`. The
-        model that says so was not fitted to them.
+        With ``suspects=True``: the rows whose label, `truth`, is probably wrong, and which is probably right, `label`.
+        The models that say so were not fitted to these rows.
 
     """
 
@@ -159,7 +161,7 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
         right = {} if prepared.taught_right is None else {"teacher_accuracy": round(prepared.taught_right, 6)}
         card["soft_labels"] = {**request.soft_labels.about(), **right}
     parts = Parts(outcome, job, prepared, request.dtype, branch, request.keep_network)
-    model, compared, suspects = model_of(parts, card)
+    model, compared, suspects = model_of(parts, card, request.suspects)
     if request.keep_teacher:
         model = _chain(model, request, prepared)
     if outcome.is_trained and not model.has_network:
@@ -276,6 +278,8 @@ class _Given(NamedTuple):
         The alphabet of the model.
     read : callable
         Reads other rows, with the same classes.
+    decided : bool [N], optional
+        As of `TrainingData`.
 
     """
 
@@ -283,6 +287,7 @@ class _Given(NamedTuple):
     taught: Taught | None
     symbols: Alphabet
     read: Callable[[Any], LabelledArticles]
+    decided: NDArray[np.bool_] | None = None
 
 
 def _given(source: Any, request: TrainRequest, begin: Beginning) -> _Given:
@@ -292,7 +297,8 @@ def _given(source: Any, request: TrainRequest, begin: Beginning) -> _Given:
     except ValueError as error:
         raise UsageError(f"the alphabet: {error}") from error
     classes_of = {} if request.map_labels is None else read_label_map(request.map_labels)
-    reading = ArticleReader(request.text_column, symbols, begin.length, request.reading, classes_of)
+    how = (request.reading, classes_of, request.id_column)
+    reading = ArticleReader(request.text_column, symbols, begin.length, *how)
     names, soft = request.classes, request.soft_labels
     if not (request.label_column or request.target_column or soft):
         reading.refuse_without_labels(source)
@@ -310,8 +316,13 @@ def _given(source: Any, request: TrainRequest, begin: Beginning) -> _Given:
     data = labelled(source) if taught is None else taught.data
     if data.numbers_from is not None:
         request.tell(Note(class_numbers_line(data.numbers_from, data.classes)))
+    decided = None
+    if soft is None and request.corrections is not None:
+        of_new = Path(request.corrections), symbols, begin.length, names is not None
+        data, corrections, decided = corrected(data, *of_new)
+        request.tell(Note(corrections.line(Path(request.corrections))))
     request.tell(Oddities(oddities(data, request.balanced)))
-    return _Given(data, taught, symbols, lambda rows: labelled(rows, data))
+    return _Given(data, taught, symbols, lambda rows: labelled(rows, data), decided)
 
 
 def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: float) -> TrainingData:
@@ -319,6 +330,8 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
     given = _given(source, request, begin)
     data, taught, soft = given.data, given.taught, request.soft_labels
     learned: dict[str, Any] = {}
+    if given.decided is not None:
+        learned["decided"] = given.decided
     if taught is None or soft is None:
         fit, held = hold_out(strata(data.labels), hold_out_share, data.text.numbered())
     else:

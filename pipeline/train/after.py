@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy.special import expit, logsumexp, softmax
 
@@ -37,6 +36,7 @@ from ..source.labels import NO_TRUTH
 from .branch import Answers, Branch, plain_on_words
 from .data import LabelledArticles, TrainingData
 from .job import Outcome, TrainingJob, without_network
+from .suspects import suspects
 
 if TYPE_CHECKING:
     from .packed import PackedCNN
@@ -49,12 +49,13 @@ AGREEMENT_CARD = "held_out_agreement"
 """The key of a card under which it has the share of held-out rows that get the label of the teacher, where these have
 no labels of their own."""
 
-_SHOWN = 400  # characters of a suspect's text
 _LEAST_SPREAD = 0.05
 """The least spread of a model of numbers, in steps."""
 
 
-def model_of(parts: Parts, about: Mapping[str, Any]) -> tuple[Model, dict[str, Compared], pa.Table | None]:
+def model_of(
+    parts: Parts, about: Mapping[str, Any], find_suspects: bool
+) -> tuple[Model, dict[str, Compared], pa.Table | None]:
     """The finished model: the weights rounded to `dtype`, a card, the scales for int8, and a temperature or thresholds.
 
     Its accuracy and temperature come from rows that nothing was fitted to: the held-out ones, or if there are none and
@@ -62,7 +63,7 @@ def model_of(parts: Parts, about: Mapping[str, Any]) -> tuple[Model, dict[str, C
     where each text has one label, by the name of the head, or ""; and of one column of labels, those that are probably
     wrong.
 
-    about: what else the card says.
+    about: what else the card says. find_suspects: whether to look for these.
     """
     prepared, card = parts.prepared, parts.card(about)
     if prepared.data.levels is not None:
@@ -72,30 +73,10 @@ def model_of(parts: Parts, about: Mapping[str, Any]) -> tuple[Model, dict[str, C
     if prepared.data.heads is not None:
         return *_model_of_heads(parts, card), None
     model, against = _one_label_model(parts, card)
-    if not len(parts.rows) or prepared.targets is not None or prepared.data.places is None:
+    if not find_suspects or not len(parts.rows):
         return model, against, None
-    return model, against, suspects(prepared.data, parts.rows, probabilities(parts.logits, model.temperature))
-
-
-def suspects(data: LabelledArticles, rows: Labels, scores: Doubles) -> pa.Table:
-    """Those of `rows` whose label is probably wrong, the most probable first: another class has the highest score, and
-    at least the one that it has on average where it is the label (Northcutt, Jiang and Chuang, "Confident Learning:
-    Estimating Uncertainty in Dataset Labels", 2021).
-
-    scores: [N, classes], by a model that was not fitted to these rows.
-    """
-    truth, label, each = data.labels[rows], scores.argmax(axis=1), np.arange(len(rows))
-    own, best, count = scores[each, truth], scores[each, label], len(data.classes)
-    usual = np.bincount(truth, own, count) / np.maximum(np.bincount(truth, minlength=count), 1)
-    found = np.flatnonzero((label != truth) & (best >= usual[label]))
-    found = found[np.argsort((own - best)[found], kind="stable")]
-    texts = data.text.rows(rows[found]).column
-    assert data.places is not None
-    table = data.places.take(pa.array(rows[found]))
-    for name, numbers in (("truth", truth), ("label", label)):
-        table = table.append_column(name, pa.array([data.classes[i] for i in numbers[found]], pa.string()))
-    table = table.append_column("score", pa.array(best[found].astype(np.float32)))
-    return table.append_column("text", pc.utf8_slice_codeunits(texts, 0, _SHOWN))
+    scores = probabilities(parts.logits, model.temperature)
+    return model, against, suspects(prepared.data, prepared.fit, parts.rows, scores, prepared.decided)
 
 
 def _model_of_heads(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[str, Compared]]:

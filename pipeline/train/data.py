@@ -104,7 +104,7 @@ class LabelledArticles:
     heads : Heads, optional
         Name and number of classes of each head.
     places : Table, optional
-        The file and the row of each.
+        The file and the row of each, and its id where a column is named.
     numbers_from : int, optional
         The number of the first class, where the labels were class numbers.
     taught : bool [N], optional
@@ -219,6 +219,8 @@ class ArticleReader:
         How files are read.
     classes_of : mapping of str to str
         The classes that labels stand for, where these are not what they say; "" for no label.
+    id_column : str, optional
+        A column that names each row, to keep beside its file and number.
 
     """
 
@@ -227,6 +229,7 @@ class ArticleReader:
     length: int
     reading: ReadKeywords = field(default_factory=ReadKeywords)
     classes_of: Mapping[str, str] = field(default_factory=dict)
+    id_column: str | None = None
 
     @property
     def rules(self) -> LabelRules:
@@ -292,7 +295,9 @@ class ArticleReader:
         if both := set(kept) & set(self.text_columns):
             raise UsageError(f"column {min(both)!r} is a label or target, it cannot be the text too")
         how = (self.reading, self.alphabet, self.length, True)  # by a hash of the content
-        given, selection = chosen_input(source, self.text_columns, *how, kept=kept, labels=labels, reads=MOST_READ)
+        ids_of_rows = () if self.id_column is None else (self.id_column,)
+        copied = tuple(dict.fromkeys((*kept, *ids_of_rows)))
+        given, selection = chosen_input(source, self.text_columns, *how, kept=copied, labels=labels, reads=MOST_READ)
         ids, texts, places, others = [], [], [], []
         skipped = blank = without = 0
         for chunk in chunks_here(open_input(given, selection, _CHUNK_ROWS)):
@@ -308,7 +313,7 @@ class ArticleReader:
             others.append(of_chunk(chunk))
             ids.append(encode(chunk.data, chunk.offsets, self.alphabet, self.length).ids)
             texts.append(TextBuffers(*buffers_of(chunk.text)))
-            places.append(chunk.rows.select(["file", "row"]))
+            places.append(chunk.rows.select(["file", "row", *ids_of_rows]))
         if not sum(map(len, places)):
             kinds = {"are unreadable": skipped, "have no text": blank, f"have no {wanted}": without}
             why = ", ".join(f"{rows:,} {what}" for what, rows in kinds.items() if rows)
@@ -576,6 +581,8 @@ class TrainingData:
         The share of held-out rows that teachers get right.
     answers : float64 [N, classes], or [N, 1], optional
         What teachers say of each article: probabilities, or a number.
+    decided : bool [N], optional
+        Of which articles a person has decided what the label is.
 
     """
 
@@ -588,3 +595,4 @@ class TrainingData:
     sure: NDArray[np.float64] | None = None
     taught_right: float | None = None
     answers: NDArray[np.float64] | None = None
+    decided: NDArray[np.bool_] | None = None

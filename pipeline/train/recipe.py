@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ..errors import UsageError, install
 from ..model.alphabet import PUBLISHED
 from ..model.charcnn import Model, load_model
 from ..model.layers import Frame
@@ -172,7 +172,7 @@ def need_pytorch() -> None:
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        raise UsageError(f"the network needs PyTorch ({error}): pip install 'broadsheet[train-network]'") from error
+        raise UsageError(f"the network needs PyTorch ({error}): {install('train-network')}") from error
 
 
 def recipe_for(rows: int, settings: Sequence[str] = ()) -> Recipe:

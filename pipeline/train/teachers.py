@@ -21,7 +21,7 @@ from scipy.special import softmax
 from ..engine import base
 from ..engine.open import opened
 from ..engine.open import vectors as vectors_of
-from ..errors import ModelError, UsageError
+from ..errors import ModelError, UsageError, install
 from ..evaluation.chain import answers_of
 from ..evaluation.rows import hold_out
 from ..model.charcnn import Model, load_encoder
@@ -229,7 +229,7 @@ def _by_sentence_transformers(name: str, texts: list[str], device: str, refused:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        remedy = f"pip install 'broadsheet[teacher]' ({error})"
+        remedy = f"{install('teacher')} ({error})"
         raise UsageError(f"{refused}the teacher {name} needs sentence-transformers: {remedy}") from error
     try:
         encoder = SentenceTransformer(name, device=None if device == "auto" else device)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from ..engine.base import Texts
-from ..errors import ModelError, UsageError
+from ..errors import ModelError, UsageError, install
 from ..model.fasttext import Reader
 from ..model.fasttext_file import is_fasttext
 from ..model.fasttext_file import read_vectors as read_vectors_of_fasttext
@@ -89,7 +89,7 @@ def read_vectors(what: str, text: TextBuffers) -> WordVectors:
     if what == WORDLLAMA:
         spec = find_spec(WORDLLAMA)
         if spec is None or not spec.submodule_search_locations:
-            raise UsageError("the vectors of wordllama need its package: pip install 'broadsheet[vectors]'")
+            raise UsageError(f"the vectors of wordllama need its package: {install('vectors')}")
         folder = Path(spec.submodule_search_locations[0])
         weights, tokenizer = folder / "weights/l2_supercat_256.safetensors", folder / "tokenizers"
         by_word = _of_tokens(weights, tokenizer / "l2_supercat_tokenizer_config.json", wanted)
@@ -135,7 +135,7 @@ def _of_tokens(weights: Path, tokenizer: Path, wanted: Sequence[str]) -> dict[st
     try:
         from tokenizers import Tokenizer
     except ModuleNotFoundError as error:
-        raise UsageError(f"these vectors need a package: pip install 'broadsheet[vectors]' ({error})") from error
+        raise UsageError(f"these vectors need a package: {install('vectors')} ({error})") from error
     with _readable(weights):
         table = _table(weights)
         text = tokenizer.read_text(encoding="utf-8")

@@ -143,11 +143,11 @@ ON_A_GPU = """
 import random, time
 from functools import partial
 from blocks import SLOT_BYTES, OnHost
-from broadsheet.pipeline.ingest import reading
-from broadsheet.pipeline.job.worker import STATE
+from broadsheet.pipeline.ingest.reading import read_range
+from broadsheet.pipeline.job.worker import STATE, _as_room_allows
 from broadsheet.pipeline.telemetry.remarks import REMARKS
 from broadsheet.pipeline.source.read.readers import Readers, Room
-read_range = vars(STATE).setdefault("kept", STATE.read_range)
+on_host = vars(STATE).setdefault("kept", STATE.read_range)
 class SlowReaders(Readers):
     def _raw_messages(self, *given):
         messages = super()._raw_messages(*given)
@@ -162,17 +162,17 @@ class SlowBlocks(OnHost):
         time.sleep({ingest})
         return super().read(*given)
 REMARKS["memory is short on this host"] = None
-STATE.readers = SlowReaders({processes}, {processes}, SLOT_BYTES)
+readers = SlowReaders({processes}, {processes}, SLOT_BYTES)
 STATE.room = Room(most_chunks={room})
-STATE._blocks_on_gpu = lambda readers: partial(SlowBlocks, 0, random.Random(1))
 if {writer}:
     commit = vars(STATE).setdefault("kept_commit", STATE.commit)
     STATE.commit = lambda *given: time.sleep({writer}) or commit(*given)
-def read_here(part, *given):
-    *given, _ = given
-    return read_range(part, *given, not part.files[0].path.endswith("small.jsonl"))
+def read_here(part, selection, chunk_rows, skip, spans, take, is_on_gpu):
+    if part.files[0].path.endswith("small.jsonl"):
+        return on_host(part, selection, chunk_rows, skip, spans, take)
+    blocks = partial(SlowBlocks, 0, random.Random(1))
+    return _as_room_allows(read_range(readers, blocks, part, selection, chunk_rows, skip, spans), take)
 STATE.read_range = read_here
-STATE.small_bytes = reading._LEAST_BYTES = 0
 """
 """A worker that reads as if it had a GPU, but for files of one name. What is slow is so by some seconds."""
 

@@ -80,7 +80,8 @@ def test_rows_with_a_wrong_label_are_found_by_models_that_have_not_seen_them(
     other = {"sport": "space", "space": "sport"}
     given = [other.get(kind, "sport") if i in wrong else kind for i, kind in enumerate(kinds)]
     rows, found = tmp_path / "rows.csv", tmp_path / "suspects.csv"
-    pa_csv.write_csv(right.set_column(right.column_names.index("kind"), "kind", pa.array(given)), rows)
+    table = right.set_column(right.column_names.index("kind"), "kind", pa.array(given))
+    pa_csv.write_csv(table.append_column("key", pa.array([f"k{i:03}" for i in range(150)])), rows)
     command: list[object] = [
         "train",
         str(rows),
@@ -91,18 +92,21 @@ def test_rows_with_a_wrong_label_are_found_by_models_that_have_not_seen_them(
         "-o",
         tmp_path / "m.safetensors",
     ]
-    command += ["--device", "cpu", "--vectors", "none", "--ngrams", 1 << 14, "--suspects", found]
+    command += ["--device", "cpu", "--vectors", "none", "--ngrams", 1 << 14, "--suspects", found, "--id-column", "key"]
     command = [str(argument) for argument in command]
     made = broadsheet_in_process(*command)
     assert made.returncode == 0, made.stderr
     suspects = pa_csv.read_csv(found)
-    assert suspects.column_names == ["file", "row", "truth", "label", "score", "text"]
-    assert {*wrong} <= {*suspects["row"].to_pylist()}
+    assert suspects.column_names == [
+        "file", "row", "key", "truth", "truth_score", "label", "score", "decision", "text", "text_key",
+    ]  # fmt: skip
+    assert {*suspects["row"].to_pylist()[: len(wrong)]} == {*wrong}
+    assert suspects["truth_score"].to_pylist() == sorted(suspects["truth_score"].to_pylist())
     assert len(suspects) <= 6
     for row in suspects.to_pylist():
         at = row["row"]
         assert row["file"] == str(rows)
-        assert (row["truth"], row["text"]) == (given[at], right["text"][at].as_py()[:400])
+        assert (row["key"], row["truth"], row["text"]) == (f"k{at:03}", given[at], right["text"][at].as_py())
         assert row["label"] == kinds[at] if at in wrong else row["label"] != given[at]
     assert f"{len(suspects)} of 150 rows, each judged by a model that has not seen it, may have a wrong" in made.stdout
     assert "rows with a score of 0.9 or more" in made.stderr

@@ -21,14 +21,13 @@ from typing import IO, Any, BinaryIO
 
 import pyarrow as pa
 
-from ...errors import InputChanged, SourceError, UsageError
+from ...errors import InputChanged, SourceError, UsageError, install
 from ..chunk import Chunk, Selection, empty_chunk
 from ..format import FilePlan, Format, InputFile, Schema, Seek
 from ..open.front_to_back import ZIP_MAGIC
 from ..open.opening import open_at
 from .tables import table_chunk
 
-_NEEDS = "an Excel file needs openpyxl: pip install 'broadsheet[xlsx]', or save the sheet as .csv"
 _MOST_TEXTS = 256 << 20  # bytes of XML without the sheets
 _MOST_ROW = 16 << 20  # bytes of XML
 _MOST_ROWS = 1 << 20  # that a sheet has in Excel
@@ -94,7 +93,8 @@ def _sheets(file: InputFile) -> Iterator[list[Any]]:
                 sheet.reset_dimensions()
             yield sheets
         except ImportError as error:
-            raise UsageError(f"{file.path}: {_NEEDS}") from error
+            needs = f"an Excel file needs openpyxl: {install('xlsx')}, or save the sheet as .csv"
+            raise UsageError(f"{file.path}: {needs}") from error
         except (SourceError, UsageError):
             raise
         except Exception as error:  # openpyxl raises nearly anything where a workbook is not as it expects

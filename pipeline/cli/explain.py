@@ -1,0 +1,73 @@
+"""broadsheet explain: which parts of a text spoke for its label."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..options import ENGINE
+from ..report.console import PlainConsole, print_json, styled
+from .flags import Json, OneModel, keywords, with_options
+
+if TYPE_CHECKING:
+    from ..curation.explain import Explanation
+
+_SHOWN = 10
+_FAINT = 0.25  # of the largest weight of a word: below it a word is not coloured
+
+
+@with_options(ENGINE)
+def command(
+    model: OneModel,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text.", show_default=False)],
+    label: Annotated[
+        str | None, typer.Option("--label", metavar="LABEL", help="The label to explain.  [default: the best]")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="N-grams or words to show.")] = _SHOWN,
+    as_json: Json = False,
+    **flags: Any,
+) -> None:
+    """Show which parts of a text spoke for its label, and which against it.
+
+    Where n-grams decide, their weights add up to the label's score before softmax. Where a network, an encoder or a
+    model of fastText's does, each word is left out in turn, and its weight is what the score loses without it.
+    """
+    from ..curation.explain import explain
+
+    why = explain(model, text, label=label, **keywords(flags, ENGINE))
+    if as_json:
+        parts = {name: [one._asdict() for one in getattr(why, name)] for name in ("pieces", "words")}
+        print_json(why._asdict() | parts)
+        return
+    _print(why, top)
+
+
+def _print(why: Explanation, top: int) -> None:
+    from ..report.tables import new_table
+
+    console = PlainConsole()
+    console.print(styled((why.label, "bold"), f"  {why.score:.3f}"))
+    console.print(_coloured(why), soft_wrap=True)
+    table = new_table("weight", "kind", "text", overflow="fold")
+    shown = [piece for piece in why.pieces[:top] if piece.weight > 0]
+    against = [piece for piece in why.pieces[-top:] if piece.weight < 0]
+    for piece in (*shown, *against):
+        table.add_row(f"{piece.weight:+.3f}", piece.kind, piece.text)
+    if shown or against:
+        console.print(table)
+    if why.bias is not None:
+        total = why.bias + sum(piece.weight for piece in why.pieces)
+        console.print(f"{len(why.pieces):,} n-grams and a bias of {why.bias:+.3f} add up to {total:+.3f}")
+
+
+def _coloured(why: Explanation) -> object:
+    """The text, with the words that spoke most for the label in green, and against it in red."""
+    most = max((abs(word.weight) for word in why.words), default=0.0)
+    parts: list[tuple[str, str]] = []
+    at = 0
+    for word in why.words:
+        style = "" if abs(word.weight) < _FAINT * most else "bold green" if word.weight > 0 else "bold red"
+        parts += [(why.text[at : word.begin], ""), (why.text[word.begin : word.end], style)]
+        at = word.end
+    return styled(*parts, (why.text[at:], ""))

@@ -1,0 +1,161 @@
+"""Decisions of a person, applied to labelled rows before anything is learned: right labels, rows to leave out, and
+further rows, of texts that had no label.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ..engine.base import Texts
+from ..errors import UsageError, counted
+from ..evaluation.decisions import LEAVE_OUT, Decision, key_of, read_decisions
+from ..model.alphabet import Alphabet, encode
+from ..source.labels import NO_TRUTH
+from .data import LabelledArticles, TextBuffers, joined
+
+_SHOWN = 5
+_LEFT_OUT = NO_TRUTH - 1
+
+
+class Corrections(NamedTuple):
+    """What decisions changed.
+
+    Attributes
+    ----------
+    changed : int
+        Rows that got another label.
+    confirmed : int
+        Rows whose label was right.
+    left_out : int
+        Rows that were left out.
+    added : int
+        Rows that were added, since no row had their text.
+    unknown : int
+        Decisions on a text that no row has, and that the file does not have either.
+
+    """
+
+    changed: int
+    confirmed: int
+    left_out: int
+    added: int
+    unknown: int
+
+    def line(self, path: Path) -> str:
+        """A message for the user."""
+        said = f"{counted(self.changed, 'row')} with another label, {self.confirmed:,} confirmed"
+        ignored = f"; {counted(self.unknown, 'decision')} ignored: no row has the text" if self.unknown else ""
+        return f"{path}: {said}, {self.left_out:,} left out, {self.added:,} added{ignored}"
+
+
+def corrected(
+    data: LabelledArticles, path: Path, symbols: Alphabet, length: int, keep_classes: bool
+) -> tuple[LabelledArticles, Corrections, NDArray[np.bool_]]:
+    """Apply the decisions of a file to articles with one label each.
+
+    Parameters
+    ----------
+    data : LabelledArticles
+        The articles.
+    path : Path
+        The file of decisions.
+    symbols, length
+        As of `ArticleReader`, for rows that are added.
+    keep_classes : bool
+        Keep a class that no row has any more.
+
+    Returns
+    -------
+    LabelledArticles
+        The articles with their right labels.
+    Corrections
+        What was changed.
+    bool [N]
+        Which of these articles a person has decided about.
+
+    Raises
+    ------
+    UsageError
+        For a file that cannot be read, and a decision that is no label of the articles.
+
+    """
+    decisions = read_decisions(path)
+    indices = _indices(decisions, data.classes, path)
+    keys = [key_of(text) for text in data.text.column.to_pylist()]
+    by_key = {decision.key: index for decision, index in zip(decisions, indices, strict=True)}
+    decided = np.array([key in by_key for key in keys], np.bool_)
+    labels = np.array([by_key.get(key, label) for key, label in zip(keys, data.labels.tolist(), strict=True)], np.int64)
+    out, there = labels == _LEFT_OUT, {*keys}
+    changed = decided & ~out & (labels != data.labels)
+    others = [pair for pair in zip(decisions, indices, strict=True) if pair[0].key not in there]
+    new = [(decision.text, index) for decision, index in others if decision.text and index != _LEFT_OUT]
+    unknown = sum(not decision.text for decision, _ in others)
+    confirmed = int((decided & ~out & ~changed).sum())
+    counts = Corrections(int(changed.sum()), confirmed, int(out.sum()), len(new), unknown)
+    kept = np.flatnonzero(~out)
+    data = _with_rows(replace(data, labels=labels), kept, new, path, symbols, length)
+    decided = np.concatenate([decided[kept], np.ones(len(new), np.bool_)])
+    return data if keep_classes else _without_empty_classes(data), counts, decided
+
+
+def _indices(decisions: Sequence[Decision], classes: tuple[str, ...], path: Path) -> list[int]:
+    """The class of each decision. Raises UsageError for one that is none."""
+    number = {name: index for index, name in enumerate(classes)} | {LEAVE_OUT: _LEFT_OUT}
+    unknown = Counter(decision.label for decision in decisions if decision.label not in number)
+    if unknown:
+        shown = ", ".join(f"{name!r} ({count:,})" for name, count in unknown.most_common(_SHOWN))
+        raise UsageError(
+            f"{path}: no row has the label {shown}: correct it, or name all labels with --classes. Known are "
+            f"{', '.join(classes)}, and {LEAVE_OUT!r} for a row that is not to be learned"
+        )
+    return [number[decision.label] for decision in decisions]
+
+
+def _with_rows(
+    data: LabelledArticles,
+    kept: NDArray[np.int64],
+    new: list[tuple[str, int]],
+    path: Path,
+    symbols: Alphabet,
+    length: int,
+) -> LabelledArticles:
+    """Some of the articles, and new ones after them, whose place is in the file of decisions.
+
+    Parameters
+    ----------
+    data : LabelledArticles
+        The articles.
+    kept : int64 [K]
+        Which stay.
+    new : list of (str, int)
+        Text and class of each new one.
+    path, symbols, length
+        As of `corrected`.
+
+    """
+    texts = Texts.of([text.encode() for text, _ in new])
+    added = TextBuffers(np.asarray(texts.data), np.asarray(texts.offsets))
+    ids = np.concatenate([data.ids[kept], encode(*added, symbols, length).ids])
+    labels = np.concatenate([data.labels[kept], np.array([index for _, index in new], np.int64)])
+    places = data.places
+    if places is not None:
+        in_file = pa.array([str(path)] * len(new), pa.string()), pa.array(range(len(new)), pa.int64())
+        of_new = pa.table(dict(zip(("file", "row"), in_file, strict=True)))
+        places = pa.concat_tables([places.take(pa.array(kept)), of_new], promote_options="default")
+    return replace(data, ids=ids, text=joined([data.text.rows(kept), added]), labels=labels, places=places)
+
+
+def _without_empty_classes(data: LabelledArticles) -> LabelledArticles:
+    """The articles with the classes that some of them have."""
+    used = np.unique(data.labels)
+    if len(used) < 2:
+        raise UsageError(f"with the corrections all rows have one label, {data.classes[used[0]]!r}: a model needs two")
+    return replace(data, labels=np.searchsorted(used, data.labels), classes=tuple(data.classes[i] for i in used))
