@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from broadsheet.pipeline.source.chunk import Chunk, RowsByName
+from broadsheet.pipeline.source.chunk import Chunk, OffHost, RowsByName
 from broadsheet.pipeline.source.plan.plan import RangeEnd
 from broadsheet.pipeline.source.read.read import Skipped
 
@@ -78,7 +78,7 @@ def _are_few(name: str, items: list[Item]) -> bool:
 
 def _in_chunks(one: Chunk, other: Chunk, counted: list[str]) -> Iterator[Difference]:
     """What differs in two chunks. counted: which of `_COUNTED` are compared."""
-    for name in ("name", "sources", "problems", "prepared"):
+    for name in ("name", "sources", "problems"):
         yield from _in_values(name, getattr(one, name), getattr(other, name))
     numbers = (chunk.rows.column("row").to_numpy() for chunk in (one, other))
     for row in np.setxor1d(*numbers).tolist():
@@ -89,7 +89,10 @@ def _in_chunks(one: Chunk, other: Chunk, counted: list[str]) -> Iterator[Differe
     if one.bad is not None and other.bad is not None:
         yield from _in_tables("kept columns of bad rows", one.bad, other.bad)
     rows = one.rows.column("row")
-    yield from _in_columns("text", _text(one), _text(other), rows)
+    yield from _in_columns("text", _on_host(one.text), _on_host(other.text), rows)
+    yield from _in_values("names of prepared texts", list(one.prepared), list(other.prepared))
+    for name, texts in one.prepared.items():
+        yield from _in_columns("prepared text", _on_host(texts), _on_host(other.prepared[name]), rows)
     for name in ("is_blank", "n_chars", "truth"):
         yield from _in_arrays(name, getattr(one, name), getattr(other, name), rows)
     for name in counted:
@@ -100,12 +103,12 @@ def _of_row(chunk: Chunk, row: int) -> str:
     """The text of a row, or why it has none."""
     place = pc.index(chunk.rows.column("row"), row).as_py()
     if place >= 0:
-        return _shown(_text(chunk)[place].as_py())
+        return _shown(_on_host(chunk.text)[place].as_py())
     return _shown(chunk.quarantine.filter(pc.field("row") == row).to_pylist())
 
 
-def _text(chunk: Chunk) -> pa.LargeBinaryArray:
-    return chunk.text if isinstance(chunk.text, pa.Array) else chunk.text.on_host()
+def _on_host(texts: pa.Array | OffHost) -> pa.LargeBinaryArray:
+    return texts.cast(pa.large_binary()) if isinstance(texts, pa.Array) else texts.on_host()
 
 
 def _as_lists(rows: RowsByName) -> dict[str, list[int]]:

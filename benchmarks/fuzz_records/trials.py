@@ -15,6 +15,7 @@ import pyarrow as pa
 from benchmarks.fuzz_records import fields, json_lines
 from benchmarks.fuzz_records.fields import Dialect
 from benchmarks.fuzz_records.texts import CHANGED
+from broadsheet.pipeline.model.preparation import Preparation, Replace, Strip
 from broadsheet.pipeline.source.chunk import Selection
 
 _POOL = 6_000
@@ -25,8 +26,18 @@ _FIRST = 120
 
 _CLASSES = ("a", "b", "c d")
 
+_PREPARATIONS = (
+    Preparation((Replace("\n", " "), Replace("a", "_"))),
+    Preparation((Strip(), Replace("\n", " "), Replace("e", "E"))),
+)
+_PREPARED = {
+    "preparations": tuple((own.id, own.of) for own in _PREPARATIONS),
+    "byte_steps": tuple((own.id, *own.byte_steps) for own in _PREPARATIONS if own.byte_steps),
+}
+
 _OF_JSON = (
     Selection(),
+    Selection(kept=("id",), **_PREPARED),
     Selection(kept=("id", "label"), truth="label", classes=_CLASSES),
     Selection(kept=("meta.source.name", "id", "text"), reads=33),
     Selection(kept=("id", "score", "place"), truth="label", classes=_CLASSES, reads=1014),
@@ -38,6 +49,7 @@ _OF_JSON = (
 )
 _OF_RECORDS = (
     Selection(),
+    Selection(reads=90, **_PREPARED),
     Selection(kept=("id", "label"), truth="label", classes=_CLASSES),
     Selection(kept=("more", "text", "place"), reads=33),
     Selection(keep_all=True, truth="label", classes=_CLASSES, reads=90),

@@ -18,7 +18,7 @@ from ..model.scores import parts_of, with_best
 from ..telemetry.spans import Span
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 ALONE: AbstractContextManager[object] = nullcontext()
 """The turn of a thread that is the only one to call an engine."""
@@ -44,8 +44,8 @@ class Texts:
         Characters of each whole text, where `data` has been cut to its beginning (never below what the model reads).
     shared : dict, optional
         Where several models read these texts: what one of them encoded, for others with the same alphabet and length.
-    prepared : mapping of str to pyarrow.LargeStringArray
-        The texts as who read them has prepared them already, [N] each, by the `id` of the preparation.
+    prepared : mapping of str to pyarrow.LargeStringArray or OffHost
+        The texts as they were prepared while they were read, [N] each, by the `id` of the preparation.
     is_written : bool
         Of texts on a GPU: whether it has written them. Else an engine waits for all that the GPU does.
 
@@ -62,7 +62,7 @@ class Texts:
     ids: NDArray[np.uint8] | None = None
     n_chars: NDArray[np.int64] | None = None
     shared: dict[tuple[str, int], Encoded] | None = None
-    prepared: Mapping[str, pa.LargeStringArray] = field(default_factory=dict)
+    prepared: Mapping[str, Any] = field(default_factory=dict)
     is_written: bool = False
 
     @classmethod
@@ -94,14 +94,18 @@ class Texts:
         """The texts after a model's preparation, whole. Raises UsageError where they are encoded already."""
         if model.preparation is None:
             return self
-        from ..model.preparation import buffers_of, column_of  # PyArrow takes time to load
+        import pyarrow as pa  # it takes time to load
+
+        from ..model.preparation import buffers_of, column_of
 
         if self.ids is not None:
             raise UsageError(f"the input is encoded already, and {model.name} prepares its texts: give it the texts")
         texts = self.prepared.get(model.preparation.id)
         if texts is None:
             texts = model.preparation.of(column_of(self.data, self.offsets))
-        return Texts(*buffers_of(texts))
+        if isinstance(texts, pa.Array):
+            return Texts(*buffers_of(texts))
+        return Texts(texts.data, texts.offsets, is_written=True)  # they are on a GPU
 
     def __len__(self) -> int:
         return len(self.offsets) - 1 if self.ids is None else len(self.ids)
@@ -320,7 +324,8 @@ class Wrapped:
     def __init__(self, model: Model, engine: Engine) -> None:
         self.model, self.engine, self.batch, self.close = model, engine, engine.batch, engine.close
         self.backend, self.device_name, self.memory_ready = engine.backend, engine.device_name, engine.memory_ready
-        self.reads_gpu_texts = engine.reads_gpu_texts and model.preparation is None
+        is_prepared_on_gpu = model.preparation is None or model.preparation.byte_steps is not None
+        self.reads_gpu_texts = engine.reads_gpu_texts and is_prepared_on_gpu
 
     def classify(self, texts: Texts, *how: Any, **more: Any) -> Predictions:
         """Label articles, as `Engine.classify` does."""
@@ -330,7 +335,7 @@ class Wrapped:
         """What `label` makes of the prepared texts with the other engine."""
         if self.model.preparation is None:
             return label(self.engine, texts).by_class(self.model)
-        if not isinstance(texts.data, np.ndarray):  # CuPy's
+        if not isinstance(texts.data, np.ndarray) and self.model.preparation.id not in texts.prepared:  # CuPy's
             texts = replace(texts, data=texts.data.get())
         predictions = label(self.engine, texts.as_read_by(self.model)).by_class(self.model)
         n_chars = count_characters(texts.data, texts.offsets) if texts.n_chars is None else texts.n_chars

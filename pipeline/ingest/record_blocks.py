@@ -16,8 +16,18 @@ from numpy.typing import NDArray
 
 from ..errors import BroadsheetError
 from ..kernels.driver_calls import copy
-from ..kernels.record_ops import NULL, PLAIN, Lines, Odd, RecordOperations, Unread, Values, zeros
-from ..source.chunk import QUARANTINE_SCHEMA, Chunk, RowsByName, Selection, commonest_rows, unknown_labels
+from ..kernels.record_ops import (
+    FIELD,
+    NULL,
+    Lines,
+    Odd,
+    RecordOperations,
+    Unread,
+    Values,
+    device_table,
+    zeros,
+)
+from ..source.chunk import QUARANTINE_SCHEMA, Chunk, OffHost, RowsByName, Selection, commonest_rows, unknown_labels
 from ..source.columns import copied
 from ..source.format import Format
 from ..source.formats.csv import Csv
@@ -99,7 +109,11 @@ class RecordBlocks:
 
     def __init__(self, lock: Callable[[int], None], form: Format, path: str, selection: Selection) -> None:
         assert isinstance(form, RecordFormat)
-        self._lock, self._form, self._path, self._selection = lock, form, path, selection
+        self._lock, self._form, self._path = lock, form, path
+        self._byte_steps = selection.byte_steps
+        self._counts_characters = bool(selection.reads or selection.byte_steps)
+        # The GPU prepares the texts, those too that the host reads.
+        self._selection = replace(selection, preparations=(), byte_steps=(), only_prepared=False)
         self._operations = RecordOperations(cp.cuda.Device())
         self._finder = _finder(form, selection)
         # Columns of text are on the host too where they are used as others are: whole, while the model may read only
@@ -216,7 +230,7 @@ class RecordBlocks:
         data, offsets = on_host.data, on_host.offsets
         rows = cp.asarray(odd[on_host.rows.column("row").to_numpy()])
         kinds, begins, sizes = (array.copy() for array in found.texts)
-        kinds[rows] = PLAIN
+        kinds[rows] = FIELD
         begins[rows] = cp.asarray((offsets[:-1] - offsets[0] + len(found.text_block)).astype(np.uint32))
         sizes[rows] = cp.asarray(np.diff(offsets).astype(np.uint32))
         texts = Values(kinds, begins, sizes)
@@ -248,9 +262,10 @@ class RecordBlocks:
         operations.blank(text, found.text_offsets, blank)
         if self._on_host:
             operations.write(found.block, self._values_on_host(found.values, count), quote, found.offsets, others)
-        sizes, text_offsets, characters, is_blank, offsets, kinds, data = own.fetch(
+        prepared = [self._prepared(text, found.text_offsets, table, strips) for _, table, strips in self._byte_steps]
+        sizes, text_offsets, characters, is_blank, offsets, kinds, data, *prepared_offsets = own.fetch(
             found.sizes, found.text_offsets, found.characters, blank,
-            found.offsets, self._values_on_host(found.values, count).kinds, others,
+            found.offsets, self._values_on_host(found.values, count).kinds, others, *(ends for _, ends in prepared),
         )  # fmt: skip
         columns = {}
         for number, name in enumerate(self._on_host):
@@ -262,10 +277,44 @@ class RecordBlocks:
             GpuTexts(text, text_offsets, is_blank.view(np.bool_)),
             rows,
             QUARANTINE_SCHEMA.empty_table(),
-            n_chars=characters if self._selection.reads else None,
+            n_chars=characters if self._counts_characters else None,
             bad=rows.slice(0, 0).drop_columns(["file", "row"]) if self._selection.kept else None,
+            prepared={
+                name: GpuTexts(texts, ends, is_blank.view(np.bool_))
+                for (name, _, _), (texts, _), ends in zip(self._byte_steps, prepared, prepared_offsets, strict=True)
+            },
         )
         return self._with_truth(chunk, columns), sizes.astype(np.int64)
+
+    def _prepared(
+        self, text: cp.ndarray, offsets: cp.ndarray, table: bytes, strips: bool
+    ) -> tuple[cp.ndarray, cp.ndarray]:
+        """Begin to prepare texts.
+
+        Parameters
+        ----------
+        text : uint8 [bytes]
+            The texts.
+        offsets : int64 [N + 1]
+            Where each begins, and the last ends.
+        table, strips
+            As of `Selection.byte_steps`.
+
+        Returns
+        -------
+        text, offsets
+            The same of the prepared texts. `text` may have bytes after the last of them.
+
+        """
+        operations, quote = self._operations, self._finder.rules.quote
+        mapped = lasting(len(text))
+        operations.map_bytes(text, device_table(np.frombuffer(table, np.uint8)), mapped)
+        if not strips:
+            return mapped, offsets
+        found, stripped = operations.strip(mapped, offsets), lasting(len(text))
+        ends = operations.measure(mapped, found, quote)
+        operations.write(mapped, found, quote, ends, stripped)
+        return stripped, ends
 
     def _rows(self, columns: dict[str, pa.Array], count: int, row: int) -> pa.Table:
         """The table of `file`, `row` and the kept columns."""
@@ -317,7 +366,6 @@ def _with_rows_of_host(chunk: Chunk, first: int, odd: NDArray[np.int64], on_host
         These, with numbers from 0.
 
     """
-    assert isinstance(chunk.text, GpuTexts)
     is_kept = np.ones(len(chunk), np.bool_)
     is_kept[odd] = False
     rows = odd[on_host.rows.column("row").to_numpy()]
@@ -329,11 +377,10 @@ def _with_rows_of_host(chunk: Chunk, first: int, odd: NDArray[np.int64], on_host
     if n_chars is not None and on_host.n_chars is not None:
         n_chars[rows] = on_host.n_chars
     is_kept[rows] = True
-    # A record in quarantine has no text, so the texts of the others follow one another.
-    offsets = np.append(chunk.text.offsets[:-1][is_kept], chunk.text.offsets[-1])
     return replace(
         chunk,
-        text=GpuTexts(chunk.text.data, offsets, chunk.text.is_blank[is_kept]),
+        text=_without_empty(chunk.text, is_kept),
+        prepared={name: _without_empty(texts, is_kept) for name, texts in chunk.prepared.items()},
         rows=table,
         quarantine=_numbered(on_host.quarantine, first + odd),
         truth=None if truth is None else truth[is_kept],
@@ -344,6 +391,12 @@ def _with_rows_of_host(chunk: Chunk, first: int, odd: NDArray[np.int64], on_host
             [chunk.unknown_labels, {label: first + odd[lines] for label, lines in on_host.unknown_labels.items()}]
         ),
     )
+
+
+def _without_empty(texts: OffHost | pa.Array, is_kept: NDArray[np.bool_]) -> GpuTexts:
+    """The texts that are kept. A record in quarantine has no text, so those of the others follow one another."""
+    assert isinstance(texts, GpuTexts)
+    return GpuTexts(texts.data, np.append(texts.offsets[:-1][is_kept], texts.offsets[-1]), texts.is_blank[is_kept])
 
 
 def _in_order(parts: list[RowsByName]) -> RowsByName:

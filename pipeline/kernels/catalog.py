@@ -318,12 +318,24 @@ def record_kernels() -> list[Kernel]:
         join_texts_kernel(),
         trim_texts_kernel(),
         find_blank_kernel(),
+        map_bytes_kernel(),
+        strip_texts_kernel(),
     ]
 
 
 @cache
 def find_blank_kernel() -> Kernel:
     return Kernel("find blank texts", "records/texts.cu", "find_blank")
+
+
+@cache
+def map_bytes_kernel() -> Kernel:
+    return Kernel("map bytes", "records/texts.cu", "map_bytes")
+
+
+@cache
+def strip_texts_kernel() -> Kernel:
+    return Kernel("strip texts", "records/texts.cu", "strip_texts")
 
 
 @cache

@@ -23,11 +23,13 @@ from .catalog import (
     find_insides_kernel,
     find_lines_kernel,
     join_texts_kernel,
+    map_bytes_kernel,
     measure_values_kernel,
     place_line_ends_kernel,
     read_fields_kernel,
     read_objects_kernel,
     refuse_repeated_keys_kernel,
+    strip_texts_kernel,
     trim_texts_kernel,
     write_values_kernel,
 )
@@ -35,7 +37,7 @@ from .driver_calls import clear, start
 from .json_keys import JsonKeys
 from .ops import load
 
-NULL, PLAIN = 1, 3
+NULL, FIELD = 1, 4
 """Kinds of values, as records/values.cuh numbers them."""
 
 NOT_THERE = -1
@@ -200,6 +202,18 @@ class RecordOperations:
         """
         kernel = find_blank_kernel()
         self._launch(kernel, -(-len(out) // kernel.threads), (data, offsets, np.int32(len(out)), out))
+
+    def map_bytes(self, data: cp.ndarray, table: cp.ndarray, out: cp.ndarray) -> None:
+        """Write what a table has for each byte of data, uint8 [bytes]. table: uint8 [256], as of `device_table`."""
+        kernel = map_bytes_kernel()
+        self._launch(kernel, -(-len(data) // kernel.threads), (data, np.int64(len(data)), table, out))
+
+    def strip(self, data: cp.ndarray, offsets: cp.ndarray) -> Values:
+        """The texts without the white space at their ends. data, offsets: as of `blank`."""
+        kernel, count = strip_texts_kernel(), len(offsets) - 1
+        found = Values(cp.empty(count, np.uint8), cp.empty(count, np.uint32), cp.empty(count, np.uint32))
+        self._launch(kernel, -(-count // kernel.threads), (data, offsets, np.int32(count), *found))
+        return found
 
     def _launch_warps(self, kernel: Kernel, warps: int, arguments: tuple[Any, ...]) -> None:
         self._launch(kernel, -(-warps * WARP // kernel.threads), arguments)
@@ -382,7 +396,7 @@ class DeviceFields:
     """
 
     def __init__(self, rules: LineRules, count: int, wanted: Sequence[int]) -> None:
-        self._wanted = _table(np.array(wanted, np.int32))
+        self._wanted = device_table(np.array(wanted, np.int32))
         numbers = (rules.quote, rules.delimiter, count, b"", self._wanted.data.ptr)
         self.record = np.array([numbers], "i4,i4,i4,V4,u8").view("V24")
 
@@ -392,13 +406,13 @@ class DeviceKeys:
 
     def __init__(self, keys: JsonKeys) -> None:
         tables: list[NDArray[Any]] = [keys.names, keys.first, keys.edges.view(np.uint8), keys.columns, keys.below]
-        self._tables = [_table(np.append(table, np.zeros(1, table.dtype))) for table in tables]
+        self._tables = [device_table(np.append(table, np.zeros(1, table.dtype))) for table in tables]
         numbers = (keys.texts, keys.needed, keys.is_every_key)
         addresses = [table.data.ptr for table in self._tables]
         self.record = np.array([(*addresses, *numbers, b"")], "u8,u8,u8,u8,u8,u4,u4,u1,V7").view("V56")
 
 
-def _table(content: NDArray[Any]) -> cp.ndarray:
+def device_table(content: NDArray[Any]) -> cp.ndarray:
     """A table on the current GPU. The ranges and files of a job need the same ones."""
     return _shared_table(cp.cuda.runtime.getDevice(), content.dtype.str, content.tobytes())
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -100,10 +100,16 @@ class Replace(_Step, frozen=True, tag="replace"):
     def of(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
         if _META & set(self.pattern):
             return pc.replace_substring_regex(texts, self.pattern, self.by.replace("\\", "\\\\"))
-        if len(self.pattern) == len(self.by) == 1 and (self.pattern + self.by).isascii():
+        if self.is_of_bytes:
             raw, offsets = _bytes_of(texts)
             return column_of(raw.replace(self.pattern.encode(), self.by.encode()), offsets)
         return pc.replace_substring(texts, self.pattern, self.by)
+
+    @property
+    def is_of_bytes(self) -> bool:
+        """Whether it replaces one character of ASCII by another."""
+        both = self.pattern + self.by
+        return len(self.pattern) == len(self.by) == 1 and both.isascii() and self.pattern not in _META
 
 
 class Remove(_Step, frozen=True, tag="remove"):
@@ -161,6 +167,22 @@ Step = Unicode | Lower | Marks | Replace | Remove | Squeeze | Strip | Lines | Pi
 Steps = Annotated[tuple[Step, ...], Meta(min_length=1, max_length=_MOST_STEPS)]
 
 
+class ByteSteps(NamedTuple):
+    """What a preparation does, where that can be done byte by byte.
+
+    Attributes
+    ----------
+    table : bytes
+        [256], what becomes of each byte.
+    strips : bool
+        Whether white space at the ends is then removed.
+
+    """
+
+    table: bytes
+    strips: bool
+
+
 class Preparation(Struct, frozen=True, dict=True):
     """Steps in order, and the content of the tokenizer.json of `Pieces`, if they are among them.
 
@@ -181,6 +203,20 @@ class Preparation(Struct, frozen=True, dict=True):
         """A digest of all that it does."""
         about = [msgspec.to_builtins(self.steps), hashlib.sha256(self.tokenizer).hexdigest()]
         return hashlib.sha256(msgspec.json.encode(about)).hexdigest()
+
+    @cached_property
+    def byte_steps(self) -> ByteSteps | None:
+        """What it does, where its steps replace characters of ASCII by others, and strip; else None."""
+        table, strips = bytearray(range(256)), any(isinstance(step, Strip) for step in self.steps)
+        for step in self.steps:
+            if isinstance(step, Strip):
+                continue
+            if not isinstance(step, Replace) or not step.is_of_bytes:
+                return None
+            if strips and (step.pattern in SPACES) != (step.by in SPACES):
+                return None  # what is stripped depends on the order of the steps
+            table = table.replace(step.pattern.encode(), step.by.encode())
+        return ByteSteps(bytes(table), strips)
 
     def check(self, model: str) -> None:
         """Raise ModelError for a regular expression that is none, or a tokenizer that is missing."""

@@ -277,6 +277,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
     def selection(self, models: Models) -> Selection:
         from ..source.chunk import Selection
 
+        preparations = {own.id: own for model in models.loaded if (own := model.preparation)}
         return Selection(
             text=self.text_column,
             kept=self._kept,
@@ -292,7 +293,8 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             reads=models.reads if self._windows is None else self._windows.reads_of(models),
             prefixes=models.prefixes,
             windows=self.windows is not None,
-            preparations=tuple({own.id: own.of for m in models.loaded if (own := m.preparation)}.items()),
+            preparations=tuple((name, own.of) for name, own in preparations.items()),
+            byte_steps=tuple((name, *own.byte_steps) for name, own in preparations.items() if own.byte_steps),
             only_prepared=self._windows is None and all(model.preparation for model in models.loaded),
             rules=self.label_rules,
         )

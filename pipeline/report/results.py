@@ -235,7 +235,7 @@ def _part(chunk: Chunk, first: int, count: int) -> Chunk:
     sources = (RowRange(MEMORY, first, count),)
     assert isinstance(chunk.text, pa.Array)
     text, rows = chunk.text.slice(begin, end - begin), chunk.rows.slice(begin, end - begin)
-    prepared = {name: texts.slice(begin, end - begin) for name, texts in chunk.prepared.items()}
+    prepared = {name: texts[begin:end] for name, texts in chunk.prepared.items()}
     return replace(chunk, text=text, rows=rows, sources=sources, prepared=prepared)
 
 

@@ -101,6 +101,9 @@ class Selection:
         Of the file that is read: the kept columns that it lacks and its path has, and their values.
     preparations : tuple of (str, callable)
         What models do to the texts, a large_string, before they read them, by name.
+    byte_steps : tuple of (str, bytes, bool)
+        Of the preparations that go byte by byte: the name, what becomes of each byte, [256], and whether white space at
+        the ends is then removed.
     only_prepared : bool
         Whether every model reads prepared texts: of the original ones only the first `SHOWN_BYTES` characters are kept.
     labels : tuple of str
@@ -129,6 +132,7 @@ class Selection:
     windows: bool = False
     of_path: tuple[tuple[str, str | None], ...] = ()
     preparations: tuple[tuple[str, Callable[[pa.LargeStringArray], pa.LargeStringArray]], ...] = ()
+    byte_steps: tuple[tuple[str, bytes, bool], ...] = ()
     only_prepared: bool = False
     labels: tuple[str, ...] = ()
     rules: LabelRules = NAMES_ONLY
@@ -330,7 +334,7 @@ class Chunk:
     not_copied : mapping of str to ndarray
         With `keep_all`, the numbers of rows by a key that they have and that is not among the kept columns; of the
         commonest keys, more than `NOT_COPIED` of them.
-    prepared : mapping of str to pyarrow.LargeStringArray
+    prepared : mapping of str to pyarrow.LargeStringArray or OffHost
         The texts, [N], after each of the selection's preparations, by name.
     unknown_labels : mapping of str to ndarray
         The numbers of rows by a label of the truth column that names no class; of the commonest labels, more than
@@ -351,7 +355,7 @@ class Chunk:
     stored: int = 0
     index: Any = None
     not_copied: RowsByName = field(default_factory=dict)
-    prepared: Mapping[str, pa.LargeStringArray] = field(default_factory=dict)
+    prepared: Mapping[str, pa.LargeStringArray | OffHost] = field(default_factory=dict)
     unknown_labels: RowsByName = field(default_factory=dict)
 
     @property
@@ -576,7 +580,7 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
         sources=tuple(source for c in chunks for source in c.sources),
         not_copied=commonest_rows(c.not_copied for c in chunks),
         unknown_labels=commonest_rows(c.unknown_labels for c in chunks),
-        prepared={name: pa.concat_arrays([c.prepared[name] for c in chunks]) for name in chunks[0].prepared},
+        prepared={name: _joined([c.prepared[name] for c in chunks]) for name in chunks[0].prepared},
     )
 
 

@@ -36,6 +36,8 @@ _FUNCTIONS = {
     "join_texts": "join",
     "trim_texts": "trim",
     "find_blank": "blank",
+    "map_bytes": "map_all",
+    "strip_texts": "strip_all",
 }
 """The function of the library for each kernel. It takes the same arguments, records by their address."""
 

@@ -76,6 +76,12 @@ void join(const uint8* data, const int64* offsets, int records, int columns, uin
 void trim(const uint8* out, int records, uint32* begins, uint32* sizes) {
     for (threadIdx.x = 0; threadIdx.x < records; threadIdx.x++) trim_texts(out, records, begins, sizes);
 }
+void map_all(const uint8* data, int64 size, const uint8* table, uint8* out) {
+    for (threadIdx.x = 0; threadIdx.x < size; threadIdx.x++) map_bytes(data, size, table, out);
+}
+void strip_all(const uint8* data, const int64* offsets, int texts, uint8* kinds, uint32* begins, uint32* sizes) {
+    for (threadIdx.x = 0; threadIdx.x < texts; threadIdx.x++) strip_texts(data, offsets, texts, kinds, begins, sizes);
+}
 void blank(const uint8* data, const int64* offsets, int texts, uint8* out) {
     for (threadIdx.x = 0; threadIdx.x < texts; threadIdx.x++) find_blank(data, offsets, texts, out);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -170,15 +171,22 @@ def test_where_memory_cannot_be_page_locked_it_is_used_all_the_same_and_said_onc
     again.close()
 
 
-def test_a_job_writes_the_same_files_either_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("steps", [None, [{"step": "replace", "pattern": "e", "by": " "}, {"step": "strip"}]])
+def test_a_job_writes_the_same_files_either_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[dict[str, str]] | None
+) -> None:
     chance = random.Random(3)
     (tmp_path / "in").mkdir()
     for number, suffix in enumerate((".jsonl", ".jsonl", ".csv", ".tsv")):
         written(tmp_path / "in" / f"{number}{suffix}", 12_000, chance, 0.001)
     job = {"model": "ag-news", "device": "cuda", "keep": ["id", "text"], "chunk_size": 5000}
+    if steps is not None:
+        (tmp_path / "steps.json").write_text(json.dumps(steps))
+        job["preparation"] = tmp_path / "steps.json"
 
     def parts(name: str) -> dict[str, bytes]:
-        classify(tmp_path / "in", tmp_path / name, **job)
+        read_by = classify(tmp_path / "in", tmp_path / name, **job).to_dict()["read_by"]
+        assert (read_by is not None) == (name == "gpu")
         return {path.name: path.read_bytes() for path in sorted((tmp_path / name / "parts").iterdir())}
 
     by_gpu = parts("gpu")

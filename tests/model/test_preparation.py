@@ -34,7 +34,7 @@ from broadsheet.pipeline.engine.open import open_engine
 from broadsheet.pipeline.errors import ModelError, UsageError
 from broadsheet.pipeline.labelling.windows import Windows
 from broadsheet.pipeline.model.charcnn import Model, carried, taken
-from broadsheet.pipeline.model.preparation import Lines, Lower, Preparation, Remove
+from broadsheet.pipeline.model.preparation import Lines, Lower, Preparation, Remove, Replace, Strip
 from broadsheet.pipeline.model.recipes import recipes
 from broadsheet.pipeline.model.several import load_models
 from broadsheet.pipeline.options import Options
@@ -168,6 +168,32 @@ def theirs(name: str, texts: list[str], tokenizer: Path) -> list[str]:
 @cache
 def tokenizer_of(file: Path) -> Any:
     return tokenizers.Tokenizer.from_file(str(file))
+
+
+plain_steps = st.lists(
+    st.just(Strip()) | st.builds(Replace, st.sampled_from("\n\tab _"), st.sampled_from(" \rAb_")),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(plain_steps, st.lists(st.text(st.sampled_from("ab\n\t\x1f\x85 \u3000é_"))))
+def test_steps_that_go_byte_by_byte_do_what_the_steps_do(steps: list, texts: list[str]) -> None:
+    """A GPU does them by a table, and then strips."""
+    preparation = Preparation(tuple(steps))
+    plain = preparation.byte_steps
+    if plain is None:  # what is stripped depends on the order
+        assert Strip() in steps
+        return
+    mapped = [text.encode().translate(plain.table).decode() for text in texts]
+    assert [text.strip() if plain.strips else text for text in mapped] == of(preparation, texts)
+
+
+@pytest.mark.parametrize("step", [Lower(), Lines(), Replace("a", "bc"), Replace("\n", "é"), Replace(".", "a")])
+def test_other_steps_do_not_go_byte_by_byte(step: Any) -> None:
+    assert Preparation((step,)).byte_steps is None
+    assert Preparation((Strip(), step)).byte_steps is None
 
 
 @cache

@@ -44,17 +44,7 @@ __global__ void trim_texts(const uint8* data, int texts, uint32* begins, uint32*
     if (number >= texts) return;
     const Article text{data + begins[number], sizes[number]};
     int64 first = 0, last = text.size;
-    while (first < last) {
-        const int length = sequence_length(text, first);
-        if (!is_space_at(text, first, length)) break;
-        first += length;
-    }
-    while (last > first) {
-        int64 at = last - 1;
-        while (at > first && (text.bytes[at] & 0xc0) == 0x80) at--;
-        if (!is_space_at(text, at, sequence_length(text, at))) break;
-        last = at;
-    }
+    trim(text, first, last);
     begins[number] += (uint32)first;
     sizes[number] = (uint32)(last - first);
 }

@@ -1,4 +1,5 @@
-// Which texts hold nothing but white space. A thread has a text, and most end at their first byte.
+// What is asked of whole texts, and what is done to them before a model reads them. A thread has a text, or a byte.
+#include "records/values.cuh"
 #include "records/white_space.cuh"
 
 // data: UTF-8. offsets [texts + 1]: where each text begins, and where the last ends. blank [texts]: 1 where a text
@@ -15,4 +16,24 @@ __global__ void find_blank(const uint8* data, const int64* offsets, int texts, u
         at += length;
     }
     blank[text] = is_blank;
+}
+
+// Write table[c] for each byte c of data [size].
+__global__ void map_bytes(const uint8* data, int64 size, const uint8* table, uint8* out) {
+    const int64 at = (int64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < size) out[at] = table[data[at]];
+}
+
+// The texts without the white space at their ends, as values. data, offsets: as of `find_blank`. kinds, begins, sizes
+// [texts]: as of `Values`.
+__global__ void strip_texts(const uint8* data, const int64* offsets, int texts, uint8* kinds, uint32* begins,
+                            uint32* sizes) {
+    const int number = blockIdx.x * blockDim.x + threadIdx.x;
+    if (number >= texts) return;
+    const Article text{data + offsets[number], offsets[number + 1] - offsets[number]};
+    int64 first = 0, last = text.size;
+    trim(text, first, last);
+    kinds[number] = PLAIN;
+    begins[number] = (uint32)(offsets[number] + first);
+    sizes[number] = (uint32)(last - first);
 }

@@ -14,3 +14,18 @@ __device__ __forceinline__ bool is_white_space(uint32 point) {
 __device__ __forceinline__ bool is_space_at(const Article& text, int64 at, int length) {
     return is_white_space(length == 1 ? text.bytes[at] : code_point(text, at, length));
 }
+
+// Move `first` and `last`, between which a text is, past the white space at its ends.
+__device__ __forceinline__ void trim(const Article& text, int64& first, int64& last) {
+    while (first < last) {
+        const int length = sequence_length(text, first);
+        if (!is_space_at(text, first, length)) break;
+        first += length;
+    }
+    while (last > first) {
+        int64 at = last - 1;
+        while (at > first && (text.bytes[at] & 0xc0) == 0x80) at--;
+        if (!is_space_at(text, at, sequence_length(text, at))) break;
+        last = at;
+    }
+}
