@@ -292,7 +292,8 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
         texts = taught.data.text.numbered()
         fit, held = hold_out_labelled(taught.data.labels, taught.labelled, hold_out_share, texts)
         if request.keep_teacher:
-            refuse_few(len(held), AGREEMENT, Top.of(request.top, request.recall, request.top_of, soft.encoder))
+            top = Top.of(request.top, request.recall, request.top_of, soft.encoder)
+            refuse_few(len(held), AGREEMENT, top, len(texts))
         taught = soft.taught(taught, held)
         data, (fit, held) = taught.data, (rows[taught.answered[rows]] for rows in (fit, held))
         if unknown := np.count_nonzero(~taught.answered):
