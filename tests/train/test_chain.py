@@ -364,8 +364,8 @@ def test_too_few_texts_are_told_as_texts_and_a_teacher_without_a_head_as_two_ste
     refuse_few(enough // 5, 0.999, None, enough)
     (tmp_path / "encoder").mkdir()
     bare = SoftLabels(models=(tmp_path / "encoder",), device="cpu")
+    labelled = rows.append_column("kind", pa.array(["a", "b"] * 50))
     with pytest.raises(UsageError, match=r"without a head.*Two steps.*keep_teacher"):
-        labelled = rows.append_column("kind", pa.array(["a", "b"] * 50))
         train(labelled, label_column="kind", soft_labels=bare, keep_teacher=True, **QUICK)
 
 
