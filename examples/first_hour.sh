@@ -152,7 +152,7 @@ PYTHON
 step "Damage is found, and repaired"
 part=$(find labels/parts -name '*.parquet' | head -1)
 cp "$part" before
-printf 'X' | dd of="$part" bs=1 seek=100 conv=notrunc status=none
+printf 'XY' | dd of="$part" bs=1 seek=100 conv=notrunc status=none
 run 1 broadsheet verify labels
 says "--resume"
 run 0 broadsheet classify "${spreadsheet[@]}" -o labels --id-column id --keep published --resume

@@ -16,7 +16,9 @@ _DISTRIBUTION = "broadsheet"
 
 FLAGS = {
     **dict.fromkeys(("balanced", "input", "keep-network", "keep-teacher", "multi-label", "tls"), True),
-    **dict.fromkeys(("classes", "encoder", "held-out", "label-separator", "learning-rate", "model"), False),
+    **dict.fromkeys(
+        ("classes", "encoder", "held-out", "label-separator", "learning-rate", "map-labels", "model"), False
+    ),
     **dict.fromkeys(("nsys", "protocol", "scheduler-file"), False),
     **dict.fromkeys(("top", "top-of", "recall", "count", "score", "by", "per"), False),
 }

@@ -32,6 +32,7 @@ _OF_JSON = (
     Selection(kept=("id", "score", "place"), truth="label", classes=_CLASSES, reads=1014),
     Selection(keep_all=True),
     Selection(keep_all=True, truth="label", classes=_CLASSES, reads=90),
+    Selection(kept=("meta", "id"), reads=90),
     Selection(text=("meta.body",), kept=("meta.source.n", "ok"), reads=5),
     Selection(kept=("label", "id", "meta.tags"), labels=("label",), truth="label", classes=_CLASSES),
 )

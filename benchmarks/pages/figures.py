@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from math import floor, log10
 from statistics import mean, median
 from typing import Any
 
@@ -51,6 +52,45 @@ def asking(network: Result, about: str) -> str:
     """Million articles of AG News a second in fp16, with `--network about`."""
     rate = next(row.articles_per_second for row in network.rows if row.network == about)
     return f"{rate / 1e6:.1f} million"
+
+
+LONG = "1,100 characters"
+"""The texts of the benchmark of asking that are cut across articles."""
+
+
+def row_of(network: Result, about: str, text: str = "AG News") -> Result:
+    """The measurement with `--network about`."""
+    return next(row for row in network.rows if (row.network, row.text) == (about, text))
+
+
+def per_second(network: Result, about: str, text: str = "AG News") -> str:
+    """Texts a second with `--network about`, to two digits."""
+    rate = row_of(network, about, text).articles_per_second
+    return f"{round(rate, 1 - floor(log10(rate))):,.0f}"
+
+
+# accuracy.md, the shipped model
+
+
+def interval(measured: Result) -> str:
+    """The 95 % confidence interval of an accuracy, in percent."""
+    low, high = measured.accuracy_interval
+    return f"{100 * low:.1f} to {100 * high:.1f} %"
+
+
+# train_options.md
+
+
+def asked_about(shipped: Result) -> list[Result]:
+    """How good the shipped model is with its network asked about no rows, some shares, those by the margin, and all."""
+    networks = shipped.networks
+    kind = type(networks)
+    rows = [kind(of, asked=of.share, error=f"{of.calibration_error:.3f}") for of in networks.values()]
+    rows += [kind(of, asked=of.share, error="") for of in shipped.shares]
+    names = {networks.none.share: "none", networks["all"].share: "all"}
+    names[networks.uncertain.share] = f"**{networks.uncertain.share:.1%}: by the margin**"
+    rows.sort(key=lambda row: float(row.share))
+    return [kind(row, asked=names.get(row.share, f"{row.share:.0%}")) for row in rows]
 
 
 # performance.md

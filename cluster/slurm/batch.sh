@@ -20,7 +20,7 @@ wait "$client"
 code=$?
 
 case $code in
-  0 | 2 | 3) ;; # done, wrong usage, chunks set aside: another run would not change it
+  0 | 2 | 3) ;; # done, wrong usage, more unread than --max-unread and the like allow: another run would not change it
   *)
     if [ "$requeue" = 1 ]; then
       echo "broadsheet: requeued; the next run continues where this one stopped" >&2

@@ -2,7 +2,8 @@
 # A share of the files in a container of Apptainer or Enroot, made of the image of the Containerfile:
 #
 #   apptainer build broadsheet.sif docker-daemon://broadsheet:latest    # or: enroot import dockerd://broadsheet:latest
-#   RUNTIME=apptainer IMAGE=broadsheet.sif examples/shards/container.sh 3/64 /shared/news /shared/you/labels
+#   RUNTIME=apptainer IMAGE=broadsheet.sif examples/shards/container.sh 3/64 /shared/news /shared/you/labels \
+#     --max-unread 1%
 #
 # SIGTERM reaches the command: both run it in place of themselves. Its kernels are kept in the user's cache.
 set -euo pipefail

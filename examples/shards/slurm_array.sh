@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # A share of the files for each task of a Slurm array, without a cluster of Dask: tasks start as nodes become free.
 #
-#   array=$(INPUT='/shared/news/*.parquet' OUTPUT=/shared/you/labels sbatch --parsable examples/shards/slurm_array.sh)
-#   sbatch --dependency="afterok:$array" --wrap 'broadsheet merge /shared/you/labels/share-* -o /shared/you/merged'
+#   export INPUT='/shared/news/*.parquet' OUTPUT=/shared/you/labels
+#   array=$(sbatch --parsable examples/shards/slurm_array.sh --max-unread 1%)
+#   sbatch --dependency="afterok:$array" --kill-on-invalid-dep=yes \
+#     --wrap 'broadsheet merge /shared/you/labels/share-* -o /shared/you/merged'
 #
+# A share with more unread files than --max-unread allows fails, and Slurm then cancels the merge.
 # There are as many shares as the highest number of the array, or SHARES. To run some of 64 again, say how many they are:
 #
 #   SHARES=64 INPUT='/shared/news/*.parquet' OUTPUT=/shared/you/labels sbatch --array=1,2 examples/shards/slurm_array.sh

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
@@ -79,9 +80,10 @@ def command(
 ) -> None:
     """Label every text of the input files; with --resume -o OUT/ alone, go on with the job that was begun in OUT.
 
-    Exit code 0: done. 3: some of the input has no labels. With OUT/_SUCCESS the rest is done: a file cannot be read,
-    more rows cannot be than --max-quarantined allows, or --update found files that have changed. Without it chunks are
-    left, --resume does them. 4: stopped early by SIGUSR1, --resume goes on. 2: wrong usage. 1: any other error.
+    Exit code 0: done. 3: some of the input has no labels. With OUT/_SUCCESS the rest is done: more files cannot be read
+    than --max-unread allows, or rows than --max-quarantined, or --update found files that have changed. Without it
+    chunks are left, --resume does them. 4: stopped early by SIGUSR1, --resume goes on. 2: wrong usage. 1: any other
+    error.
     """
     from ..processes.child import FORKS, spare_pandas
 
@@ -281,6 +283,7 @@ def _run(
     from ..engine.open import expected_device
     from ..job.beginning import refuse_files
     from ..options import Options
+    from ..processes.child import seconds_since_start
     from ..report.terminal import NoProgress, TerminalProgress
     from ..source.inputs import Paths
 
@@ -299,11 +302,23 @@ def _run(
         connection["workers"] = 1  # without dask-cuda, which gives each GPU a worker, the first GPU has one
     stopping = Event()
     signal.signal(signal.SIGUSR1, lambda *_: stopping.set())
+    progress.began = time.perf_counter() - seconds_since_start()
     run = partial(classify, source, str(place), model=model, progress=progress, stop=stopping.is_set, **options)
-    if is_here:
-        return run(client=lambda: connect(**connection))  # beside the planning
-    with connect(**connection) as client:  # at once: what its workers have decides the chunk size
-        return run(client=client)
+    with _stopped_at_the_end(progress):
+        if is_here:
+            return run(client=lambda: connect(**connection))  # beside the planning
+        progress.phase("connecting to the cluster")
+        with connect(**connection) as client:  # at once: what its workers have decides the chunk size
+            return run(client=client)
+
+
+@contextmanager
+def _stopped_at_the_end(progress: Progress) -> Iterator[None]:
+    """Show no progress any more after the block, also where planning fails."""
+    try:
+        yield
+    finally:
+        progress.stop()
 
 
 def _estimate(
@@ -353,7 +368,7 @@ def _print_estimate(estimate: Estimate, place: Location | None, console: PlainCo
         free = "" if estimate.free_bytes is None else f" ({decimal(estimate.free_bytes)} free)"
         print_fact("folder", f"{place}{free}", console)
     print_list("warning", estimate.warnings, console)
-    print_list("skipped", estimate.left_out, console)
+    print_list("skipped", [f"{path}: {reason}" for path, reason in estimate.left_out], console)
     print_list("files", estimate.problems, console)
     console.print("Nothing was written. To start a cluster and to read takes more than that time.", style="dim")
 

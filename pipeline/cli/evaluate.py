@@ -104,7 +104,7 @@ def command(
 
 def _evaluate_labels(model: Model, data: list[str], as_json: bool, options: dict[str, Any]) -> None:
     from ..evaluation.evaluate import evaluate_labels
-    from ..report.tables import print_label_figures
+    from ..report.tables import print_label_figures, ratio_text
     from ..source.inputs import Paths
 
     result = evaluate_labels(model, Paths(data), **options)
@@ -114,6 +114,8 @@ def _evaluate_labels(model: Model, data: list[str], as_json: bool, options: dict
     if result.unknown:
         console.print(f"{counted(result.unknown, 'row')} with a label that is no class of the model", style="yellow")
     _print_labels(result, model, console)
+    of_others = None if result.others is None else f"micro F1 {ratio_text(result.others.micro_f1)}"
+    _print_overlap(result, of_others, console)
     print_label_figures(result.counts, console)
 
 
@@ -129,6 +131,7 @@ def _evaluate_numbers(model: Model, data: list[str], as_json: bool, options: dic
         return result
     left = f"; {counted(result.quarantined, 'row')} skipped: unreadable" if result.quarantined else ""
     console.print(f"{counted(result.figures.rows, 'row')}{left}; {result.without:,} without a true number")
+    _print_overlap(result, None if result.others is None else str(result.others), console)
     console.print(f"{result.figures}; nearest level right for {result.nearest:.1%}", soft_wrap=True)
     if result.found:
         print_asking({name: figures._asdict() for name, figures in result.found.items()}, console, model.second)
@@ -168,6 +171,16 @@ def _print_labels(result: Evaluation | LabelEvaluation, model: Model, console: P
         console.print(unknown, style="yellow")
 
 
+def _print_overlap(
+    result: Evaluation | LabelEvaluation | NumberEvaluation, others: str | None, console: PlainConsole
+) -> None:
+    """Print how many of the rows the model has learned from. others: how good it is on the other rows."""
+    from ..report.overlap import overlap_line
+
+    if line := overlap_line(result.overlap, others):
+        console.print(line, style="yellow", soft_wrap=True)
+
+
 def _print_left_out(result: Evaluation | LabelEvaluation, console: PlainConsole) -> None:
     if result.quarantined:
         console.print(f"{counted(result.quarantined, 'row')} skipped: unreadable", style="yellow")
@@ -187,6 +200,7 @@ def _print(result: Evaluation, abstain: float | None, diagram: bool, console: Pl
         share = f"{result.abstained:,} of {rows:,} rows ({result.abstained / rows:.1%})"
         console.print(f"{share} have a score below {abstain:g}, and no label; the figures are those of the others")
     _print_labels(result, model, console)
+    _print_overlap(result, None, console)
     print_confusion(result.confusion, console)
     print_reliability(result.reliability, result.uncalibrated, diagram, console, model.is_calibrated)
     if result.networks:

@@ -142,6 +142,7 @@ def about_model(model: Model) -> dict[str, object]:
             for layer in (model.layers if model.has_network else ())
         ],
         "preparation": None if model.preparation is None else msgspec.to_builtins(model.preparation.steps),
+        "learned_rows": None if model.learned is None else model.learned.rows,
         "card": dict(model.card),
     }
 
@@ -286,8 +287,8 @@ def verify(
         print_json(msgspec.to_builtins(totals))
     else:
         name = as_url(str(output)) or output
-        missing = not_read(totals, (), ())
-        whole = "whole, as far as its input was read" if missing else "whole"
+        missing = not_read(totals, ())
+        whole = "whole, as far as its input was read" if totals.problems else "whole"
         say(f"{name}: {whole}. {counted(totals.chunks, 'chunk')}; {counted(totals.rows_read, 'row')} {balance(totals)}")
         for line in missing:
             say(f"Of the input, {line}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from ..errors import ModelError, UsageError, cause
+from ..errors import ModelError, UsageError, cause, counted
 from ..options import READ
 from ..report.console import PlainConsole, say
 from ..storage.disk import refuse_outputs, write_file
@@ -82,22 +82,24 @@ def calibrate(
         return
     about = calibrated.card[CARD]
     found = f"temperature {about.get('left out', calibrated.temperature):.3f}, fitted on {about['rows']:,} rows"
+    if left_out := about.get(fitting.LEFT_OUT_CARD):
+        say(f"{counted(left_out, 'row')} left out, which the model has learned from")
     say(f"{output}: scores stay as they were: {found}, does not help" if "left out" in about else f"{output}: {found}")
     say("on rows that it was not fitted to, a fifth at a time:")
     _say_figures(about)
     if by_class:
         helps = "" if calibrated.by_class else ", which does not help: they stay as they were"
         say(f"scores by class{helps}; on rows that they were not fitted to:")
-        _say_figures(calibrated.card[BY_CLASS])
+        _say_figures(calibrated.card[BY_CLASS], "with the temperature alone", "by class too")
     if calibrated.cascade is not None:
         from ..report.tables import print_asking
 
         print_asking({name: calibrated.card[cascade.CARD][name] for name in cascade.ASKS}, PlainConsole())
 
 
-def _say_figures(about: dict[str, Any]) -> None:
+def _say_figures(about: dict[str, Any], before: str = "before", after: str = "after") -> None:
     for name in ("calibration error", "log loss"):
-        say(f"{name:>20}  {about[f'{name} before']:.4f} before, {about[f'{name} after']:.4f} after")
+        say(f"{name:>20}  {about[f'{name} before']:.4f} {before}, {about[f'{name} after']:.4f} {after}")
 
 
 def convert(

@@ -56,7 +56,7 @@ def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], quiet:
     """
     from ..job.pipe import KINDS, pipe
     from ..options import TABLE, Options
-    from ..report.summary import doubt_line, encoding_hint, left_out_line, too_many_quarantined
+    from ..report.summary import doubt_line, encoding_hint, left_out_line, too_many_quarantined, too_many_unread
 
     kind = options.get("format", KINDS[0])
     if kind not in KINDS:
@@ -67,10 +67,14 @@ def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], quiet:
         piped = pipe(source, print_rows, model=model, options=Options(**options), kind=kind)
     for message in (*piped.problems, *([left_out_line(piped.left_out)] if piped.left_out else ())):
         say(f"broadsheet: {message}", error=True)
-    limit = options.get("max_quarantined", TABLE["max_quarantined"].default)
-    too_many = too_many_quarantined(piped.rows_quarantined, piped.rows_read, limit)
-    if too_many:
-        say(f"broadsheet: {too_many}", error=True)
+    limits = {name: options.get(name, TABLE[name].default) for name in ("max_quarantined", "max_unread")}
+    unread = len({*piped.problems})
+    beyond = (
+        too_many_quarantined(piped.rows_quarantined, piped.rows_read, limits["max_quarantined"]),
+        too_many_unread(unread, max(piped.files, unread), limits["max_unread"]),
+    )
+    for line in filter(None, beyond):
+        say(f"broadsheet: {line}", error=True)
     if not quiet:
         bad = piped.rows_quarantined
         for remark in (
@@ -81,7 +85,7 @@ def run(source: Paths | Stdin, model: list[str], options: dict[str, Any], quiet:
         ):
             if remark:
                 say(f"broadsheet: {remark}", error=True)
-    raise typer.Exit(_SET_ASIDE if piped.problems or too_many else 0)
+    raise typer.Exit(_SET_ASIDE if any(beyond) else 0)
 
 
 def _summary(piped: Piped) -> str:
@@ -93,7 +97,11 @@ def _summary(piped: Piped) -> str:
         f"{piped.rows_quarantined:,} without a label; {rate:,.0f} a second"
     )
     if piped.confusion is not None and piped.confusion.rows:
-        line += f"; accuracy {piped.confusion.accuracy:.2%}"
+        from ..report.shares import share_text
+
+        line += f"; accuracy {share_text(piped.confusion.correct, piped.confusion.rows)}"
+    if piped.learned is not None and piped.learned.learned:
+        line += f"; it has learned from {piped.learned.learned:,} of {piped.learned.checked:,} rows with a true class"
     return line
 
 

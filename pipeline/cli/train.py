@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -31,13 +31,17 @@ _recipe, _soft, _cluster, _report = (
 
 @with_options(TRAIN)
 def command(
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="MODEL", help="The model file to write.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="MODEL", help="The model file to write.", show_default=False),
+    ] = None,
     data: Annotated[list[str] | None, typer.Argument(metavar="DATA", help=_DATA, show_default=False)] = None,
     epochs: Annotated[int | None, _recipe("N", "Passes over the data.  [default: 80]")] = None,
     batch_size: Annotated[int | None, _recipe("N", "Articles per step.  [default: by the rows]")] = None,
     learning_rate: Annotated[float | None, _recipe("RATE", "Highest rate of the run.  [default: by the rows]")] = None,
     set_: Annotated[list[str] | None, _recipe("NAME=VALUE", "Any other setting of the recipe.", "--set")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace model, checkpoint and plot.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is odd in the rows.")] = False,
     teacher: Annotated[
         list[str] | None,
         _soft("WHAT", "Learn its scores too: a model, a sentence encoder, or MODULE:FUNCTION; of several, the mean."),
@@ -65,10 +69,9 @@ def command(
     n-grams need scikit-learn, which the extra `train` has, and the network PyTorch, of `train-network`.
     """
     try:
-        from ..train import CHECKPOINT, Recipe, SoftLabels, train
+        from ..train import CHECKPOINT, Recipe, odd_rows, train
         from ..train.progress import plot_curve
-        from ..train.recipe import ALPHABETS
-        from .training import TrainingProgress
+        from .training import TrainingProgress, print_oddities
     except ModuleNotFoundError as error:
         raise UsageError(f"training needs scikit-learn ({error}): {install('train')}") from error
     from ..source.inputs import Paths, local_paths
@@ -84,9 +87,16 @@ def command(
         raise UsageError("name DATA to learn: labelled texts, or with --teacher any")
     if "id_column" in options and not suspects:
         raise UsageError("--id-column is for --suspects, which keeps it beside each row: add --suspects FILE")
-    resume, device = options.get("resume", False), options.get("device", "auto")
+    options["suspects"] = suspects is not None
+    resume = options.get("resume", False)
     read = [*data, *options.get("test", ()), *(unlabelled or ())]
     models = [*(teacher or ()), *(str(options[name]) for name in ("init", "alphabet", "vectors") if name in options)]
+    _resolve_inputs(options, teacher or (), soft_labels or (), unlabelled, soft_share)
+    if dry_run:
+        print_oddities(odd_rows(Paths(data), **options), PlainConsole())
+        return
+    if output is None:
+        raise UsageError("name the model file to write: -o MODEL.safetensors; or give --dry-run")
     outputs = {"-o": output, "--plot": plot, "--suspects": suspects}
     refuse_outputs(outputs, overwrite, lambda: [*models, *local_paths(Paths(read))])
     checkpoint = (output.parent.absolute() / output.name).with_name(output.name + CHECKPOINT)
@@ -103,18 +113,6 @@ def command(
     about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
     if note:
         about["note"] = note
-    if teacher or soft_labels:
-        sys.path.append("")  # where MODULE:FUNCTION may be
-        more = Paths(unlabelled) if unlabelled else None
-        columns, teachers = tuple(soft_labels or ()), tuple(teacher or ())
-        options["soft_labels"] = SoftLabels(columns, teachers, more, soft_share, device)
-    if "test" in options:
-        options["test"] = Paths(options["test"])
-    if (alphabet := options.get("alphabet")) is not None:
-        options["alphabet"] = ALPHABETS.get(alphabet) or _symbols(alphabet)
-    if str(options.get("vectors")) == "none":
-        options["vectors"] = None
-    options["suspects"] = suspects is not None
     options |= {"settings": settings, "checkpoint": checkpoint, "about": about, "on_start": watch.start, "tell": watch}
     try:
         with _workers(cluster, scheduler_file, options.get("gpus")) as client:
@@ -138,6 +136,40 @@ def command(
         say(f"{suspects} is not written: no row was held out in which to look for wrong labels", error=True)
     if plot:
         plot_curve(trained.history, plot)
+
+
+def _resolve_inputs(
+    options: dict[str, Any],
+    teachers: Sequence[str],
+    soft_columns: Sequence[str],
+    unlabelled: list[str] | None,
+    soft_share: float,
+) -> None:
+    """Replace the values of flags in `options` by what `train` takes.
+
+    Parameters
+    ----------
+    options : dict
+        The options of `train`, which are changed in place.
+    teachers, soft_columns, unlabelled, soft_share
+        The flags of soft labels.
+
+    """
+    from ..source.inputs import Paths
+    from ..train import SoftLabels
+    from ..train.recipe import ALPHABETS
+
+    if teachers or soft_columns:
+        sys.path.append("")  # where MODULE:FUNCTION may be
+        more = Paths(unlabelled) if unlabelled else None
+        device = options.get("device", "auto")
+        options["soft_labels"] = SoftLabels(tuple(soft_columns), tuple(teachers), more, soft_share, device)
+    if "test" in options:
+        options["test"] = Paths(options["test"])
+    if (alphabet := options.get("alphabet")) is not None:
+        options["alphabet"] = ALPHABETS.get(alphabet) or _symbols(alphabet)
+    if str(options.get("vectors")) == "none":
+        options["vectors"] = None
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from ..evaluation.chain import promised
 from ..evaluation.numbers import NumberFigures
 from ..model.cascade import CARD
 from ..report.console import PlainConsole
+from ..report.shares import share_of_card, share_text
+from ..report.tables import new_table
 from ..report.terminal import Bar
-from ..train import Cost, Epoch, Fit, Note, Step, Trained
-from ..train.after import SURE_CARD
+from ..train import Cost, Epoch, Fit, Note, Odd, Oddities, Step, Trained
+from ..train.after import AGREEMENT_CARD, SURE_CARD
 from ..train.data import LabelledArticles
 
 _SECONDS_BETWEEN_LINES = 60.0
@@ -31,11 +33,13 @@ class TrainingProgress:
         self._began = self._last = time.monotonic()
         self._first: tuple[float, float] | None = None
         self._bar = Bar(console, _SECONDS_BETWEEN_LINES)
-        self._held_out = "held out"
+        self._held_out = self._measured = "held out"
 
     def start(self, data: LabelledArticles, held_out: int) -> None:
         """Print what the model is trained on."""
         self._held_out = "held out" if held_out else "cross-validated"
+        has_labels = data.taught is None or not data.taught.all()
+        self._measured = "held out" if has_labels else "agreement"
         held = f", {held_out:,} of them held out" if held_out else ""
         skipped = f"; {counted(data.skipped, 'unreadable row')} skipped" if data.skipped else ""
         what = "classes" if data.levels is None else f"levels, {data.classes[0]} to {data.classes[-1]}"
@@ -43,9 +47,12 @@ class TrainingProgress:
         of_what = of_columns or f"{len(data.classes)} {what}"
         self._console.print(f"{len(data):,} texts of {of_what}{held}{skipped}", soft_wrap=True)
 
-    def __call__(self, what: Cost | Fit | Step | Epoch | Note) -> None:
+    def __call__(self, what: Cost | Fit | Step | Epoch | Note | Oddities) -> None:
         """Print a report of `train`."""
-        kinds = {Cost: self._cost, Fit: self._fit, Step: self._step, Note: self._note, Epoch: self._epoch}
+        kinds = {
+            Cost: self._cost, Fit: self._fit, Step: self._step, Note: self._note, Epoch: self._epoch,
+            Oddities: self._oddities,
+        }  # fmt: skip
         kinds[type(what)](what)  # type: ignore[operator]
 
     def stop(self) -> None:
@@ -56,34 +63,46 @@ class TrainingProgress:
         """Print how good the model is, and where it was written."""
         card = trained.model.card
         if "held_out_accuracy" in card:
-            self._console.print(f"{self._held_out}: {card['held_out_accuracy']:.2%} right")
+            self._console.print(f"{self._held_out}: {share_of_card(card, 'held_out_accuracy')} right", soft_wrap=True)
+        if AGREEMENT_CARD in card:
+            agreement = f"{share_of_card(card, AGREEMENT_CARD)} agreement with the teacher"
+            self._console.print(f"{self._held_out}: {agreement}", soft_wrap=True)
         for name, told in trained.compared_columns.items():
-            self._console.print(f"{self._held_out}: {name} {told.model:.2%} right", soft_wrap=True)
+            right = f"{share_of_card(card['heads'][name], 'held_out_accuracy')} right"
+            self._console.print(f"{self._held_out}: {name} {right}", soft_wrap=True)
             for line in told.lines():
                 self._console.print(f"  {line}", soft_wrap=True)
         if "held_out" in card:
-            self._console.print(f"{self._held_out}: {_numbers(card['held_out'])}", soft_wrap=True)
+            of = f", against {card['held_out']['against']}" if "against" in card["held_out"] else ""
+            self._console.print(f"{self._held_out}{of}: {_numbers(card['held_out'])}", soft_wrap=True)
             for name, figures in card["compared with"].items():
                 self._console.print(f"  {name}: {_numbers(figures)}", soft_wrap=True)
         if "held_out_micro_f1" in card:
             self._console.print(f"{self._held_out}, the rows that decided the thresholds: {_f1(card, 'held_out_')}")
         if "teacher_accuracy" in (taught := card.get("soft_labels", {})):
-            self._console.print(f"  its teacher: {taught['teacher_accuracy']:.2%} of those with a label")
+            self._console.print(f"  its teacher: {taught['teacher_accuracy']:.2%} right, of those with a label")
         for line in trained.compared.lines() if trained.compared else ():
             self._console.print(line, soft_wrap=True)
         if sure := card.get(SURE_CARD):
             few = "; by so few rows, scores are rough" if sure["rows"] < 300 else ""
-            self._console.print(f"of {sure['rows']:,} rows with a {SURE_CARD}, {sure['right']:,} are right{few}")
+            what = "are right" if "right" in sure else "agree with the teacher"
+            share = share_text(sure.get("right", sure.get("agree")), sure["rows"])
+            self._console.print(f"of {sure['rows']:,} rows with a {SURE_CARD}, {share} {what}{few}", soft_wrap=True)
         for name, figures in card.get("heads", {}).items():
             if test := figures.get("test"):
-                self._console.print(f"test: {name} {test['accuracy']:.2%} of {test['rows']:,} rows", soft_wrap=True)
+                of = f"of {test['rows']:,} rows right"
+                self._console.print(f"test: {name} {share_of_card(test, 'accuracy')} {of}", soft_wrap=True)
         if "promise" in (asked := card.get(CARD, {})):
             self._console.print(promised(asked), soft_wrap=True)
         if "test" in card and "heads" not in card:
             test = card["test"]
-            figure = f"{test['accuracy']:.2%} of" if "accuracy" in test else None
-            figure = figure or f"{_numbers(test) if 'spearman' in test else _f1(test, '')}, of"
-            self._console.print(f"test: {figure} {test['rows']:,} rows")
+            if "accuracy" in test:
+                self._console.print(
+                    f"test: {share_of_card(test, 'accuracy')} of {test['rows']:,} rows right", soft_wrap=True
+                )
+            else:
+                figures = _numbers(test) if "spearman" in test else _f1(test, "")
+                self._console.print(f"test: {figures}, of {test['rows']:,} rows", soft_wrap=True)
         self._console.print(f"{output} written after {time.monotonic() - self._began:,.0f} s", soft_wrap=True)
 
     def _cost(self, cost: Cost) -> None:
@@ -95,6 +114,10 @@ class TrainingProgress:
         self._last, self._first = time.monotonic(), None
         self._bar.spoke()
         self._bar.start("", "", 1.0)
+
+    def _oddities(self, odd: Oddities) -> None:
+        if odd.found:
+            print_oddities(odd.found, self._console)
 
     def _note(self, note: Note) -> None:
         self._console.print(note.text, soft_wrap=True)
@@ -119,12 +142,25 @@ class TrainingProgress:
 
     def _epoch(self, epoch: Epoch) -> None:
         now = time.monotonic()
-        held_out = "" if epoch.accuracy != epoch.accuracy else f"  held out {epoch.accuracy:7.2%}"
+        held_out = "" if epoch.accuracy != epoch.accuracy else f"  {self._measured} {epoch.accuracy:7.2%}"
         self._console.print(
             f"epoch {epoch.number:>3}/{self._epochs}  loss {epoch.loss:.4f}{held_out}  {now - self._last:.1f} s"
         )
         self._last = now
         self._bar.spoke()
+
+
+def print_oddities(found: Sequence[Odd], console: PlainConsole) -> None:
+    """Print what is odd in labelled rows, as a table."""
+    if not found:
+        console.print("nothing odd in the rows")
+        return
+    table = new_table("what is odd", "rows", "which", "what helps")
+    for column in table.columns[2:]:
+        column.justify = "left"
+    for odd in found:
+        table.add_row(odd.what, f"{odd.rows:,}", odd.which, odd.remedy)
+    console.print(table)
 
 
 def _numbers(figures: Mapping[str, Any]) -> str:

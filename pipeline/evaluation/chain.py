@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..engine.base import Predictions
 from ..errors import UsageError
+from ..measures.intervals import CONFIDENCE, binomial, most_lost
 from ..model import cascade as cascades
 from ..model.cascade import ASKS, Cascade, Selection, margins
 from ..model.charcnn import Model
@@ -21,7 +22,7 @@ from ..model.layers import BIAS
 from ..model.scores import log_scores
 from ..options import ReadKeywords
 from ..options.training import share_of
-from .rows import chosen_input, files_of, scored_rows
+from .rows import NewRows, chosen_input, files_of, scored_rows
 
 Doubles = NDArray[np.float64]
 
@@ -71,46 +72,16 @@ class Top(NamedTuple):
         return cls(share, recall, 0 if name is None else model.classes.index(name))
 
 
-_CONFIDENCE = 0.95
+_RISK = 1 - CONFIDENCE
 """Of what a chain promises, one-sided."""
 
-_RISK = 1 - _CONFIDENCE
 _RISK_OF_CUT = 0.01
 """The part of the risk that the true cut is not among those that are considered."""
 
 
-def most_lost(rows: int, share: float, risk: float = _RISK) -> int:
-    """How many of some rows may be lost at most.
-
-    Parameters
-    ----------
-    rows : int
-        How many rows there are.
-    share : float
-        The chance with which a new row is to be kept.
-    risk : float
-        The chance that this is wrong.
-
-    Returns
-    -------
-    int
-        The number; -1 where the rows are too few to say so. It is the bound of Clopper and Pearson, "The use of
-        confidence or fiducial limits" (1934).
-
-    """
-    return int(np.searchsorted(np.cumsum(_binomial(rows, 1 - share)), risk, "right")) - 1
-
-
-def _binomial(count: int, chance: float) -> Doubles:
-    """The chance of each number of hits, from 0 to `count`, [count + 1], where one has this chance."""
-    hits = np.arange(count + 1)
-    sums = np.concatenate([[0.0], np.cumsum(np.log(hits[1:]))])  # of log i! for i from 0 to count
-    return np.asarray(np.exp(sums[-1] - sums - sums[::-1] + hits * log(chance) + hits[::-1] * log(1 - chance)))
-
-
 def _rows_of_share(rows: int, share: float) -> tuple[int, int]:
     """The least and the most of N rows that a share of all rows has, but for half of `_RISK_OF_CUT` either way."""
-    chances = np.cumsum(_binomial(rows, share))
+    chances = np.cumsum(binomial(rows, share))
     return tuple(np.searchsorted(chances, [_RISK_OF_CUT / 2, 1 - _RISK_OF_CUT / 2], "right").tolist())
 
 
@@ -183,7 +154,7 @@ def refuse_few(rows: int, agreement: float, top: Top | None, texts: int | None =
         what = f"{agreement:.5g} of the labels stay"
         if top is not None:
             what = f"{top.recall:.0%} of the top {float(top.share):.3g} are found"
-        few = f"{rows:,} held-out rows are too few to promise that {what}, with {_CONFIDENCE:.0%} confidence"
+        few = f"{rows:,} held-out rows are too few to promise that {what}, with {CONFIDENCE:.0%} confidence"
         if texts is None or not rows:
             raise UsageError(f"{few}: that takes {needed:,}. Give more text, or hold more of it out")
         enough = ceil(needed * texts / rows / _ROUNDED) * _ROUNDED
@@ -254,7 +225,7 @@ def fitted_chain(
 
 def promised(about: Mapping[str, Any]) -> str:
     """A line for the user: what a chain promises, of its card."""
-    promise, sure = about["promise"], f"with {_CONFIDENCE:.0%} confidence, "
+    promise, sure = about["promise"], f"with {CONFIDENCE:.0%} confidence, "
     line = f"the encoder is asked about {about['share']:.1%} of {about['rows']:,} held-out rows: {sure}"
     if "labels" in promise:
         return f"{line}{100 * promise['labels']:.5g}% of all labels are the encoder's own"
@@ -351,10 +322,13 @@ def with_promise(
     both = chain.asking("none"), chain.asking("all")
     given, selection = chosen_input(source, text_column, options, chain.alphabet, chain.length, reads=chain.reads)
     answers: tuple[list[Doubles], ...] = ([], [])
-    with scored_rows(both, given, selection, *computing) as (_, chunks):
+    new = NewRows(chain)
+    with scored_rows(both, given, selection, *computing, new.of) as (_, chunks):
         for scored in chunks:
+            new.note(scored.chunk)
             for parts, one in zip(answers, scored.predictions, strict=True):
                 parts.append(answers_of(chain, one))
-    alone, whole = (np.concatenate(parts) for parts in answers)
+    known = new.known(1)
+    alone, whole = (np.concatenate(parts)[known] for parts in answers)
     made = fitted_chain(*both, alone, whole, agreement, top)
     return replace(made, card={**made.card, cascades.CARD: {**made.card[cascades.CARD], **files_of(given)}})

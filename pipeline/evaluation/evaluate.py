@@ -14,8 +14,12 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..labelling.counts import count_pairs
+from ..labelling.learned import looked_up
 from ..measures.accuracy import Confusion, LabelCounts, confusion_of
-from ..measures.reliability import Reliability, Threshold, reliability, threshold
+from ..measures.intervals import Interval
+from ..measures.overlap import Overlap
+from ..measures.reliability import Reliability, reliability
+from ..measures.thresholds import Threshold, threshold
 from ..model.cascade import ASKS
 from ..model.charcnn import Model
 from ..model.scores import assigned, log_scores, probabilities
@@ -100,6 +104,9 @@ class Evaluation:
         The number of the first class where the label column holds class numbers.
     unknown_labels : dict of str to int
         Rows by a label that names no class of the model, of the commonest ones.
+    overlap : Overlap, optional
+        How many of the rows of `confusion` are rows that the model has learned from, and how good it is on the others;
+        None where its file does not say what it has learned.
 
     """
 
@@ -118,6 +125,7 @@ class Evaluation:
     recalls: tuple[tuple[float, float], ...] = ()
     label_numbers_from: int | None = None
     unknown_labels: dict[str, int] = field(default_factory=dict)
+    overlap: Overlap | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the evaluation as JSON values.
@@ -135,6 +143,7 @@ class Evaluation:
             "rows": confusion.rows,
             "accuracy": _defined(confusion.accuracy),
             "standard_error": _defined(confusion.standard_error),
+            "accuracy_interval": _defined(confusion.interval),
             "without_truth": confusion.without_truth,
             "quarantined": self.quarantined,
             "overflowed": self.overflowed,
@@ -146,13 +155,14 @@ class Evaluation:
             "calibration_error_before": (
                 None if self.uncalibrated is None else _defined(self.uncalibrated.expected_error)
             ),
-            "reliability": [_values(figures) for figures in self.reliability.bins],
+            "reliability": [_values(one) | {"interval": _defined(one.interval)} for one in self.reliability.bins],
             "thresholds": [_values(figures) for figures in self.thresholds],
             "networks": {name: _values(figures) for name, figures in self.networks.items()},
             "found": {name: _values(figures) for name, figures in self.found.items()},
             "recalls": self.recalls,
             "label_numbers_from": self.label_numbers_from,
             "unknown_labels": self.unknown_labels,
+            "learned_rows": None if self.overlap is None else self.overlap.to_dict(),
         }
 
 
@@ -176,6 +186,10 @@ class LabelEvaluation:
         Rows on which the model overflows, so that they have no labels.
     label_numbers_from, unknown_labels
         As of `Evaluation`.
+    overlap : Overlap, optional
+        How many of the rows the model has learned from; None where its file does not say.
+    others : LabelCounts, optional
+        The counts of the rows that it is known not to have learned from, where there are others.
 
     """
 
@@ -187,6 +201,8 @@ class LabelEvaluation:
     overflowed: int
     label_numbers_from: int | None = None
     unknown_labels: dict[str, int] = field(default_factory=dict)
+    overlap: Overlap | None = None
+    others: LabelCounts | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the evaluation as JSON values.
@@ -210,11 +226,18 @@ class LabelEvaluation:
             "overflowed": self.overflowed,
             "label_numbers_from": self.label_numbers_from,
             "unknown_labels": self.unknown_labels,
+            "learned_rows": None if self.overlap is None else self.overlap.to_dict(_f1(self.others)),
             "classes": [_values(figures) for figures in counts.per_class()],
         }
 
 
+def _f1(counts: LabelCounts | None) -> dict[str, float]:
+    return {} if counts is None else {"micro_f1": counts.micro_f1, "macro_f1": counts.macro_f1}
+
+
 def _defined(value: Any) -> Any:
+    if isinstance(value, Interval):
+        return None if value.low != value.low else [value.low, value.high]
     return None if value != value else value
 
 
@@ -257,8 +280,8 @@ def evaluate(
     abstain : float, optional
         Rows whose score is below it get no label, and are counted apart, as `classify` does.
     precision_target : float, optional
-        A precision above 0, up to 1: the evaluation says from which score on labels have it, and what share of the rows
-        that is, for all labels and for those of each class.
+        A precision above 0 and below 1: the evaluation says from which score on labels have it, with 95 % confidence
+        also on other rows like these, and what share of the rows that is, for all labels and for those of each class.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
@@ -292,9 +315,10 @@ def evaluate(
     '96%'
 
     """
-    for name, share in (("abstain", abstain), ("precision_target", precision_target)):
-        if share is not None and not 0 < share <= 1:
-            raise UsageError(f"{name} is {share:g}: give a number above 0, up to 1")
+    if abstain is not None and not 0 < abstain <= 1:
+        raise UsageError(f"abstain is {abstain:g}: give a number above 0, up to 1")
+    if precision_target is not None and not 0 < precision_target < 1:
+        raise UsageError(f"precision_target is {precision_target:g}: give a number above 0 and below 1, such as 0.95")
     given_model = head_of(model, label_column)
     loaded = given_model.asking(network)
     if loaded.levels is not None:
@@ -308,6 +332,7 @@ def evaluate(
     unknown: Counter[str] = Counter()
     # Of the rows with a true class: label, score, the score without the model's temperature, and the true class.
     parts = [(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0, np.int32))]
+    overlap = None if given_model.learned is None else Overlap(0, 0, 0)
     ways = {network: loaded} | ({name: given_model.asking(name) for name in ASKS} if given_model.cascade else {})
     by_way: dict[str, list[tuple[NDArray[Any], NDArray[Any], int]]] = {name: [] for name in ways}
     has_before = loaded.temperature != 1 and loaded.cascade is None and loaded.by_class is None
@@ -326,6 +351,9 @@ def evaluate(
             if has_before and predicted.all_scores is not None and len(chunk):
                 before = probabilities(log_scores(predicted.all_scores, loaded.temperature), 1.0).max(axis=1)
             known = truth != NO_TRUTH
+            if overlap is not None and (found := looked_up(given_model, chunk)) is not None:
+                judged = known & (scores >= (abstain or 0))
+                overlap = overlap.plus(Overlap.of(found.of(judged), (labels == truth)[judged]))
             rows_read += len(chunk)
             finding.add(dict(zip(ways, scored.predictions, strict=True)))
             for name, one in zip(ways, scored.predictions, strict=True):
@@ -359,6 +387,7 @@ def evaluate(
         recalls=finding.recalls(),
         label_numbers_from=selection.rules.numbers_from,
         unknown_labels=commonest([unknown]),
+        overlap=overlap,
     )
 
 
@@ -467,6 +496,7 @@ def evaluate_labels(
     nothing = np.empty((0, len(loaded.classes)), np.bool_)
     counts = LabelCounts.of(loaded.classes, nothing, nothing)
     unknown_labels: Counter[str] = Counter()
+    overlap, of_others = None if loaded.learned is None else Overlap(0, 0, 0), counts
     unknown = quarantined = overflowed = 0
     with scored_rows([loaded], given, selection, device, precision, kernels) as (backend, chunks):
         for scored in chunks:
@@ -479,7 +509,11 @@ def evaluate_labels(
             true, others, names = label_sets(lists, loaded.classes, rules)
             unknown_labels.update(names)
             assert all_scores is not None
-            counts += LabelCounts.of(loaded.classes, assigned(all_scores, loaded.thresholds), true)
+            labels = assigned(all_scores, loaded.thresholds)
+            counts += LabelCounts.of(loaded.classes, labels, true)
+            if overlap is not None and (found := looked_up(loaded, chunk)) is not None:
+                overlap = overlap.plus(Overlap.of(found))
+                of_others += LabelCounts.of(loaded.classes, labels[found.is_other], true[found.is_other])
             unknown += int(others.sum())
     return LabelEvaluation(
         model=loaded.name,
@@ -490,4 +524,6 @@ def evaluate_labels(
         overflowed=overflowed,
         label_numbers_from=numbers_from,
         unknown_labels=commonest([unknown_labels]),
+        overlap=overlap,
+        others=of_others if of_others.rows else None,
     )

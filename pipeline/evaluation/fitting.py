@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -41,10 +40,12 @@ from ..source.chunk import Chunk
 from ..source.labels import NO_TRUTH
 from ..source.sample import sample_input, with_class_numbers
 from .chain import Top, with_promise
-from .rows import chosen_input, files_of, hold_out, numbered, scored_rows
+from .rows import NewRows, chosen_input, files_of, hold_out, numbered, scored_rows
 
 Doubles = NDArray[np.float64]
 _FOLDS = 5
+LEFT_OUT_CARD = "rows left out, which it has learned from"
+"""The key under which a card says of how many rows `calibrate` made no use."""
 
 
 @READ.takes(ReadKeywords)
@@ -81,6 +82,7 @@ def calibrate(
         A shipped model's name, a model file, or a loaded `Model`.
     source : str, path, Paths, or other object
         Anything that `classify` takes: labelled articles that the model was not trained on; for a chain any texts.
+        Rows that the model has learned from are left out.
     text_column : str or iterable of str
         Column with the text, "text" by default. Several are joined by a space.
     label_column : str, optional
@@ -116,8 +118,8 @@ def calibrate(
     Raises
     ------
     UsageError
-        For a column, device or precision that is not available, fewer than 100 rows with a true class, or rows of which
-        no temperature follows, since all are labelled right.
+        For a column, device or precision that is not available, fewer than 100 rows with a true class, rows most of
+        which the model has learned from, or rows of which no temperature follows, since all are labelled right.
     ModelError
         For a model that cannot be loaded.
     SourceError
@@ -163,15 +165,20 @@ def calibrate(
     given, selection = chosen_input(source, text_column, options, plain.alphabet, plain.length, **wanted)
     selection = with_class_numbers(given, selection)
     nothing = np.empty((0, len(plain.classes)), np.float32)
-    scores, beside, true = [nothing], [nothing], [np.empty(0, np.int64)]
-    chosen = partial(_with_truth, share=held_out)
+    scores, beside, true, new = [nothing], [nothing], [np.empty(0, np.int64)], NewRows(plain)
+
+    def chosen(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        return new.of(_with_truth(chunks, held_out))
+
     with scored_rows([plain], given, selection, device, precision, kernels, chosen) as (_, chunks):
         for scored in chunks:
             assert scored.predictions[0].all_scores is not None
             scores.append(scored.predictions[0].all_scores)
             true.append(_truth(scored.chunk))
+            new.note(scored.chunk)
             beside.append(_beside(plain, scored.chunk))
-    truth, logits = np.concatenate(true), log_scores(np.concatenate(scores))
+    known = new.known(LEAST_ROWS)
+    truth, logits = np.concatenate(true)[known], log_scores(np.concatenate(scores)[known])
     if len(truth) < LEAST_ROWS:
         raise UsageError(
             f"{len(truth):,} rows have a class of the model in column {label_column!r}: a temperature needs "
@@ -185,12 +192,14 @@ def calibrate(
         )
     figures = improvement(logits / loaded.temperature, _in_turn(logits, truth), truth)
     about: dict[str, Any] = {"rows": len(truth), **figures, **files_of(given)}
+    if new.left_out:
+        about[LEFT_OUT_CARD] = new.left_out
     if any(figures[f"{name} after"] > figures[f"{name} before"] for name in ("log loss", "calibration error")):
         about["left out"], temperature = round(temperature, 6), loaded.temperature
     calibrated = replace(plain, temperature=temperature, card={**plain.card, CARD: about})
     final = probabilities(logits, temperature)
     if plain.ngrams is not None and plain.has_network:
-        branch = np.concatenate(beside)
+        branch = np.concatenate(beside)[known]
         cascade = fitted_cascade(logits, branch, truth, agreement)
         compared = figures_on_card(compare(logits, branch, truth, cascade, temperature), len(truth))
         card = {**calibrated.card, cascades.CARD: {**compared, **files_of(given)}}
@@ -234,12 +243,12 @@ def _beside(model: Model, chunk: Chunk) -> NDArray[np.float32]:
 
 
 def _with_truth(chunks: Iterable[Chunk], share: float | None) -> Iterator[Chunk]:
-    """The rows with a true class. share: only those of them that `train` held out, which takes them class by class, by
+    """The rows with a true class. share: take only those that `train` held out, which takes them class by class, by
     their place among all texts.
     """
     held = None
     if share is not None:
-        chunks = list(chunks)
+        chunks = [chunk.take(_is_trained_on(chunk)) for chunk in chunks]
         truth = np.concatenate([_truth(chunk) for chunk in chunks])
         unknown = int((truth == NO_TRUTH).sum())
         if unknown:
@@ -256,6 +265,14 @@ def _with_truth(chunks: Iterable[Chunk], share: float | None) -> Iterator[Chunk]
         first += len(chunk)
         if rows.any():
             yield chunk.take(rows)
+
+
+def _is_trained_on(chunk: Chunk) -> NDArray[np.bool_]:
+    """Which rows `train` learns from or holds out, [N]: those with a text and a label, which may be no class here."""
+    unknown = np.zeros(len(chunk), np.bool_)
+    for rows in chunk.unknown_labels.values():
+        unknown[np.isin(chunk.rows.column("row").to_numpy(), rows)] = True
+    return np.asarray(~chunk.is_blank & ((_truth(chunk) != NO_TRUTH) | unknown))
 
 
 def _truth(chunk: Chunk) -> NDArray[np.int64]:
@@ -455,6 +472,8 @@ def figures_of(
     return Figures(float(right.mean()), agreement, share, reliability(scores, right).expected_error)
 
 
-def figures_on_card(figures: dict[str, Figures], rows: int) -> dict[str, Any]:
-    """The figures as a model's card has them."""
-    return {"rows": rows, **{name: {k: round(v, 6) for k, v in f._asdict().items()} for name, f in figures.items()}}
+def figures_on_card(figures: dict[str, Figures], rows: int, taught: bool = False) -> dict[str, Any]:
+    """The figures as a model's card has them. taught: whether the labels of the rows are a teacher's."""
+    names = {"accuracy": "agreement with the teacher"} if taught else {}
+    of_each = {name: {names.get(k, k): round(v, 6) for k, v in f._asdict().items()} for name, f in figures.items()}
+    return {"rows": rows, **of_each}

@@ -11,8 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
+from ..labelling.learned import looked_up
+from ..measures.overlap import Overlap
 from ..model.cascade import ASKS
 from ..model.charcnn import Model
+from ..model.learned import LookedUp
 from ..model.several import load_one
 from ..options import READ, ReadKeywords
 from ..source.label_columns import numbers_in
@@ -91,6 +94,10 @@ class NumberEvaluation:
         As of `Evaluation`.
     recalls : tuple of tuple of float
         As of `Evaluation`.
+    overlap : Overlap, optional
+        How many of the rows the model has learned from; None where its file does not say.
+    others : NumberFigures, optional
+        The figures of the rows that it is known not to have learned from, where there are others.
 
     """
 
@@ -102,6 +109,8 @@ class NumberEvaluation:
     quarantined: int
     found: dict[str, Found] = field(default_factory=dict)
     recalls: tuple[tuple[float, float], ...] = ()
+    overlap: Overlap | None = None
+    others: NumberFigures | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the evaluation as JSON values.
@@ -114,7 +123,9 @@ class NumberEvaluation:
         """
         nearest = None if self.nearest != self.nearest else self.nearest
         found = {name: {k: None if v != v else v for k, v in of._asdict().items()} for name, of in self.found.items()}
-        return {**asdict(self), "figures": self.figures.about(), "nearest": nearest, "found": found}
+        learned = self.overlap and self.overlap.to_dict(self.others.about() if self.others else {})
+        of_rows = {"figures": self.figures.about(), "nearest": nearest, "found": found, "learned_rows": learned}
+        return {name: value for name, value in asdict(self).items() if name not in ("overlap", "others")} | of_rows
 
 
 @READ.takes(ReadKeywords)
@@ -182,6 +193,7 @@ def evaluate_numbers(
         wanted["labels"] = (label_column,)
     rows, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
     given, true, quarantined = [np.empty(0)], [np.empty(0)], 0
+    looked: list[LookedUp] = []
     ways, finding = {"uncertain": loaded}, Finding(loaded)
     if loaded.cascade is not None:
         ways |= {name: loaded.asking(name) for name in ASKS}
@@ -191,14 +203,22 @@ def evaluate_numbers(
             finding.add(dict(zip(ways, scored.predictions, strict=True)))
             given.append(scored.predictions[0].scores[:, 0].astype(np.float64))
             true.append(numbers_in(scored.chunk.rows, label_column, names, selection.rules))
+            if (learned := looked_up(loaded, scored.chunk)) is not None:
+                looked.append(learned.of(np.isfinite(true[-1])))
     ours, theirs = np.concatenate(given), np.concatenate(true)
     known = np.isfinite(theirs)
     ours, theirs = ours[known], theirs[known]
+    overlap, others = None, None
+    if looked:
+        found_rows = LookedUp(*map(np.concatenate, zip(*looked, strict=True)))
+        overlap, other = Overlap.of(found_rows), found_rows.is_other
+        others = NumberFigures.of(ours[other], theirs[other]) if other.any() else None
     nearest = [levels.nearest(scored, len(loaded.classes)) for scored in (ours, theirs)]
     share = float((nearest[0] == nearest[1]).mean()) if len(ours) else np.nan
     figures = NumberFigures.of(ours, theirs)
     found = finding.figures(), finding.recalls()
-    return NumberEvaluation(loaded.name, str(backend), figures, share, int((~known).sum()), quarantined, *found)
+    without = int((~known).sum())
+    return NumberEvaluation(loaded.name, str(backend), figures, share, without, quarantined, *found, overlap, others)
 
 
 def _are_numbers(classes: Iterable[str]) -> bool:

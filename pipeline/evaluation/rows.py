@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 from ..engine.base import Backend
 from ..engine.open import opened
+from ..errors import UsageError, counted
+from ..labelling.learned import looked_up
 from ..labelling.scored import ScoredChunk, Scoring, scored
+from ..measures.overlap import Overlap
 from ..model.alphabet import Alphabet
 from ..model.charcnn import Model
 from ..options import Options, ReadKeywords
@@ -22,6 +25,9 @@ from ..source.inputs import Given, chunks_here, identify, open_input
 from ..source.plan.files import Files
 
 _CHUNK_ROWS = 2048
+_MOST_LEARNED = 0.5
+"""The share of rows up to which those that a model has learned from are left out. Where there are more of them, the
+others are most likely the same rows after small changes."""
 
 
 def chosen_input(
@@ -91,6 +97,66 @@ def scored_rows(
     chunks = chosen(chunks_here(open_input(source, selection, _CHUNK_ROWS)))
     with opened(models, device, precision, kernels) as engines:
         yield engines[0].backend, scored(chunks, engines, [Scoring(all_scores=True)] * len(engines))
+
+
+class NewRows:
+    """Passes on those rows of chunks that a model has not learned from, and counts the others.
+
+    A temperature, or a promise, that is fitted to rows which a model has learned is too sure of itself.
+
+    Parameters
+    ----------
+    model : Model
+        The model. Of one whose file does not say what it has learned, all rows are passed on.
+
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._overlap = model, Overlap(0, 0, 0)
+        self._checked: list[NDArray[np.bool_]] = []
+
+    def of(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        """Those rows of some chunks."""
+        for chunk in chunks:
+            found = looked_up(self._model, chunk)
+            if found is None:
+                yield chunk
+                continue
+            self._overlap = self._overlap.plus(Overlap.of(found))
+            if not found.learned.all():
+                yield chunk.take(~found.learned)
+
+    def note(self, chunk: Chunk) -> None:
+        """Note which rows of a chunk, once it is scored, are known to be new."""
+        found = looked_up(self._model, chunk) if self._overlap.checked < self._overlap.rows else None
+        self._checked.append(np.ones(len(chunk), np.bool_) if found is None else found.is_other)
+
+    @property
+    def left_out(self) -> int:
+        """Rows that were not passed on."""
+        return self._overlap.learned
+
+    def known(self, least: int) -> NDArray[np.bool_]:
+        """Which of the rows that were noted to make use of.
+
+        All, unless the model has learned so many rows that not each can be checked, and some of the checked ones were
+        among these: then the checked ones only.
+
+        Raises UsageError where the model has learned from most of the rows, or where fewer than `least` are new.
+        """
+        checked, overlap = np.concatenate([np.empty(0, np.bool_), *self._checked]), self._overlap
+        if not overlap.learned:
+            return np.ones(len(checked), np.bool_)
+        if overlap.share > _MOST_LEARNED or overlap.others < least:
+            of_all = f"{overlap.learned:,} of {counted(overlap.checked, 'row')}"
+            if overlap.checked < overlap.rows:
+                of_all = f"{overlap.learned:,} of the {counted(overlap.checked, 'row')} that could be checked"
+            raise UsageError(
+                f"{self._model.name} has learned from {of_all}: what is fitted to these would make it too sure of new "
+                "text. Give rows that it has not seen. (Or train it anew with a fifth of the rows held out, and then "
+                "give the same rows, with --held-out 0.2)"
+            )
+        return checked
 
 
 def files_of(source: Given) -> dict[str, Any]:

@@ -23,7 +23,10 @@ class JsonRecords:
         keys = keys_of(selection)
         assert keys is not None
         self._keys = DeviceKeys(keys)
+        self._may_be_nested = len(selection.columns) > len(selection.text)
 
     def find(self, operations: RecordOperations, records: Unread) -> None:
         """Begin to look for the values of records: as of `RecordFinder`."""
         operations.objects(records, self._keys)
+        if self._may_be_nested:
+            operations.refuse_repeated_keys(records)

@@ -17,7 +17,7 @@ from ..source.formats.record_format import Parsed
 from ..source.formats.records import Extent
 from ..source.plan.plan import Range, RangeEnd
 from ..source.read.read import ParsedRows, Piece, Skipped, chunks_of
-from ..source.read.readers import FileBegun, FileDone, HostRows, Readers
+from ..source.read.readers import FileBegun, FileDone, HostRows, Readers, started
 from ..source.read.ring import Freed, RawBlock, Refused
 from ..telemetry.read_by import BY_GPU, ODD, OUTSIDE_BLOCKS
 from ..telemetry.spans import Span, span
@@ -45,7 +45,7 @@ def read_range(
     skip: Callable[[str], bool],
     spans: list[Span],
 ) -> Generator[Chunk | Skipped | RangeEnd, None, None]:
-    """Read a range from its first row to its last.
+    """Read a range from its first row to its last. Waits for a process before it returns.
 
     Parameters
     ----------
@@ -57,11 +57,26 @@ def read_range(
         As of `broadsheet.pipeline.source.read.read.read_range`, which this yields and raises the same as.
 
     """
+    return started(_items(readers, open_blocks, part, selection, chunk_rows, skip, spans))
+
+
+def _items(
+    readers: Readers,
+    open_blocks: OpenBlocks,
+    part: Range,
+    selection: Selection,
+    chunk_rows: int,
+    skip: Callable[[str], bool],
+    spans: list[Span],
+) -> Generator[Any, None, None]:
+    """None once there is a process, then what `read_range` yields."""
     read_by: Counter[str] = Counter()
-    files = _files(readers, open_blocks, part, selection, spans, read_by)
-    with closing(chunks_of(files, part, selection, chunk_rows, skip, spans, _one_after_the_other)) as items:
-        for item in items:
-            yield replace(item, read_by=dict(read_by)) if isinstance(item, RangeEnd) else item
+    with closing(readers.read_raw(part, selection, spans)) as messages:
+        yield None
+        files = _files(messages, readers, open_blocks, part, spans, read_by)
+        with closing(chunks_of(files, part, selection, chunk_rows, skip, spans, _one_after_the_other)) as items:
+            for item in items:
+                yield replace(item, read_by=dict(read_by)) if isinstance(item, RangeEnd) else item
 
 
 def _one_after_the_other(calls: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
@@ -69,10 +84,10 @@ def _one_after_the_other(calls: Iterable[Callable[[], _Result]]) -> Iterator[_Re
 
 
 def _files(
+    messages: Generator[Any, Any, None],
     readers: Readers,
     open_blocks: OpenBlocks,
     part: Range,
-    selection: Selection,
     spans: list[Span],
     read_by: Counter[str],
 ) -> Generator[_File, None, None]:
@@ -80,18 +95,19 @@ def _files(
 
     Parameters
     ----------
-    readers, open_blocks, part, selection, spans
+    messages : generator
+        What `Readers.read_raw` returned for the range.
+    readers, open_blocks, part, spans
         As of `read_range`.
     read_by : Counter
         Records are counted in it, as of `RangeEnd`.
 
     """
-    with closing(readers.read_raw(part, selection, spans)) as messages:
-        for file in part.files:
-            begun: FileBegun = next(messages)
-            blocks = open_blocks(begun.form, file.path, begun.selection)
-            yield _File(file, begun, messages, readers, blocks, spans, read_by)
-        next(messages, None)  # the end, after which the process is free for other ranges
+    for file in part.files:
+        begun: FileBegun = next(messages)
+        blocks = open_blocks(begun.form, file.path, begun.selection)
+        yield _File(file, begun, messages, readers, blocks, spans, read_by)
+    next(messages, None)  # the end, after which the process is free for other ranges
 
 
 class _File:

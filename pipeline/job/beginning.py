@@ -228,6 +228,7 @@ class Update:
             first=(path, Schema(names)),
             problems=listed.problems,
             unread=tuple((path, None) for path, _ in listed.problems),
+            left_out=listed.left_out,
             first_range=self.first_range,
         )
 
@@ -269,7 +270,10 @@ def _resumed(folder: OutputFolder, before: Manifest, given: Given, identity: str
         return Resumed(before, None, None)
     differ = changes(saved, given)
     if differ.changed or differ.gone:
-        raise UsageError(f"cannot resume {folder.path}: {differ}. Start again with --overwrite")
+        remedy = "Start again with --overwrite"
+        if before.totals is not None and before.fingerprint.settings.limit is None:
+            remedy = "Its job is finished: --update --changed labels what has changed, and nothing else"
+        raise UsageError(f"cannot resume {folder.path}: {differ}. {remedy}")
     return Resumed(before, saved, Growth(0, len(saved.files), later=len(differ.new)) if differ.new else None)
 
 
@@ -377,7 +381,15 @@ def update_of(
         removed=len({*differ.gone} - stay),
     )
     files, first = [by_path[path] for path in own if path in by_path], max(least, whole.ranges)
+    earlier = _without_repaired(earlier, {*own})
     return Update(manifest, len(manifest.updates) + 1, saved, left, earlier, files, withdrawn, growth, first)
+
+
+def _without_repaired(earlier: Totals, labelled: set[str]) -> Totals:
+    """The totals without what they say of files that could not be opened then, and are labelled by an update."""
+    problems = tuple(problem for problem in earlier.problems if problem[0] not in labelled)
+    unread = tuple(file for file in earlier.unread if file[0] not in labelled)
+    return msgspec.structs.replace(earlier, problems=problems, unread=unread)
 
 
 def only_known(whole: SavedPlan, now: Files) -> Files:

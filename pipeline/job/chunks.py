@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.base import Backend
 from ..engine.open import why_gpu_unused
+from ..options import Options
 from ..output.account import Entries
 from ..output.commit import commit_end, is_of
 from ..output.folder import OutputFolder
@@ -32,7 +33,7 @@ from .again import refuse_difference, save_asked
 from .beginning import Engines, Outcome, Planned, Prepared, Update
 from .graph import classify_chunks
 from .progress import DashboardProgress
-from .tasks import Done, Event, Job, Noted, SetAside, Stopped, profile_engine
+from .tasks import Computed, Done, Event, Job, Noted, SetAside, Stopped, profile_engine
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -57,8 +58,9 @@ def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
     numbers_from = planned.input.selection.rules.numbers_from
     facts = replace(facts_of(prepared, backend, planned.chunk_rows, no_gpu), label_numbers_from=numbers_from)
     unread = planned.input.plan.unread if planned.input.plan else ()
+    left_out = planned.input.plan.left_out if planned.input.plan else ()
     earlier = prepared.beginning.earlier if isinstance(prepared.beginning, Update) else None
-    tally = Tally.after(earlier, models.first.classes, planned.input.problems, unread)
+    tally = Tally.after(earlier, models.first.classes, planned.input.problems, unread, left_out)
     results = Results(planned.columns.written, folder, fingerprint.id, request.source, planned.input.selection)
     of_files = planned.input.plan.ranges if planned.input.plan else ()
     reach = Reach(planned.input.rows, {part.number: part.bytes for part in of_files})
@@ -88,12 +90,29 @@ def facts_of(prepared: Prepared, backend: Backend, chunk_rows: int, no_gpu: str 
         answers=None if truth is None else os.fspath(truth),
         no_gpu=no_gpu,
         meant_for=models.first.meant_for,
-        left_out=prepared.found.left_out if isinstance(prepared.found, Files) else (),
         growth=beginning.growth if beginning else None,
         models=tuple((model.name, model.classes) for model in models.every),
         max_quarantined=request.options.max_quarantined,
+        max_unread=request.options.max_unread,
+        files=_count_files(prepared),
+        repair_flags=_repair_flags(request.options),
         second=next((model.second for model in models.loaded if model.cascade), "network"),
     )
+
+
+def _count_files(prepared: Prepared) -> int:
+    """The files that the job, or the update, is about; 0 for rows in memory."""
+    if not isinstance(prepared.found, Files):
+        return 0
+    labelled = prepared.beginning.files if isinstance(prepared.beginning, Update) else prepared.found.found
+    return len(labelled) + len(prepared.found.problems)
+
+
+def _repair_flags(options: Options) -> str:
+    """The flags of the job that labels files once they are repaired."""
+    if options.shard is not None:
+        return "of the merged folder, --update --changed"
+    return "--update --changed" if options.limit is None else "--overwrite"
 
 
 def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprint) -> Entries:
@@ -210,12 +229,14 @@ def _count_earlier(report: JobReport, before: Entries) -> None:
     for number, closing in before.closed.items():
         if range_name(number) in before.done:
             _close_range(report, RangeEnd(number, closing.files, closing.chunks, closing.problems, closing.unread))
-    report.run.reach.begin()
     report.run.chunks_before = len(before.chunks)
 
 
 def _close_range(report: JobReport, end: RangeEnd) -> None:
     """Count what was amiss with the files of a group."""
+    amiss = {path for path, _ in end.problems}
+    kept = amiss if len(end.files) > 1 else {path for path, _ in end.files}
+    report.run.rows_of.update({path: rows for path, rows in end.files if rows and path in kept})
     report.tally.close(end.problems, end.unread)
     report.run.reach.close(end)
 
@@ -226,6 +247,8 @@ def _count(report: JobReport, event: Event) -> None:
     if isinstance(event, Noted):
         run.reach.note(event.name, event.rows, event.stored)
         run.timeline.add(event.name, event.rows, event.spans, event.place)
+    elif isinstance(event, Computed):
+        run.reach.compute(event.name, event.rows)
     elif isinstance(event, RangeEnd):
         run.read_again += event.read_again
         run.read_by.update(event.read_by or {OTHER_RANGES: sum(rows or 0 for _, rows in event.files)})

@@ -59,8 +59,10 @@ class Estimate:
     ----------
     files, bytes : int
         The input files, and their size.
-    left_out, problems : tuple of str
-        Files that belong to no format, and what is wrong with others.
+    left_out : tuple of (str, str)
+        Files that are skipped, each with the reason.
+    problems : tuple of str
+        What is wrong with others.
     update : Growth or None
         With `update`, what has changed since the job: the other figures are those of the files that it labels.
     rows : int or None
@@ -107,7 +109,7 @@ class Estimate:
 
     files: int
     bytes: int
-    left_out: tuple[str, ...]
+    left_out: tuple[tuple[str, str], ...]
     problems: tuple[str, ...]
     update: Growth | None
     rows: int | None
@@ -196,7 +198,8 @@ def dry_run(
     on_gpu = backend.device == "cuda"
     units = machines * (settings.workers or 1 if on_gpu else 1)
     bins = columns.models[0].counts(judged.predictions[0])
-    rows, chunk_rows = sample.rows, settings.chunk_size or usual_chunk_rows(backend.device, models.cost)
+    rows, usual = sample.rows, usual_chunk_rows(backend.device, settings.cost_of_row(models))
+    chunk_rows = settings.chunk_size or usual
     names = settings.settings(chunk_rows, models).names
     check_writable(columns.written, names, columns.models[0].classes)
     ranges = sum(parts_of(files.found, files_in_ranges(files.found, chunk_rows), chunk_rows))

@@ -32,7 +32,7 @@ from ..source.read.readers import ReaderLost
 from . import tasks
 from .range_tasks import TOPIC, ChunksDone, begin_no_more, count_rows, label_range
 from .starts import Starts
-from .tasks import Event, Job, Noted, SetAside, Stopped
+from .tasks import Computed, Event, Job, Noted, SetAside, Stopped
 from .watchdog import Watchdog, run_of, task_key
 from .worker import forget_starts, set_starts
 
@@ -189,6 +189,10 @@ class _Flight:
     is_count: bool
 
 
+_Heard = ChunksDone | Noted | Computed | RangeEnd | BaseException | None
+"""What comes of a task: a report of it while it runs, and in the end its result or its error."""
+
+
 @dataclass(frozen=True)
 class _Ended:
     """What became of a range.
@@ -225,7 +229,7 @@ class _Run:
         self._job = job
         self._name = uuid.uuid4().hex[:8]
         self._count = itertools.count()
-        self._heard: SimpleQueue[tuple[Any, ChunksDone | Noted | RangeEnd | BaseException | None]] = SimpleQueue()
+        self._heard: SimpleQueue[tuple[Any, _Heard]] = SimpleQueue()
         self._workers, self._threads, self._asked = 0, 0, float("-inf")
         self._starts = Starts()
         self._began = time.time() - time.monotonic()
@@ -345,7 +349,7 @@ class _Run:
         with suppress(OSError):  # the scheduler has just gone; the job itself reports that
             await self._client.run(set_starts, self._name, starts, on_error="ignore")
 
-    def next_event(self, wait: bool) -> _Ended | Noted | None:
+    def next_event(self, wait: bool) -> _Ended | Noted | Computed | None:
         """The next result or report of a task; None where there is none, after a moment's wait if `wait`. Raises what
         stops the job.
         """
@@ -356,6 +360,8 @@ class _Run:
             except Empty:
                 self._check_scheduler()
                 return None
+            if isinstance(result, Computed):
+                return result
             if isinstance(result, Noted):
                 self._progressed.add(key)
                 return result

@@ -20,6 +20,7 @@ import pyarrow as pa
 from ..engine.base import Engine
 from ..engine.open import opened
 from ..errors import SourceError
+from ..labelling.learned import looked_up_by_each
 from ..labelling.scored import score_chunk
 from ..measures.accuracy import Confusion, confusion_of
 from ..model.charcnn import Model
@@ -28,6 +29,7 @@ from ..options import Options
 from ..output.columns import REASON, columns_of, every_row
 from ..output.formats import PART_FORMATS, PartFormat, check_writable
 from ..output.layout import PartNames
+from ..output.record import LearnedFrom
 from ..processes.threads import available_cores
 from ..source.chunk import Chunk, RowRange, Selection, concat, first_chunks
 from ..source.compression import not_decoded
@@ -63,6 +65,8 @@ class Piped:
         How long it took, without the loading of the models.
     confusion : Confusion or None
         Of the first model; None without true classes.
+    learned : LearnedFrom or None
+        Which of these rows the first model has learned from; None where that is not known.
     doubtful : Counter of str
         Rows that the first model could hardly judge, by reason.
     not_decoded : Counter of str
@@ -71,8 +75,10 @@ class Piped:
         Messages about files that were not wholly readable.
     notes : list of str
         What may be amiss with others.
-    left_out : tuple of str
-        Files that belong to no format.
+    files : int
+        The files of the input; 0 for other input.
+    left_out : tuple of (str, str)
+        Files that were skipped, each with the reason.
 
     """
 
@@ -83,11 +89,13 @@ class Piped:
     unlabelled: int = 0
     seconds: float = 0.0
     confusion: Confusion | None = None
+    learned: LearnedFrom | None = None
     doubtful: Counter[str] = field(default_factory=Counter)
     not_decoded: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    left_out: tuple[str, ...] = ()
+    files: int = 0
+    left_out: tuple[tuple[str, str], ...] = ()
 
     @property
     def rows_read(self) -> int:
@@ -176,7 +184,8 @@ def _opened(
     given = named_input(source, models, options)
     asked = with_class_numbers(given, asked)
     planned = open_input(given, asked, options.chunk_size or most, limit=options.limit)
-    piped.left_out = given.left_out if isinstance(given, Files) else ()
+    if isinstance(given, Files):
+        piped.left_out, piped.files = given.left_out, len(given.found) + len(given.problems)
     piped.problems += [message for _, message in planned.problems]
 
     def read() -> Iterator[Chunk]:
@@ -272,6 +281,9 @@ class _Columns:
         if chunk.truth is not None:
             pairs = first.pairs(scored.predictions[0], chunk.truth)
             piped.confusion = confusion_of(pairs, first.classes, piped.confusion)
+            if (found := looked_up_by_each([engine.model for engine in self._engines], chunk)[0]) is not None:
+                learned = LearnedFrom(*first.learned(scored.predictions[0], chunk.truth, found))
+                piped.learned = learned if piped.learned is None else piped.learned.plus(learned)
         piped.doubtful.update(scored.doubtful[0])
         table = columns.table(chunk, scored.predictions)
         chosen = columns.chosen(table)

@@ -16,6 +16,7 @@ from ...cluster.heartbeat import PAGE, TOPIC
 from ..errors import printable
 from ..labelling.counts import THRESHOLDS, kept
 from ..report.job import JobReport, Progress
+from ..report.pace import Pace
 from ..report.tally import Tally
 
 _SECONDS_BETWEEN = 0.5
@@ -38,11 +39,14 @@ class DashboardProgress(Progress):
         self.patience = other.patience
         self._client = client
         self._report = report
-        self._began = self._told = 0.0
+        self._told = 0.0
+        self._pace = Pace(report.run.reach)
         self._turn = asyncio.Lock()
 
+    def phase(self, what: str) -> None:
+        self._other.phase(what)
+
     def start(self, rows: int, dashboard: str) -> None:
-        self._began = time.monotonic()
         self._tell()
         if self._client not in _has_page:
             _has_page[self._client] = self._client.run_on_scheduler(_knows_page)
@@ -88,10 +92,10 @@ class DashboardProgress(Progress):
             "model": printable(job.model),
             "backend": job.backend,
             "output": job.output and printable(job.output),  # not every path is UTF-8, and messages of Dask are
-            "rows": reach.rows,
+            "rows": reach.computed,
             "rows_known": reach.rows_known,
             "share": reach.share,
-            "seconds_left": reach.seconds_left(time.monotonic() - self._began),
+            "seconds_left": self._pace.seconds_left,
             "rows_quarantined": tally.rows_quarantined,
             "chunks": reach.chunks,
             "thresholds": THRESHOLDS,

@@ -34,13 +34,13 @@ from ..source.read.read import Skipped
 from ..source.read.readers import bytes_of
 from ..telemetry.remarks import REMARKS
 from ..telemetry.spans import Span, span, take
-from .tasks import Done, Job, Noted, Work, infer, output_of, refuse_bad_rows, write
+from .tasks import Computed, Done, Job, Noted, Work, infer, output_of, refuse_bad_rows, write
 from .watchdog import Key, run_of
 from .worker import STATE
 
 TOPIC = "broadsheet-chunks"
-"""Dask's topic of what tasks report before their end: of each the key of its task, and a `Noted`; or a `RangeEnd` where
-a part of a file has been read to its end: with that, the next part has row numbers.
+"""Dask's topic of what tasks report before their end: of each the key of its task, and a `Noted` or `Computed`; or a
+`RangeEnd` where a part of a file has been read to its end: with that, the next part has row numbers.
 """
 
 _ENDING = (Status.closing, Status.closed, Status.failed)
@@ -156,7 +156,7 @@ def begin_no_more(run: str) -> None:
     STATE.stopped.add(run)
 
 
-def _report(worker: Worker, key: Key, what: Noted | RangeEnd) -> None:
+def _report(worker: Worker, key: Key, what: Noted | Computed | RangeEnd) -> None:
     worker.log_event(TOPIC, {"task": list(key), "noted": pickle.dumps(what)})
 
 
@@ -322,7 +322,7 @@ class _Chunks(AbstractContextManager["_Chunks"]):
 
     def _label(self, chunk: Chunk, spans: list[Span], taken: int) -> Done:
         try:
-            return self._write(infer(chunk, spans, self._job))
+            return self._write(infer(chunk, spans, self._job, self._tell))
         except BaseException:
             self._failed = True
             raise
@@ -332,9 +332,13 @@ class _Chunks(AbstractContextManager["_Chunks"]):
     def _infer(self, chunk: Chunk, spans: list[Span], taken: int, job: Job) -> Work:
         """What waits to be written takes no room, or the parts before it might find none."""
         try:
-            return infer(chunk, spans, job)
+            return infer(chunk, spans, job, self._tell)
         finally:
             STATE.room.leave(taken)
+
+    def _tell(self, computed: Computed) -> None:
+        """Report how far a chunk is."""
+        _report(self._worker, self._key, computed)
 
     def _write(self, work: Work) -> Done:
         done = write(work, self._job)

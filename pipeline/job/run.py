@@ -17,21 +17,23 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from rich.filesize import decimal
 
 from ..engine.open import expected_device
-from ..errors import OutputError, OutputUnavailable, SourceError, UsageError
+from ..errors import OutputError, OutputUnavailable, SourceError, UsageError, counted
 from ..options import Options
 from ..output.columns import columns_of
 from ..output.finish import finish as finish_folder
 from ..output.folder import OutputFolder
 from ..output.formats import check_writable
-from ..output.layout import PLAN
+from ..output.layout import PLAN, RUNS
 from ..output.record import Fingerprint, ListedFile, SavedPlan, from_json, to_json
 from ..output.saved_plan import listing_digest
 from ..output.sidecars import check_names
 from ..processes.threads import in_background
 from ..report.facts import RunFacts
 from ..report.job import JobReport
+from ..report.problems import as_json_lines, troubles
 from ..report.results import Results
 from ..report.summary import unknown_labels_line
 from ..report.tally import Tally
@@ -80,6 +82,7 @@ def run_job(request: Request) -> JobReport:
         report = run_job(replace(request, options=options.replaced(update=False, changed=False, resume=True)))
         if report.run.set_aside or report.run.stopped or not (report.job.growth and report.job.growth.later):
             return report
+    request.progress.phase("finding the input")
     with told_waits(request.progress.warn):
         prepared = prepare(request)
     beginning = prepared.beginning
@@ -113,16 +116,26 @@ def _steps(prepared: Prepared) -> JobReport:
     if not callable(request.client):
         engines = _start_engines(request.client, prepared)
         with told_waits(request.progress.warn):
-            planned = plan(prepared, engines)
+            planned = _planned(prepared, engines)
         return finish(planned, run_chunks(planned, request.client, engines))
     with in_background(_with_engines(request.client, prepared), _HEAD_START_SECONDS) as started:
         with told_waits(request.progress.warn):
-            planned = plan(prepared, None)
+            planned = _planned(prepared, None)
         began = time.perf_counter()
+        request.progress.phase("starting workers, which load the model")
         client, engines = started()
         engines = replace(engines, seconds=time.perf_counter() - began)
         outcome = run_chunks(planned, client, engines)
     return finish(planned, outcome)
+
+
+def _planned(prepared: Prepared, engines: Engines | None) -> Planned:
+    """The plan, once it is said of how much."""
+    found = prepared.found.found if isinstance(prepared.found, Files) else ()
+    if found:
+        size = decimal(sum(file.size or 0 for file in found))
+        prepared.request.progress.phase(f"planning {counted(len(found), 'file')}, {size}")
+    return plan(prepared, engines)
 
 
 @contextmanager
@@ -182,14 +195,15 @@ def _nothing_new(prepared: Prepared, update: Update) -> JobReport:
     """The report of an update that has nothing to do. Nothing is written, and no worker is started."""
     request, fingerprint = prepared.request, update.before.fingerprint
     options, models, folder, given = request.options, request.models, request.folder, prepared.found
-    problems = given.problems if isinstance(given, Files) else ()
-    tally = Tally.after(update.earlier, models.first.classes, problems, [(path, None) for path, _ in problems])
+    problems, left_out = (given.problems, given.left_out) if isinstance(given, Files) else ((), ())
+    unread = [(path, None) for path, _ in problems]
+    tally = Tally.after(update.earlier, models.first.classes, problems, unread, left_out)
     schema = folder.schema(update.before) if folder else pa.schema([])
     results = Results(schema, folder, fingerprint.id, request.source, options.selection(models))
     facts = facts_of(prepared, fingerprint.backend, fingerprint.settings.chunk_size)
     facts = replace(facts, answers=None)  # nothing is compared
     report = JobReport(facts, tally, RunFacts(Timeline(prepared.started, Clock(0.0, 0.0))), results)
-    report.run.seconds = time.perf_counter() - prepared.began
+    report.run.seconds = _seconds_of(prepared)
     _explain(report, options)
     request.progress.finished(report)
     return report
@@ -206,7 +220,7 @@ def plan(prepared: Prepared, engines: Engines | None) -> Planned:
 
     options, models = request.options, request.models
     device = engines.backend.device if engines else expected_device(options.device, count_gpus())
-    usual = usual_chunk_rows(device, models.cost)
+    usual = usual_chunk_rows(device, options.cost_of_row(models))
     chunk_rows = options.chunk_size or (before.fingerprint.settings.chunk_size if before else usual)
     saved, cut = None, options.layout == "parts"
     if request.folder and beginning and isinstance(prepared.found, Files):
@@ -243,8 +257,8 @@ def finish(planned: Planned, outcome: Outcome) -> JobReport:
     folder, options = prepared.request.folder, prepared.request.options
     report.tally.check()
     _set_aside_changed(planned, run, outcome.fingerprint)
-    run.seconds = time.perf_counter() - prepared.began
     if folder is not None:
+        prepared.request.progress.phase("checking what was written")
         committing = time.perf_counter()
         folder.check_claim(job)
         if not run.set_aside and not run.stopped:
@@ -254,13 +268,22 @@ def finish(planned: Planned, outcome: Outcome) -> JobReport:
             totals, schema = report.tally.totals, planned.columns.written
             finish_folder(folder, totals, schema, job, outcome.counted, number, updates)
         run.timings["commit"] = time.perf_counter() - committing
-        run.seconds = time.perf_counter() - prepared.began
+    run.seconds = _seconds_of(prepared)
+    if folder is not None:
         name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}"
-        folder.record_run(name, to_json(report.to_dict()), run.timeline.spans.to_table())
+        found = troubles(report)
+        run.problems = f"{folder.path / RUNS / name}.problems.jsonl" if found else None
+        folder.record_run(name, to_json(report.to_dict()), as_json_lines(found), run.timeline.spans.to_table())
     _explain(report, options)
     prepared.request.progress.finished(report)
     _refuse_unknown_truth(report, options)
     return report
+
+
+def _seconds_of(prepared: Prepared) -> float:
+    """Since the command began, or else the job."""
+    began = prepared.request.progress.began
+    return time.perf_counter() - (prepared.began if began is None else began)
 
 
 def _refuse_unknown_truth(report: JobReport, options: Options) -> None:

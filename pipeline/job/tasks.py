@@ -7,24 +7,28 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from ..engine.base import Backend, Engine, Predictions, Texts
 from ..engine.profile import measure
 from ..errors import BroadsheetError, SourceError
 from ..labelling.engines import ENGINES
+from ..labelling.learned import looked_up_by_each
+from ..labelling.pieces import in_pieces
 from ..labelling.scored import score, score_chunk
 from ..measures.accuracy import Example, closest
+from ..model.learned import LookedUp
 from ..output.columns import ChunkRows, Columns, every_row
 from ..output.formats import with_folders
 from ..output.layout import PARTS, PartNames
 from ..output.model_columns import ModelColumns
 from ..output.object_store import open_store
-from ..output.record import Entry, Judged
+from ..output.record import Entry, Judged, LearnedFrom
 from ..output.sidecars import with_ids
 from ..output.store import Location, Store
 from ..source.chunk import Chunk, RowRange, Selection, commonest, numbered
@@ -124,6 +128,8 @@ class Work:
         The rows between two classes.
     texts : bytes
         The digest of the texts, where the rows stay in memory and may be joined.
+    learned : tuple of LookedUp or None
+        For each model, which rows it has learned from, where there is a truth and that is known.
 
     """
 
@@ -134,6 +140,7 @@ class Work:
     spans: list[Span]
     examples: list[Example]
     texts: bytes = b""
+    learned: tuple[LookedUp | None, ...] = ()
 
     def numbered(self, first: int) -> Work:
         """The same, where its rows have numbers from `first` on, and not from 0."""
@@ -195,11 +202,28 @@ class Noted:
 
 
 @dataclass(frozen=True)
+class Computed:
+    """Rows of a chunk that a task has computed, which is not committed yet.
+
+    Attributes
+    ----------
+    name : str
+        Of the chunk.
+    rows : int
+        So far.
+
+    """
+
+    name: str
+    rows: int
+
+
+@dataclass(frozen=True)
 class Stopped:
     """Chunks of a range are left, since the job was stopped."""
 
 
-Event = Done | RangeEnd | Noted | SetAside | Stopped
+Event = Done | RangeEnd | Noted | Computed | SetAside | Stopped
 """What the client of a job receives about its chunks."""
 
 
@@ -241,11 +265,29 @@ def refuse_bad_rows(chunk: Chunk, job: Job) -> None:
         raise SourceError(f"{bad['file']}: row {bad['row']}: {bad['reason']} (--strict stops here)")
 
 
-def infer(chunk: Chunk, spans: list[Span], job: Job) -> Work:
-    """Classify the chunk by each model of the job, on this worker's engines. spans: of its reading.
+def infer(chunk: Chunk, spans: list[Span], job: Job, tell: Callable[[Computed], None] = lambda _: None) -> Work:
+    """Classify the chunk by each model of the job, on this worker's engines.
 
-    Raises BroadsheetError where the worker does not have them; UsageError where the model overflows on every row, and
-    with `job.strict` SourceError where it does on one.
+    Parameters
+    ----------
+    chunk : Chunk
+        The chunk.
+    spans : list of Span
+        Of its reading.
+    job : Job
+        The job.
+    tell : callable, optional
+        Called now and then with how many rows are computed, where a CPU takes seconds for the chunk.
+
+    Raises
+    ------
+    BroadsheetError
+        Where the worker does not have the engines.
+    UsageError
+        Where the model overflows on every row.
+    SourceError
+        With `job.strict`, where it does on one.
+
     """
     models, scoring = job.columns.models, job.columns.scoring
     if spans and spans[-1].where == here():  # it was read by this process
@@ -259,7 +301,13 @@ def infer(chunk: Chunk, spans: list[Span], job: Job) -> Work:
             nonlocal place
             _refuse_other_backend(engines, job)
             with closing(Turn(spans, place.device, number_of(chunk.name))) as turn:
-                predictions = score(texts, engines, scoring, spans, job.each_kernel, turn)
+                label = partial(
+                    score, engines=engines, scoring=scoring, spans=spans, each_kernel=job.each_kernel, turn=turn
+                )
+                if place.device != "cpu":
+                    predictions = label(texts)
+                else:
+                    predictions = in_pieces(texts, label, lambda rows: tell(Computed(chunk.name, rows)))
             place = replace(place, clock=clock())
             return predictions
 
@@ -274,7 +322,8 @@ def infer(chunk: Chunk, spans: list[Span], job: Job) -> Work:
     examples = closest(chunk, of_first.labels, of_first.scores, models[0].classes, count)
     cut = tuple(own.cut(columns.top_k) for own, columns in zip(scored.predictions, models, strict=True))
     texts = chunk.digest if job.out is None else b""
-    return Work(chunk.without_text(), cut, scored.doubtful, place, spans, examples, texts)
+    learned = () if chunk.truth is None else tuple(looked_up_by_each([engine.model for engine in engines], chunk))
+    return Work(chunk.without_text(), cut, scored.doubtful, place, spans, examples, texts, learned)
 
 
 def _refuse_other_backend(engines: Sequence[Engine], job: Job) -> None:
@@ -340,6 +389,9 @@ def _judged(work: Work, number: int, columns: ModelColumns, chosen: NDArray[np.b
     """One model's share of the totals. number: of the model. columns: its own. chosen: the rows that are written."""
     chunk, predictions = work.chunk, work.predictions[number]
     written = predictions if chosen.all() else predictions.take(chosen)
+    learned: LearnedFrom | UnsetType = UNSET
+    if chunk.truth is not None and (found := work.learned[number]) is not None:
+        learned = LearnedFrom(*columns.learned(predictions, chunk.truth, found))
     scores = columns.counts(written)
     return Judged(
         labels={name: sum(bins) for name, bins in scores.items()},
@@ -353,4 +405,5 @@ def _judged(work: Work, number: int, columns: ModelColumns, chosen: NDArray[np.b
         doubtful=work.doubtful[number],
         confusion=None if chunk.truth is None else tuple(columns.pairs(predictions, chunk.truth)),
         right=UNSET if chunk.truth is None else columns.right(written, chunk.truth[chosen]),
+        learned=learned,
     )

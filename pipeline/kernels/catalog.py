@@ -273,6 +273,11 @@ def read_objects_kernel() -> Kernel:
 
 
 @cache
+def refuse_repeated_keys_kernel() -> Kernel:
+    return Kernel("refuse repeated keys", "records/json.cu", "refuse_repeated_keys")
+
+
+@cache
 def read_fields_kernel() -> Kernel:
     return Kernel("read fields", "records/csv.cu", "read_fields")
 
@@ -306,6 +311,7 @@ def record_kernels() -> list[Kernel]:
         place_line_ends_kernel(),
         find_lines_kernel(),
         read_objects_kernel(),
+        refuse_repeated_keys_kernel(),
         read_fields_kernel(),
         measure_values_kernel(),
         write_values_kernel(),

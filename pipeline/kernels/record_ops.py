@@ -27,6 +27,7 @@ from .catalog import (
     place_line_ends_kernel,
     read_fields_kernel,
     read_objects_kernel,
+    refuse_repeated_keys_kernel,
     trim_texts_kernel,
     write_values_kernel,
 )
@@ -102,6 +103,12 @@ class RecordOperations:
     def objects(self, records: Unread, keys: DeviceKeys) -> None:
         """Find the values of JSON objects. keys: those of the columns."""
         self._find(read_objects_kernel(), records, keys.record)
+
+    def refuse_repeated_keys(self, records: Unread) -> None:
+        """Leave records to the host in which an object that is a value has a key twice. records: those of `objects`."""
+        values, count = records.values, len(records.begins)
+        arguments = (records.block, values.record(count), *records.odd)
+        self._launch_warps(refuse_repeated_keys_kernel(), count, arguments)
 
     def fields(self, records: Unread, fields: DeviceFields) -> None:
         """Find the fields of CSV, or lines of text. fields: those of the columns."""

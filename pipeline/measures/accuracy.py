@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..model.reference import NO_LABEL
 from ..source.chunk import SHOWN_BYTES, Chunk
 from ..source.labels import NO_TRUTH
+from .intervals import Interval, wilson
 
 
 class Example(NamedTuple):
@@ -55,6 +56,8 @@ class ClassFigures(NamedTuple):
         Harmonic mean of precision and recall; nan where neither is defined.
     support : int
         Rows of this true class.
+    precision_interval, recall_interval : Interval
+        Of precision and recall, with 95 % confidence.
 
     """
 
@@ -63,6 +66,8 @@ class ClassFigures(NamedTuple):
     recall: float
     f1: float
     support: int
+    precision_interval: Interval
+    recall_interval: Interval
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,11 @@ class Confusion:
         return _share(self.correct, self.rows)
 
     @property
+    def interval(self) -> Interval:
+        """Where the accuracy on all rows like these is, with 95 % confidence."""
+        return wilson(self.correct, self.rows)
+
+    @property
     def standard_error(self) -> float:
         """Standard error of the accuracy as a binomial proportion; nan where there are no rows."""
         return float(np.sqrt(self.accuracy * (1 - self.accuracy) / self.rows)) if self.rows else float("nan")
@@ -129,7 +139,8 @@ class Confusion:
         for i, name in enumerate(self.classes):
             hits, true, given = int(self.counts[i, i]), int(self.counts[i].sum()), int(self.counts[:, i].sum())
             f1 = _share(2 * hits, true + given)
-            figures.append(ClassFigures(name, _share(hits, given), _share(hits, true), f1, true))
+            shares = _share(hits, given), _share(hits, true)
+            figures.append(ClassFigures(name, *shares, f1, true, wilson(hits, given), wilson(hits, true)))
         return figures
 
 
@@ -205,6 +216,8 @@ class LabelFigures(NamedTuple):
         Rows that have this label.
     given : int
         Rows that were given it.
+    precision_interval, recall_interval : Interval
+        Of precision and recall, with 95 % confidence.
 
     """
 
@@ -214,6 +227,8 @@ class LabelFigures(NamedTuple):
     f1: float
     support: int
     given: int
+    precision_interval: Interval
+    recall_interval: Interval
 
 
 @dataclass(frozen=True)
@@ -254,10 +269,11 @@ class LabelCounts:
     def per_class(self) -> list[LabelFigures]:
         """The figures of each class, in order."""
         columns = zip(self.classes, self.hits.tolist(), self.given.tolist(), self.true.tolist(), strict=True)
-        return [
-            LabelFigures(name, _share(hits, given), _share(hits, true), _share(2 * hits, given + true), true, given)
-            for name, hits, given, true in columns
-        ]
+        figures = []
+        for name, hits, given, true in columns:
+            shares = _share(hits, given), _share(hits, true), _share(2 * hits, given + true)
+            figures.append(LabelFigures(name, *shares, true, given, wilson(hits, given), wilson(hits, true)))
+        return figures
 
     @property
     def micro_f1(self) -> float:

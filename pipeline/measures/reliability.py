@@ -1,4 +1,4 @@
-"""Whether scores can be believed: expected calibration error, the reliability diagram, and thresholds for a precision.
+"""Whether scores can be believed: expected calibration error and the reliability diagram.
 
 The score of a row is that of its label. Scores are calibrated where, of the rows with a score of about s, a share of s
 is labelled right.
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.scores import log_loss, probabilities
+from .intervals import Interval, wilson
 
 BINS = 15
 """Bins of equal width, from 0 to 1, as in Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks"
@@ -41,6 +42,11 @@ class Bin(NamedTuple):
     rows: int
     score: float
     accuracy: float
+
+    @property
+    def interval(self) -> Interval:
+        """Where the accuracy of all rows with such scores is, with 95 % confidence."""
+        return wilson(round(self.accuracy * self.rows) if self.rows else 0, self.rows)
 
 
 @dataclass(frozen=True)
@@ -90,44 +96,3 @@ def improvement(before: NDArray[np.float64], after: NDArray[np.float64], truth: 
         figures[f"log loss {name}"] = round(log_loss(logits, truth, 1.0), 6)
         figures[f"calibration error {name}"] = round(error, 6)
     return figures
-
-
-class Threshold(NamedTuple):
-    """The least score from which on labels have a wanted precision.
-
-    Attributes
-    ----------
-    name : str or None
-        The class, of whose labels alone it is; None for all labels.
-    score : float
-        Rows with this score or a higher one keep their label; nan where no score gives the precision.
-    precision : float
-        The share of these rows that is labelled right; nan where there are none.
-    rows : int
-        How many rows these are.
-    coverage : float
-        Their share of all rows with this label; nan where there are none.
-
-    """
-
-    name: str | None
-    score: float
-    precision: float
-    rows: int
-    coverage: float
-
-
-def threshold(
-    scores: NDArray[np.float32], right: NDArray[np.bool_], target: float, name: str | None = None
-) -> Threshold:
-    """The least threshold at which the precision is `target` or more, on N rows: that with the highest coverage."""
-    order = np.argsort(-scores, kind="stable")
-    ranked = scores[order]
-    hits = np.cumsum(right[order])
-    # A threshold takes all rows of a score or none.
-    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)) if len(ranked) else np.empty(0, np.intp)
-    good = ends[hits[ends] >= target * (ends + 1)]
-    if not len(good):
-        return Threshold(name, float("nan"), float("nan"), 0, 0.0 if len(scores) else float("nan"))
-    last = int(good[-1])
-    return Threshold(name, float(ranked[last]), float(hits[last] / (last + 1)), last + 1, (last + 1) / len(scores))

@@ -37,6 +37,8 @@ from .layers import (
     layer_table,
     parameter_count,
 )
+from .learned import TENSOR as HASHES
+from .learned import LearnedRows
 from .model_file import MEANT_FOR, SHIPPED, ActivationScales
 from .ngrams import NGrams
 from .scores import ByClass, Levels
@@ -90,6 +92,8 @@ class Model:
     encoder : Encoder, optional
         What computes the scores in place of a network, with ``fc3.bias`` as its last bias. With n-grams and a cascade,
         these have scores of their own, and the encoder is asked about some texts only.
+    learned : LearnedRows, optional
+        By which rows that the model has learned are recognised. It decides no score, and is not part of the digest.
 
     Raises
     ------
@@ -124,6 +128,7 @@ class Model:
     by_class: ByClass | None = field(default=None, repr=False)
     preparation: Preparation | None = field(default=None, repr=False)
     encoder: Encoder | None = field(default=None, repr=False)
+    learned: LearnedRows | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         scores.check_classes(self.classes, self.name, self.heads)
@@ -348,6 +353,7 @@ class Model:
             ngrams_alone=(self._has_bias_alone and self.encoder is None) or None,
             cascade=self.cascade, levels=self.levels, heads=self.heads, by_class=self.by_class,
             encoder=None if self.encoder is None else self.encoder.settings,
+            learned=None if self.learned is None else self.learned.about,
             **({} if self.ngrams is None else {self.ngrams.feature: self.ngrams.kinds}),  # type: ignore[arg-type]
         )  # fmt: skip
         layers = [] if self._has_bias_alone else [layer.description for layer in self.layers]
@@ -355,6 +361,8 @@ class Model:
         if self.preparation is not None:
             about.preparation = msgspec.to_builtins(self.preparation.steps)
             stored[model_file.TOKENIZER] = np.frombuffer(self.preparation.tokenizer, np.uint8)
+        if self.learned is not None:
+            stored[HASHES] = self.learned.hashes
         return model_file.encode(stored, about, layers, digest)
 
     def save(self, path: str | Path, dtype: str | None = None) -> None:
@@ -409,10 +417,12 @@ class Model:
             from .preparation import of_file  # PyArrow takes time to load
 
             preparation = of_file(about.preparation, tensors.pop(model_file.TOKENIZER, np.empty(0)).tobytes(), name)
+        learned = None if about.learned is None else LearnedRows.of_file(about.learned, tensors, name)
         temperature = 1.0 if about.temperature is None else about.temperature
         model = cls(
             alphabet, about.classes, about.length, tensors, card, name, about.frame, about.scales, temperature, branch,
             about.thresholds, about.cascade, about.levels, about.heads, about.by_class, preparation, encoder,
+            learned,
         )  # fmt: skip
         if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
             raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")

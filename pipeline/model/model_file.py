@@ -3,8 +3,9 @@ Hugging Face Hub.
 
 A safetensors file has tensors, and metadata in which each value is JSON text.
 
-`features` in the metadata names the values beside those of version 1 that decide what a model computes. A reader
-refuses a feature that it does not know, so a later one needs no new version. Files of version 1 have none.
+`features` in the metadata names the values beside those of version 1 that decide what a model computes, or say what a
+tensor is. A reader refuses a feature that it does not know, so a later one needs no new version. Files of version 1
+have none.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ from .cascade import Cascade
 from .encoder import Settings as Encoding
 from .fasttext import MOST_BYTES, FastText, Settings
 from .layers import CLASSES, LENGTHS, Frame, parameter_count
+from .learned import MOST_HASH_BYTES
+from .learned import About as Learned
 from .ngrams import MOST_TABLE_BYTES, Kinds, NGrams
 from .scores import ByClass, Heads, Levels
 
 FORMAT = "broadsheet-charcnn/2"
 FEATURES = (
     "frame", "scales", "temperature", "ngrams", "thresholds", "ngrams_alone", "cascade", "fasttext", "levels",
-    "heads", "by_class", "preparation", "encoder",
+    "heads", "by_class", "preparation", "encoder", "learned",
 )  # fmt: skip
 _FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
@@ -100,6 +103,7 @@ class About(Struct):
     by_class: ByClass | None = None
     preparation: list[dict[str, Any]] | None = None
     encoder: Encoding | None = None
+    learned: Learned | None = None
 
 
 _OF_EVERY_VERSION = [field for field in About.__struct_fields__ if field not in FEATURES]
@@ -144,7 +148,7 @@ def read_model_file(path: Path) -> bytes:
     Raises OSError or ValueError where there is no such file; ModelError where it is none, or larger than any model.
     """
     largest = 4 * parameter_count(MAX_SYMBOLS, CLASSES[1], LENGTHS[1]) + MOST_HEADER_BYTES
-    largest += MOST_TABLE_BYTES + MOST_BYTES + MOST_TOKENIZER_BYTES
+    largest += MOST_TABLE_BYTES + MOST_BYTES + MOST_TOKENIZER_BYTES + MOST_HASH_BYTES
     return read_file(path, largest)
 
 

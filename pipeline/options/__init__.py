@@ -174,6 +174,9 @@ class OptionKeywords(LabelKeywords, ReadKeywords, total=False):
     max_quarantined: Annotated[str | int, _job("Exit with code 3 if more rows than this cannot be read.", "50%", "N|N%",
         more='A number of rows, or a share of all such as "10%". The job is finished all the same: '
         "``report.exit_code`` says it.")]
+    max_unread: Annotated[str | int, _job("Exit with code 3 if more files than this cannot be read, or only in part.",
+        "0", "N|N%", more='A number of files, or a share of the job\'s such as "1%". The job is finished all the same, '
+        "and its report names them.")]
     profile: Annotated[bool, _report("Record every kernel, and measure each alone.", False, seldom=True,
         more="Each has a span, and is measured by itself at the end.")]
     trace: Annotated[FILE, _report("Write the timeline, for ui.perfetto.dev, as JSON.", None, "FILE.json", seldom=True)]
@@ -210,7 +213,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
 
     def _check(self) -> None:
         """Raise UsageError for a value that cannot be; columns, encoding and delimiter get the form that is used."""
-        from ..output.account import most_quarantined
+        from ..output.account import most_allowed
         from ..output.sidecars import refuse_unfit
         from ..output.where import Where
         from ..source.columns import distinct
@@ -253,7 +256,8 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             Where(self.where)
         refuse_unfit(self, self._kept)
         refuse_unfit_share(self.shard, self.update, self.limit)
-        most_quarantined(self.max_quarantined, 0)
+        most_allowed("max_quarantined", self.max_quarantined, 0, "rows")
+        most_allowed("max_unread", self.max_unread, 0, "files")
 
     def replaced(self, **options: Unpack[OptionKeywords]) -> Options:
         """The same, but for these."""
@@ -298,6 +302,10 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         from ..labelling.windows import Windows
 
         return None if self.windows is None else Windows.of(self.windows, self.overlap, self.window_score)
+
+    def cost_of_row(self, models: Models) -> float:
+        """About how long a row takes on a CPU, as of `Models`; a long text is labelled in several windows."""
+        return models.cost * (1 if self._windows is None else self._windows.most)
 
     def model_columns(self, models: Models) -> tuple[ModelColumns, ...]:
         """What each model is to say of each row."""

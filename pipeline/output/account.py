@@ -10,7 +10,7 @@ from functools import cached_property
 from operator import add
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from ..errors import UsageError
 from ..labelling.counts import LENGTHS
@@ -18,7 +18,7 @@ from ..source.chunk import RowRange
 from ..source.labels import NO_TRUTH
 from ..source.plan.plan import Start, part_name, range_name
 from .layout import group_of
-from .record import Accounted, ClosingEntry, Entry, Figures, Judged, ListedFile, SavedPlan, Scores, Totals
+from .record import Accounted, ClosingEntry, Entry, Figures, Judged, LearnedFrom, ListedFile, SavedPlan, Scores, Totals
 from .saved_plan import files_of
 
 Sources = tuple[RowRange, ...]
@@ -167,12 +167,25 @@ def _of_group(
             yield Gap(f"{path} has {total:,} rows, its entries have {rows[path] - row:,}", group=number)
 
 
-def most_quarantined(limit: str | int, rows: int) -> int:
-    """How many of so many rows may be in quarantine. limit: a number, or a share such as "10%". Raises UsageError."""
+def most_allowed(option: str, limit: str | int, count: int, what: str) -> int:
+    """How many of some rows or files may be without labels before that is an error. Raises UsageError.
+
+    Parameters
+    ----------
+    option : str
+        The option that says so.
+    limit : str or int
+        Its value: a number, or a share such as "10%".
+    count : int
+        How many rows or files there are.
+    what : str
+        "rows" or "files".
+
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)%|(\d+)", str(limit))
     if not match or float(match[1] or 0) > 100:
-        raise UsageError(f"max_quarantined is {limit!r}, it must be a number of rows, or a share such as 10%")
-    return int(match[2]) if match[2] else int(float(match[1]) / 100 * rows)
+        raise UsageError(f"{option} is {limit!r}, it must be a number of {what}, or a share such as 10%")
+    return int(match[2]) if match[2] else int(float(match[1]) / 100 * count)
 
 
 @dataclass
@@ -196,6 +209,7 @@ class ModelCounts:
     pairs: Counter[tuple[int, int]] | None = None
     scores: Scores = field(default_factory=dict)
     right: Scores = field(default_factory=dict)
+    learned: LearnedFrom | UnsetType = UNSET
     multi_label: bool = False
 
     def judge(self, said: Figures) -> None:
@@ -206,6 +220,8 @@ class ModelCounts:
         self.doubtful.update(said.doubtful)
         self.scores = _summed(self.scores, said.scores)
         self.right = _summed(self.right, said.right)
+        if said.learned is not UNSET:
+            self.learned = said.learned if self.learned is UNSET else self.learned.plus(said.learned)
         if said.confusion is not None:
             self.pairs = Counter() if self.pairs is None else self.pairs
             for true, label, rows in said.confusion:
@@ -222,6 +238,7 @@ class ModelCounts:
             "confusion": None if pairs is None else tuple((*pair, rows) for pair, rows in pairs),
             "scores": self.scores,
             "right": self.right or UNSET,
+            "learned": self.learned,
         }
 
 
@@ -248,6 +265,7 @@ class Counts(ModelCounts):
     others: list[ModelCounts] = field(default_factory=list)
     problems: list[tuple[str, str]] = field(default_factory=list)
     unread: list[tuple[str, int | None]] = field(default_factory=list)
+    left_out: tuple[tuple[str, str], ...] = ()
 
     def count(self, entry: Accounted) -> None:
         """Add the figures of a chunk, or of many, but for what was amiss with files."""
@@ -278,6 +296,7 @@ class Counts(ModelCounts):
             lengths=self.lengths,
             problems=tuple(sorted({*self.problems})),
             unread=tuple(sorted({*self.unread}, key=str)),
+            left_out=self.left_out or UNSET,
             not_copied=dict(sorted(self.not_copied.items())),
             unknown_labels=dict(sorted(self.unknown_labels.items())) or UNSET,
             others=tuple(Judged(multi_label=one.multi_label, **one.figures) for one in self.others) or UNSET,
@@ -288,7 +307,9 @@ class Sums(Counts):
     """Those over the entries of a plan's groups. plan: None for rows in memory."""
 
     def __init__(self, plan: SavedPlan | None) -> None:
-        super().__init__(problems=[*plan.problems] if plan else [], unread=[*plan.unread] if plan else [])
+        super().__init__()
+        if plan is not None:
+            self.problems, self.unread, self.left_out = [*plan.problems], [*plan.unread], plan.left_out or ()
         self._groups = groups_of(plan)
 
     def add(self, entry: Entry | ClosingEntry) -> None:

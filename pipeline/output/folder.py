@@ -477,9 +477,10 @@ class OutputFolder:
             raise OutputError(f"{self.path / name} is damaged: {error}. Start again with --overwrite") from error
         return plan
 
-    def record_run(self, name: str, report: bytes, spans: pa.Table) -> None:
-        """Save the report of a run, JSON, and its spans as an Arrow file."""
+    def record_run(self, name: str, report: bytes, problems: bytes, spans: pa.Table) -> None:
+        """Save the report of a run, JSON; what went wrong with its input, JSON lines; and its spans, an Arrow file."""
         self.store.put(f"{layout.RUNS}/{name}.json", report)
+        self.store.put(f"{layout.RUNS}/{name}.problems.jsonl", problems)
         buffer = pa.BufferOutputStream()
         with pa.ipc.new_file(buffer, spans.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
             file.write_table(spans)

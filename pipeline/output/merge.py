@@ -118,7 +118,8 @@ def merge(
     first = opened[0]
     starts = [0, *accumulate(share.plan.ranges for share in opened)]
     plans = [msgspec.structs.replace(share.plan, whole=UNSET) for share in opened]
-    plan = together([msgspec.structs.replace(p, first_group=at) for p, at in zip(plans, starts, strict=False)])
+    joined = together([msgspec.structs.replace(p, first_group=at) for p, at in zip(plans, starts, strict=False)])
+    plan = msgspec.structs.replace(joined, left_out=first.plan.left_out)  # which the first share alone tells
     fingerprint = msgspec.structs.replace(first.fingerprint, input=listing_digest(plan.files))
     schema = first.folder.schema(first.manifest)
     done = begin(place, fingerprint, schema, msgspec.json.encode(plan) + b"\n", resume, overwrite)

@@ -18,6 +18,7 @@ from ..errors import UsageError
 from ..labelling.counts import SCORES, count_pairs, count_scores
 from ..labelling.scored import Scoring
 from ..labelling.windows import Windows
+from ..model.learned import LookedUp
 from ..model.reference import NO_LABEL
 from ..model.scores import assigned
 from ..model.several import Models
@@ -233,6 +234,17 @@ class ModelColumns:
         judged = (truth != NO_TRUTH) & (best != NO_LABEL)
         counts = count_scores(("wrong", "right"), (truth == best)[judged].astype(int), predictions.scores[judged, 0])
         return dict.fromkeys(("right", "wrong"), (0,) * len(SCORES)) | counts
+
+    def learned(self, predictions: Predictions, truth: NDArray[np.int32], found: LookedUp) -> tuple[int, int, int]:
+        """Of rows with a truth and a label, as `LearnedFrom` has them: those of which it is known whether the model has
+        learned from them, those from which it has, and those of the others that are labelled right.
+
+        truth: as for `pairs`. found: of the rows, [N].
+        """
+        truth, best = self._own(truth), self.best(predictions)
+        judged = (truth != NO_TRUTH) & (best != NO_LABEL)
+        found, right = found.of(judged), (truth == best)[judged]
+        return int(found.checked.sum()), int(found.learned.sum()), int((right & found.is_other).sum())
 
     def _own(self, truth: NDArray[np.int32]) -> NDArray[np.int32]:
         """Numbers of `truths` as those of the model's classes."""

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -19,6 +20,8 @@ from ..source.plan.files import Files
 from ..source.plan.plan import Plan, bound, plan_files
 from .layout import VERSION, WITHDRAWING
 from .record import ListedFile, SavedPlan, SavedSelection, from_json
+
+_Named = TypeVar("_Named", bound=tuple[str, object])
 
 
 def listed(files: Iterable[InputFile]) -> Iterator[ListedFile]:
@@ -44,6 +47,7 @@ def plan_bytes(plan: Plan, withdrawn: tuple[int, ...] = ()) -> bytes:
         chunk_rows=plan.chunk_rows,
         problems=plan.problems,
         unread=plan.unread,
+        left_out=plan.left_out or UNSET,
         whole=listing_digest(listed(plan.whole)) if plan.whole else UNSET,
         withdrawn=withdrawn or UNSET,
     )
@@ -72,6 +76,7 @@ def plan_from(
         counted = replace(asked, rules=_rules(saved, asked))
         plan = plan_files(files, counted, chunk_rows, limit, _number_of_first(saved))
         plan = replace(plan, parts=parts_of_saved(saved))  # earlier versions cut no file
+        plan = replace(plan, problems=saved.problems, unread=saved.unread, left_out=saved.left_out or ())
         same = {
             "files": saved.files == tuple(listed(plan.files)),
             "groups": (saved.groups, saved.ranges) == (plan.sizes, len(plan.ranges)),
@@ -125,15 +130,22 @@ def together(plans: Sequence[SavedPlan]) -> SavedPlan:
             raise ValueError("the groups of an update begin before those of the one before it end")
         groups += [0] * missing + list(plan.groups)
         parts += [1] * missing + list(parts_of_saved(plan))
+    later = [{file.path for plan in plans[at:] for file in plan.files} for at in range(1, len(plans) + 1)]
     whole = msgspec.structs.replace(
         plans[0],
         files=tuple(chain.from_iterable(plan.files for plan in plans)),
         groups=tuple(groups),
         parts=_saved_parts(parts),
-        problems=tuple(chain.from_iterable(plan.problems for plan in plans)),
-        unread=tuple(chain.from_iterable(plan.unread for plan in plans)),
+        problems=tuple(one for plan, files in zip(plans, later, strict=True) for one in _still(plan.problems, files)),
+        unread=tuple(one for plan, files in zip(plans, later, strict=True) for one in _still(plan.unread, files)),
+        left_out=plans[-1].left_out,  # each lists all of the input
     )
     return without(whole, {number for plan in plans for number in plan.withdrawn or ()})
+
+
+def _still(named: Iterable[_Named], labelled: Collection[str]) -> Iterator[_Named]:
+    """What is said of files when they are listed, without those that are labelled later: they were repaired."""
+    return (one for one in named if one[0] not in labelled)
 
 
 def without(plan: SavedPlan, withdrawn: Collection[int]) -> SavedPlan:
@@ -235,6 +247,7 @@ def plan_again(saved: SavedPlan, files: Sequence[InputFile], asked: Selection) -
         first=first,
         problems=saved.problems,
         unread=saved.unread,
+        left_out=saved.left_out or (),
         first_range=saved.first_group,
     )
 

@@ -31,7 +31,7 @@ from ..source.plan.plan import Plan
 from ..storage.disk import refuse_outputs, write_file
 from ..storage.names import located, root_of
 from .account import Sums, groups_of
-from .commit import commit_chunk, committed_rows, judged_by
+from .commit import commit_chunk, committed_rows, judged_by, quarantine_table, read_committed
 from .cut import Amount, Chosen, Cut, ranking
 from .finish import finish
 from .folder import OutputFolder
@@ -286,6 +286,14 @@ class Labels:
             raise OutputError(f"{entry.chunk} holds {len(rows):,} rows, its entry has {entry.rows_written:,}")
         return rows
 
+    def quarantined(self, entry: Entry) -> pa.Table:
+        """The rows of a chunk that have no label, with the reasons."""
+        store = self.folder.store
+        for file in entry.files:
+            if file.name.startswith(QUARANTINE):
+                return quarantine_table(read_committed(store, file), store.root / file.name)
+        return QUARANTINE_SCHEMA.empty_table()
+
 
 @dataclass(frozen=True)
 class _Choice:
@@ -476,11 +484,10 @@ def _write(
     plan = None if job.plan is None else msgspec.json.encode(job.plan) + b"\n"
     store, id_, names = place.store, fingerprint.id, fingerprint.settings.names
     check = partial(check_claim, store, id_)
-    nothing = QUARANTINE_SCHEMA.empty_table()
 
     def commit(entry: Entry, rows: pa.Table) -> Entry:
         about = _entry(entry, rows, job.settings.labelled, id_)
-        return commit_chunk(store, rows.select(schema.names), nothing, about, names)
+        return commit_chunk(store, rows.select(schema.names), job.quarantined(entry), about, names)
 
     begin(place, fingerprint, schema, plan, False, overwrite)
     try:
@@ -513,8 +520,8 @@ def _entry(labelled: Entry, rows: pa.Table, models: Sequence[Names], job: str) -
         job=job,
         sources=labelled.sources,
         rows_read=labelled.rows_read,
-        rows_filtered=labelled.rows_read - len(rows),
-        rows_quarantined=0,
+        rows_filtered=labelled.rows_read - labelled.rows_quarantined - len(rows),
+        rows_quarantined=labelled.rows_quarantined,
         problems=labelled.problems,
     )
 

@@ -15,10 +15,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
 from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
 from typing import IO
 
 _END_SECONDS = 5.0
@@ -33,6 +35,15 @@ def python(*arguments: object) -> list[str]:
 def import_path() -> dict[str, str]:
     """The environment variable by which such a process imports what this one would."""
     return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def seconds_since_start() -> float:
+    """Since this process was started, before Python was loaded; 0 where the system does not say."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, IndexError, ValueError):
+        return 0.0
 
 
 _SAFE_PATH, _SET_HERE = "PYTHONSAFEPATH", "broadsheet"

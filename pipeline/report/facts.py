@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from ..errors import counted, first_of
 from ..labelling.counts import kept
 from ..measures.accuracy import Confusion, Example
+from ..measures.intervals import Interval, wilson
+from ..measures.overlap import Overlap
 from ..telemetry.profile import Profile
-from .tally import Reach, Tally, confusion_in
+from .tally import Reach, Tally, confusion_in, overlap_in
 from .timeline import Timeline
 
 EXAMPLES = 10
@@ -97,14 +99,18 @@ class JobFacts:
         Why the CPU was chosen, where the device was "auto" and something on the workers points to a GPU.
     meant_for : str, optional
         The texts that the model is for, where its card says so.
-    left_out : tuple of str
-        Files that were not read, since their suffix belongs to no format, in folders; folders that a pattern matched.
     growth : Growth, optional
         Of an update: how the input differs from what was labelled before.
     models : tuple of (str, tuple of str)
         Name and labels of each model, in order; `model` has all names, `classes` and `meant_for` are the first one's.
     max_quarantined : str or int
         The option: how many rows may be in quarantine.
+    max_unread : str or int
+        The option: how many files may have a problem.
+    files : int
+        The files of the input, those that cannot be read too; 0 for rows in memory.
+    repair_flags : str
+        The flags of the job that labels files once they are repaired: the cheapest that does.
     second : str
         What is asked about some texts only: the "network" of the models, or the "encoder".
     label_numbers_from : int, optional
@@ -121,10 +127,12 @@ class JobFacts:
     answers: str | None = None
     no_gpu: str | None = None
     meant_for: str | None = None
-    left_out: tuple[str, ...] = ()
     growth: Growth | None = None
     models: tuple[tuple[str, tuple[str, ...]], ...] = ()
     max_quarantined: str | int = "100%"
+    max_unread: str | int = "0"
+    files: int = 0
+    repair_flags: str = "--update --changed"
     second: str = "network"
     label_numbers_from: int | None = None
 
@@ -147,6 +155,8 @@ class ModelFigures:
         Rows by true and predicted class, where there is a truth column.
     right : dict of str to tuple of int, or None
         Written rows with a label and a truth, as "right" and "wrong", by bin; None where there is no truth.
+    overlap : Overlap or None
+        How many of the rows of `confusion` the model has learned from; None where that is not known.
 
     """
 
@@ -156,6 +166,7 @@ class ModelFigures:
     unlabelled: int
     confusion: Confusion | None
     right: dict[str, tuple[int, ...]] | None = None
+    overlap: Overlap | None = None
 
     @property
     def accuracy(self) -> float | None:
@@ -170,10 +181,20 @@ class ModelFigures:
     @property
     def accuracy_kept(self) -> list[float | None]:
         """For each of `counts.THRESHOLDS`, the share of right labels of those that reach it; none without a truth."""
+        return [right / rows if rows else None for right, rows in self._right_kept]
+
+    @property
+    def intervals_kept(self) -> list[Interval | None]:
+        """For each of these shares, where that of all rows like these is, with 95 % confidence."""
+        return [wilson(right, rows) if rows else None for right, rows in self._right_kept]
+
+    @property
+    def _right_kept(self) -> list[tuple[int, int]]:
+        """For each of `counts.THRESHOLDS`, the right labels, and all labels with a truth, that reach it."""
         if not self.right:
             return []
         right, wrong = (kept(self.right[name]) for name in ("right", "wrong"))
-        return [r / (r + w) if r + w else None for r, w in zip(right, wrong, strict=True)]
+        return [(r, r + w) for r, w in zip(right, wrong, strict=True)]
 
 
 @dataclass
@@ -212,6 +233,10 @@ class RunFacts:
         The kernels of one worker, if requested.
     page : str or None
         The file of its page, if requested.
+    problems : str or None
+        The file that lists what went wrong with the input; None where nothing did.
+    rows_of : Counter of str
+        The rows of files that are not wholly readable, and of those that are read alone.
 
     """
 
@@ -230,6 +255,8 @@ class RunFacts:
     examples: list[Example] = field(default_factory=list)
     profile: Profile | None = None
     page: str | None = None
+    problems: str | None = None
+    rows_of: Counter[str] = field(default_factory=Counter)
 
     @property
     def articles_per_second(self) -> float:
@@ -242,5 +269,7 @@ def models_of(job: JobFacts, tally: Tally) -> tuple[ModelFigures, ...]:
     figures = []
     for (name, own), one in zip(job.models or [(job.model, job.classes)], (tally, *tally.others), strict=False):
         scores, right = one.scores or None, one.right or None
-        figures.append(ModelFigures(name, one.labels, scores, one.unlabelled, confusion_in(one, own), right))
+        confusion = confusion_in(one, own)
+        overlap = overlap_in(one, confusion)
+        figures.append(ModelFigures(name, one.labels, scores, one.unlabelled, confusion, right, overlap))
     return tuple(figures)

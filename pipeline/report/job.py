@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from ..telemetry.read_by import BY_GPU, BY_HOST
 from .breakdown import Breakdown, break_down
 from .facts import JobFacts, ModelFigures, RunFacts, models_of
 from .results import Frame, Results
-from .summary import READ_AGAIN, as_html, as_text, hints, not_read, too_many_quarantined
+from .summary import as_html, as_text, hints, not_read, repair_line, too_many_quarantined, too_many_unread
 from .tally import Tally
 
 if TYPE_CHECKING:
@@ -75,28 +76,34 @@ class JobReport:
 
     def in_file(self, file: OneFile) -> JobReport:
         """The same, once its rows are in one file. The folder stays where it says why rows are not among them."""
-        keep = bool(self.rows_quarantined or self.exit_code)
+        keep = bool(self.rows_quarantined or self.tally.problems or self.exit_code)
         self.results.write(file, keep)
         if keep:
             self.run.remarks.append(f"what is not in {file.place}, and why, is in the folder {file.folder}")
-        return replace(self, job=replace(self.job, output=str(file.place)))
+        return replace(self, job=replace(self.job, output=str(file.place), repair_flags="--overwrite"))
 
     @property
     def exit_code(self) -> int:
         """Exit code of the command: 0 done, 3 some of the input has no labels, 4 stopped early.
 
-        With 3 there is ``_SUCCESS`` where all that can be read is done: files cannot be read, more rows are in
-        quarantine than `max_quarantined` allows, or an update found files that have changed. There is none where chunks
-        were set aside: they are left for another run.
+        With 3 there is ``_SUCCESS`` where all that can be read is done: more files cannot be read than `max_unread`
+        allows, more rows are in quarantine than `max_quarantined` allows, or an update found files that have changed.
+        There is none where chunks were set aside: they are left for another run.
         """
         if self.run.stopped:
             return STOPPED
         changed = self.job.growth is not None and self.job.growth.changed
-        return SET_ASIDE if self.tally.problems or self.run.set_aside or changed or self._too_many_bad else DONE
+        return SET_ASIDE if self.run.set_aside or changed or self.beyond_limits else DONE
 
     @property
-    def _too_many_bad(self) -> str | None:
-        return too_many_quarantined(self.rows_quarantined, self.rows_read, self.job.max_quarantined)
+    def beyond_limits(self) -> list[str]:
+        """What makes the exit code 3 though the job is done: more than the user allows could not be read."""
+        unread = {path for path, _ in self.tally.problems}
+        found = (
+            too_many_unread(len(unread), max(self.job.files, len(unread)), self.job.max_unread),
+            too_many_quarantined(self.rows_quarantined, self.rows_read, self.job.max_quarantined),
+        )
+        return [line for line in found if line]
 
     @property
     def rows_read(self) -> int:
@@ -153,15 +160,14 @@ class JobReport:
     def not_read(self) -> list[str]:
         """What was skipped or read in part: a line for each kind, with a count and the first names."""
         growth = self.job.growth.lines if self.job.growth else []
-        return [*not_read(self.tally, self.job.left_out, self.run.set_aside), *growth]
+        return [*not_read(self.tally, self.run.set_aside), *growth]
 
     @cached_property
     def hints(self) -> list[str]:
         """Lines about how more rows may be read, or faster. Found once, so ask only when the job is over."""
-        again = [READ_AGAIN] if self.tally.again and self.job.output else []
-        many = [self._too_many_bad] if self._too_many_bad else []
+        again = [repair_line(self.tally, self.job.repair_flags)] if self.tally.problems and self.job.output else []
         notes = [f"{first_of([*sorted(paths)])}: {note}" for note, paths in self.run.notes.items()]
-        return [*again, *many, *hints(self.tally, self.results), *notes, *self.run.remarks]
+        return [*again, *self.beyond_limits, *hints(self.tally, self.results), *notes, *self.run.remarks]
 
     @cached_property
     def breakdown(self) -> Breakdown:
@@ -271,7 +277,7 @@ class JobReport:
         job, tally, run = self.job, self.tally, self.run
         totals: dict[str, Any] = msgspec.to_builtins(tally.totals)
         del totals["confusion"]  # it is in `truth`
-        for name in ("others", "scores", "right"):  # they are in `models`
+        for name in ("others", "scores", "right", "learned"):  # they are in `models`
             totals.pop(name, None)
         return totals | {
             "model": job.model,
@@ -293,9 +299,10 @@ class JobReport:
             "read_by": _read_by(run.read_by),
             "stopped": run.stopped,
             "update": self.job.growth and asdict(self.job.growth),
-            "left_out": {"count": len(job.left_out), "first": list(job.left_out[:_NAMED])},
+            "left_out": _left_out(tally.left_out),
             "set_aside": [list(item) for item in run.set_aside],
             "not_read": self.not_read,
+            "problems_file": run.problems,
             "hints": self.hints,
             "truth": None if self.confusion is None else _truth(self.confusion),
             "models": [
@@ -303,13 +310,26 @@ class JobReport:
                     "model": model.name,
                     "labels": dict(model.labels),
                     "kept": dict(zip(map(str, THRESHOLDS), kept(model.bins), strict=True)) if model.bins else None,
-                    "accuracy_kept": dict(zip(map(str, THRESHOLDS), model.accuracy_kept, strict=False)) or None,
+                    "accuracy_kept": _by_threshold(model.accuracy_kept),
+                    "accuracy_kept_intervals": _by_threshold(model.intervals_kept),
                     "truth": None if model.confusion is None else _truth(model.confusion),
+                    "learned_rows": None if model.overlap is None else model.overlap.to_dict(),
                 }
                 for model in self.models
             ],
             "validation": job.answers and {"answers": job.answers, "wrong": self.wrong_answers},
         }
+
+
+def _by_threshold(values: Sequence[object]) -> dict[str, object] | None:
+    """Values for each of `counts.THRESHOLDS`; None where there are none."""
+    return dict(zip(map(str, THRESHOLDS), values, strict=True)) if values else None
+
+
+def _left_out(skipped: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """How many files were skipped, in all and by reason, and the first of them."""
+    reasons = Counter(reason for _, reason in skipped)
+    return {"count": len(skipped), "first": [path for path, _ in skipped[:_NAMED]], "reasons": dict(reasons)}
 
 
 def _read_by(records: Counter[str]) -> dict[str, Any] | None:
@@ -323,6 +343,7 @@ def _truth(confusion: Confusion) -> dict[str, Any]:
         "rows": confusion.rows,
         "accuracy": confusion.accuracy if confusion.rows else None,
         "standard_error": confusion.standard_error if confusion.rows else None,
+        "accuracy_interval": list(confusion.interval) if confusion.rows else None,
         "without_truth": confusion.without_truth,
         "confusion": confusion.counts.tolist(),
     }
@@ -336,10 +357,16 @@ class Progress:
     patience : float
         Seconds without any progress after which a warning says what the job waits for. The next follows after twice
         that time, and so on.
+    began : float or None
+        When the command began, by `time.perf_counter`, whose time the report has; None: when `classify` was called.
 
     """
 
     patience = 60.0
+    began: float | None = None
+
+    def phase(self, what: str) -> None:
+        """Called when a step of the job begins that may take long, such as finding the input."""
 
     def start(self, rows: int, dashboard: str) -> None:
         """Called before the first chunk. rows: of the whole job, 0 where not known. dashboard: its URL."""

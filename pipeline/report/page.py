@@ -26,6 +26,8 @@ from . import plots
 from .breakdown import MOMENTS, judge
 from .facts import ModelFigures
 from .job import JobReport
+from .overlap import overlap_line
+from .shares import interval_text
 from .summary import LOOKED_AT, doubt, read_line, reasons
 from .tables import device_name, figure, moment_text, ratio_text, time_text
 
@@ -98,7 +100,8 @@ def _environment() -> Environment:
     """Everything that comes from the input is escaped in it, and its control characters are escapes."""
     how: dict[str, Any] = {"autoescape": True, "finalize": _finalize, "undefined": StrictUndefined, "trim_blocks": True}
     environment = Environment(loader=PackageLoader("broadsheet.pipeline", "report"), **how)
-    environment.filters |= {"figure": figure, "time": time_text, "moment": moment_text, "ratio": ratio_text}
+    environment.filters |= {"figure": figure, "time": time_text, "moment": moment_text}
+    environment.filters |= {"ratio": ratio_text, "interval": interval_text}
     return environment
 
 
@@ -130,6 +133,7 @@ def _content(report: JobReport) -> dict[str, Any]:
         "rest": max(0.0, report.run.seconds - sum(report.run.timings.values())),
         "matrix": _matrix(report.confusion),
         "pairs": report.confusion.mistakes(_MOST_PAIRS) if report.confusion else [],
+        "learned": [line for model in report.models if (line := overlap_line(model.overlap))],
         "doubt": doubt(report.job, report.tally),
         "timeline": _picture(partial(plots.timeline, report.run.timeline, breakdown)) if ran else None,
         "throughput": _picture(partial(plots.throughput, report.run.timeline, breakdown, rate)) if ran else None,

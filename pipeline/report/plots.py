@@ -199,7 +199,12 @@ def reliability_diagram(reliability: Reliability, before: Reliability | None) ->
         label = f"scores: calibration error {reliability.expected_error:.4f}"
         left, width = [b.low for b in some], [b.high - b.low for b in some]
         look = {"align": "edge", "edgecolor": "white"}
-        axes.bar(left, [b.accuracy for b in some], width, color=COLORS["compute"], label=label, **look)
+        shares = [b.accuracy for b in some]
+        axes.bar(left, shares, width, color=COLORS["compute"], label=label, **look)
+        middle = [(b.low + b.high) / 2 for b in some]
+        reach = [[b.accuracy - b.interval.low for b in some], [b.interval.high - b.accuracy for b in some]]
+        name = "95% confidence interval"
+        axes.errorbar(middle, shares, reach, fmt="none", ecolor="#3b3f46", elinewidth=1, capsize=2, label=name)
         if before is not None:
             others = [b for b in before.bins if b.rows]
             name = f"without temperature: {before.expected_error:.4f}"

@@ -168,6 +168,16 @@ class Results:
                 break
         return rows
 
+    def each_quarantined(self, most: int) -> Iterator[tuple[str, str]]:
+        """File and reason of each quarantined row, of so many at most."""
+        left = most
+        for table in self._quarantined():
+            part = table.slice(0, left)
+            yield from zip(part.column("file").to_pylist(), part.column("reason").to_pylist(), strict=True)
+            left -= len(part)
+            if not left:
+                return
+
     def _quarantined(self) -> Iterator[pa.Table]:
         if self._folder is None:
             yield from (rows.quarantine for rows in self._in_order())

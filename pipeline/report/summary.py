@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..errors import counted, first_of, in_python, printable
-from ..output.account import most_quarantined
+from ..output.account import most_allowed
 from ..output.record import Totals
 from ..source.compression import not_decoded
 from ..source.labels import NO_TRUTH, LabelRules, class_numbers_line
@@ -20,14 +20,13 @@ from ..source.memory.tables import MEMORY
 from ..source.plan.files import takes_encoding
 from ..telemetry.read_by import BY_GPU, BY_HOST
 from .facts import JobFacts, RunFacts, models_of
+from .overlap import overlap_line
 from .results import Results
+from .shares import accuracy_text
 from .tally import Tally, balance
 
 _WIDTH, _INDENT = 80, 10
 _MOST_CLASSES = 10
-
-READ_AGAIN = "--resume tries again to read what could not be read, as long as those files are the same"
-"""Of a job with an output folder."""
 
 LOOKED_AT = 10_000
 """Quarantined rows that are looked at: all of those in a small job, a sample in a large one."""
@@ -163,10 +162,10 @@ def _all_facts(job: JobFacts, tally: Tally, run: RunFacts) -> list[tuple[str, st
     for model in models:
         confusion = model.confusion
         if confusion is not None and confusion.rows:
-            right = f"{confusion.correct:,} of {confusion.rows:,} right"
             begin = f"{model.name}: " if several else ""
-            error = f"(standard error {confusion.standard_error:.2%})"
-            items.append(("accuracy", f"{begin}{confusion.accuracy:.2%} {error}: {right}"))
+            items.append(("accuracy", f"{begin}{accuracy_text(confusion)}"))
+        if line := overlap_line(model.overlap):
+            items.append(("learned", line))
     return [(name, value) for name, value in items if value]
 
 
@@ -175,13 +174,13 @@ def _remarks(job: JobFacts, tally: Tally, run: RunFacts) -> list[str]:
     return [message for message in (*growth, doubt(job, tally), unfinished(job, run)) if message]
 
 
-def not_read(tally: Tally | Totals, left_out: Sequence[str], set_aside: Sequence[tuple[str, str]]) -> list[str]:
+def not_read(tally: Tally | Totals, set_aside: Sequence[tuple[str, str]]) -> list[str]:
     """A line for each kind of what was skipped or read in part, with a count and the first names."""
     lines = []
     if tally.unread:
         lines.append(unread_line(tally.unread))
-    if left_out:
-        lines.append(left_out_line(left_out))
+    if tally.left_out:
+        lines.append(left_out_line(tally.left_out))
     unread = {path for path, _ in tally.unread}
     in_part = [message for path, message in tally.problems if path not in unread]
     if in_part:
@@ -192,9 +191,22 @@ def not_read(tally: Tally | Totals, left_out: Sequence[str], set_aside: Sequence
     return lines
 
 
-def left_out_line(left_out: Sequence[str]) -> str:
-    """How many files were skipped, and the first of them."""
-    return f"{_count(left_out, 'skipped, being of no known format')}: {first_of(left_out)}"
+def left_out_line(left_out: Sequence[tuple[str, str]]) -> str:
+    """How many files were skipped, and for each reason the first of them."""
+    by_reason: dict[str, list[str]] = {}
+    for path, reason in left_out:
+        by_reason.setdefault(reason, []).append(path)
+    each = [f"{first_of(paths)} ({reason})" for reason, paths in by_reason.items()]
+    return f"{_count(left_out, 'skipped')}: {'; '.join(each)}"
+
+
+def repair_line(tally: Tally, repair_flags: str) -> str:
+    """What labels the files that could not be read, once they can be. repair_flags: as of `JobFacts`."""
+    line = f"Once a file is repaired, {repair_flags} labels it"
+    line += ", without the rest of the job" if "--update" in repair_flags else ", with the rest of the job"
+    if tally.again:
+        return f"{line}; where a permission or the network was at fault, --resume reads the file again"
+    return line
 
 
 def unread_line(unread: Sequence[tuple[str, int | None]]) -> str:
@@ -228,19 +240,59 @@ def hints(tally: Tally, results: Results) -> list[str]:
 
 def too_many_quarantined(quarantined: int, read: int, limit: str | int) -> str | None:
     """A line where more rows are in quarantine than the option `max_quarantined` allows."""
-    if quarantined <= most_quarantined(limit, read):
+    if quarantined <= most_allowed("max_quarantined", limit, read, "rows"):
         return None
     return f"{quarantined:,} of {read:,} rows are in quarantine, more than --max-quarantined {limit}: exit code 3"
 
 
-def reasons(quarantined: Iterable[Mapping[str, Any]]) -> list[tuple[int, Mapping[str, Any]]]:
-    """How many rows are in quarantine for each reason, numbers in it apart; and the first row of each."""
-    by_reason: dict[str, tuple[int, Mapping[str, Any]]] = {}
+def too_many_unread(unread: int, files: int, limit: str | int) -> str | None:
+    """A line where more files could not be read wholly than the option `max_unread` allows."""
+    if unread <= most_allowed("max_unread", limit, files, "files"):
+        return None
+    verb = "was" if unread == 1 else "were"
+    of_all = f"{unread:,} of {counted(files, 'file')}"
+    return f"{of_all} {verb} not read, or read with a problem: more than --max-unread {limit}, so the exit code is 3"
+
+
+class OfReason(NamedTuple):
+    """Rows in quarantine for one reason, numbers in it apart.
+
+    Attributes
+    ----------
+    rows : int
+        How many there are.
+    first : mapping
+        The first of them.
+    files : Counter of str
+        How many there are in each file.
+
+    """
+
+    rows: int
+    first: Mapping[str, Any]
+    files: Counter[str]
+
+    @property
+    def others(self) -> str:
+        """How many there are beside the first, and in which files most are; empty where there are none."""
+        if self.rows == 1:
+            return ""
+        most = [f"{rows:,} in {path}" for path, rows in self.files.most_common()]
+        return f" (and {self.rows - 1:,} more{f': {first_of(most)}' if len(most) > 1 else ''})"
+
+
+def without_numbers(reason: str) -> str:
+    """A reason with N in place of each number, the same for rows with one cause."""
+    return re.sub(r"0x[0-9a-f]+|[\d,]*\d", "N", reason)
+
+
+def reasons(quarantined: Iterable[Mapping[str, Any]]) -> list[OfReason]:
+    """The rows in quarantine for each reason, the most frequent first."""
+    by_reason: dict[str, list[Mapping[str, Any]]] = {}
     for row in quarantined:
-        reason = re.sub(r"0x[0-9a-f]+|[\d,]*\d", "N", row["reason"])
-        count, first = by_reason.get(reason, (0, row))
-        by_reason[reason] = count + 1, first
-    return sorted(by_reason.values(), key=lambda one: -one[0])
+        by_reason.setdefault(without_numbers(row["reason"]), []).append(row)
+    found = [OfReason(len(rows), rows[0], Counter(row["file"] for row in rows)) for rows in by_reason.values()]
+    return sorted(found, key=lambda one: -one.rows)
 
 
 def encoding_hint(encodings: Counter[str], read: int, quarantined: int, looked_at: int) -> str | None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich import box
 from rich.console import Group, OverflowMethod, RenderableType
 from rich.table import Table
 
 from ..errors import counted
-from ..measures.accuracy import Confusion, LabelCounts
-from ..measures.reliability import Reliability, Threshold
+from ..measures.accuracy import ClassFigures, Confusion, LabelCounts, LabelFigures
+from ..measures.intervals import CONFIDENCE, Interval
+from ..measures.reliability import Reliability
+from ..measures.thresholds import Threshold
 from ..telemetry.profile import Profile
 from .breakdown import MOMENTS, Breakdown, DeviceTimes, judge
 from .console import PlainConsole
+from .shares import accuracy_text
 
 _MOST_CLASSES = 20
 _UNBOUNDED = 10_000  # columns
@@ -34,9 +36,11 @@ def new_table(
     return table
 
 
-def ratio_text(value: float) -> str:
-    """Three decimals; a class that never occurs, or is never given, has no precision or recall."""
-    return "–" if math.isnan(value) else f"{value:.3f}"
+def ratio_text(value: float, interval: Interval | None = None) -> str:
+    """Three decimals, and two for an interval; of a class that never occurs, or is never given, one is not defined."""
+    if math.isnan(value):
+        return "–"
+    return f"{value:.3f}" + ("" if interval is None else f" ({interval.low:.2f}–{interval.high:.2f})")
 
 
 def print_breakdown(breakdown: Breakdown, console: PlainConsole) -> None:
@@ -215,7 +219,7 @@ def print_reliability(
     table.add_column("│ marks the mean score")
     for one in reliability.bins:
         if one.rows:
-            figures = f"{one.rows:,}", f"{one.score:.3f}", f"{one.accuracy:.3f}"
+            figures = f"{one.rows:,}", f"{one.score:.3f}", ratio_text(one.accuracy, one.interval)
             table.add_row(f"{one.low:.2f} – {one.high:.2f}", *figures, _bar(one.accuracy, one.score))
     console.print(table)
 
@@ -229,18 +233,33 @@ def _bar(length: float, mark: float) -> str:
 
 def print_thresholds(thresholds: Sequence[Threshold], console: PlainConsole) -> None:
     """From which score on labels have the wanted precision, of all labels and of each class."""
-    table = new_table("labels", "score from", "precision", "rows", "coverage")
+    target = f"{100 * thresholds[0].target:g}%"
+    console.print(f"{target} of the labels are right from these scores on, with {CONFIDENCE:.0%} confidence each:")
+    table = new_table("labels", "score from", "precision", "at least", "rows", "coverage")
     for one in thresholds[: _MOST_CLASSES + 1]:
         name = "all" if one.name is None else one.name
         if math.isnan(one.score):
-            table.add_row(name, "none", "–", "0", "–")
+            why = "no score" if one.needed is None else "too few rows"
+            table.add_row(name, why, "–", "–", "0", "–")
         else:
             # Rounded up: at a score that is a little lower there may be rows that lack the precision.
             score = math.ceil(one.score * 1e4) / 1e4
-            table.add_row(name, f"{score:.4f}", f"{one.precision:.4f}", f"{one.rows:,}", f"{one.coverage:.1%}")
+            shares = (f"{share:.4f}" for share in (one.precision, one.bound))
+            table.add_row(name, f"{score:.4f}", *shares, f"{one.rows:,}", f"{one.coverage:.1%}")
     if len(thresholds) > _MOST_CLASSES + 1:
         table.add_row(f"{len(thresholds) - 1 - _MOST_CLASSES} more")
     console.print(table)
+    for line in _why_none(thresholds[: _MOST_CLASSES + 1], target):
+        console.print(line, style="yellow", soft_wrap=True)
+
+
+def _why_none(thresholds: Sequence[Threshold], target: str) -> Iterator[str]:
+    """A line for each kind of labels that have no threshold, with how many rows it would take."""
+    of = {one.name: "all labels" if one.name is None else one.name for one in thresholds}
+    if few := [f"{of[one.name]} about {one.needed:,}" for one in thresholds if one.needed is not None]:
+        yield f"too few rows to promise {target}. It takes, of rows with this label: {', '.join(few)}"
+    if none := [of[one.name] for one in thresholds if math.isnan(one.score) and one.needed is None]:
+        yield f"no score gives {target} among these rows: {', '.join(none)}"
 
 
 def print_label_figures(counts: LabelCounts, console: PlainConsole) -> None:
@@ -250,14 +269,17 @@ def print_label_figures(counts: LabelCounts, console: PlainConsole) -> None:
         f"{counts.exact:,} of {counts.rows:,} rows were given exactly their labels"
     )
     figures = sorted(counts.per_class(), key=lambda one: -one.support)
-    console.print(_by_class(figures, "rows", "labelled"))
+    console.print(_by_class(figures, rows="support", labelled="given"))
 
 
-def _by_class(figures: Sequence[Sequence[Any]], *counts: str) -> Table:
-    """The figures of each class, but of very many. counts: what the last of them count."""
+def _by_class(figures: Sequence[ClassFigures | LabelFigures], **counts: str) -> Table:
+    """The figures of each class, but of very many. counts: further columns, and the fields that are in them."""
     table = new_table("class", "precision", "recall", "F1", *counts)
-    for name, precision, recall, f1, *rows in figures[:_MOST_CLASSES]:
-        table.add_row(name, *map(ratio_text, (precision, recall, f1)), *(f"{count:,}" for count in rows))
+    for one in figures[:_MOST_CLASSES]:
+        precision = ratio_text(one.precision, one.precision_interval)
+        recall = ratio_text(one.recall, one.recall_interval)
+        rows = (f"{getattr(one, field):,}" for field in counts.values())
+        table.add_row(one.name, precision, recall, ratio_text(one.f1), *rows)
     if len(figures) > _MOST_CLASSES:
         table.add_row(f"{len(figures) - _MOST_CLASSES} more")
     return table
@@ -273,11 +295,8 @@ def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
         console.print(f"not judged, since the score was too low for a label: {counted(without, 'row')}")
     if not confusion.rows:
         return
-    console.print(
-        f"accuracy {confusion.accuracy:.2%} (standard error {confusion.standard_error:.2%}): "
-        f"{confusion.correct:,} of {confusion.rows:,} right"
-    )
-    console.print(_by_class(confusion.per_class(), "rows"))
+    console.print(f"accuracy {accuracy_text(confusion)}")
+    console.print(_by_class(confusion.per_class(), rows="support"))
     if len(confusion.classes) > _MOST_CLASSES // 2:
         if pairs := confusion.mistakes(_MOST_CLASSES // 2):
             table = new_table("true class", "most frequent mistakes", "rows")

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import UNSET
 
 from ..errors import BroadsheetError
 from ..measures.accuracy import Confusion, confusion_of
+from ..measures.overlap import Overlap
 from ..output.account import Counts, ModelCounts
 from ..output.record import Totals
 from ..source.plan.plan import RangeEnd, UnreadFile
@@ -30,6 +32,13 @@ def confusion_in(counts: ModelCounts, classes: tuple[str, ...]) -> Confusion | N
     """What a model says of rows with a truth; None where none has one."""
     pairs = counts.pairs
     return None if pairs is None else confusion_of(((*pair, rows) for pair, rows in pairs.items()), classes)
+
+
+def overlap_in(counts: ModelCounts, judged: Confusion | None) -> Overlap | None:
+    """How many of the rows with a truth and a label a model has learned from; None where that is not known."""
+    if judged is None or counts.learned is UNSET:
+        return None
+    return Overlap(judged.rows, counts.learned.checked, counts.learned.learned, counts.learned.right)
 
 
 @dataclass
@@ -63,10 +72,26 @@ class Tally(Counts):
 
     @classmethod
     def after(
-        cls, earlier: Totals | None, classes: tuple[str, ...], problems: Iterable[Problem], unread: Iterable[UnreadFile]
+        cls,
+        earlier: Totals | None,
+        classes: tuple[str, ...],
+        problems: Iterable[Problem],
+        unread: Iterable[UnreadFile],
+        left_out: tuple[Problem, ...],
     ) -> Tally:
-        """One that goes on from the totals of what was labelled before, whose problems were reported then."""
-        tally = cls(classes=classes, problems=list(problems), unread=list(unread), earlier=earlier)
+        """One that goes on from the totals of what was labelled before, whose problems were reported then.
+
+        Parameters
+        ----------
+        earlier : Totals or None
+            Those totals; None for a job that is not updated.
+        classes : tuple of str
+            Names of the labels.
+        problems, unread, left_out
+            What was found when the input was listed, as of `SavedPlan`.
+
+        """
+        tally = cls(classes=classes, problems=[*problems], unread=[*unread], left_out=left_out, earlier=earlier)
         if earlier is not None and earlier.chunks:
             tally.chunks = earlier.chunks
             tally.count(earlier)
@@ -107,21 +132,33 @@ class Reach:
     Until then it counts with the bytes that have been read of it, where these are known; else its rows count for as
     many bytes as those of the groups of which it is known.
 
-    rows, chunks: done; rows_before: of them by earlier runs. rows_known: of the whole job, 0 where not known.
+    rows, chunks: committed; computed: rows that are committed or computed. rows_known: of the
+    whole job, 0 where not known.
     of_groups: the bytes of each group of files, by number; none for rows in memory.
     """
 
     def __init__(self, rows_known: int = 0, of_groups: Mapping[int, int] | None = None) -> None:
-        self.rows = self.rows_before = self.chunks = 0
+        self.rows = self.chunks = 0
         self._rows_known = rows_known
         self._bytes = dict(of_groups or {})
         self.bytes_known = sum(self._bytes.values())
         self._noted: dict[str, int] = {}
+        self._computing: dict[str, int] = {}
         self._rows: Counter[int] = Counter()
         self._ends: dict[int, int] = {}
         self._open_rows = self._ended_rows = self._ended_bytes = 0
         self._stored: dict[int, int] = {}
         self._done_bytes = 0.0
+
+    @property
+    def computed(self) -> int:
+        """Rows that are committed, or computed for chunks that will be."""
+        return self.rows + sum(self._computing.values())
+
+    def compute(self, chunk: str, rows: int) -> None:
+        """Count so many rows of a chunk as computed. It is not committed yet, and may be begun again elsewhere."""
+        if chunk not in self._noted:
+            self._computing[chunk] = rows
 
     def note(self, chunk: str, rows: int, stored: int = 0) -> None:
         """Count a chunk that is committed, and that its task will return later. stored: as of `Chunk`."""
@@ -137,11 +174,8 @@ class Reach:
         if self._noted.pop(chunk, None) is None:
             self._count(chunk, rows)
 
-    def begin(self) -> None:
-        """What is done by now was done by earlier runs."""
-        self.rows_before = self.rows
-
     def _count(self, chunk: str, rows: int) -> None:
+        self._computing.pop(chunk, None)
         self.rows += rows
         self.chunks += 1
         group = _group_of(chunk)
@@ -155,6 +189,7 @@ class Reach:
         """Note how many rows a group has."""
         if end.number in self._ends:
             return
+        self._computing = {chunk: rows for chunk, rows in self._computing.items() if _group_of(chunk) != end.number}
         self._ends[end.number] = rows = sum(count or 0 for _, count in end.files)
         self._ended_rows += rows
         self._ended_bytes += self._bytes.get(end.number, 0)
@@ -178,19 +213,21 @@ class Reach:
         """How many are done, about."""
         of_row = self._ended_bytes / self._ended_rows if self._ended_rows else 0.0
         rows = self._open_rows - sum(self._rows[group] for group in self._stored)
-        return min(round(self._done_bytes + sum(self._stored.values()) + of_row * rows), self.bytes_known)
+        computing = sum(self._bytes_of_row(_group_of(chunk), of_row) * rows for chunk, rows in self._computing.items())
+        done = self._done_bytes + sum(self._stored.values()) + of_row * rows
+        return min(round(done + computing), self.bytes_known)
+
+    def _bytes_of_row(self, group: int, otherwise: float) -> float:
+        """Of a row of a group that is being read, by those of it that are committed."""
+        rows = self._rows[group]
+        return self._stored[group] / rows if rows and group in self._stored else otherwise
 
     @property
     def share(self) -> float:
         """Of the job that is done, from 0 to 1; 0 where that is not known."""
         if self.rows_known:
-            return self.rows / self.rows_known
+            return min(self.computed / self.rows_known, 1.0)
         return self.bytes / self.bytes_known if self.bytes_known else 0.0
-
-    def seconds_left(self, seconds: float) -> float | None:
-        """At the pace of this run, which has taken `seconds`; None where that is not known."""
-        run = self.rows - self.rows_before
-        return seconds * (1 / self.share - 1) * self.rows / run if self.share and run else None
 
 
 def _group_of(chunk: str) -> int:

@@ -14,6 +14,8 @@ from rich.table import Table
 from .console import PlainConsole, facts_table, lines, print_fact, say
 from .facts import ModelFigures
 from .job import JobReport, Progress
+from .overlap import overlap_line
+from .pace import Pace
 from .summary import LOOKED_AT, doubt, facts, reasons, unfinished, unread_line
 from .tables import new_table, print_breakdown, print_confusion, print_profile
 from .tally import Reach
@@ -26,13 +28,16 @@ _LONG_SECONDS = 5.0
 
 
 class NoProgress(Progress):
-    """Shows nothing but what was skipped: never in silence."""
+    """Shows nothing but what was skipped, and why the exit code is 3: never in silence."""
 
     def warn(self, message: str) -> None:
         pass
 
     def finished(self, report: JobReport) -> None:
-        for line in report.not_read:
+        unread = {path for path, _ in report.tally.unread}
+        reasons = [message for path, message in report.tally.problems if path in unread]
+        more = [f"and {len(reasons) - _MOST_LINES:,} more files"] if len(reasons) > _MOST_LINES else []
+        for line in (*report.not_read, *reasons[:_MOST_LINES], *more, *report.beyond_limits):
             say(f"broadsheet: {line}", error=True)
 
 
@@ -66,6 +71,13 @@ class Bar:
             self._task = self._bar.add_task(what, total=total, told=told)
             self._bar.start()
 
+    def begin(self, what: str) -> None:
+        """Name what is done next, on a terminal beside the bar, else on a line."""
+        if self._bar is not None:
+            self._bar.update(self._task, total=None, completed=0, description=what, told="")
+        else:
+            self._console.print(what, soft_wrap=True)
+
     def show(self, what: str, share: float, told: str, line: str) -> None:
         """Show a share of the bar, 0 where it is not known; or the line, if it is time."""
         if self._bar is not None:
@@ -90,19 +102,24 @@ class TerminalProgress(Progress):
 
     def __init__(self, console: PlainConsole) -> None:
         self._console, self._bar = console, Bar(console, _SECONDS_BETWEEN_LINES)
-        self._began, self._dashboard = 0.0, ""
+        self._job_began, self._dashboard = 0.0, ""
+        self._pace: Pace | None = None
+
+    def phase(self, what: str) -> None:
+        self._bar.start(what, "", None)
+        self._bar.begin(what)
 
     def start(self, rows: int, dashboard: str) -> None:
-        self._began, self._dashboard = time.monotonic(), dashboard
+        self._job_began, self._dashboard = time.monotonic(), dashboard
         self._bar.spoke()
         self._bar.start("articles", "0", None)
 
     def advance(self, report: JobReport) -> None:
         reach = report.run.reach
-        seconds = max(time.monotonic() - self._began, 1e-9)
-        left = reach.seconds_left(seconds)
-        self._show_link(seconds + (left or 0.0))
-        pace = f"{(reach.rows - reach.rows_before) / seconds:,.0f}/s"
+        self._pace = self._pace or Pace(reach)
+        left = self._pace.seconds_left
+        self._show_link(time.monotonic() - self._job_began + (left or 0.0))
+        pace = f"{self._pace.rows_per_second:,.0f}/s"
         pace += "" if left is None else f", {timedelta(seconds=round(left))} left"
         done = _done(reach)
         self._bar.show("articles", reach.share, f"{done} {pace}", f"{done} articles done, {pace}")
@@ -116,7 +133,8 @@ class TerminalProgress(Progress):
             self._dashboard = ""
 
     def warn(self, message: str) -> None:
-        self._show_link(time.monotonic() - self._began)
+        if self._job_began:
+            self._show_link(time.monotonic() - self._job_began)
         self._console.print(lines(f"warning: {message}", "yellow"), soft_wrap=True)
 
     def stop(self) -> None:
@@ -129,8 +147,9 @@ class TerminalProgress(Progress):
 def _done(reach: Reach) -> str:
     """The articles that are done, and of how many, or of how much: "1,200 of 7,600", "1,200 (12% of 3 GB)"."""
     if reach.rows_known:
-        return f"{reach.rows:,} of {reach.rows_known:,}"
-    return f"{reach.rows:,}" + (f" ({reach.share:.0%} of {decimal(reach.bytes_known)})" if reach.bytes_known else "")
+        return f"{reach.computed:,} of {reach.rows_known:,}"
+    share = f" ({reach.share:.0%} of {decimal(reach.bytes_known)})" if reach.bytes_known else ""
+    return f"{reach.computed:,}{share}"
 
 
 def print_report(report: JobReport, console: PlainConsole) -> None:
@@ -139,13 +158,15 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
     The breakdown of chunks that were done in a moment is shown only where kernels were profiled; else its verdict is.
     """
     console.print(facts_table(facts(report.job, report.tally, report.run)))
-    for name, path in (("output", report.job.output), ("page", report.run.page)):
+    for name, path in (("output", report.job.output), ("page", report.run.page), ("problems", report.run.problems)):
         if path:
             print_fact(name, path, console)
     for model in report.models:
         if len(report.models) > 1:
             console.print(lines(model.name, "bold"), soft_wrap=True)
         console.print(_label_table(model, report.rows_written))
+        if line := overlap_line(model.overlap):
+            console.print(lines(line, "yellow"), soft_wrap=True)
         if model.confusion is not None:
             print_confusion(model.confusion, console)
     if report.job.answers is not None:
@@ -158,7 +179,7 @@ def print_report(report: JobReport, console: PlainConsole) -> None:
         console.print(report.breakdown.verdict, style="bold")
     if report.run.profile is not None:
         print_profile(report.run.profile, console)
-    print_list("skipped", report.job.left_out, console)
+    print_list("skipped", [f"{path}: {reason}" for path, reason in report.tally.left_out], console)
     if report.tally.unread:
         console.print(lines(unread_line(report.tally.unread), "yellow"), soft_wrap=True)
     print_list("files", [message for _, message in report.tally.problems], console)
@@ -195,10 +216,9 @@ def _print_quarantine(report: JobReport, console: PlainConsole) -> None:
     """A line for each reason, with its first row."""
     looked_at = report.results.first_quarantined(LOOKED_AT)
     by_reason = reasons(looked_at)
-    for count, row in by_reason[:_MOST_LINES]:
-        more = f" (and {count - 1:,} more)" if count > 1 else ""
-        where = f"{row['file']} row {row['row']}"
-        console.print(f"quarantined  {where}: {row['reason']}{more}", style="yellow", soft_wrap=True)
+    for one in by_reason[:_MOST_LINES]:
+        where = f"{one.first['file']} row {one.first['row']}"
+        console.print(f"quarantined  {where}: {one.first['reason']}{one.others}", style="yellow", soft_wrap=True)
     if len(by_reason) > _MOST_LINES or report.rows_quarantined > len(looked_at):
         console.print(f"quarantined  … {report.rows_quarantined:,} rows in all", style="yellow")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
+import re
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -29,6 +31,7 @@ from .requests import Gone, ModelChanged, Refused
 from .settings import Settings, log
 from .tracing import Traces
 
+_REQUEST_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 _JSON, _ARROW = JSON.encode(), ARROW.encode()
 _ASK_FOR_TOKEN = (b"www-authenticate", b"Bearer")
 
@@ -89,7 +92,10 @@ class App:
         schema = msgspec.json.encode(described)
         docs = openapi.page(described, settings.default_model).encode()
         routes = [
-            *(Route(path, _Raw(partial(self._classify, spoken)), methods=["POST"]) for path, spoken in SPOKEN.items()),
+            *(
+                Route(path, _Raw(partial(self._classify, spoken, path)), methods=["POST"])
+                for path, spoken in SPOKEN.items()
+            ),
             Route("/v1/models", self._guarded(partial(self._call, "models", JSON))),
             Route("/v1/models/{name:path}/reload", self._reload_model, methods=["POST"]),
             Route("/metrics", self._guarded(partial(self._call, "metrics", "text/plain; version=0.0.4"))),
@@ -122,12 +128,14 @@ class App:
     async def _routed(self, scope: Any, receive: Receive, send: Send) -> None:
         """Most requests are to classify, and need none of what finds and calls the others."""
         if scope["method"] == "POST" and scope["path"] in SPOKEN:
-            await self._classify(SPOKEN[scope["path"]], scope, receive, send)
+            await self._classify(SPOKEN[scope["path"]], scope["path"], scope, receive, send)
         else:
             await self._others(scope, receive, send)
 
-    async def _classify(self, spoken: Spoken, scope: Any, receive: Receive, send: Send) -> None:
-        """Read, ask, wait, write. What goes wrong on the way is an answer too."""
+    async def _classify(self, spoken: Spoken, route: str, scope: Any, receive: Receive, send: Send) -> None:
+        """Read, ask, wait, write. What goes wrong on the way is an answer too. route: for the log, without a
+        model's name.
+        """
         seen, status, headers = _Seen(), 200, []
         span = None if self._traces is None else self._traces.begin(scope)
         if self._traces is not None:
@@ -149,6 +157,8 @@ class App:
         seconds = time.monotonic() - seen.arrived
         self._main.counts.answered(seen.model, status, seen.texts, seconds)
         if self._settings.log_requests:
+            seen.route, seen.id = route, _id_of(scope)
+            headers.append((b"x-request-id", seen.id.encode()))
             self._log(scope, status, seen, seconds)
         if self._traces is not None:
             self._traces.end(span, status, seen.model, seen.texts)
@@ -291,6 +301,8 @@ class App:
 
     def _log(self, scope: Any, status: int, seen: _Seen, seconds: float) -> None:
         fields = {
+            "route": seen.route,
+            "id": seen.id,
             "client": scope["client"][0] if scope["client"] else "",
             "status": status,
             "model": seen.model,
@@ -299,6 +311,12 @@ class App:
             **({"logged_texts": seen.logged} if seen.logged is not None else {}),
         }
         log.info("request", extra={"fields": fields})
+
+
+def _id_of(scope: Any) -> str:
+    """The id of a request: what its client, or a proxy before the server, calls it, or else one of its own."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+    return given if _REQUEST_ID.fullmatch(given) else os.urandom(8).hex()
 
 
 class _Raw:
@@ -319,6 +337,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self.model, self.texts, self.held, self.trace = "", 0, 0, ""
+        self.route = self.id = ""
         self.arrived = time.monotonic()
         self.logged: list[str] | None = None
 

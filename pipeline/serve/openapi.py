@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import yaml
@@ -47,7 +47,9 @@ class ModelAbout(msgspec.Struct):
     name: str
     default: Annotated[bool, msgspec.Meta(description="Whether it is the one for requests that name none")]
     classes: Annotated[tuple[str, ...], msgspec.Meta(description="The labels that it may give")]
-    reads: Annotated[_Count, msgspec.Meta(description="How many characters of a text decide its label")]
+    reads: Annotated[
+        _Count | Literal["whole text"], msgspec.Meta(description="How many characters of a text decide its label")
+    ]
     alphabet: Annotated[str, msgspec.Meta(description="The characters that its network knows; empty without one")]
     meant_for: Annotated[str | None, msgspec.Meta(description="The texts that it was made for, where its file says so")]
     digest: Annotated[str, msgspec.Meta(description="Identifies its weights and settings")]

@@ -171,7 +171,7 @@ def tei_info(model: ModelAbout, settings: Settings) -> dict[str, Any]:
         "model_dtype": model.backend,
         "model_type": {"classifier": {"id2label": label_of, "label2id": number_of}},
         "max_concurrent_requests": settings.max_connections,
-        "max_input_length": model.reads,
+        "max_input_length": WHOLE if model.reads == "whole text" else model.reads,
         "max_batch_tokens": settings.max_queue,
         "max_client_batch_size": settings.max_texts,
         "auto_truncate": True,

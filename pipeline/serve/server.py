@@ -16,6 +16,7 @@ import uvloop
 from ..engine.open import expected_device
 from ..errors import BroadsheetError, UsageError, cause
 from ..model.charcnn import Model
+from ..model.layers import WHOLE
 from ..model.several import load_one
 from ..processes.threads import available_cores
 from .dispatcher import Dispatcher
@@ -152,7 +153,7 @@ class _Server:
             name=loaded.name,
             default=loaded.name == self._settings.default_model,
             classes=model.classes,
-            reads=model.reads,
+            reads="whole text" if model.reads == WHOLE else model.reads,
             alphabet=model.alphabet.symbols if model.has_network else "",
             meant_for=model.meant_for,
             digest=model.digest,

@@ -124,6 +124,8 @@ class Schema:
         Whether the names come from the file itself.
     complete : bool
         False where a row may have further columns.
+    absent : frozenset of str
+        Of JSON Lines, columns that the job uses and that none of the first rows has.
     cr_ends : bool
         Of CSV, whether a CR ends a record that no LF follows.
     delimiter : str
@@ -138,6 +140,7 @@ class Schema:
     start: int = 0
     named: bool = True
     complete: bool = True
+    absent: frozenset[str] = frozenset()
     cr_ends: bool = False
     delimiter: str = ""
     class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

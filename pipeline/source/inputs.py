@@ -286,9 +286,11 @@ def open_input(
     """
     refuse_unfit(given, selection)
     if isinstance(given, Files):
-        plan = saved or plan_files(given.found, selection, chunk_rows, limit, whole=given.whole, cut=cut)
+        if saved is not None:
+            return planned_files(saved)
+        plan = plan_files(given.found, selection, chunk_rows, limit, whole=given.whole, cut=cut)
         unread = tuple((path, None) for path, _ in given.problems)
-        return planned_files(replace(plan, problems=given.problems, unread=unread))
+        return planned_files(replace(plan, problems=given.problems, unread=unread, left_out=given.left_out))
     if isinstance(given, DaskFrame):
         selection = dask_selection(given.frame, selection)
         return JobInput(selection, partial(_partitions, given.frame, selection, limit))

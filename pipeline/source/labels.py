@@ -39,10 +39,14 @@ _BOOLEANS = {"true": "true", "True": "true", "TRUE": "true", "false": "false", "
 _NUMBER_OF_BOOLEAN = {"true": "1", "false": "0"}
 
 _MISSING = pa.array(["", "nan", "NaN", "<NA>"], pa.large_string())
-"""What CSV files hold for a missing label: nothing, or what pandas and NumPy print for it."""
+"""What CSV files hold for a missing label: nothing, or what pandas and NumPy print for it; and spaces around that."""
 
 _DEFAULT_NAME = re.compile(r"LABEL_([0-9]+)")
 """The names that transformers gives the classes of a model whose author named none. They count from 0."""
+
+_SHORTEST, _SHARE_OF_TYPOS = 4, 0.2
+"""Letters of the names that are compared letter by letter, at least; and rows of a misspelled name, at most, as a share
+of those of the right one."""
 
 _SHOWN = 8
 """The most labels that a message names."""
@@ -94,7 +98,8 @@ def labels_of(cells: pa.Array, names: Sequence[str] | None = None) -> pa.Array:
         texts = None
     if texts is None:
         raise UsageError(f"a column of {cells.type} holds no labels: labels are strings, numbers or booleans")
-    is_missing = pc.or_kleene(texts.is_null(), pc.is_in(texts.cast(pa.large_string()), value_set=_MISSING))
+    bare = pc.utf8_trim_whitespace(texts.cast(pa.large_string()))
+    is_missing = pc.or_kleene(texts.is_null(), pc.is_in(bare, value_set=_MISSING))
     return pc.if_else(is_missing, pa.scalar(None, pa.string()), texts)
 
 
@@ -212,6 +217,57 @@ def spelled_alike(counts: Mapping[str, int]) -> list[list[str]]:
     for name in sorted(counts, key=lambda name: (-counts[name], name)):
         groups.setdefault(_folded_value(name), []).append(name)
     return [names for names in groups.values() if len(names) > 1]
+
+
+def one_letter_off(counts: Mapping[str, int]) -> list[list[str]]:
+    """The classes that may be one, since a letter of their names is missing, added, changed, or swapped with the next.
+
+    Parameters
+    ----------
+    counts : mapping of str to int
+        How many rows have each class.
+
+    Returns
+    -------
+    list of list of str
+        Groups of names, the commonest first; folded, each of the others is a letter away from that one. It has a fifth
+        of its rows at most, and no digit differs: what is written on purpose is mostly commoner, or numbered.
+
+    """
+    by_count = sorted(counts, key=lambda name: (-counts[name], name))
+    groups: list[list[str]] = []
+    taken: set[str] = set()
+    lengths: dict[int, list[str]] = {}
+    for name in by_count:
+        lengths.setdefault(len(folded(name)), []).append(name)
+    for name in by_count:
+        spelling = folded(name)
+        if name in taken or len(spelling) < _SHORTEST:
+            continue
+        near = [other for size in range(len(spelling) - 1, len(spelling) + 2) for other in lengths.get(size, ())]
+        typos = [
+            other
+            for other in near
+            if other not in taken
+            and 0 < counts[other] <= counts[name] * _SHARE_OF_TYPOS
+            and _is_one_off(spelling, folded(other))
+        ]
+        if typos:
+            groups.append([name, *sorted(typos, key=lambda other: (-counts[other], other))])
+            taken |= {name, *typos}
+    return groups
+
+
+def _is_one_off(one: str, other: str) -> bool:
+    """Whether a letter is missing, added, changed, or swapped with the next, between two names."""
+    same = 0
+    while same < min(len(one), len(other)) and one[same] == other[same]:
+        same += 1
+    rest, other_rest = one[same:], other[same:]
+    changed = (rest[1:], other_rest[1:]), (rest[1:], other_rest), (rest, other_rest[1:])
+    is_swap = rest[:2] == other_rest[:2][::-1] and rest[2:] == other_rest[2:]
+    differing = rest[:2] + other_rest[:2] if is_swap else rest[:1] + other_rest[:1]
+    return one != other and not any(map(str.isdigit, differing)) and (is_swap or any(a == b for a, b in changed))
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CHUNK_ROWS = {"cpu": 512, "cuda": 131_072}
-"""Rows in a chunk by default, of a network: a second or two of a CPU, 0.04 s of a GPU, where scheduling takes 2 ms."""
+CHUNK_ROWS = {"cpu": 128, "cuda": 131_072}
+"""Rows in a chunk by default, of a network in the dense frame: a second of a CPU, 0.04 s of a GPU."""
 
-MOST_CHUNK_ROWS = {"cpu": 65_536, "cuda": 262_144}
+MOST_CHUNK_ROWS = {"cpu": 32_768, "cuda": 262_144}
 """Where a model is faster."""
 
-_ROWS_AT_COST_1 = 2_100
-"""Of which a CPU labels some 470 a second and thread."""
+_ROWS_AT_COST_1 = 525
+"""Of which a CPU labels some 470 a second and thread, if they are ordinary texts. A kill costs a chunk, and that should
+be 30 s at most: long texts cost 3.5 times as much, and a network that is asked about some may be asked about all.
+"""
 
-_FEWEST = 32
+_FEWEST = 8
 """Rows in a chunk on a CPU, of the slowest encoders."""
 
 _QUICK = 0.5

@@ -9,7 +9,7 @@ BY_HOST = {
     MANY_ODD: "from a block on with many of that kind",
     UNCLEAR: "from a block on in which the GPU could not be sure where records end",
     NO_MEMORY: "from a block on for which the GPU had no memory",
-    OUTSIDE_BLOCKS: "from a line on that is longer than a block, or goes beyond its part of a file",
+    OUTSIDE_BLOCKS: "from a line on that is longer than a block, or has no line end",
     OTHER_RANGES: "in files that only the host reads",
 }
 """Why the host has read records, by key: what follows their number in a sentence. "From … on" is up to the end of a

@@ -6,10 +6,10 @@ In stages: `data.py` (articles, encoded, and those held out), `branch.py` (the n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -26,31 +26,34 @@ from ..model.cascade import AGREEMENT
 from ..model.charcnn import Model, load_encoder
 from ..options.training import TRAIN, TrainKeywords, TrainRequest
 from ..processes.threads import free_cores
+from ..source.label_map import read_label_map
+from ..source.labels import class_numbers_line
 from .after import Compared, Parts, model_of
 from .branch import Answers, Branch, fit_branch, fit_head
+from .copies import copies
 from .corrections import corrected
 from .data import (
     ArticleReader,
     LabelledArticles,
     TrainingData,
-    copies,
-    lines_about_labels,
     read_heads,
     read_labelled,
     read_numbers,
 )
 from .job import Examples, Outcome, TrainingJob, without_network
 from .objective import Objective, SeveralLabels, objective_of
-from .progress import Cost, Epoch, Fit, Note, Step, Stuck, interrupts_noted
+from .oddities import oddities
+from .progress import Cost, Epoch, Fit, Note, Odd, Oddities, Step, Stuck, interrupts_noted
 from .recipe import Beginning, Recipe, beginning, fits_on_gpu, kinds_for, need_pytorch, ngram_bits, recipe_for, sees_gpu
-from .teachers import SoftLabels, hold_out_labelled
+from .teachers import SoftLabels, Taught, hold_out_labelled
 from .vectors import chosen_vectors, read_vectors
 
-__all__ = ["Cost", "Epoch", "Fit", "Note", "Recipe", "SoftLabels", "Step", "Trained", "train"]
+__all__ = [
+    "Cost", "Epoch", "Fit", "Note", "Odd", "Oddities", "Recipe", "SoftLabels", "Step", "Trained", "odd_rows", "train",
+]  # fmt: skip
 
 CHECKPOINT = ".checkpoint"
 _HELD_OUT = 0.05
-_RARE, _RARE_SHOWN = 0.1, 5
 _HELD_OUT_OF_TAUGHT = 0.2  # a teacher that learned from labels tells them on: rows in turn would be no measure
 
 
@@ -65,7 +68,8 @@ class Trained:
     history : tuple of Epoch
         Number, training loss and held-out accuracy of each epoch; none where only the n-grams were fitted.
     compared : Compared, optional
-        The accuracy on held-out rows beside that of two simple models, where there are such rows.
+        The accuracy on held-out rows beside that of two simple models, where there are such rows. Where their labels
+        are a teacher's it is agreement with these.
     compared_columns : dict of str to Compared
         Of several label columns, by the name of each, in place of `compared`.
     suspects : pyarrow.Table, optional
@@ -107,7 +111,7 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     Raises
     ------
     UsageError
-        For an option out of range, a network without PyTorch, a missing column, a null or unknown label, fewer than two
+        For an option out of range, a network without PyTorch, a missing column, an unknown label, fewer than two
         classes, or a checkpoint that is missing, of another run, or there already without `resume`.
     SourceError
         For a file that cannot be read.
@@ -139,8 +143,7 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     bits = ngram_bits(request.ngrams, len(data.classes))
     request.on_start(data, len(prepared.held))
     repeated, tested = copies(data.text, prepared.tested.text if prepared.tested else None)
-    rarely = [] if request.balanced or data.levels else rare(data, prepared.fit)
-    for line in (*lines_about_labels(data), *repeated.lines(), *tested.test_lines(), *rarely):
+    for line in (*repeated.lines(), *tested.test_lines()):
         request.tell(Note(line))
     if encoder is not None:
         request.tell(Note(f"{request.encoder} makes a vector of each text, and to these a head is fitted"))
@@ -233,8 +236,11 @@ def _fit_ngrams(request: TrainRequest, prepared: TrainingData, length: int, bits
         with_labels = [column for column in data.columns if data.counts(column, branch.rows).any()]
         right = ((name, branch.share_right(labels, part)) for name, part, labels in with_labels)
         shares = ", ".join(f"{name} {share:.2%}".strip() for name, share in right)
-        of_rows = f"{shares} of {what}{len(branch.rows):,} rows right"
-        request.tell(Note(f"n-grams get {of_rows}, each row by a model that has not seen it"))
+        each = "each row by a model that has not seen it"
+        if data.are_taught(branch.rows):
+            request.tell(Note(f"n-grams agree with the teacher on {shares} of {len(branch.rows):,} rows, {each}"))
+        else:
+            request.tell(Note(f"n-grams get {shares} of {what}{len(branch.rows):,} rows right, {each}"))
     return branch
 
 
@@ -259,13 +265,39 @@ def _train_network(request: TrainRequest, job: TrainingJob, prepared: TrainingDa
         return run(job, examples, tell, stop)
 
 
-def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: float) -> TrainingData:
-    """Read `source`, and the rows to test on, and hold rows out. Errors are those of `train`."""
+class _Given(NamedTuple):
+    """The labelled rows of a source.
+
+    Attributes
+    ----------
+    data : LabelledArticles
+        The rows.
+    taught : Taught or None
+        The same rows, where a teacher or columns give soft labels; teachers have answered nothing yet.
+    symbols : Alphabet
+        The alphabet of the model.
+    read : callable
+        Reads other rows, with the same classes.
+    decided : bool [N], optional
+        Of which rows a person has decided what the label is.
+
+    """
+
+    data: LabelledArticles
+    taught: Taught | None
+    symbols: Alphabet
+    read: Callable[[Any], LabelledArticles]
+    decided: NDArray[np.bool_] | None = None
+
+
+def _given(source: Any, request: TrainRequest, begin: Beginning) -> _Given:
+    """Read the rows to learn, and report what is odd in them. Errors are those of `train`."""
     try:
         symbols = Alphabet(begin.alphabet)
     except ValueError as error:
         raise UsageError(f"the alphabet: {error}") from error
-    reading = ArticleReader(request.text_column, symbols, begin.length, request.reading, request.id_column)
+    classes_of = {} if request.map_labels is None else read_label_map(request.map_labels)
+    reading = ArticleReader(request.text_column, symbols, begin.length, request.reading, classes_of, request.id_column)
     names, soft = request.classes, request.soft_labels
     if not (request.label_column or request.target_column or soft):
         reading.refuse_without_labels(source)
@@ -279,23 +311,36 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
         classes = names if like is None else like.classes
         return read_labelled(rows, reading, label_column or "", classes, request.multi_label, request.label_separator)
 
+    taught = None if soft is None else soft.read(source, reading, label_column, names)
+    data, decided = labelled(source) if taught is None else taught.data, None
+    if request.corrections is not None:
+        of_new = Path(request.corrections), symbols, begin.length, names is not None
+        data, corrections, decided = corrected(data, *of_new)
+        request.tell(Note(corrections.line(Path(request.corrections))))
+    if data.numbers_from is not None:
+        request.tell(Note(class_numbers_line(data.numbers_from, data.classes)))
+    request.tell(Oddities(oddities(data, request.balanced)))
+    return _Given(data, taught, symbols, lambda rows: labelled(rows, data), decided)
+
+
+def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: float) -> TrainingData:
+    """Read `source`, and the rows to test on, and hold rows out. Errors are those of `train`."""
+    given = _given(source, request, begin)
+    data, taught, soft = given.data, given.taught, request.soft_labels
     learned: dict[str, Any] = {}
-    if soft is None:
-        data = labelled(source)
-        if request.corrections is not None:
-            of_new = Path(request.corrections), symbols, begin.length, names is not None
-            data, corrections, learned["decided"] = corrected(data, *of_new)
-            request.tell(Note(corrections.line(Path(request.corrections))))
+    if given.decided is not None:
+        learned["decided"] = given.decided
+    if taught is None or soft is None:
         fit, held = hold_out(strata(data.labels), hold_out_share, data.text.numbered())
     else:
-        taught = soft.read(source, reading, label_column, names)
-        texts = taught.data.text.numbered()
-        fit, held = hold_out_labelled(taught.data.labels, taught.labelled, hold_out_share, texts)
+        texts = data.text.numbered()
+        fit, held = hold_out_labelled(data.labels, taught.labelled, hold_out_share, texts)
         if request.keep_teacher:
             top = Top.of(request.top, request.recall, request.top_of, soft.encoder)
             refuse_few(len(held), AGREEMENT, top, len(texts))
         taught = soft.taught(taught, held)
-        data, (fit, held) = taught.data, (rows[taught.answered[rows]] for rows in (fit, held))
+        data = replace(taught.data, taught=~taught.labelled)
+        fit, held = (rows[taught.answered[rows]] for rows in (fit, held))
         if unknown := np.count_nonzero(~taught.answered):
             request.tell(Note(f"{unknown:,} rows have no label, and no probabilities of a teacher: they are left out"))
         learned["answers"] = taught.probabilities
@@ -304,15 +349,35 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
             learned |= {"targets": taught.targets(soft.share, held), "sure": taught.sure(), "taught_right": right}
     if len(np.unique(data.text.numbered()[fit])) < 2:
         raise UsageError("all rows that are trained on have the same text: give two texts or more")
-    tested = None if request.test is None else labelled(request.test, data)
-    return TrainingData(data, tested, fit, held, symbols, **learned)
+    tested = None if request.test is None else given.read(request.test)
+    return TrainingData(data, tested, fit, held, given.symbols, **learned)
 
 
-def rare(data: LabelledArticles, rows: NDArray[np.int64]) -> Iterator[str]:
-    """A warning for the user, where some classes have few of these rows: a tenth of the average class's, or less."""
-    for column in () if data.is_multi_label else data.columns:
-        counts, names = data.counts(column, rows), data.classes[column.part]
-        few = [f"{names[i]} {counts[i]:,}" for i in np.flatnonzero(counts <= _RARE * counts.mean())[:_RARE_SHOWN]]
-        if few:
-            remedy = "is seldom given: where it is as important as the others, --balanced"
-            yield f"warning: a class of few rows ({', '.join(few)}; {counts.mean():,.0f} on average) {remedy}"
+@TRAIN.takes(TrainKeywords)
+def odd_rows(source: Any, **options: Unpack[TrainKeywords]) -> tuple[Odd, ...]:
+    """Say what is odd in labelled rows, without training anything.
+
+    Parameters
+    ----------
+    source : str, path, Paths, list of str, pandas, Arrow or Dask object
+        Anything that `classify` takes.
+    **options
+        As of `train`.
+
+    Returns
+    -------
+    tuple of Odd
+        Rows that are left out, since they have no label or no text; classes that look like spellings of one; texts with
+        different labels; and classes of few rows.
+
+    Raises
+    ------
+    UsageError
+        As `train` does for what it reads.
+    SourceError
+        For a file that cannot be read.
+
+    """
+    request = TrainRequest(**options)
+    begin = beginning(request.init, request.alphabet, request.length, request.frame)
+    return oddities(_given(source, request, begin).data, request.balanced)

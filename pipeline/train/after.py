@@ -21,12 +21,15 @@ from scipy.special import expit, logsumexp, softmax
 from ..evaluation.fitting import compare, figures_on_card, fitted_cascade
 from ..evaluation.numbers import NumberFigures
 from ..measures.accuracy import LabelCounts
+from ..measures.intervals import wilson
 from ..measures.reliability import improvement
 from ..model import cascade as cascades
 from ..model.cascade import AGREEMENT, Cascade
 from ..model.charcnn import Model
 from ..model.fasttext import ALPHABET
 from ..model.layers import BIAS, WHOLE
+from ..model.learned import LearnedRows
+from ..model.ngrams import MOST_READ
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, Levels, assigned, best_thresholds, fitted, probabilities
 from ..source.labels import NO_TRUTH
@@ -41,6 +44,10 @@ if TYPE_CHECKING:
 
 SURE_CARD = "score of 0.9 or more"
 """The key of a card under which it says how many rows have one, and how many of these are labelled right."""
+
+AGREEMENT_CARD = "held_out_agreement"
+"""The key of a card under which it has the share of held-out rows that get the label of the teacher, where these have
+no labels of their own."""
 
 _LEAST_SPREAD = 0.05
 """The least spread of a model of numbers, in steps."""
@@ -85,14 +92,14 @@ def _model_of_heads(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[str
             logits, truth, of_fit = parts.logits[known, part], labels[rows][known], labels[prepared.fit]
             right = logits.argmax(axis=1) == truth
             against[name] = compared(right, linear[known, part], truth, of_fit[of_fit != NO_TRUTH])
-            figures[name] = {"held_out_accuracy": round(float(right.mean()), 6)}
+            figures[name] = _measured("held_out_accuracy", right)
             figures[name]["compared with"] = against[name].about()
             if len(truth) >= LEAST_ROWS and (temperature := fitted(logits, truth)) is not None:
                 sharper[part] = 1 / temperature
                 figures[name][CARD] = {"rows": len(truth), **improvement(logits, logits / temperature, truth)}
         if tested is not None and (known := tested[0].labels[:, number] != NO_TRUTH).any():
             right = (tested[1][:, part].argmax(axis=1) == tested[0].labels[:, number])[known]
-            figures[name]["test"] = {"rows": len(right), "accuracy": round(float(right.mean()), 6)}
+            figures[name]["test"] = {"rows": len(right), **_measured("accuracy", right)}
     parts.sharpen(sharper)
     about = {} if tested is None else {"test": tested[0].about()}
     return parts.model({**card, **about, "heads": figures}), against
@@ -104,9 +111,10 @@ def _one_label_model(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[st
     data = prepared.data
     truth = data.labels[rows]
     temperature, against, cascade = None, {}, None
+    taught = data.are_taught(rows)
     if len(rows):
         right = logits.argmax(axis=1) == truth
-        card["held_out_accuracy"] = round(float(right.mean()), 6)
+        card |= _measured(AGREEMENT_CARD if taught else "held_out_accuracy", right)
         linear = plain(data, prepared.fit, rows) if branch is None else branch.plain
         against = {"": compared(right, linear, truth, data.labels[prepared.fit])}
         card["compared with"] = against[""].about()
@@ -116,15 +124,21 @@ def _one_label_model(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[st
             card[CARD] = {"rows": len(rows), **improvement(logits, logits / temperature, truth)}
     if len(rows):
         sure = probabilities(logits, temperature or 1.0).max(axis=1) >= 0.9
-        card[SURE_CARD] = {"rows": int(sure.sum()), "right": int(right[sure].sum())}
+        card[SURE_CARD] = {"rows": int(sure.sum()), "agree" if taught else "right": int(right[sure].sum())}
     if parts.beside is not None:
         cascade = fitted_cascade(logits, parts.beside, truth, AGREEMENT)
         figures = compare(logits, parts.beside, truth, cascade, temperature or 1.0)
-        card[cascades.CARD] = figures_on_card(figures, len(rows))
+        card[cascades.CARD] = figures_on_card(figures, len(rows), taught)
     if prepared.tested is not None:
         right = parts.logits_of(prepared.tested).argmax(axis=1) == prepared.tested.labels
-        card["test"] = prepared.tested.about() | {"accuracy": round(float(right.mean()), 6)}
+        card["test"] = prepared.tested.about() | _measured("accuracy", right)
     return parts.model(card, temperature=temperature or 1.0, cascade=cascade), against
+
+
+def _measured(name: str, right: NDArray[np.bool_]) -> dict[str, Any]:
+    """The share of rows that are right as a card has it, and its 95 % confidence interval. right: of N rows, [N]."""
+    low, high = wilson(int(right.sum()), len(right))
+    return {name: round(float(right.mean()), 6), f"{name} interval": [round(low, 6), round(high, 6)]}
 
 
 def _multi_label_model(parts: Parts, card: dict[str, Any]) -> Model:
@@ -159,7 +173,7 @@ def _number_model(parts: Parts, card: dict[str, Any], levels: Levels) -> Model:
     given, plain_ = (levels.numbers(steps_of[:, 0], count) for steps_of in (branch.logits, branch.plain))
     figures = NumberFigures.of(given, true)
     always = NumberFigures.of(np.full(len(rows), np.median(data.numbers[parts.prepared.fit])), true)
-    card["held_out"] = figures.about()
+    card["held_out"] = figures.about() | ({"against": "the teacher"} if data.are_taught(rows) else {})
     card["compared with"] = {"linear model on words": NumberFigures.of(plain_, true).about(), "median": always.about()}
     if (tested := parts.prepared.tested) is not None:
         assert tested.numbers is not None
@@ -290,7 +304,7 @@ class Parts:
         cascade: Cascade | None = None,
         levels: Levels | None = None,
     ) -> Model:
-        """The model, with its scales for int8.
+        """The model, with its scales for int8, and by what the rows that it has learned are recognised.
 
         Parameters
         ----------
@@ -314,6 +328,8 @@ class Parts:
             ngrams=None if branch is None else branch.ngrams, thresholds=thresholds, cascade=cascade, levels=levels,
             heads=data.heads, encoder=encoder,
         )  # fmt: skip
+        learned = LearnedRows.of(data.text.rows(self.prepared.fit).column, min(model.reads, MOST_READ))
+        model = replace(model, learned=learned)
         return with_scales(model, data.ids[self._sample]) if self._has_network else model
 
 

@@ -1,28 +1,21 @@
-"""The first stage of `train`: labelled articles, encoded once, in memory, which are held out, and which are copies.
-
-They are read as `classify` reads. A held-out row that has the text of another row, or nearly, measures what the model
-remembers. Two texts are nearly the same where they share most of their words and pairs of neighbouring words. Such rows
-are found by MinHash (Broder, "On the resemblance and containment of documents", 1997): of each text the least of some
-hashes of its words; two texts agree in as large a share of these as they share of their words.
-"""
+"""The first stage of `train`: labelled articles, encoded once, in memory. They are read as `classify` reads."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..errors import UsageError, counted
+from ..errors import UsageError
 from ..evaluation.rows import chosen_input, numbered
 from ..model.alphabet import Alphabet, encode
 from ..model.layers import CLASSES
-from ..model.ngrams import MOST_READ, Kinds, find
+from ..model.ngrams import MOST_READ
 from ..model.preparation import buffers_of, column_of
 from ..model.scores import Heads, Levels, of_head, parts_of
 from ..options import ReadKeywords
@@ -33,21 +26,13 @@ from ..source.labels import (
     NO_TRUTH,
     LabelRules,
     class_indices,
-    class_numbers_line,
     class_of_each,
     first_class_number,
     has_numbers,
     one_label_each,
-    spelled_alike,
 )
 
 _CHUNK_ROWS = 16_384
-
-_KINDS = Kinds(words=2, characters=(0, 0), reads=1014)
-_BANDS, _HASHES = 6, 8  # in each band; two texts are compared where they agree in all hashes of a band
-_MOST = 0.8  # of the hashes
-_BLOCK = 512  # texts at once
-_NO_WORDS = np.uint32(0xFFFFFFFF)
 
 Rows = NDArray[np.int64]
 
@@ -122,6 +107,10 @@ class LabelledArticles:
         The file and the row of each, and its id where a column is named.
     numbers_from : int, optional
         The number of the first class, where the labels were class numbers.
+    taught : bool [N], optional
+        Which have their label, or number, from a teacher or from soft labels; none where this is None.
+    blank, without_label : int
+        Rows that were left out, since their text is blank, or since they have no label.
 
     """
 
@@ -136,6 +125,13 @@ class LabelledArticles:
     heads: Heads | None = None
     places: pa.Table | None = None
     numbers_from: int | None = None
+    taught: NDArray[np.bool_] | None = None
+    blank: int = 0
+    without_label: int = 0
+
+    def are_taught(self, rows: Rows | slice = slice(None)) -> bool:
+        """Whether one of these articles has its label from a teacher: what agrees with that need not be right."""
+        return self.taught is not None and bool(self.taught[rows].any())
 
     @property
     def is_multi_label(self) -> bool:
@@ -168,7 +164,12 @@ class LabelledArticles:
             "rows": len(self),
             "rows_by_class": {name: int(n) for name, n in zip(self.classes, counts, strict=True)},
         }
-        return about | ({"unreadable_rows": self.skipped} if self.skipped else {})
+        left_out = {
+            "unreadable_rows": self.skipped,
+            "rows_without_text": self.blank,
+            "rows_without_label": self.without_label,
+        }
+        return about | {name: rows for name, rows in left_out.items() if rows}
 
 
 class _Articles(NamedTuple):
@@ -182,7 +183,7 @@ class _Articles(NamedTuple):
         Of each chunk.
     places : list of Table
         Of each chunk.
-    files, skipped : tuple of dict of str to str
+    files, skipped, blank, without_label
         As of `LabelledArticles`.
 
     """
@@ -192,11 +193,14 @@ class _Articles(NamedTuple):
     places: list[pa.Table]
     files: tuple[dict[str, str], ...]
     skipped: int
+    blank: int
+    without_label: int
 
     def labelled(self, labels: NDArray[Any], classes: tuple[str, ...]) -> LabelledArticles:
         """All of them, with their labels."""
         ids, text, places = np.concatenate(self.ids), joined(self.texts), pa.concat_tables(self.places)
-        return LabelledArticles(ids, text, labels, classes, self.files, self.skipped, places=places)
+        data = LabelledArticles(ids, text, labels, classes, self.files, self.skipped, places=places)
+        return replace(data, blank=self.blank, without_label=self.without_label)
 
 
 @dataclass(frozen=True)
@@ -213,6 +217,8 @@ class ArticleReader:
         How many of them it reads.
     reading : ReadKeywords
         How files are read.
+    classes_of : mapping of str to str
+        The classes that labels stand for, where these are not what they say; "" for no label.
     id_column : str, optional
         A column that names each row, to keep beside its file and number.
 
@@ -222,12 +228,23 @@ class ArticleReader:
     alphabet: Alphabet
     length: int
     reading: ReadKeywords = field(default_factory=ReadKeywords)
+    classes_of: Mapping[str, str] = field(default_factory=dict)
     id_column: str | None = None
 
     @property
     def rules(self) -> LabelRules:
         """How labels name classes."""
         return LabelRules(self.reading.get("label_numbers_from"), self.reading.get("fold_labels", False))
+
+    def labels(self, chunk: Chunk, column: str) -> pa.Array:
+        """The label of each row of a chunk, [N], of strings, null where there is none. Raises UsageError for lists."""
+        return self.mapped(one_label_each(chunk.rows.column(column).combine_chunks(), column))
+
+    def mapped(self, labels: pa.Array) -> pa.Array:
+        """The classes that labels, [N], stand for."""
+        coded = labels.cast(pa.string()).dictionary_encode()
+        names = (self.classes_of.get(name, name) or None for name in coded.dictionary.to_pylist())
+        return pa.array(names, pa.string()).take(coded.indices)
 
     def refuse_without_labels(self, source: Any) -> NoReturn:
         """Raise UsageError where nothing says what is to be learned; it names the columns of the source."""
@@ -243,8 +260,9 @@ class ArticleReader:
         wanted: str,
         of_chunk: Callable[[Chunk], T],
         labels: tuple[str, ...] = (),
+        has_label: Callable[[Chunk], NDArray[np.bool_]] | None = None,
     ) -> tuple[_Articles, list[T]]:
-        """Read every article.
+        """Read every article that has a text and a label; the others are counted.
 
         Parameters
         ----------
@@ -258,6 +276,8 @@ class ArticleReader:
             What is made of each chunk.
         labels : tuple of str
             The kept columns that hold labels.
+        has_label : callable, optional
+            Says which rows of a chunk have a label, bool [N]; by default all.
 
         Returns
         -------
@@ -269,7 +289,7 @@ class ArticleReader:
         Raises
         ------
         UsageError
-            For a column that is kept and is the text as well.
+            For a column that is kept and is the text as well, and where no row is left.
 
         """
         if both := set(kept) & set(self.text_columns):
@@ -278,17 +298,28 @@ class ArticleReader:
         ids_of_rows = () if self.id_column is None else (self.id_column,)
         copied = tuple(dict.fromkeys((*kept, *ids_of_rows)))
         given, selection = chosen_input(source, self.text_columns, *how, kept=copied, labels=labels, reads=MOST_READ)
-        ids, texts, places, others, skipped = [], [], [], [], 0
+        ids, texts, places, others = [], [], [], []
+        skipped = blank = without = 0
         for chunk in chunks_here(open_input(given, selection, _CHUNK_ROWS)):
             if chunk.ids is not None:
                 raise UsageError(f"a one-hot file holds no {wanted} to train on")
+            skipped += len(chunk.quarantine)
+            blank += int(chunk.is_blank.sum())
+            chunk = chunk.take(~chunk.is_blank)
+            if has_label is not None:
+                known = has_label(chunk)
+                without += int((~known).sum())
+                chunk = chunk.take(known)
             others.append(of_chunk(chunk))
             ids.append(encode(chunk.data, chunk.offsets, self.alphabet, self.length).ids)
             texts.append(TextBuffers(*buffers_of(chunk.text)))
             places.append(chunk.rows.select(["file", "row", *ids_of_rows]))
-            skipped += len(chunk.quarantine)
+        if not sum(map(len, places)):
+            kinds = {"are unreadable": skipped, "have no text": blank, f"have no {wanted}": without}
+            why = ", ".join(f"{rows:,} {what}" for what, rows in kinds.items() if rows)
+            raise UsageError(f"there is no row to learn from{f': {why}' if why else ''}")
         files = tuple({"path": f["path"], "digest": f["digest"]} for f in given.identity)
-        return _Articles(ids, texts, places, files, skipped), others
+        return _Articles(ids, texts, places, files, skipped, blank, without), others
 
 
 def read_labelled(
@@ -299,10 +330,10 @@ def read_labelled(
     multi_label: bool = False,
     separator: str | None = None,
 ) -> LabelledArticles:
-    """Read every article of `source` with its label.
+    """Read every article of `source` with its label. Rows without one are left out.
 
-    Raises UsageError for a column that is missing, a null or unknown label, or fewer than two classes; SourceError for
-    a file that cannot be read.
+    Raises UsageError for a column that is missing, an unknown label, or fewer than two classes; SourceError for a file
+    that cannot be read.
 
     Parameters
     ----------
@@ -323,18 +354,23 @@ def read_labelled(
     """
 
     def labels_of(chunk: Chunk) -> pa.Array:
-        if multi_label:
-            return label_lists(chunk.rows, label_column, separator)
-        labels = one_label_each(chunk.rows.column(label_column).combine_chunks(), label_column)
-        first = pc.index(labels.is_null(), True).as_py()
-        if first >= 0:
-            where = chunk.rows.slice(first, 1).to_pylist()[0]
-            problem = f"has no label: column {label_column!r} is null, empty or NaN there"
-            raise UsageError(f"{where['file']}: row {where['row']} {problem}")
-        return labels
+        if not multi_label:
+            return reading.labels(chunk, label_column)
+        lists = label_lists(chunk.rows, label_column, separator)
+        values = reading.mapped(lists.flatten())
+        if values.null_count:
+            raise UsageError("--map-labels gives a label no class: with --multi-label each needs one")
+        return pa.ListArray.from_arrays(lists.offsets, values)
+
+    def has_label(chunk: Chunk) -> NDArray[np.bool_]:
+        if not multi_label:
+            return are_valid(reading.labels(chunk, label_column))
+        cells = chunk.rows.column(label_column).combine_chunks()
+        # Of texts with separators, a null one has no labels; a list that is null may have some.
+        return are_valid(cells) if separator is None else np.ones(len(cells), np.bool_)
 
     kept = (label_column,)
-    articles, labels = reading.articles(source, kept, "labels", labels_of, labels=kept)
+    articles, labels = reading.articles(source, kept, "labels", labels_of, kept, has_label)
     column = pa.chunked_array(labels, pa.list_(pa.string()) if multi_label else pa.string()).combine_chunks()
     values = column.flatten() if multi_label else column
     names, rules = _classes_in(values, label_column, classes, reading.rules)
@@ -389,7 +425,7 @@ def with_first_number(rules: LabelRules, labels: Iterable[str], classes: tuple[s
 def read_heads(
     source: Any, reading: ArticleReader, label_columns: tuple[str, ...], like: LabelledArticles | None = None
 ) -> LabelledArticles:
-    """Read every article of `source` with its label in each of several columns, which may be null.
+    """Read every article of `source` with its label in each of several columns, some of which may be null.
 
     like: articles whose classes these have; by default a column's classes are the labels that occur in it, sorted.
 
@@ -398,9 +434,12 @@ def read_heads(
     """
 
     def labels_of(chunk: Chunk) -> list[pa.Array]:
-        return [one_label_each(chunk.rows.column(column).combine_chunks(), column) for column in label_columns]
+        return [reading.labels(chunk, column) for column in label_columns]
 
-    articles, parts = reading.articles(source, label_columns, "labels", labels_of, labels=label_columns)
+    def has_label(chunk: Chunk) -> NDArray[np.bool_]:
+        return np.asarray(np.any([are_valid(labels) for labels in labels_of(chunk)], axis=0))
+
+    articles, parts = reading.articles(source, label_columns, "labels", labels_of, label_columns, has_label)
     heads, classes, labels = [], [], []
     for number, name in enumerate(label_columns):
         values = pa.chunked_array([part[number] for part in parts], pa.string()).combine_chunks()
@@ -429,7 +468,7 @@ def read_numbers(
     names: tuple[str, ...] | None,
     like: LabelledArticles | None = None,
 ) -> LabelledArticles:
-    """Read every article of `source` with its number.
+    """Read every article of `source` with its number. Rows without one are left out.
 
     Raises UsageError for a column that is missing, a value that is no number or name, or only one; SourceError for a
     file that cannot be read.
@@ -450,13 +489,13 @@ def read_numbers(
     """
 
     def numbers_of(chunk: Chunk) -> NDArray[np.float64]:
-        numbers_here = numbers_in(chunk.rows, column, names or (), reading.rules)
-        if np.isnan(numbers_here).any():
-            where = chunk.rows.slice(int(np.argmax(np.isnan(numbers_here))), 1).to_pylist()[0]
-            raise UsageError(f"{where['file']}: row {where['row']} has no number in column {column!r}")
-        return numbers_here
+        return numbers_in(chunk.rows, column, names or (), reading.rules)
 
-    articles, parts = reading.articles(source, (column,), "numbers", numbers_of, labels=(column,) if names else ())
+    def has_number(chunk: Chunk) -> NDArray[np.bool_]:
+        return np.isfinite(numbers_of(chunk))
+
+    of_names = (column,) if names else ()
+    articles, parts = reading.articles(source, (column,), "numbers", numbers_of, of_names, has_number)
     numbers = np.concatenate([np.empty(0), *parts])
     if like is None:
         if not len(numbers) or not np.ptp(numbers):
@@ -496,15 +535,9 @@ def indices_of(labels: pa.Array, classes: tuple[str, ...], column: str | None, r
     return indices
 
 
-def lines_about_labels(data: LabelledArticles) -> Iterator[str]:
-    """Messages for the user: how class numbers count, and each group of classes that look like spellings of one."""
-    if data.numbers_from is not None:
-        yield class_numbers_line(data.numbers_from, data.classes)
-    for column in data.columns:
-        counts = dict(zip(data.classes[column.part], data.counts(column).tolist(), strict=True))
-        for names in spelled_alike(counts):
-            shown = ", ".join(f"{name!r} ({counted(counts[name], 'row')})" for name in names)
-            yield f"warning: these look like one class: {shown}. --fold-labels makes them one"
+def are_valid(values: pa.Array) -> NDArray[np.bool_]:
+    """Which of N values are not null."""
+    return np.asarray(values.is_valid().to_numpy(zero_copy_only=False), np.bool_)
 
 
 def joined(parts: list[TextBuffers]) -> TextBuffers:
@@ -563,82 +596,3 @@ class TrainingData:
     taught_right: float | None = None
     answers: NDArray[np.float64] | None = None
     decided: NDArray[np.bool_] | None = None
-
-
-class Copies(NamedTuple):
-    """How many of some rows are copies of rows that are trained on.
-
-    Attributes
-    ----------
-    rows : int
-        How many rows there are.
-    same : int
-        Those that have the text of a row that is trained on.
-    near : int
-        Others that have nearly the text of one.
-
-    """
-
-    rows: int
-    same: int
-    near: int
-
-    def about(self) -> dict[str, Any]:
-        """The copies as a model's card has them."""
-        return {"copies": {"same text": self.same, "nearly the same text": self.near}} if any(self[1:]) else {}
-
-    def lines(self) -> Iterator[str]:
-        """Messages for the user about the rows of the training data."""
-        if self.same:
-            yield f"{self.same:,} of {self.rows:,} rows have the same text as another row: held out together"
-        if self.near:
-            start = f"{self.near:,} of {self.rows:,} rows have nearly the same text as another row"
-            yield f"{start}, which the model may have learned from: on new text it may be worse than the figures here"
-
-    def test_lines(self) -> Iterator[str]:
-        """A message for the user about the rows of a test."""
-        if self.same or self.near:
-            start = f"{self.same:,} of {self.rows:,} test rows have the same text as a row of the training data"
-            yield f"{start}, {self.near:,} more have nearly the same: the test is easier than new text"
-
-
-def copies(text: TextBuffers, tested: TextBuffers | None = None) -> tuple[Copies, Copies]:
-    """How many rows of `text`, and of `tested`, have the text of another row of `text`, or nearly."""
-    known = len(text.offsets) - 1
-    both = text if tested is None else joined([text, tested])
-    partner = _partners(both.numbered(), known)
-    same, near = partner >= 0, np.zeros(len(partner), np.bool_)
-    hashes = _hashes(both)
-    factors = np.random.default_rng(1).integers(0, 1 << 63, _HASHES, np.uint64)
-    for band in range(0, _BANDS * _HASHES, _HASHES):
-        partner = _partners(hashes[:, band : band + _HASHES].astype(np.uint64) @ factors, known)
-        near |= (partner >= 0) & ((hashes == hashes[partner]).mean(axis=1) >= _MOST)
-    near &= ~same & (hashes[:, 0] != _NO_WORDS)
-    parts = slice(known), slice(known, None)
-    ours, theirs = (Copies(len(same[rows]), int(same[rows].sum()), int(near[rows].sum())) for rows in parts)
-    return ours, theirs
-
-
-def _partners(keys: NDArray[Any], known: int) -> Rows:
-    """For each row another one with the same key, among the first `known`; -1 where there is none."""
-    values, first, of_row = np.unique(keys[:known], return_index=True, return_inverse=True)
-    last = np.zeros_like(first)
-    last[of_row] = np.arange(known)
-    at = np.minimum(np.searchsorted(values, keys), len(values) - 1)
-    rows = np.arange(len(keys))
-    other = np.where(first[at] == rows, last[at], first[at])
-    return np.where((values[at] == keys) & (other != rows), other, -1)
-
-
-def _hashes(text: TextBuffers) -> NDArray[np.uint32]:
-    """The least hashes of each text's words, [N, _BANDS * _HASHES]."""
-    factors = np.random.default_rng(0).integers(0, 1 << 32, (_BANDS * _HASHES, 1), np.uint32) | np.uint32(1)
-    hashes = np.full((len(factors), len(text.offsets) - 1), _NO_WORDS)
-    for first in range(0, hashes.shape[1], _BLOCK):
-        bounds = text.offsets[first : first + _BLOCK + 1]
-        for grams in find(text.data[bounds[0] : bounds[-1]], bounds - bounds[0], _KINDS, 32).words:
-            some = np.flatnonzero(np.diff(grams.offsets))
-            if len(some):
-                least = np.minimum.reduceat(grams.buckets * factors, grams.offsets[some], axis=1)
-                hashes[:, first + some] = np.minimum(hashes[:, first + some], least)
-    return np.ascontiguousarray(hashes.T)

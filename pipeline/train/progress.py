@@ -94,13 +94,41 @@ class Epoch(NamedTuple):
     accuracy: float
 
 
+class Odd(NamedTuple):
+    """Something odd in labelled rows.
+
+    Attributes
+    ----------
+    what : str
+        What it is.
+    rows : int
+        How many rows it concerns.
+    which : str
+        Which classes or texts.
+    remedy : str
+        What becomes of these rows, or what would help.
+
+    """
+
+    what: str
+    rows: int
+    which: str
+    remedy: str
+
+
+class Oddities(NamedTuple):
+    """Everything odd in the rows to learn, reported before anything is trained. found: may be empty."""
+
+    found: tuple[Odd, ...]
+
+
 class Note(NamedTuple):
     """A line for whoever waits."""
 
     text: str
 
 
-Told: TypeAlias = Cost | Fit | Step | Epoch | Note
+Told: TypeAlias = Cost | Fit | Step | Epoch | Note | Oddities
 
 Tell: TypeAlias = Callable[[Told], None]
 

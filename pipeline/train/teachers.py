@@ -30,7 +30,7 @@ from ..model.model_file import HUB, fetch_from_hub
 from ..model.scores import Levels
 from ..model.several import load_one
 from ..source.chunk import Chunk
-from ..source.labels import class_of_each, one_label_each
+from ..source.labels import class_of_each
 from .branch import Answers, folds_of, on_vectors
 from .data import ArticleReader, LabelledArticles, TextBuffers, indices_of, joined, sorted_names, with_first_number
 
@@ -288,8 +288,10 @@ class Taught(NamedTuple):
         one, other = self.data, more.data
         ids, labels = np.concatenate([one.ids, other.ids]), np.concatenate([one.labels, other.labels])
         text, files = joined([one.text, other.text]), (*one.files, *other.files)
-        skipped = one.skipped + other.skipped
-        data = LabelledArticles(ids, text, labels, one.classes, files, skipped, numbers_from=one.numbers_from)
+        skipped, blank = one.skipped + other.skipped, one.blank + other.blank
+        data = LabelledArticles(
+            ids, text, labels, one.classes, files, skipped, numbers_from=one.numbers_from, blank=blank
+        )
         probabilities = np.concatenate([self.probabilities, more.probabilities])
         return Taught(data, probabilities, np.concatenate([self.labelled, more.labelled]))
 
@@ -359,7 +361,7 @@ def read_taught(
         nothing = pa.nulls(len(chunk.rows), pa.string())
         labels = nothing
         if label_column:
-            labels = one_label_each(chunk.rows.column(label_column).combine_chunks(), label_column)
+            labels = reading.labels(chunk, label_column)
         return labels, chunk.rows.select(list(soft_columns))
 
     label_columns = (label_column,) if label_column else ()

@@ -192,7 +192,7 @@ def test_the_command_keeps_stdout_for_labels(
     (tmp_path / "notes.json").write_text("{}")
     code, told = broadsheet_here("classify", tmp_path, *arguments[2:], "-o", "-", "--quiet")
     assert (code, len(told.splitlines())) == (0, 10)
-    assert f"1 file was skipped, being of no known format: {tmp_path / 'notes.json'}" in told
+    assert f"1 file was skipped: {tmp_path / 'notes.json'} (it is a JSON object" in told
     for wrong, message in (
         (("-o", "-", "--resume"), "--resume does not go with -o -"),
         (("-o", "-", "--workers", 2), "--workers does not go with -o -"),

@@ -241,6 +241,36 @@ def test_a_job_array_labels_shares_one_of_which_is_preempted(
     verify(tmp_path / "merged", input=True)
 
 
+def test_a_damaged_file_holds_up_what_waits_for_an_array_unless_it_is_allowed(
+    slurm: SlurmNodes, small_model_file: Path, tmp_path: Path
+) -> None:
+    """By the commands of the example: the merge is cancelled, or runs and names the file."""
+    folder, script = tmp_path / "in", ROOT / "examples/shards/slurm_array.sh"
+    folder.mkdir()
+    for number in range(2):
+        (folder / f"{number}.txt").write_text("".join(f"text {i} of {number}\n" for i in range(40)))
+    (folder / "damaged.parquet").write_bytes(b"PAR1, and no footer")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    def run(*command: object, out: Path) -> str:
+        env = {**os.environ, **slurm.environment, "PATH": path, "INPUT": str(folder), "OUTPUT": str(out)}
+        done = subprocess.run(
+            ["sbatch", "--parsable", *map(str, command)], cwd=tmp_path, env=env, check=True, capture_output=True
+        )
+        return done.stdout.decode().strip()
+
+    job = ["--model", small_model_file, "--workers", 1]
+    for allowed, state in (([], "CANCELLED"), (["--max-unread", "1"], "COMPLETED")):
+        out, merged = tmp_path / f"shares-{state}", tmp_path / f"merged-{state}"
+        array = run("--array=1-2", "--output", f"log-{state}-%a", script, *job, *allowed, out=out)
+        merge_all = f"broadsheet merge {out}/share-* -o {merged}"
+        waits = (f"--dependency=afterok:{array}", "--kill-on-invalid-dep=yes", "--output", f"log-{state}")
+        number = run(*waits, "--wrap", merge_all, out=out)
+        assert wait_for_end(slurm, number, tmp_path / f"log-{state}")["JobState"] == state
+        assert merged.exists() == (state == "COMPLETED")
+    assert [Path(path).name for path, _ in verify(merged).unread] == ["damaged.parquet"]
+
+
 def test_workers_for_a_notebook_come_by_script_or_on_demand(
     broadsheet: Command, slurm: SlurmNodes, submit, small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,8 +101,8 @@ def test_the_examples_of_shares_label_each_its_own(tmp_path: Path, broadsheet_he
     source, out = f"{tmp_path}/in/*.txt", str(tmp_path / "out")
     given = {"PATH": f"{runtimes}:{os.environ['PATH']}", "HOME": str(tmp_path), "INPUT": source, "OUTPUT": out}
     given |= {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "2"}
-    slurm: list[object] = [SHARDS / "slurm_array.sh"]
-    container: list[object] = [SHARDS / "container.sh", "2/3", source, out]
+    slurm: list[object] = [SHARDS / "slurm_array.sh", "--max-unread", "1%"]  # as the others have it
+    container: list[object] = [SHARDS / "container.sh", "2/3", source, out, "--max-unread", "1%"]
     said = {
         subprocess.run(
             command, env={**os.environ, **given, "SHARES": "3", **more}, check=True, stdout=subprocess.PIPE

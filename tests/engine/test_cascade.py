@@ -214,9 +214,9 @@ def test_a_chunk_is_a_second_or_two_of_the_models_work_and_a_resume_keeps_what_t
 ) -> None:
     both = of_both(small_model)
     rows = [chunk_rows("cpu", load_models(both, network).cost) for network in ("all", "uncertain", "none")]
-    assert rows == [2048, 4096, 65_536]
-    assert chunk_rows("cpu", load_models(small_model).cost) == 512  # in the dense frame
-    assert chunk_rows("cpu", Models((both, small_model)).cost) == 512
+    assert rows == [512, 1024, 32_768]
+    assert chunk_rows("cpu", load_models(small_model).cost) == 128  # in the dense frame
+    assert chunk_rows("cpu", Models((both, small_model)).cost) == 128
     rows = [chunk_rows("cuda", load_models(both, network).cost) for network in ("all", "uncertain", "none")]
     assert rows == [131_072, 131_072, 262_144]  # its network is asked about more than half
     assert chunk_rows("cuda", load_models("ag-news").cost) == 262_144

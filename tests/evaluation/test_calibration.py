@@ -116,6 +116,11 @@ def test_calibrate_makes_scores_better_and_evaluate_tells(
     assert plain.uncalibrated is None
     assert sum(one["rows"] for one in found["reliability"]) == 240
     assert [one["name"] for one in found["thresholds"]] == [None, *model.classes]
+    assert {one["target"] for one in found["thresholds"]} == {0.5}
+    assert "with 95% confidence each" in said
+    too_much = broadsheet_in_process(*arguments[:-1], 0.99).stdout
+    assert "no score gives 99% among these rows: " in too_much
+    assert "above 0 and below 1" in broadsheet_in_process(*arguments[:-1], 1).stderr
     shown = json.loads(broadsheet_in_process("inspect", out, "--json").stdout)
     assert shown["temperature"] == model.temperature
     assert shown["card"]["temperature fitted on"]["files"] == ["rows.csv"]
@@ -188,7 +193,9 @@ def test_scores_by_class_say_how_often_a_label_is_right(
         assert np.abs(mended - chance)[own].mean() < 0.35 * np.abs(best - chance)[own].mean()
     about = calibrated.card["calibrated by class on"]
     assert about["log loss after"] < about["log loss before"] - 0.05
-    assert f"log loss  {about['log loss before']:.4f} before, {about['log loss after']:.4f} after" in said
+    alone, too = (f"{about[f'log loss {when}']:.4f}" for when in ("before", "after"))
+    assert f"log loss  {alone} with the temperature alone, {too} by class too" in said
+    assert said.count("before,") == 2  # calibration error and log loss, each once
     assert "then by class" in broadsheet_here("inspect", out)[1]
     assert calibrated.digest != replace(calibrated, by_class=None).digest
     assert Model.from_bytes(calibrated.to_bytes()).by_class == calibrated.by_class

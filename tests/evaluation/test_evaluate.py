@@ -51,13 +51,19 @@ def test_the_command(
     arguments = ["evaluate", small_model_file, tmp_path / "rows.csv", "--label-column", "truth"]
     run = broadsheet(*arguments)
     assert run.returncode == 0, run.stderr
-    assert "standard error" in run.stdout
+    assert "(95% interval " in run.stdout
     assert "precision" in run.stdout
     assert "most confident mistakes" in run.stdout
     found = json.loads(broadsheet_in_process(*arguments, "--json", "--mistakes", 2).stdout)
     assert found["rows"] == 45
     assert found["without_truth"] == 15
     assert math.isclose(found["accuracy"], sum(found["confusion"][i][i] for i in range(4)) / 45)
+    low, high = found["accuracy_interval"]
+    assert 0 < low < found["accuracy"] < high < 1
+    for one in found["classes"]:
+        for name in ("precision", "recall"):
+            low, high = one[f"{name}_interval"] or (None, None)
+            assert low is one[name] is None or low <= one[name] <= high
     assert len(found["mistakes"]) == 2
     assert [c["name"] for c in found["classes"]] == [f"class {i}" for i in range(4)]
 

@@ -29,6 +29,7 @@ _FUNCTIONS = {
     "place_line_ends": "place",
     "find_lines": "lines",
     "read_objects": "objects",
+    "refuse_repeated_keys": "repeated_keys",
     "read_fields": "fields",
     "measure_values": "measure_all",
     "write_values": "write_all",

@@ -54,6 +54,9 @@ void objects(const uint8* block, const uint32* begins, const uint32* sizes, int 
              const Keys* keys, const Values* values, uint8* is_odd, int* odd) {
     each_warp(records, [&] { read_objects(block, begins, sizes, records, longest, *keys, *values, is_odd, odd); });
 }
+void repeated_keys(const uint8* block, const Values* values, uint8* is_odd, int* odd) {
+    each_warp(values->records, [&] { refuse_repeated_keys(block, *values, is_odd, odd); });
+}
 void fields(const uint8* block, const uint32* begins, const uint32* sizes, int records, uint32 longest,
             const Fields* fields, const Values* values, uint8* is_odd, int* odd) {
     each_warp(records, [&] { read_fields(block, begins, sizes, records, longest, *fields, *values, is_odd, odd); });
@@ -142,6 +145,7 @@ class Finding:
         records = (at(self.block), at(self.begins), at(self.sizes), self.rows, self.longest)
         noted = (at(self.is_odd), at(self.odd))
         getattr(self.library, kernel)(*records, ctypes.byref(wanted), ctypes.byref(values), *noted)
+        self.library.repeated_keys(at(self.block), ctypes.byref(values), *noted)
         assert self.odd[0] == self.is_odd.sum()
 
     def read(self, most: int, quote: int = -1, texts: int = 1) -> list[Read]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -118,18 +119,38 @@ def test_it_is_counted_who_has_read_each_record_and_why(readers: Readers, tmp_pa
     assert later.keys() == {BY_GPU, MANY_ODD}
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_the_record_with_which_a_part_ends_is_in_its_last_block(readers: Readers, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"in{suffix}"
+    if suffix == ".jsonl":
+        lines_in(path, 3000)
+    else:
+        path.write_text("id,text,label\n" + "".join(f'{i},"two\nlines {"x" * 90}",a\n' for i in range(3000)))
+    plan = plan_files(found([path]), SELECTION, 300)
+    assert len(plan.ranges) > 4
+    read_by = Counter[str]()
+    for part in parts_of(plan):
+        given = (part, plan.selection, 300, never)
+        blocks = [*read_in_blocks(readers, partial(OnHost, 0, random.Random(1)), *given, [])]
+        assert told(blocks) == told([*read_range(*given)])
+        end = blocks[-1]
+        assert isinstance(end, RangeEnd)
+        read_by.update(end.read_by)
+    assert +read_by == {BY_GPU: 3000}
+
+
 ON_A_GPU = """
 import random, time
 from functools import partial
 from blocks import SLOT_BYTES, OnHost
-from broadsheet.pipeline.ingest.reading import read_range
+from broadsheet.pipeline.ingest import reading
 from broadsheet.pipeline.job.worker import STATE
 from broadsheet.pipeline.telemetry.remarks import REMARKS
-from broadsheet.pipeline.source.read.readers import MOST_OF_ONE, Readers, Room
-on_host = vars(STATE).setdefault("kept", STATE.read_range)
+from broadsheet.pipeline.source.read.readers import Readers, Room
+read_range = vars(STATE).setdefault("kept", STATE.read_range)
 class SlowReaders(Readers):
-    def read_raw(self, *given):
-        messages = super().read_raw(*given)
+    def _raw_messages(self, *given):
+        messages = super()._raw_messages(*given)
         for message in messages:
             time.sleep({reader})
             reply = yield message
@@ -141,28 +162,39 @@ class SlowBlocks(OnHost):
         time.sleep({ingest})
         return super().read(*given)
 REMARKS["memory is short on this host"] = None
-readers = SlowReaders(2, 2, SLOT_BYTES)
+STATE.readers = SlowReaders({processes}, {processes}, SLOT_BYTES)
+STATE.room = Room(most_chunks={room})
+STATE._blocks_on_gpu = lambda readers: partial(SlowBlocks, 0, random.Random(1))
 if {writer}:
-    STATE.room = Room(most_chunks=2)
     commit = vars(STATE).setdefault("kept_commit", STATE.commit)
     STATE.commit = lambda *given: time.sleep({writer}) or commit(*given)
-def read_here(part, selection, chunk_rows, skip, spans, take, is_on_gpu):
-    if part.files[0].path.endswith("small.jsonl"):
-        yield from on_host(part, selection, chunk_rows, skip, spans, take)
-        return
-    blocks = partial(SlowBlocks, 0, random.Random(1))
-    items = read_range(readers, blocks, part, selection, chunk_rows, skip, spans)
-    while take(MOST_OF_ONE) and (item := next(items, None)) is not None:
-        yield item
+def read_here(part, *given):
+    *given, _ = given
+    return read_range(part, *given, not part.files[0].path.endswith("small.jsonl"))
 STATE.read_range = read_here
+STATE.small_bytes = reading._LEAST_BYTES = 0
 """
 """A worker that reads as if it had a GPU, but for files of one name. What is slow is so by some seconds."""
 
 
-def as_on_a_gpu(path: Path, **slow: float) -> dict[str, list[str]]:
-    """Settings of Dask for such a worker. path: of a file that is written for it."""
+def as_on_a_gpu(path: Path, processes: int = 2, room: int = 32, **slow: float) -> dict[str, list[str]]:
+    """Settings of Dask for such a worker.
+
+    Parameters
+    ----------
+    path : Path
+        A file that is written for it.
+    processes : int
+        How many processes read.
+    room : int
+        For how many chunks there is room.
+    slow : float
+        Seconds that a step takes longer.
+
+    """
     helpers = f"import sys\nsys.path.append({str(ROOT / 'tests' / 'helpers')!r})"
-    path.write_text(helpers + ON_A_GPU.format(**{"reader": 0, "ingest": 0, "writer": 0} | slow))
+    steps = {"reader": 0.0, "ingest": 0.0, "writer": 0.0} | slow
+    path.write_text(helpers + ON_A_GPU.format(processes=processes, room=room, **steps))
     return {"distributed.worker.preload": [str(path)]}
 
 
@@ -171,10 +203,11 @@ def as_on_a_gpu(path: Path, **slow: float) -> dict[str, list[str]]:
 def test_a_job_tells_what_its_device_waited_for(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path, cause: str
 ) -> None:
-    lines_in(tmp_path / "in.jsonl", 800)
+    lines_in(tmp_path / "in.jsonl", 3200)
     arguments = ["classify", tmp_path / "in.jsonl", "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1]
-    with dask.config.set(as_on_a_gpu(tmp_path / "preload.py", **{cause: 0.5})):
-        run = broadsheet_in_process(*arguments, "--chunk-size", 100, "--json")
+    room = 2 if cause == "writer" else 32
+    with dask.config.set(as_on_a_gpu(tmp_path / "preload.py", room=room, **{cause: 0.5})):
+        run = broadsheet_in_process(*arguments, "--chunk-size", 400, "--json")
     assert run.returncode == 0, run.stderr
     (device,) = json.loads(run.stdout)["breakdown"]["devices"]
     waits = {name: share for name, share in device["shares"].items() if name != "compute"}
@@ -186,14 +219,15 @@ def test_a_job_tells_who_has_read_its_records(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()
-    lines_in(tmp_path / "in" / "big.jsonl", 800, odd=100)
+    big = lines_in(tmp_path / "in" / "big.jsonl", 800, odd=100)
+    big.write_text(big.read_text().removesuffix("\n"))
     lines_in(tmp_path / "in" / "small.jsonl", 200)
     arguments = ["classify", tmp_path / "in", "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1]
     with dask.config.set(as_on_a_gpu(tmp_path / "preload.py")):
         run = broadsheet_in_process(*arguments, "--report", tmp_path / "page.html", env={"COLUMNS": "300"})
-    line = (  # the file is cut into two parts, and a record begins in the first and ends in the second
+    line = (
         "79.1% of 1,000 records by the GPU; by the host 8 of which the GPU could not be sure; 1 from a line on that is "
-        "longer than a block, or goes beyond its part of a file; 200 in files that only the host reads"
+        "longer than a block, or has no line end; 200 in files that only the host reads"
     )
     assert f"read  {line}" in run.stdout, run.stdout + run.stderr
     assert run.stdout.count("memory is short on this host") == 1  # not once for each of three ranges
@@ -203,6 +237,21 @@ def test_a_job_tells_who_has_read_its_records(
     assert json.loads(record.read_text())["read_by"] == {"gpu": 791, "host": told_by_host}
     explained = (ROOT / "docs" / "explain.md").read_text()
     assert all(f"\n| {reason} | " in explained for reason in BY_HOST)
+
+
+def test_more_ranges_than_processes_share_little_room(
+    broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
+) -> None:
+    """As on a host with few cores for a GPU: those that have a process and those that wait for one are not stuck."""
+    (tmp_path / "in").mkdir()
+    for i in range(4):
+        lines_in(tmp_path / "in" / f"{i}.jsonl", 800)
+    arguments = ["classify", tmp_path / "in", "-o", tmp_path / "out", "--model", small_model_file, "--workers", 1]
+    with dask.config.set(as_on_a_gpu(tmp_path / "preload.py", processes=1, room=1)):
+        run = broadsheet_in_process(*arguments, "--chunk-size", 100, "--json")
+    assert run.returncode == 0, run.stderr
+    told = json.loads(run.stdout)
+    assert (told["rows_written"], told["read_by"]["gpu"] > 0) == (3200, True)
 
 
 def test_a_damaged_file_is_read_up_to_the_damage(readers: Readers, tmp_path: Path) -> None:

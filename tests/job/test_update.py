@@ -157,7 +157,7 @@ def test_what_could_not_be_read_is_read_again_by_a_resume(
         (line,) = report.not_read
         assert f"1 file was not read: {s3.url}/{names[1]}" in line
         assert report.exit_code == 3
-        assert "--resume tries again to read what could not be read" in report.hints[0]
+        assert "--resume reads the file again" in report.hints[0]
     assert run("told", resume=True).not_read == [f"2 files were not read: {s3.url}/c.csv, {s3.url}/e.csv"]
     assert verify(tmp_path / "told").rows_read == 36
     denied.clear()

@@ -156,13 +156,66 @@ def test_lines_that_people_write_are_not_left_to_the_host(library: ctypes.CDLL) 
     assert check(library, nested, Selection(kept=("m.u.v",))) == len(nested)
 
 
+def nested(chance: random.Random, keys: Sequence[str], depth: int = 0) -> str:
+    """An object whose keys differ, as other programs write it, with any white space and any escapes."""
+
+    def space() -> str:
+        return chance.choice(["", "", " ", "\t"])
+
+    def value() -> str:
+        if depth < 3 and chance.random() < 0.3:
+            return nested(chance, keys, depth + 1)
+        if depth < 3 and chance.random() < 0.2:
+            return f"[{space()}{','.join(value() + space() for _ in range(chance.randrange(4)))}]"
+        text = "".join(chance.choices(PIECES, k=chance.choice([0, 3, 31, 32, 60])))
+        return chance.choice([json.dumps(text, ensure_ascii=chance.random() < 0.5), "null", "true", "-0", "1.50e+3"])
+
+    own = chance.sample(keys, chance.randrange(len(keys)))
+    pairs = (f"{space()}{json.dumps(key, ensure_ascii=False)}{space()}:{space()}{value()}{space()}" for key in own)
+    return f"{{{','.join(pairs)}{space()}}}"
+
+
+def test_objects_and_arrays_are_written_as_the_host_writes_them(library: ctypes.CDLL) -> None:
+    chance = random.Random(5)
+    escapes = r"\" \\ \/ \b \f \n \r \t \u0022 \u005C \u002f \u0001 \u001F \u000a \u007f \u00e9 \u20AC \ud834\udd1e"
+    values = [f'["{escapes * repeats}"]' for repeats in range(1, 9)] + ["{}", "[]", "[ ]", '[{"a": 1},{"a":2}]']
+    values += [nested(chance, ("a", "b", "id", "a.b", "é", "k" * 40)) for _ in range(3000)]
+    values += [f"[{','.join(map(str, range(1000)))}]", "[" * 30 + "]" * 30]
+    lines = [f'{{"text": "a", "m": {value}, "id": 1}}'.encode() for value in values]
+    assert check(library, lines, Selection(kept=("m", "id"))) == len(lines)
+
+
+@pytest.mark.parametrize(
+    ("value", "is_read"),
+    [
+        ('{"a": 1, "a": 2}', False),
+        ('{"a": {"b": 1, "c": 2, "b": 3}}', False),
+        ('[[], {"a": 1, "b": {"a": 1}, "c": [{"a": 1}, {"a": 1}]}]', True),
+        ('{"a": {"b": 1}, "b": 2}', True),
+        ('{"a": {"b": 1}, "a": 2}', False),
+        (r'{"\u0061": 1}', False),
+        (json.dumps({str(i): i for i in range(128)}), True),
+        (json.dumps({str(i): i for i in range(129)}), False),
+        (json.dumps({str(i): i for i in range(128)})[:-1] + ', "5": 1}', False),
+    ],
+)
+def test_a_key_that_occurs_twice_in_an_object_is_left_to_the_host(
+    library: ctypes.CDLL, value: str, is_read: bool
+) -> None:
+    """But not where another value of the line follows it, in its place."""
+    selection = Selection(kept=("m",))
+    assert check(library, [f'{{"text": "a", "m": {value}}}'.encode()], selection) == is_read
+    assert check(library, [f'{{"text": "a", "m": {{"a": 1}}, "m": {value}}}'.encode()], selection) == is_read
+    assert check(library, [f'{{"text": "a", "x": {value}, "m": {{"a": 1, "b": [2]}}}}'.encode()], selection) == 1
+
+
 @pytest.mark.parametrize(
     "line",
     [
         b'{"text": "a"} x', b'{"text": "a",}', b'{"text" "a"}', b'{"text": "a" "b"}', b'{"text": tru}', b'["text"]',
         b"", b'{"text": "a"}}',
         b'{"text": "a\x01"}', b'{"text": "\xff"}', b'{"text": "\xed\xa0\x80"}', b'{"text": "\\u12g4"}', b'{"text": 1}',
-        b'{"text": null}', b'{"x": "a"}', b'{"text": "a", "id": [1]}', b'{"text": "a", "\\u0069d": 1}', b'{"text": "a"',
+        b'{"text": null}', b'{"x": "a"}', b'{"text": "a", "id": [NaN]}', b'{"text": "a", "\\u0069d": 1}',
         b'{"text": "a", "x": "\\ud800"}', b'{"text": "a", "x": "\\udc00\\ud800"}', b"{" * 40 + b"}" * 40,
         b'{"text": "a", "x": 01}', b'{"text": "a", "x": .5}', b'{"text": "a", "x": NaN}', b'{"text": "a", "x": 1 2}',
     ],

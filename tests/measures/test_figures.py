@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 
 from broadsheet.pipeline.labelling.counts import count_pairs
 from broadsheet.pipeline.measures.accuracy import confusion_of
-from broadsheet.pipeline.measures.reliability import reliability, threshold
+from broadsheet.pipeline.measures.intervals import least_share, wilson
+from broadsheet.pipeline.measures.reliability import reliability
+from broadsheet.pipeline.measures.thresholds import threshold
 from broadsheet.pipeline.source.labels import NO_TRUTH
 
 ACCURACY_ROWS = st.lists(st.tuples(st.integers(NO_TRUTH, 999), st.integers(0, 999)) | st.tuples(st.just(3), st.just(0)))
 
 
-@given(st.lists(st.tuples(st.floats(0, 1, width=32), st.booleans()), max_size=60), st.floats(0.1, 1))
+@given(st.lists(st.tuples(st.floats(0, 1, width=32), st.booleans()), max_size=60), st.floats(0.1, 0.99))
 def test_bins_and_thresholds_are_what_their_definitions_say(rows: list[tuple[float, bool]], target: float) -> None:
     scores, right = np.array([s for s, _ in rows], np.float32), np.array([r for _, r in rows], np.bool_)
     found = reliability(scores, right)
@@ -30,13 +33,54 @@ def test_bins_and_thresholds_are_what_their_definitions_say(rows: list[tuple[flo
     if rows:
         assert found.expected_error == pytest.approx(error / len(rows), abs=1e-6)
     at = threshold(scores, right, target)
-    good = [s for s in scores if right[scores >= s].mean() >= target]
-    if good:
-        assert at.score == min(good)
-        assert (at.rows, at.precision) == ((scores >= min(good)).sum(), right[scores >= min(good)].mean())
-        assert at.coverage == at.rows / len(rows)
+    if math.isnan(at.score):
+        assert at.rows == 0
+        assert at.needed is None or at.needed > len(rows)
     else:
-        assert math.isnan(at.score)
+        kept = scores >= at.score
+        assert (at.rows, at.precision, at.coverage) == (kept.sum(), right[kept].mean(), kept.mean())
+        assert target <= at.bound + 1e-6
+        assert at.bound <= at.precision
+
+
+@given(st.integers(1, 3000), st.data())
+def test_intervals_and_bounds_are_those_of_scipy(rows: int, data: st.DataObject) -> None:
+    hits = data.draw(st.integers(0, rows))
+    expected = binomtest(hits, rows).proportion_ci(method="wilson")
+    assert wilson(hits, rows) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    bound = binomtest(hits, rows, alternative="greater").proportion_ci(method="exact").low
+    assert least_share(hits, rows) == pytest.approx(bound, abs=1e-6)
+
+
+def drawn(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scores as a good model has them, and which labels are right: those of high scores less often than these say."""
+    scores = rng.beta(6, 1, rows).astype(np.float32)
+    return scores, rng.random(rows) < 0.97 * scores
+
+
+@pytest.mark.parametrize("target", [0.85, 0.9])
+def test_a_threshold_keeps_its_promise_on_other_rows(target: float) -> None:
+    """In 19 of 20 cases or more: of 400, fewer than 20 plus three standard deviations are broken. The threshold that
+    has the precision on the rows by which it was found would break every second promise.
+    """
+    rng = np.random.default_rng(0)
+    others, right = drawn(rng, 400_000)
+    found = [threshold(*drawn(rng, 1000), target) for _ in range(400)]
+    made = [one for one in found if not math.isnan(one.score)]
+    broken = sum(right[others >= one.score].mean() < target for one in made)
+    assert len(made) > 300
+    assert broken < 20 + 3 * math.sqrt(400 * 0.05 * 0.95)
+
+
+def test_where_rows_are_too_few_as_many_as_it_says_are_enough() -> None:
+    rng = np.random.default_rng(1)
+    few = threshold(*drawn(rng, 40), 0.95)
+    assert few.needed is not None
+    assert few.needed > 40
+    scores, right = np.full(100, 0.9, np.float32), np.ones(100, np.bool_)
+    assert threshold(scores[:58], right[:58], 0.95).needed == 59  # 0.95 ** 58 > 0.05 > 0.95 ** 59
+    assert threshold(scores[:59], right[:59], 0.95).rows == 59
+    assert threshold(scores, ~right, 0.95).needed is None
 
 
 @given(ACCURACY_ROWS)

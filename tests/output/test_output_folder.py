@@ -161,6 +161,19 @@ def test_numbers_of_numpy_are_numbers_in_json() -> None:
     assert json.loads(to_json({"share": np.float64(0.5), "rows": np.int64(3)})) == {"share": 0.5, "rows": 3}
 
 
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(exclude_categories=())), inner),
+)
+
+
+@given(values)
+def test_records_are_json_as_python_writes_it_indented_by_one(value: object) -> None:
+    """Keys hold any characters, as paths do: lone surrogates stand for bytes that are not UTF-8."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, indent=1)
+    assert to_json(value) == text.encode("utf-8", "backslashreplace") + b"\n"
+
+
 @given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode))
 def test_the_bytes_of_a_quarantined_row_can_be_had_back(head: bytes) -> None:
     assert unescape(escape(head)) == head

@@ -117,7 +117,10 @@ def test_the_best_rows_are_those_that_sorting_finds(
     groups = [ranks] if per is None else [of_group for _, of_group in ranks.groupby(per, dropna=False)]
     expected = pd.concat([of_group[: amount.rows(len(of_group))] for of_group in groups])
     assert sorted(frame_of(out)["id"]) == sorted(expected["id"])
-    assert report.chosen == len(expected) == verify(out, input=True).rows_written
+    totals, before = verify(out, input=True), verify(labels)
+    assert report.chosen == len(expected) == totals.rows_written
+    assert before.rows_quarantined == totals.rows_quarantined == 27  # they are no filtered ones
+    assert totals.rows_filtered == len(rows) - len(expected)
     assert report.rows == len(rows)
     assert {cut.score for cut in report.cuts.values()} == {
         of_group[: amount.rows(len(of_group))][by].min() for of_group in groups

@@ -107,6 +107,19 @@ def post(server: Server, path: str, body: Any, headers: dict[str, str] = JSON) -
     return HTTP.post(server.url + path, content=content, headers=headers)
 
 
+def test_the_log_names_the_route_and_the_id_of_a_request(server: Server) -> None:
+    """The id is the one that a proxy has given it, where that is one, and the answer has it."""
+    body = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a text"]}]}
+    given = {"from-a-proxy:1": True, "no id": False, "x" * 200: False}
+    for number, is_taken in given.items():
+        answer = post(server, "/v2/models/team/one/infer", body, {**JSON, "X-Request-Id": number})
+        assert answer.status_code == 200, answer.text
+        while (told := server.wait_for("request"))["id"] != answer.headers["x-request-id"]:
+            pass
+        assert told["route"] == "/v2/models/{name:path}/infer"
+        assert (told["id"] == number) == is_taken
+
+
 @pytest.mark.slow
 def test_hugging_faces_client(server: Server) -> None:
     """As one of an endpoint: it posts to the URL that it was given."""

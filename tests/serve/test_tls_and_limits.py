@@ -95,7 +95,9 @@ def test_who_shows_the_token_over_tls_is_answered(server: Server, certificate: P
 
         wait_until(is_answered)
         assert answers[0]["n_chars"] == 6
-    assert server.wait_for("request")["logged_texts"] == ["a text"]  # as was asked for
+    told = server.wait_for("request")
+    assert (told["logged_texts"], told["route"]) == (["a text"], "/v1/classify")  # the texts as was asked for
+    assert re.fullmatch(r"[0-9a-f]{16}", told["id"])
     trust = ssl.create_default_context(cafile=str(certificate))
     for wrong in (None, "another-token-than-that", "é" * 20):
         headers = {} if wrong is None else {"authorization": f"Bearer {wrong}".encode()}

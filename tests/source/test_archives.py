@@ -61,7 +61,7 @@ def test_each_file_of_an_archive_is_read_as_if_it_were_unpacked(
     assert set(told) == {"table.parquet", "older.zip"}
     assert "unpack the archive first" in told["table.parquet"]
     assert "unpack the outer one" in told["older.zip"]
-    assert report.job.left_out == (f"zip://readme.md::{path}",)
+    assert report.tally.left_out == ((f"zip://readme.md::{path}", "its suffix belongs to no format"),)
     assert pipeline.verify(out, input=True).rows_read == 121
     alone = pipeline.classify(named[1], model=small_model, client=client).to_pandas()
     assert alone["label"].tolist() == table["label"].tolist()[60:120]

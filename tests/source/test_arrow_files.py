@@ -95,7 +95,7 @@ def test_a_saved_dataset_is_read_by_its_shards_and_splits(client: Client, small_
     assert list((tmp_path / "one").glob("cache-*.arrow"))
     out = tmp_path / "out"
     report = pipeline.classify(tmp_path / "one", out, model=small_model, client=client, chunk_size=200, keep="n")
-    assert (report.exit_code, report.rows_written, report.job.left_out) == (0, 900, ())
+    assert (report.exit_code, report.rows_written, report.tally.left_out) == (0, 900, ())
     table = report.to_pandas()
     assert list(table["file"].unique()) == [f"{tmp_path}/one/data-0000{i}-of-00003.arrow" for i in range(3)]
     expected = pipeline.classify(rows.to_pandas(), model=small_model, client=client).to_pandas()

@@ -207,9 +207,10 @@ def test_what_is_not_read_is_said(
     heard = Hearing()
     report = classify(tmp_path / "in", tmp_path / "out", keep="w", model=small_model, client=client, progress=heard)
     unread = f"2 files were not read (250 rows in 1 of them): {tmp_path}/in/3.parquet, {tmp_path}/in/4.parquet"
-    others = ", ".join(f"{tmp_path}/in/{name}" for name in ("README", "notes.json", "sub/x.pdf"))
+    skipped = f"{tmp_path}/in/README, {tmp_path}/in/sub/x.pdf (its suffix belongs to no format); "
+    skipped += f"{tmp_path}/in/notes.json (it is a JSON object, as a configuration is, and not an object a line)"
     assert report.not_read[0] == unread
-    assert report.not_read[1] == f"3 files were skipped, being of no known format: {others}"
+    assert report.not_read[1] == f"3 files were skipped: {skipped}"
     assert report.not_read[2].startswith("1 file was read with a problem: ")
     assert heard.lines == [*report.not_read, *report.hints]
     code, printed = broadsheet_here("verify", tmp_path / "out")

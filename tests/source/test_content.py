@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import json
 import lzma
 import re
 import tarfile
@@ -55,6 +56,39 @@ def test_a_file_of_rows_that_cannot_be_read_is_a_problem_with_its_reason(
     assert len(verify(tmp_path / "out").unread) == 2 * len(bad)
 
 
+def test_skipped_files_are_named_with_reasons_wherever_the_job_is_described(
+    small_model_file: Path, broadsheet_here: CommandHere, tmp_path: Path
+) -> None:
+    folder, out, html = tmp_path / "in", tmp_path / "out", tmp_path / "report.html"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "oil prices rose"}\n')
+    (folder / "old.xls").write_bytes(b"x")
+    (folder / "settings.json").write_text('{\n "a": 1\n}')
+    job = ("classify", folder, "-o", out, "--model", small_model_file)
+    code, printed = broadsheet_here(*job, "--report", html, "--json")
+    assert code == 0, printed
+    skipped = {str(folder / "old.xls"): "save it as .xlsx or .csv", str(folder / "settings.json"): "a JSON object"}
+    told = json.loads(printed)["left_out"]
+    assert (told["count"], {*told["first"]}, len(told["reasons"])) == (2, {*skipped}, 2)
+    for where in (
+        json.loads((out / "_manifest.json").read_text())["totals"]["left_out"],
+        json.loads(broadsheet_here("verify", out, "--json")[1])["left_out"],
+    ):
+        assert {path: skipped[path] in reason for path, reason in where} == dict.fromkeys(skipped, True)
+    verified = " ".join(broadsheet_here("verify", out)[1].split())
+    assert "2 files were skipped" in verified
+    for path, reason in skipped.items():
+        assert path in verified
+        assert reason in verified
+        assert path in html.read_text()
+        assert reason in html.read_text()
+    (folder / "b.jsonl").write_text('{"text": "gold prices fell"}\n')
+    (folder / "old.xls").unlink()
+    code, printed = broadsheet_here(*job, "--update")
+    assert code == 0, printed
+    assert [Path(path).name for path, _ in verify(out).left_out] == ["settings.json"]
+
+
 def test_what_is_in_an_archive_is_told_by_its_content_too(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("news.json", b'{"text": "row 0"}\n')
@@ -64,7 +98,7 @@ def test_what_is_in_an_archive_is_told_by_its_content_too(tmp_path: Path) -> Non
     listed = find_files([str(tmp_path / "a.zip")], 70, 1014)
     assert read_files(listed.found, Selection(), 10).texts == [b"row 0", b"row 1"]
     assert [why.partition(": ")[2][:21] for _, why in listed.problems] == ["it is a JSON array, an"[:21]]
-    assert [path.partition("::")[0] for path in listed.left_out] == ["zip://config.json"]
+    assert [path.partition("::")[0] for path, _ in listed.left_out] == ["zip://config.json"]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl", "a.txt.gz", "a.jsonl.zst", "a.json.gz", "part-00000"])

@@ -299,7 +299,7 @@ def test_long_lines_and_fields_are_found_the_same_in_any_blocks(data: bytes, one
 
 @settings(max_examples=examples(200), deadline=None)
 @given(any_bytes, st.integers(1, 4), st.integers(1, 40), st.integers(1, 40), dialects)
-@example(b',"\n""x","y"\n', 1, 1, 1, {"quote": '"', "escape": "", "cr_ends": False})  # three fields, or two in the second line
+@example(b',"\n""x","y"\n', 1, 1, 1, {"quote": '"', "escape": "", "cr_ends": False})  # 3 fields, or 2 in line 2
 def test_chunks_hold_each_row_once_whatever_their_size(
     tmp_path_factory, data: bytes, chunk_rows: int, segment: int, guess: int, dialect: dict
 ) -> None:

@@ -29,6 +29,7 @@ from broadsheet.pipeline.source.limits import LIMITS, Limits
 from broadsheet.pipeline.source.memory.tables import of_table
 from broadsheet.pipeline.source.plan.files import find_files
 from broadsheet.pipeline.source.plan.plan import plan_files
+from broadsheet.pipeline.source.plan.search import NO_FORMAT
 
 TEXTS = [f'article {i}, "quoted"\nsecond line é' if i % 7 == 0 else f"article {i}" for i in range(300)]
 TEXT_AND_ID = Selection(text=("text",), kept=("id",))
@@ -312,7 +313,9 @@ def test_what_a_name_does_not_tell_the_content_does(tmp_path: Path) -> None:
     for name, content in (others | unknown).items():
         (tmp_path / name).write_text(content)
     listed = find_files([str(tmp_path)], 70, 1014)
-    assert sorted(Path(path).name for path in listed.left_out) == sorted(others)
+    skipped = {Path(path).name: why for path, why in listed.left_out}
+    assert skipped.keys() == others.keys()
+    assert skipped["LICENSE"] == NO_FORMAT
     assert sorted(Path(path).name for path, _ in listed.problems) == sorted(unknown)
     result = read_files(listed.found, Selection(), 10)
     assert (sorted(result.texts), result.messages) == ([b"row %d" % i for i in range(6)], [])

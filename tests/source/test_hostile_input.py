@@ -174,7 +174,7 @@ def test_a_folder_and_a_pattern_leave_nothing_out_in_silence(tmp_path: Path) -> 
         names = ["a.csv", "b.csv", "empty.csv", "line\nbreak.csv"]
         names += ["_draft.csv"] if "*" in given else []
         assert sorted(Path(file.path).name for file in listed.found) == sorted(names)  # each once, in spite of the loop
-        assert [Path(path).name for path in listed.left_out] == ([] if "*" in given else ["notes.pdf"])
+        assert [Path(path).name for path, _ in listed.left_out] == ([] if "*" in given else ["notes.pdf"])
 
 
 def too_deep(top: Path) -> str:
@@ -197,7 +197,8 @@ def test_left_out_files_and_unreadable_ones_are_reported(client: Client, small_m
     os.mkfifo(tmp_path / "c.csv")
     report = classify(tmp_path, model=small_model, client=client)
     assert (report.rows_written, report.exit_code) == (1, 3)
-    assert report.to_dict()["left_out"] == {"count": 1, "first": [str(tmp_path / "b.docx")]}
+    reasons = {"its suffix belongs to no format": 1}
+    assert report.to_dict()["left_out"] == {"count": 1, "first": [str(tmp_path / "b.docx")], "reasons": reasons}
 
 
 def test_answers_must_be_a_regular_file_and_stay_the_same(client: Client, small_model: Model, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ LINES = b"".join(b'{"text": "%s"}\n' % text.encode() for text in TEXTS)
 
 def names_found(given: str, endpoint: str) -> tuple[list[str], list[str]]:
     listed = search([given], is_known, endpoint)
-    return [file.location for file in listed.files], listed.left_out
+    return [file.location for file in listed.files], [url for url, _ in listed.left_out]
 
 
 def test_folders_and_patterns_name_the_same_in_a_bucket_as_on_disk(s3: Folder, tmp_path: Path) -> None:

@@ -25,11 +25,12 @@ from scipy.stats import binom
 from broadsheet.pipeline.engine.base import Predictions, Texts
 from broadsheet.pipeline.engine.open import open_engine
 from broadsheet.pipeline.errors import UsageError
-from broadsheet.pipeline.evaluation.chain import Top, fitted_chain, least_score, most_lost, refuse_few
+from broadsheet.pipeline.evaluation.chain import Top, fitted_chain, least_score, refuse_few
 from broadsheet.pipeline.evaluation.evaluate import evaluate
 from broadsheet.pipeline.evaluation.fitting import calibrate
 from broadsheet.pipeline.evaluation.numbers import evaluate_numbers
 from broadsheet.pipeline.job.estimate import dry_run
+from broadsheet.pipeline.measures.intervals import most_lost
 from broadsheet.pipeline.model.charcnn import Model, load_model
 from broadsheet.pipeline.train import SoftLabels, train
 

@@ -24,7 +24,7 @@ from broadsheet.pipeline.engine.profile import _cpu_kernels, sample
 from broadsheet.pipeline.errors import BroadsheetError, UsageError
 from broadsheet.pipeline.model.charcnn import Model, load_model
 from broadsheet.pipeline.model.ngrams import scores
-from broadsheet.pipeline.train import Epoch, Fit, Note, Recipe, Trained, train
+from broadsheet.pipeline.train import Epoch, Fit, Note, Oddities, Recipe, Trained, train
 from broadsheet.pipeline.train.after import factors
 from broadsheet.pipeline.train.linear import Fitter, NewtonFitter, Problem, Processes, ProductFitter
 from broadsheet.pipeline.train.progress import Stuck
@@ -252,14 +252,12 @@ def test_rare_classes_and_fits_are_told() -> None:
     kinds = ["other" if row < 3 else kind for row, kind in enumerate(rows["kind"].to_pylist())]
     told: list[object] = []
     few(rows.set_column(1, "kind", pa.array(kinds)), tell=told.append, vectors=None)
-    notes = [what.text for what in told if isinstance(what, Note)]
-    assert notes[-3].startswith("warning: a class of few rows (other 3; 50 on average) is seldom given")
+    (odd,) = next(what.found for what in told if isinstance(what, Oddities))
+    assert (odd.what, odd.rows, odd.which) == ("fewer than 20 rows of a class", 3, "'other' 3")
+    assert "--balanced" not in odd.remedy
     fits = [what for what in told if isinstance(what, Fit)]
     assert [fit.done for fit in fits] == list(range(1, len(fits) + 1))
     assert {fit.most for fit in fits} == {55}  # five folds, nine strengths and two shares
-    told.clear()
-    few(rows.set_column(1, "kind", pa.array(kinds)), tell=told.append, vectors=None, balanced=True)
-    assert not [what.text for what in told if isinstance(what, Note) and "few rows" in what.text]
 
 
 def test_of_several_labels_the_better_network_counts_too() -> None:

@@ -1,9 +1,9 @@
 // Finds the values of the wanted keys in one JSON object.
 //
 // `read_object` returns true only if the host would read the same values. It returns false for a record that is not
-// JSON, and for JSON that is rare: an escape in a key, an object as a wanted value, a number of many digits. The host
-// reads these records. Its reader, `_parse_line` in pipeline/source/formats/jsonl.py, is the specification, and it
-// alone decides what is an error.
+// JSON, and for JSON that is rare: an escape in a key, a number of many digits. The host reads these records. Its
+// reader, `_parse_line` in pipeline/source/formats/jsonl.py, is the specification, and it alone decides what is an
+// error.
 #pragma once
 
 #include "records/values.cuh"
@@ -128,6 +128,8 @@ struct ObjectReader {
     int64 string_begin = 0, last_escape = -1;
     bool in_string = false;
 
+    int nested_column = NO_COLUMN, nested_depth = 0;  // of the wanted object or array that is open, and around it
+
     // The node of what is open.
     __device__ __forceinline__ int open_node() const {
         return depth > MOST_PATH ? OFF_PATH : (int)(path >> 8 * (depth - 1) & 0xff);
@@ -167,6 +169,12 @@ struct ObjectReader {
         expected = COMMA_OR_END;
         const int column = wanted_column();
         if (column == NO_COLUMN) return kind == NONE || !is_of_unknown_key();
+        note_begin(column, kind, begin);
+        note_end(column, end);
+        return true;
+    }
+
+    __device__ __forceinline__ void note_begin(int column, Kind kind, int64 begin) {
         found |= 1u << column;
         strings |= (kind == STRING ? 1u : 0u) << column;
         each_lane([&](int k) {
@@ -174,9 +182,15 @@ struct ObjectReader {
             const int64 at = (int64)column * values.records + record;
             values.kinds[at] = kind;
             values.begins[at] = offset + (uint32)begin;
-            values.sizes[at] = (uint32)(end - begin);
         });
-        return true;
+    }
+
+    __device__ __forceinline__ void note_end(int column, int64 end) const {
+        each_lane([&](int k) {
+            if (k != column) return;
+            const int64 at = (int64)column * values.records + record;
+            values.sizes[at] = offset + (uint32)end - values.begins[at];
+        });
     }
 
     // Note that the record has none of these columns.
@@ -188,10 +202,16 @@ struct ObjectReader {
 
     __device__ __forceinline__ bool expects_value() const { return expected == VALUE || expected == VALUE_OR_END; }
 
-    __device__ __forceinline__ bool open(bool is_object) {
+    __device__ __forceinline__ bool open(bool is_object, int64 at) {
         if (depth == 0 ? expected != OBJECT || !is_object : !expects_value()) return false;
-        if (depth == MOST_DEPTH || wanted_column() != NO_COLUMN || is_of_unknown_key()) return false;
-        const int own = is_object ? node : OFF_PATH;
+        const int column = wanted_column();
+        if (depth == MOST_DEPTH || (column == NO_COLUMN && is_of_unknown_key())) return false;
+        if (column != NO_COLUMN) {
+            nested_column = column;
+            nested_depth = depth;
+            note_begin(column, NESTED, at);
+        }
+        const int own = is_object && column == NO_COLUMN ? node : OFF_PATH;
         objects = (objects & ~(1u << depth)) | (is_object ? 1u : 0u) << depth;
         if (depth < MOST_PATH) path = (path & ~(0xffull << 8 * depth)) | (uint64)own << 8 * depth;
         depth++;
@@ -200,12 +220,16 @@ struct ObjectReader {
         return true;
     }
 
-    __device__ __forceinline__ bool close(bool is_object) {
+    __device__ __forceinline__ bool close(bool is_object, int64 at) {
         if (!depth || is_in_object() != is_object) return false;
         if (expected != COMMA_OR_END && expected != (is_object ? KEY_OR_END : VALUE_OR_END)) return false;
         depth--;
         node = OFF_PATH;
         expected = depth ? COMMA_OR_END : NOTHING;
+        if (nested_column != NO_COLUMN && depth == nested_depth) {
+            note_end(nested_column, at + 1);
+            nested_column = NO_COLUMN;
+        }
         return true;
     }
 
@@ -228,10 +252,10 @@ struct ObjectReader {
     __device__ __forceinline__ bool token(uint8 byte, int64 at) {
         switch (byte) {
             case '"': return quote(at);
-            case '{': return open(true);
-            case '[': return open(false);
-            case '}': return close(true);
-            case ']': return close(false);
+            case '{': return open(true, at);
+            case '[': return open(false, at);
+            case '}': return close(true, at);
+            case ']': return close(false, at);
             case ':':
                 if (expected != COLON) return false;
                 expected = VALUE;

@@ -24,50 +24,77 @@ __device__ __forceinline__ int escaped_point(const Article& string, int64 at) {
     return 0x10000 + ((unit - 0xd800) << 10) + (code_unit(string, at + 6) - 0xdc00);
 }
 
+__device__ __forceinline__ void write_utf8(uint32 point, int bytes, uint8* out) {
+    if (bytes == 1) {
+        out[0] = point;
+        return;
+    }
+    out[0] = (0xf00 >> bytes & 0xff) | point >> 6 * (bytes - 1);
+    for (int i = 1; i < bytes; i++) out[i] = 0x80 | (point >> 6 * (bytes - 1 - i) & 0x3f);
+}
+
+// The escapes among 32 bytes.
+struct Escapes {
+    uint32 begins;   // the backslashes with which they begin
+    uint32 within;   // their other bytes
+    uint32 escaped;  // the bytes after these backslashes
+};
+
+// Finds escapes, 32 bytes at a time.
+struct EscapeFinder {
+    bool is_escaped = false;  // whether the next byte is
+    uint32 passed = 0;        // which of the next bytes are within an escape that began before them
+
+    __device__ __forceinline__ Escapes next(const Article& value, int64 at, const LaneBytes& bytes) {
+        const uint32 backslashes = bytes_where(bytes, [](uint8 c) { return c == '\\'; });
+        const uint32 escaped = escaped_by(backslashes, is_escaped);
+        const uint32 begins = backslashes & ~escaped;
+        if (!begins && !passed) return {0, 0, escaped};
+        const uint32 long_ones = escapes_where(
+            value, at, begins, [](const Article& in, int64 from) { return in.bytes[from + 1] == 'u'; });
+        uint64 within = passed | (uint64)begins << 1;
+        for (int i = 2; i < 6; i++) within |= (uint64)long_ones << i;
+        passed = (uint32)(within >> LANES);
+        return {begins, (uint32)within, escaped};
+    }
+};
+
+// How many bytes each of some escapes stands for; none begins a character. `size(text, at)` returns that number, up to
+// 7, for the escape at `at`.
+template <typename Size>
+__device__ __forceinline__ Meaning sizes_of(const Article& value, int64 at, uint32 escapes, Size size) {
+    auto of_bit = [&](int bit) {
+        return escapes_where(
+            value, at, escapes, [&](const Article& in, int64 from) { return size(in, from) >> bit & 1; });
+    };
+    return {of_bit(0), of_bit(1), of_bit(2), 0};
+}
+
 // Goes through a string, 32 bytes at a time.
 struct StringReader {
     const Article value;
-    bool is_escaped = false;  // whether the next byte is
-    uint32 passed = 0;        // which of the next bytes an escape before them has passed
+    EscapeFinder finder;
 
     // What the bytes from `at` on stand for.
     __device__ __forceinline__ Meaning next(int64 at) {
         const uint32 there = bits_below((int)min((int64)LANES, value.size - at));
         const LaneBytes bytes = load_bytes(value.bytes + at, value.size - at);
-        const uint32 backslashes = lanes_where([&](int k) { return bytes[k] == '\\'; });
-        const uint32 continuing = lanes_where([&](int k) { return (bytes[k] & 0xc0) == 0x80; });
-        const uint32 escaped = escaped_by(backslashes, is_escaped);
-        const uint32 escapes = backslashes & ~escaped;
-        if (!escapes && !passed) return {there, 0, 0, there & ~continuing};
-        const uint32 long_ones = escapes_where(
-            value, at, escapes, [](const Article& in, int64 from) { return in.bytes[from + 1] == 'u'; });
-        uint64 within = passed | (uint64)escapes << 1;
-        for (int i = 2; i < 6; i++) within |= (uint64)long_ones << i;
-        passed = (uint32)(within >> LANES);
-        const uint32 plain = there & ~(uint32)within & ~escapes;
-        auto of_size = [&](int bit) {
-            return lanes_where([&](int k) {
-                if (!(escapes >> k & 1)) return false;
-                const int point = escaped_point(value, at + k);
-                return point >= 0 && (bytes_of_point(point) >> bit & 1);
-            });
-        };
-        const uint32 bit_0 = of_size(0), bit_1 = of_size(1), bit_2 = of_size(2);
-        return {plain | bit_0, bit_1, bit_2, (plain & ~continuing) | bit_0 | bit_1 | bit_2};
+        const uint32 continuing = bytes_where(bytes, [](uint8 c) { return (c & 0xc0) == 0x80; });
+        const Escapes escapes = finder.next(value, at, bytes);
+        const uint32 plain = there & ~escapes.within & ~escapes.begins;
+        if (!escapes.begins) return {plain, 0, 0, plain & ~continuing};
+        Meaning meaning = sizes_of(value, at, escapes.begins, [](const Article& in, int64 from) {
+            const int point = escaped_point(in, from);
+            return point < 0 ? 0 : bytes_of_point(point);
+        });
+        meaning.begins = (plain & ~continuing) | meaning.bit_0 | meaning.bit_1 | meaning.bit_2;
+        meaning.bit_0 |= plain;
+        return meaning;
     }
 
     // Write the `bytes` bytes of UTF-8 for which the byte at `at` stands. A backslash there begins an escape.
     __device__ __forceinline__ void write(int64 at, int bytes, uint8* out) const {
-        if (value.bytes[at] != '\\') {
-            out[0] = value.bytes[at];
-            return;
-        }
-        const uint32 point = escaped_point(value, at);
-        if (bytes == 1) {
-            out[0] = point;
-            return;
-        }
-        out[0] = (0xf00 >> bytes & 0xff) | point >> 6 * (bytes - 1);
-        for (int i = 1; i < bytes; i++) out[i] = 0x80 | (point >> 6 * (bytes - 1 - i) & 0x3f);
+        if (value.bytes[at] == '\\') write_utf8(escaped_point(value, at), bytes, out);
+        else out[0] = value.bytes[at];
     }
 };

@@ -1,7 +1,7 @@
 // From the places of values to their text, a warp for each value: `measure_values` finds how long it is, and
 // `write_values` writes it.
 #include "records/csv.cuh"
-#include "records/json_strings.cuh"
+#include "records/json_nested.cuh"
 
 // kinds, begins, sizes [count]: the values. quote: of QUOTED fields. lengths [count]: bytes of each as text, up to
 // its first `most` characters, or all of them where that is 0. characters [count], or null: characters of each whole
@@ -11,10 +11,12 @@ __global__ void measure_values(const uint8* block, const uint8* kinds, const uin
     const int64 value = warp_number();
     if (value >= count) return;
     const Article text{block + begins[value], sizes[value]};
+    const uint8 kind = kinds[value];
     Measured found{0, 0};
-    if (kinds[value] == STRING) found = measure(StringReader{text}, most);
-    if (kinds[value] >= FIELD) found = measure(FieldReader{text, kinds[value] == QUOTED ? quote : -1}, most);
-    if (kinds[value] == PLAIN) found = {text.size, text.size};
+    if (kind == STRING) found = measure(StringReader{text}, most);
+    if (kind == NESTED) found = measure(NestedReader{text}, most);
+    if (kind == FIELD || kind == QUOTED) found = measure(FieldReader{text, kind == QUOTED ? quote : -1}, most);
+    if (kind == PLAIN) found = {text.size, text.size};
     each_lane([&](int k) {
         if (k) return;
         lengths[value] = found.bytes;
@@ -30,9 +32,11 @@ __global__ void write_values(const uint8* block, const uint8* kinds, const uint3
     const int64 size = offsets[value + 1] - offsets[value];
     const Article text{block + begins[value], sizes[value]};
     out += offsets[value];
-    if (kinds[value] == STRING) write_text(StringReader{text}, size, out);
-    if (kinds[value] >= FIELD) write_text(FieldReader{text, kinds[value] == QUOTED ? quote : -1}, size, out);
-    if (kinds[value] != PLAIN) return;
+    const uint8 kind = kinds[value];
+    if (kind == STRING) write_text(StringReader{text}, size, out);
+    if (kind == NESTED) write_text(NestedReader{text}, size, out);
+    if (kind == FIELD || kind == QUOTED) write_text(FieldReader{text, kind == QUOTED ? quote : -1}, size, out);
+    if (kind != PLAIN) return;
     for (int64 at = 0; at < size; at += LANES)
         each_lane([&](int k) {
             if (at + k < size) out[at + k] = text.bytes[at + k];

@@ -4,9 +4,10 @@
 #include "records/bytes.cuh"
 
 // What a record holds in a column. PLAIN values are copied as they are: numbers, true and false of JSON, and what the
-// host has read. A STRING is one of JSON, with its escapes. A FIELD is one of CSV, or a line of text; in one that is QUOTED
-// two quotes stand for one.
-enum Kind : uint8 { MISSING, NONE, STRING, PLAIN, FIELD, QUOTED };
+// host has read. A STRING is one of JSON, with its escapes. A FIELD is one of CSV, or a line of text; in one that is
+// QUOTED two quotes stand for one. What is NESTED is an object or array of JSON, which is written as `json.dumps` of
+// Python writes it.
+enum Kind : uint8 { MISSING, NONE, STRING, PLAIN, FIELD, QUOTED, NESTED };
 
 constexpr int MOST_COLUMNS = LANES;
 

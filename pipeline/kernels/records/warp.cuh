@@ -38,6 +38,19 @@ __device__ __forceinline__ LaneBytes load_bytes(const uint8* from, int64 count) 
     return {k < count ? from[k] : (uint8)' '};
 }
 
+// A number of each lane, 0 at first.
+struct LaneNumbers {
+    uint64 own = 0;
+
+    // Of lane k, for the lane itself.
+    __device__ __forceinline__ uint64 operator[](int) const { return own; }
+    // Of lane k, for every lane.
+    __device__ __forceinline__ uint64 of(int k) const { return __shfl_sync(EVERY_LANE, own, k); }
+    __device__ __forceinline__ void set(int k, uint64 number) {
+        if (threadIdx.x % LANES == k) own = number;
+    }
+};
+
 __device__ __forceinline__ void add_to(int* count, int more) { atomicAdd(count, more); }
 
 __device__ __forceinline__ int count_bits(uint32 bits) { return __popc(bits); }

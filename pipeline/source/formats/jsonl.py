@@ -114,7 +114,8 @@ class Jsonl(RecordFormat):
         needed = {*(selection.text or ("text",)), *selection.needed}
         is_complete = bool(keys) and not all(_occurs(name, head) for name in needed & absent)
         names = tuple(keys) or selection.columns or ("text",)
-        return Schema(names, within, start=head.start, complete=is_complete)
+        gone = frozenset(name for name in absent - needed if not _occurs(name, head))
+        return Schema(names, within, start=head.start, complete=is_complete, absent=gone if keys else frozenset())
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
         return concat(list(_chunks(records, path, first_row, selection)))

@@ -225,7 +225,7 @@ class Extent:
         return after if self.begin is None else self.begin, after
 
 
-_TAIL_BYTES = 64 << 10
+TAIL_BYTES = 64 << 10
 """Read first after the stop, and twice as much each time: what is read there is read again by another worker."""
 
 
@@ -261,7 +261,7 @@ def read_records(
 
     """
     extent = extent or Extent()
-    buffer, tail = b"", _TAIL_BYTES
+    buffer, tail = b"", TAIL_BYTES
     skipping = b""  # the bytes that end the line over the limit that is being skipped
     failure: Exception | None = None
     final = False

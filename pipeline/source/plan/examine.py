@@ -224,6 +224,8 @@ def examine(file: InputFile, selection: Selection, first: tuple[str, Schema] | N
     of_path = _of_path(file, schema, selection)
     own = sorted({*selection.kept} & in_folders(file).keys() & ({*schema.every} - {*first[1].every})) if first else []
     notes = [f"{', '.join(map(repr, own))} is copied from its column, not from its folder's name"] if own else []
+    if gone := [name for name in selection.kept if name in schema.absent and name not in dict(of_path)]:
+        notes.append(f"none of its first rows has {', '.join(map(repr, gone))}, which is null in rows without it")
     class_names = tuple(
         (name, names) for name, names in schema.class_names.items() if name in (*selection.labels, selection.truth)
     )

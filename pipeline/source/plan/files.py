@@ -47,7 +47,7 @@ from ..open.front_to_back import DAMAGE, ZIP_SUFFIX, is_hidden, list_members, me
 from ..open.opening import open_at, open_location, reason
 from ..open.remote import REQUESTS
 from .content import HEADS, Kind, Told, told_by
-from .search import Listed, Problem, search
+from .search import NO_FORMAT, Listed, Problem, search
 
 FORMATS: dict[str, Format] = {}
 """The formats by suffix, with the dot."""
@@ -97,6 +97,7 @@ _REMEDIES = {
     ".7z": "unpack it",
     ".rar": "unpack it",
 }
+_ONE_OBJECT = "it is a JSON object, as a configuration is, and not an object a line"
 _OF_SPARK = re.compile(r"part-(?:[a-z]-)?\d{4}")
 _ONE_READER = "a {} file is read at many places at once: {}"
 _NO_RANGES = "its server cannot do that; download it first"
@@ -120,8 +121,9 @@ class Files:
         Those that can be read.
     problems : tuple of (str, str)
         Of those that cannot be read, and of folders.
-    left_out : tuple of str
-        Files whose suffix belongs to no format, in folders and archives, and folders that a pattern matches.
+    left_out : tuple of (str, str)
+        What is skipped since it is no input: files in folders and archives, and folders that a pattern matches; each
+        with the reason.
     whole : tuple of InputFile
         All files, where these are a share of them.
     remarks : tuple of str
@@ -131,7 +133,7 @@ class Files:
 
     found: tuple[InputFile, ...]
     problems: tuple[Problem, ...] = ()
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
     whole: tuple[InputFile, ...] = ()
     remarks: tuple[str, ...] = ()
 
@@ -180,7 +182,7 @@ def find_files(
         if file.location not in told:
             find.add(file, said)
         elif told[file.location].kind is Kind.OTHER and file.location not in named_here:
-            listed.left_out.append(file.location)
+            listed.left_out.append((file.location, _ONE_OBJECT))
         else:
             find.add_told(file, told[file.location])
     if find.unknown and not find.found and len(find.unknown) == len(find.problems):
@@ -191,11 +193,12 @@ def find_files(
         problems += unreadable
     unreadable = [(printable(named(path, top)), why) for path, why in listed.unreadable]
     problems += [(name, f"{name}: {why}; nothing in this folder was read") for name, why in unreadable]
-    left_out = sorted(printable(named(path, top)) for path in listed.left_out) + find.left_out
+    left_out = sorted((printable(named(path, top)), _with_remedy(path, why)) for path, why in listed.left_out)
+    left_out += find.left_out
     if not (files or problems):
-        if in_archive(inputs[0]) and not in_archive(left_out[0]):
+        if in_archive(inputs[0]) and not in_archive(left_out[0][0]):
             raise UsageError(f"no input at {inputs[0]!r}: the archive has no such file")
-        raise UsageError(f"no input in {inputs[0]!r}: {len(left_out):,} files of other kinds, such as {left_out[0]}")
+        raise UsageError(f"no input in {inputs[0]!r}: {len(left_out):,} files of other kinds, such as {left_out[0][0]}")
     remarks = [_OLD_VERSIONS.format(printable(named(path, top)), kind) for path, kind in listed.tables]
     return Files(tuple(files), tuple(problems), tuple(left_out), remarks=tuple(remarks))
 
@@ -223,7 +226,7 @@ def divided(files: Files, shard: str, known: Container[str] | None) -> Files:
     """A share of the files, which is the same wherever these are listed. known: the files that it had before.
 
     The largest file first, each goes to the share that has the fewest bytes so far, and of several such to the first.
-    What could not be listed is a problem of the first share alone.
+    What could not be listed, and what is skipped, is told by the first share alone.
     """
     number, count = share_of(shard)
     taken: set[int] = set()
@@ -236,7 +239,8 @@ def divided(files: Files, shard: str, known: Container[str] | None) -> Files:
     if known is not None:
         taken = {at for at, file in enumerate(files.found) if file.path in known}
     chosen = tuple(files.found[at] for at in sorted(taken))
-    return replace(files, found=chosen, problems=files.problems if number == 1 else (), whole=files.found)
+    problems, left_out = (files.problems, files.left_out) if number == 1 else ((), ())
+    return replace(files, found=chosen, problems=problems, left_out=left_out, whole=files.found)
 
 
 def find_again(
@@ -315,6 +319,12 @@ def format_of(path: str) -> Format:
     return _format_of(*_suffixes(path), path)
 
 
+def _with_remedy(name: str, why: str) -> str:
+    """Why a file is skipped, and what helps where its format is known by name."""
+    remedy = _REMEDIES.get(_suffixes(name)[0]) if why == NO_FORMAT else None
+    return f"{why}; {remedy}" if remedy else why
+
+
 def _format_of(suffix: str, compression: str | None, name: str) -> Format:
     """The format of the files with that suffix. name: of the file. Raises UsageError."""
     if suffix not in FORMATS:
@@ -339,7 +349,7 @@ class _Find:
     def __init__(self, root: str | None, symbols: int, length: int, endpoint: str | None) -> None:
         self.found: list[InputFile] = []
         self.problems: list[Problem] = []
-        self.left_out: list[str] = []
+        self.left_out: list[tuple[str, str]] = []
         self.unknown: list[str] = []
         self._root, self._symbols, self._length, self._endpoint = root, symbols, length, endpoint
         self._bound: dict[int, Format] = {}  # one for all files of a format: it is sent to the workers with each
@@ -470,7 +480,7 @@ class _Find:
             suffix, compression = _suffixes(member.name)
             told = self._told_of_member(listed, member) if _is_unsure(member.name) else None
             if told and told.kind is Kind.OTHER and member.name != wanted:
-                self.left_out.append(name)
+                self.left_out.append((name, _ONE_OBJECT))
                 continue
             if told and told.kind is not Kind.READABLE:
                 self._refuse(name, told)
@@ -480,7 +490,7 @@ class _Find:
                 if suffix == ZIP_SUFFIX:
                     raise SourceError(f"{name}: an archive in an archive is not read: unpack the outer one")
                 if suffix not in FORMATS:
-                    self.left_out.append(name)
+                    self.left_out.append((name, _with_remedy(member.name, NO_FORMAT)))
                     continue
                 if member.name in seen:
                     raise SourceError(
@@ -496,7 +506,7 @@ class _Find:
             except (SourceError, UsageError) as error:
                 self.problems.append((name, error.message))
         if not (seen or self.problems or self.left_out):
-            self.left_out.append(shown)
+            self.left_out.append((shown, "the archive is empty"))
 
 
 def _told(stream: BinaryIO, size: int, name: str) -> Told:

@@ -238,6 +238,8 @@ class Plan:
         Of what could not be listed.
     unread : tuple of (str, int or None)
         The same, without the messages.
+    left_out : tuple of (str, str)
+        What was skipped, since it is no input, each with the reason.
     first_range : int
         The number of the first range; those before it are of the job that this one adds to.
     whole : tuple of InputFile
@@ -254,6 +256,7 @@ class Plan:
     limit: int | None = None
     problems: tuple[Problem, ...] = ()
     unread: tuple[UnreadFile, ...] = ()
+    left_out: tuple[Problem, ...] = ()
     first_range: int = 0
     whole: tuple[InputFile, ...] = ()
 

@@ -66,6 +66,10 @@ _OF_ICEBERG, _METADATA_OF_ICEBERG = "metadata", "*.metadata.json*"
 _ARCHIVES = ("tar://", "libarchive://")
 _OF_DATASETS = {"dataset_info.json", "dataset_dict.json", "state.json"}
 _CACHED_BY_DATASETS = "cache-*.arrow"
+NO_FORMAT = "its suffix belongs to no format"
+_A_FOLDER = "it is a folder, and the pattern stands for files"
+"""Why something is skipped."""
+
 _LOOKED_AT = 1000  # names of a folder, for one like that which is not there
 
 
@@ -103,8 +107,8 @@ class Found:
     ----------
     files : list of Listed
         Within an archive, with size and time of the archive.
-    left_out : list of str
-        Paths of files whose suffix belongs to no format, and of folders that a pattern matches.
+    left_out : list of (str, str)
+        Files whose suffix belongs to no format, and folders that a pattern matches, each with the reason.
     unreadable : list of (str, str)
         Folders, each with the reason.
     tables : list of (str, str)
@@ -113,7 +117,7 @@ class Found:
     """
 
     files: list[Listed] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    left_out: list[tuple[str, str]] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     tables: list[tuple[str, str]] = field(default_factory=list)
 
@@ -121,7 +125,7 @@ class Found:
     def joined(cls, listings: Iterable[Found]) -> Found:
         """What several names stand for: in their order, sorted within each, and what two of them stand for once."""
         files: dict[str, Listed] = {}
-        left_out: dict[str, None] = {}
+        left_out: dict[tuple[str, str], None] = {}
         unreadable: dict[tuple[str, str], None] = {}
         tables: dict[tuple[str, str], None] = {}
         for listing in listings:
@@ -203,7 +207,7 @@ def _below(top: str, is_known: Callable[[str], bool]) -> Found:
             if is_known(entry.name):
                 listing.files.append(_listed(entry))
             else:
-                listing.left_out.append(entry.path)
+                listing.left_out.append((entry.path, NO_FORMAT))
     return listing
 
 
@@ -257,7 +261,7 @@ def _matching(pattern: str) -> Found:
             if is_folder and left:
                 further.append((os.fspath(one), left))
             elif is_folder:
-                listing.left_out.append(os.fspath(one))
+                listing.left_out.append((os.fspath(one), _A_FOLDER))
             elif not left:
                 listing.files.append(_listed(one))
         waiting += reversed(further)
@@ -368,7 +372,7 @@ def _matching_objects(bucket: str, pattern: list[str], endpoint: str | None) -> 
         if not pattern:
             objects = _without_folders(chain.from_iterable(inside for inside, _ in listed), marks)
             files = [Listed(f"{bucket}/{key}", *a) for key, a in objects if _matches(key.rpartition("/")[2], first)]
-            return Found(files, [f"{bucket}/{key}" for key in folders], listing.unreadable)
+            return Found(files, [(f"{bucket}/{key}", _A_FOLDER) for key in folders], listing.unreadable)
     for folder in folders:
         left_out = set()
         objects = list(objects_below(bucket, folder, endpoint, listing.unreadable))
@@ -382,7 +386,7 @@ def _matching_objects(bucket: str, pattern: list[str], endpoint: str | None) -> 
                 for depth in range(1, len(parts))
                 if pattern[-1] != "**" and _path_matches(parts[:depth], pattern)
             }
-        listing.left_out += sorted(left_out)
+        listing.left_out += [(url, _A_FOLDER) for url in sorted(left_out)]
     return listing
 
 
@@ -426,7 +430,7 @@ def _search_by_driver(url: str, is_known: Callable[[str], bool]) -> Found:
         listing = Found()
         for one, info in fs.glob(path, detail=True).items():
             if info["type"] == "directory":
-                listing.left_out.append(fs.unstrip_protocol(one))
+                listing.left_out.append((fs.unstrip_protocol(one), _A_FOLDER))
             else:
                 listing.files.append(_listed_at(fs.unstrip_protocol(one), info))
         return listing
@@ -490,7 +494,7 @@ def _kept_below(top: str, files: Iterable[tuple[str, State]], is_known: Callable
         if is_known(url):
             listing.files.append(Listed(url, *about))
         else:
-            listing.left_out.append(url)
+            listing.left_out.append((url, NO_FORMAT))
     return listing
 
 

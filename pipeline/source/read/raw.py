@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from ..formats.records import Guess, Readable, read_into
+from ..formats.record_format import RecordFormat
+from ..formats.records import TAIL_BYTES, Readable, read_into
 from .ring import RawBlock, Slots
 
 
 class RawBlocks:
     """Blocks of whole records of a stream, in slots that are shared with the worker. After these, a stream of the rest.
 
-    The rest begins with what the worker refused, a record that is longer than a slot, or one that goes beyond the stop.
+    The blocks hold all records that begin before the stop, unless the worker refuses a block, a record is longer than a
+    slot, or the last one has no line end. The rest begins there.
 
     Parameters
     ----------
     stream : Readable
         The stream; a record begins where it is.
-    guess : callable
-        Where a block ends.
+    form : RecordFormat
+        The format, bound to the columns of the file.
     at : int
-        The byte of the file at which it is.
+        The byte of the file at which the stream is.
     stop : int or None
-        The byte up to which blocks are read; None for the end.
+        The byte of the file before which the records begin; None for all.
     slots : Slots
         Where the blocks go.
     stored : callable
@@ -37,10 +39,17 @@ class RawBlocks:
     """
 
     def __init__(
-        self, stream: Readable, guess: Guess, at: int, stop: int | None, slots: Slots, stored: Callable[[], int]
+        self,
+        stream: Readable,
+        form: RecordFormat,
+        at: int,
+        stop: int | None,
+        slots: Slots,
+        stored: Callable[[], int],
     ) -> None:
         self.at = at
-        self._stream, self._guess, self._slots, self._stored = stream, guess, slots, stored
+        self._stream, self._form, self._slots, self._stored = stream, form, slots, stored
+        self._stop = stop
         self._left = None if stop is None else max(0, stop - at)
         self._rest: deque[bytes] = deque()
         self._failure: Exception | None = None
@@ -54,8 +63,11 @@ class RawBlocks:
             wanted = room - len(held) if self._left is None else min(room - len(held), self._left)
             count, is_over = self._fill(begin + len(held), wanted)
             end = begin + len(held) + count
-            size = self._guess(memory, begin, end)
-            is_over = is_over or self._left == 0 or not size
+            size = self._form.block_end(memory, begin, end)
+            if self._left == 0 and not is_over:
+                size, end = self._with_last_records(begin, size, end)
+                is_over = True
+            is_over = is_over or not size
             held = memory[begin + size : end]
             if size:
                 yield self._slots.give(size, self.at, self._stored())
@@ -75,6 +87,35 @@ class RawBlocks:
             raise self._failure
         return self._stream.read(size)
 
+    def _with_last_records(self, begin: int, size: int, end: int) -> tuple[int, int]:
+        """Read on to where the records end that begin before the stop, if the slot has room for them.
+
+        Parameters
+        ----------
+        begin, end : int
+            Where the bytes that were read up to the stop begin and end in the slots.
+        size : int
+            How many of them are whole records.
+
+        Returns
+        -------
+        size, end : int
+            The same, with what was read.
+
+        """
+        assert self._stop is not None
+        first, room = begin + size, begin + self._slots.slot_bytes
+        before_stop = self._stop - (self.at + size)
+        tail, is_over = TAIL_BYTES, False
+        while before_stop > 0 and not is_over and end < room:
+            count, is_over = self._fill(end, min(tail, room - end))
+            end, tail = end + count, 2 * tail
+            records = self._form.quick_split(self._slots.memory[first:end], False)
+            beyond = records.starts[records.starts >= before_stop]
+            if records.consumed >= before_stop:
+                return size + (int(beyond[0]) if len(beyond) else records.consumed), end
+        return size, end
+
     def _fill(self, begin: int, wanted: int) -> tuple[int, bool]:
         """Read up to `wanted` bytes to a place in the slots. Returns their number, and whether the stream has ended."""
         count = 0
@@ -88,5 +129,5 @@ class RawBlocks:
                     count += got
             except Exception as error:  # any of a file system or decompressor: what is before it is good
                 self._failure = error
-        self._left = None if self._left is None else self._left - count
+        self._left = None if self._left is None else max(0, self._left - count)
         return count, count < wanted

@@ -288,7 +288,7 @@ class OpenedFile:
             counting = form.counting(None if extent.stop is None else extent.stop - at)
             source: Readable = Counted(stream, counting) if counting else stream
             if form.is_read_on_gpu:
-                source = raw = RawBlocks(source, form.block_end, at, extent.stop, slots, lambda: self.stored)
+                source = raw = RawBlocks(source, form, at, extent.stop, slots, lambda: self.stored)
                 for block in raw:
                     extent.begin = _begin(form, block, slots) if extent.begin is None else extent.begin
                     yield block

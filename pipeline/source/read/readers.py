@@ -266,10 +266,10 @@ class Readers:
 
         """
         request = Request(part, selection, chunk_rows, are_texts_apart=place_texts is not None)
-        return _with_process(self._answers(request, skip, take, spans, place_texts or OnHost))
+        return started(self._answers(request, skip, take, spans, place_texts or OnHost))
 
     def read_raw(self, part: Range, selection: Selection, spans: list[Span]) -> Generator[Any, Reply | None, None]:
-        """Have a process fill the slots of the ring with the records of a range.
+        """Have a process fill the slots of the ring with the records of a range. Waits for a process before it returns.
 
         Parameters
         ----------
@@ -287,7 +287,12 @@ class Readers:
             If the process ends in the middle.
 
         """
+        return started(self._raw_messages(part, selection, spans))
+
+    def _raw_messages(self, part: Range, selection: Selection, spans: list[Span]) -> Generator[Any, Reply | None, None]:
+        """None once there is a process, then what `read_raw` yields."""
         with self._process() as reader:
+            yield None
             reader.ask(Request(part, selection, is_raw=True))
             while isinstance(message := reader.next(), Item | Failure):
                 if isinstance(message, Failure):
@@ -301,7 +306,7 @@ class Readers:
     def count_range(self, part: Range, selection: Selection) -> RangeEnd:
         """Count the records of a range in a process. Raises as `read_range` does."""
         request = Request(part, selection)
-        with closing(_with_process(self._answers(request, lambda _: False, lambda _: True, []))) as answers:
+        with closing(started(self._answers(request, lambda _: False, lambda _: True, []))) as answers:
             end: RangeEnd = next(answers)
             return end
 
@@ -403,10 +408,14 @@ class Readers:
                 self._numbers.append(reader.number)
 
 
-def _with_process(answers: Generator[Any, None, None]) -> Generator[Any, None, None]:
-    """Wait for a process now, not with the first item."""
-    next(answers)
-    return answers
+def started(items: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
+    """The generator, once it has yielded None: it holds a process by then, which its `close` gives back.
+
+    A task takes a process before it takes room for a chunk. If tasks held room and waited for a process, those that
+    have the processes could wait for that room, and all would wait for ever.
+    """
+    next(items)
+    return items
 
 
 class _Reader(Child):

@@ -10,7 +10,7 @@ using std::min;
 constexpr int LANES = 32;
 constexpr uint32 EVERY_LANE = ~0u;
 
-static struct { int x; } blockIdx, blockDim, threadIdx;
+static thread_local struct { int x; } blockIdx, blockDim, threadIdx;
 
 inline thread_local int number_of_warp;
 inline int warp_number() { return number_of_warp; }
@@ -38,6 +38,13 @@ inline LaneBytes load_bytes(const uint8* from, int64 count) {
     for (int k = 0; k < LANES; k++) loaded.bytes[k] = k < count ? from[k] : ' ';
     return loaded;
 }
+
+struct LaneNumbers {
+    uint64 numbers[LANES] = {};
+    uint64 operator[](int k) const { return numbers[k]; }
+    uint64 of(int k) const { return numbers[k]; }
+    void set(int k, uint64 number) { numbers[k] = number; }
+};
 
 inline void add_to(int* count, int more) { *count += more; }
 

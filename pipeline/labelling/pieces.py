@@ -1,0 +1,80 @@
+"""The texts of a chunk labelled piece by piece, so that who waits for a CPU sees how far it is.
+
+A text's scores do not depend on those beside it, so the result is that of one call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..engine.base import Predictions, Texts
+
+_FIRST_ROWS = 128
+"""In the first piece, by whose time the next is cut."""
+
+_SECONDS = 1.0
+"""A piece takes about so long."""
+
+Label = Callable[[Texts], tuple[Predictions, ...]]
+
+
+def in_pieces(
+    texts: Texts, label: Label, tell: Callable[[int], None], least: int = _FIRST_ROWS, seconds: float = _SECONDS
+) -> tuple[Predictions, ...]:
+    """What each model says of N texts.
+
+    Parameters
+    ----------
+    texts : Texts
+        The texts, in the host's memory.
+    label : callable
+        What each model says of some of them.
+    tell : callable
+        Called after each piece but the last with how many texts are labelled.
+    least : int
+        Texts in a piece, and in the first one.
+    seconds : float
+        That a further piece takes, about.
+
+    """
+    rows = len(texts)
+    pieces: list[tuple[Predictions, ...]] = []
+    first, size = 0, least
+    while first < rows or not pieces:
+        last = min(first + size, rows)
+        began = time.perf_counter()
+        pieces.append(label(texts if last - first == rows else _part(texts, first, last)))
+        taken = max(time.perf_counter() - began, 1e-6)
+        size = max(least, int(seconds * (last - first) / taken))
+        if rows - last < size // 2:
+            size = rows  # the rest, rather than a small piece after it
+        first = last
+        if first < rows:
+            tell(first)
+    return pieces[0] if len(pieces) == 1 else tuple(map(joined, zip(*pieces, strict=True)))
+
+
+def _part(texts: Texts, first: int, last: int) -> Texts:
+    """Some of the texts, without a copy of them."""
+    return replace(
+        texts,
+        offsets=texts.offsets[first : last + 1] if texts.ids is None else texts.offsets,
+        ids=None if texts.ids is None else texts.ids[first:last],
+        n_chars=None if texts.n_chars is None else texts.n_chars[first:last],
+        prepared={name: own.slice(first, last - first) for name, own in texts.prepared.items()},
+    )
+
+
+def joined(pieces: tuple[Predictions, ...]) -> Predictions:
+    """The predictions of pieces that follow one another."""
+    made: dict[str, Any] = {}
+    for name in ("labels", "scores", "all_scores", "n_chars", "truncated", "unknown_chars", "n_windows"):
+        parts = [getattr(piece, name) for piece in pieces]
+        made[name] = None if parts[0] is None else np.concatenate(parts)
+    saturated, asked = (sum(getattr(piece, name) for piece in pieces) for name in ("saturated", "asked"))
+    return Predictions(**made, saturated=saturated, asked=asked)

@@ -1,0 +1,29 @@
+"""A line about rows that a model is measured on and has learned from."""
+
+from __future__ import annotations
+
+from ..measures.overlap import Overlap
+from .shares import share_text
+
+_REMEDY = "measure on rows that it has not seen"
+
+
+def overlap_line(overlap: Overlap | None, others: str | None = None) -> str | None:
+    """A line for the user; None where the model has learned from none of the rows, or that is not known.
+
+    others: how good it is on the other rows, where these do not have one label each.
+    """
+    if overlap is None or not overlap.learned:
+        return None
+    if overlap.checked == overlap.rows:
+        line = f"rows it learned from: {overlap.learned:,} of {overlap.rows:,}"
+    else:
+        line = (
+            f"rows it learned from: about {overlap.share:.0%} of {overlap.rows:,} "
+            f"({overlap.learned:,} of the {overlap.checked:,} that can be checked)"
+        )
+    if not overlap.others:
+        return f"{line}. These figures tell what the model remembers, not how good it is: {_REMEDY}"
+    if others is None:
+        others = f"accuracy {share_text(overlap.right, overlap.others)}"
+    return f"{line}. On the {overlap.others:,} other rows: {others}"

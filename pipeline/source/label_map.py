@@ -1,0 +1,54 @@
+"""A file that says which class each label stands for."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+from ..errors import UsageError
+
+_COLUMNS = ("label", "class")
+
+
+def read_label_map(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Read a CSV file with the columns ``label`` and ``class``.
+
+    Parameters
+    ----------
+    path : str or path
+        The file, UTF-8. A row says that a label, as it is spelled, stands for a class. Labels that it does not name
+        stay as they are.
+
+    Returns
+    -------
+    dict of str to str
+        The class of each label; "" where rows with the label are to be left out.
+
+    Raises
+    ------
+    UsageError
+        For a file that cannot be read, lacks a column, has a row without a label, or gives a label two classes.
+
+    """
+    what = f"--map-labels {path}"
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            rows = [*reader]
+            columns = reader.fieldnames or ()
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{what} cannot be read ({error}): give a CSV file in UTF-8, such as\n{_EXAMPLE}") from error
+    if missing := [name for name in _COLUMNS if name not in columns]:
+        raise UsageError(f"{what} has no column {missing[0]!r}: its first line is label,class, as in\n{_EXAMPLE}")
+    classes: dict[str, str] = {}
+    for number, row in enumerate(rows, 2):
+        label, name = row["label"] or "", (row["class"] or "").strip()
+        if not label:
+            raise UsageError(f"{what}: line {number} names no label")
+        if classes.setdefault(label, name) != name:
+            raise UsageError(f"{what}: {label!r} stands for {classes[label]!r}, and in line {number} for {name!r}")
+    return classes
+
+
+_EXAMPLE = "label,class\nSprots,Sports\nn/a,"

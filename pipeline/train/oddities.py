@@ -1,0 +1,94 @@
+"""What is odd in labelled rows, before anything is trained: rows that are left out, labels that contradict each other,
+classes that look like one, and classes that are too rare to learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..source.labels import NO_TRUTH, one_letter_off, spelled_alike
+from .data import LabelColumn, LabelledArticles
+from .progress import Odd
+
+_FEW = 20
+"""Rows of a class below which it can hardly be learned, or measured."""
+
+_RARE = 0.1
+"""The share of the rows of the average class up to which a class is seldom given."""
+
+_TEXTS_SHOWN, _CHARACTERS_SHOWN = 3, 40
+
+
+def oddities(data: LabelledArticles, balanced: bool = False) -> tuple[Odd, ...]:
+    """Everything odd in labelled rows, what is left out first. balanced: every class weighs the same."""
+    found = [*_left_out(data)]
+    for column in data.columns:
+        counts = dict(zip(data.classes[column.part], data.counts(column).tolist(), strict=True))
+        where = f" in {column.name}" if column.name else ""
+        alike = spelled_alike(counts)
+        near = one_letter_off(counts)
+        found += _spellings(counts, alike, f"spellings of one class{where}", "--fold-labels makes them one class")
+        found += _spellings(counts, near, f"one letter apart{where}", "if they are one class: --map-labels FILE")
+        if data.levels is None:
+            found += _contradictions(data, column, where)
+            spelled = {name for names in (*alike, *near) for name in names[1:]}
+            found += _rare({name: rows for name, rows in counts.items() if name not in spelled}, where, balanced)
+    return tuple(found)
+
+
+def _left_out(data: LabelledArticles) -> Iterator[Odd]:
+    """Rows that are not learned from."""
+    kind = "number" if data.levels is not None else "label"
+    if data.without_label:
+        yield Odd(f"no {kind}", data.without_label, "null, empty or blank", "left out")
+    if data.blank:
+        yield Odd("blank text", data.blank, "empty, or white space only", "left out")
+
+
+def _spellings(counts: dict[str, int], groups: list[list[str]], what: str, remedy: str) -> Iterator[Odd]:
+    for names in groups:
+        yield Odd(what, sum(counts[name] for name in names), _with_counts(counts, names), remedy)
+
+
+def _contradictions(data: LabelledArticles, column: LabelColumn, where: str) -> Iterator[Odd]:
+    """Texts that occur with different labels."""
+    labels = column.labels
+    if data.is_multi_label:
+        labels = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
+    known = np.flatnonzero(np.ones(len(data), np.bool_) if data.is_multi_label else labels != NO_TRUTH)
+    texts = data.text.numbered()[known]
+    pairs = np.unique(np.stack([texts, labels[known]]), axis=1)
+    text, kinds = np.unique(pairs[0], return_counts=True)
+    contradicting = text[kinds > 1]
+    if not len(contradicting):
+        return
+    rows = np.isin(texts, contradicting)
+    shown = [_shown(data, known[np.flatnonzero(texts == one)[0]]) for one in contradicting[:_TEXTS_SHOWN]]
+    more = [f"and {len(contradicting) - _TEXTS_SHOWN:,} more"] if len(contradicting) > _TEXTS_SHOWN else []
+    which = ", ".join([*shown, *more])
+    yield Odd(f"same text, different labels{where}", int(rows.sum()), which, "correct them, or leave them out")
+
+
+def _shown(data: LabelledArticles, row: np.int64) -> str:
+    text = " ".join(data.text.rows(np.array([row])).column[0].as_py().split())
+    return repr(text if len(text) <= _CHARACTERS_SHOWN else f"{text[:_CHARACTERS_SHOWN]}…")
+
+
+def _rare(counts: dict[str, int], where: str, balanced: bool) -> Iterator[Odd]:
+    """Classes of few rows, all of them: those that can hardly be learned, and others that are seldom given."""
+    few = [name for name, rows in counts.items() if rows < _FEW]
+    usual = float(np.mean([*counts.values()])) if counts else 0.0
+    seldom = [name for name, rows in counts.items() if _FEW <= rows <= _RARE * usual]
+    for names, what, remedy in (
+        (few, f"fewer than {_FEW} rows of a class", "more rows, or one class of several with --map-labels FILE"),
+        ([] if balanced else seldom, "rare classes, which are seldom given", "--balanced, if they matter as much"),
+    ):
+        if names:
+            rows = sum(counts[name] for name in names)
+            yield Odd(f"{what}{where}", rows, _with_counts(counts, sorted(names, key=counts.__getitem__)), remedy)
+
+
+def _with_counts(counts: dict[str, int], names: list[str]) -> str:
+    return ", ".join(f"{name!r} {counts[name]:,}" for name in names)
