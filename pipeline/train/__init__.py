@@ -20,7 +20,7 @@ from ..engine.base import Texts
 from ..engine.open import opened
 from ..errors import UsageError
 from ..evaluation.chain import Top, answers_of, fitted_chain, refuse_few
-from ..evaluation.rows import hold_out, strata
+from ..evaluation.rows import COLUMNS_CARD, hold_out, strata
 from ..model.alphabet import Alphabet
 from ..model.cascade import AGREEMENT
 from ..model.charcnn import Model, load_encoder
@@ -154,7 +154,7 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     outcome = without_network(job) if alone else _train_network(request, job, prepared)
     if alone and not without:
         request.tell(Note("the model has n-grams only: without a GPU, the network is trained where epochs are given"))
-    card = {**(request.about or {}), **repeated.about()}
+    card = {**(request.about or {}), **repeated.about(), COLUMNS_CARD: _columns(request)}
     if request.encoder is not None:
         card["encoder"] = str(request.encoder)
     if request.soft_labels:
@@ -168,6 +168,12 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
         reason = "the held-out rows are not clearly likelier with the network, which --keep-network would keep"
         request.tell(Note(f"the model has n-grams only: {reason}"))
     return Trained(model, outcome.history, compared.get(""), compared if data.heads else {}, suspects)
+
+
+def _columns(request: TrainRequest) -> dict[str, Any]:
+    """The columns that the model learned from, as its card has them."""
+    labels = request.label_column or ((request.target_column,) if request.target_column else ())
+    return {"text": list(request.text_column or ("text",)), "label": list(labels)}
 
 
 def _chain(first: Model, request: TrainRequest, prepared: TrainingData) -> Model:
