@@ -39,7 +39,7 @@ def classify(
     model: str | Path | Model | Iterable[str | Path | Model] = "ag-news",
     client: Client | Callable[[], AbstractContextManager[Client]] | None = None,
     progress: Progress | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] | None = None,
     **options: Unpack[OptionKeywords],
 ) -> JobReport:
     """Label every article of `source`.
@@ -64,7 +64,7 @@ def classify(
         `close`.
     progress : Progress, optional
         Notified of chunks as they finish.
-    stop : callable
+    stop : callable, optional
         Called before each chunk is submitted; once it returns True, the job finishes the chunks in flight and ends.
     **options
         Each as `broadsheet.pipeline.options.OptionKeywords` has it.
@@ -113,7 +113,7 @@ def classify(
             if own.has_network:
                 scales_of(own)  # each worker needs them: without them none is started
     on = client or _embedded(settings.workers)
-    request = Request(source, folder, loaded, on, settings, progress or Progress(), stop)
+    request = Request(source, folder, loaded, on, settings, progress or Progress(), stop or _never)
     result = run_job(request)
     if one_file and folder and folder.store.has(SUCCESS):
         result = result.in_file(one_file)
@@ -221,6 +221,10 @@ def close() -> None:
     KEPT.close()
     release()
     forget_models()
+
+
+def _never() -> bool:
+    return False
 
 
 def _embedded(workers: int | None) -> Callable[[], AbstractContextManager[Client]]:

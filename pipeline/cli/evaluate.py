@@ -11,9 +11,9 @@ import typer
 
 from ..errors import UsageError, counted, install
 from ..options import SCORE
-from ..report.console import PlainConsole, facts_table, print_fact, print_json
+from ..report.console import PlainConsole, facts_table, print_fact, print_json, say
 from ..storage.disk import refuse_outputs
-from .flags import Json, Label, OneModel, Texts, in_panel, keywords, with_options
+from .flags import Json, OneModel, Texts, in_panel, keywords, with_options
 
 if TYPE_CHECKING:
     from ..evaluation.evaluate import Evaluation, LabelEvaluation
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _INDENT = 6
 _SHOWN = 145  # characters of a mistake's text: two lines
+_LABEL = "Column with the true class.  [default: that of the training]"
 _SEPARATOR = "What separates the labels of a row that has several."
 _RELIABILITY = "Draw the reliability diagram there, not in the terminal."
 _ASKED = "Draw the recall over the share of texts about which a chain asks its encoder."
@@ -35,7 +36,7 @@ _report = partial(in_panel, "Report")
 def command(
     model: OneModel,
     data: Annotated[list[str], typer.Argument(metavar="DATA", help="Files, folders, globs or URLs.")],
-    label_column: Label,
+    label_column: Annotated[str | None, in_panel("Input", "NAME", _LABEL)] = None,
     text_column: Texts = None,
     label_separator: Annotated[str | None, in_panel("Input", "TEXT", _SEPARATOR)] = None,
     mistakes: Annotated[int, _report("N", "Most confident mistakes to show.", min=0)] = 10,
@@ -61,7 +62,8 @@ def command(
 
     refuse_outputs(pictures, overwrite, lambda: [model, *local_paths(Paths(data))])
     loaded = load_model(model)
-    options = {"text_column": text_column or (), "label_column": label_column, **keywords(flags, SCORE)}
+    text_column, label_column = columns_of(loaded, text_column, label_column)
+    options = {"text_column": text_column, "label_column": label_column, **keywords(flags, SCORE)}
     network = options.pop("network", SCORE["network"].default)
     selection = (chain.selection or None) if (chain := loaded.asking(network).cascade) else None
     if asked and selection is None:
@@ -100,6 +102,23 @@ def command(
         save_png(confusion_matrix(result.confusion), plot)
     if reliability:
         save_png(reliability_diagram(result.reliability, result.uncalibrated), reliability)
+
+
+def columns_of(model: Model, text: list[str] | None, label: str | None) -> tuple[list[str], str]:
+    """The columns of text and label: those that were named, or those that the model learned from, which are printed.
+
+    Raises UsageError where neither says which column has the label.
+    """
+    from ..evaluation.rows import learned_columns
+
+    of_text, of_label = learned_columns(model)
+    found = label or of_label
+    if found is None:
+        raise UsageError(f"--label-column names the column with the true class: the card of {model.name} has none")
+    texts = text or list(of_text)
+    if not (text and label) and (of_text or of_label):
+        say(f"columns: text {', '.join(texts or ['text'])}; label {found}", error=True)
+    return texts, found
 
 
 def _evaluate_labels(model: Model, data: list[str], as_json: bool, options: dict[str, Any]) -> None:

@@ -80,7 +80,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 
 Texts = Annotated[list[str] | None, flag("text_column")]
-Label = Annotated[str, flag("label_column")]
 Root = Annotated[Path | None, flag("root")]
 Endpoint = Annotated[str | None, flag("endpoint")]
 Device = Annotated[str, flag("device")]

@@ -87,6 +87,7 @@ def command(
         raise UsageError("name DATA to learn: labelled texts, or with --teacher any")
     if "id_column" in options and not suspects:
         raise UsageError("--id-column is for --suspects, which keeps it beside each row: add --suspects FILE")
+    options["suspects"] = suspects is not None
     resume = options.get("resume", False)
     read = [*data, *options.get("test", ()), *(unlabelled or ())]
     models = [*(teacher or ()), *(str(options[name]) for name in ("init", "alphabet", "vectors") if name in options)]
@@ -112,7 +113,6 @@ def command(
     about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
     if note:
         about["note"] = note
-    options["suspects"] = suspects is not None
     options |= {"settings": settings, "checkpoint": checkpoint, "about": about, "on_start": watch.start, "tell": watch}
     try:
         with _workers(cluster, scheduler_file, options.get("gpus")) as client:

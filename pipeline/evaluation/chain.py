@@ -141,16 +141,26 @@ def _rows_for(share: float, recall: float) -> int:
     return enough
 
 
-def refuse_few(rows: int, agreement: float, top: Top | None) -> None:
-    """Raise UsageError for fewer held-out rows than a promise of a chain needs; it says how many."""
+_ROUNDED = 1_000
+
+
+def refuse_few(rows: int, agreement: float, top: Top | None, texts: int | None = None) -> None:
+    """Raise UsageError for fewer held-out rows than a promise of a chain needs; it says how many.
+
+    texts: how many there are in all, where the rows are a share of these.
+    """
     needed = ceil(log(_RISK) / log(agreement)) if top is None else _rows_for(float(top.share), top.recall)
     if rows < needed:
         what = f"{agreement:.5g} of the labels stay"
         if top is not None:
             what = f"{top.recall:.0%} of the top {float(top.share):.3g} are found"
+        few = f"{rows:,} held-out rows are too few to promise that {what}, with {CONFIDENCE:.0%} confidence"
+        if texts is None or not rows:
+            raise UsageError(f"{few}: that takes {needed:,}. Give more text, or hold more of it out")
+        enough = ceil(needed * texts / rows / _ROUNDED) * _ROUNDED
         raise UsageError(
-            f"{rows:,} held-out rows are too few to promise that {what}, with {CONFIDENCE:.0%} confidence: that takes "
-            f"{needed:,}. Give more text, or hold more of it out"
+            f"{few}: that takes about {enough:,} texts, of which {needed:,} are held out, and here are {texts:,}. Give "
+            "more text, which needs no labels, or hold more of it out"
         )
 
 

@@ -25,6 +25,9 @@ from ..source.inputs import Given, chunks_here, identify, open_input
 from ..source.plan.files import Files
 
 _CHUNK_ROWS = 2048
+
+COLUMNS_CARD = "columns"
+"""The key of a model's card under which it has the columns that it learned from."""
 _MOST_LEARNED = 0.5
 """The share of rows up to which those that a model has learned from are left out. Where there are more of them, the
 others are most likely the same rows after small changes."""
@@ -162,6 +165,15 @@ class NewRows:
 def files_of(source: Given) -> dict[str, Any]:
     """What a model's card says of where rows came from."""
     return {"files": [os.path.basename(file.path) for file in source.found]} if isinstance(source, Files) else {}
+
+
+def learned_columns(model: Model) -> tuple[tuple[str, ...], str | None]:
+    """The columns that a model learned its text and its label from, where its card has them, and one of labels."""
+    columns = model.card.get(COLUMNS_CARD)
+    if not isinstance(columns, dict):
+        return (), None
+    text, labels = (tuple(str(name) for name in columns.get(kind, ())) for kind in ("text", "label"))
+    return text, labels[0] if len(labels) == 1 else None
 
 
 def numbered(texts: pa.Array) -> NDArray[np.int64]:

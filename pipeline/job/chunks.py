@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.base import Backend
 from ..engine.open import why_gpu_unused
+from ..measures.examples import Shown
 from ..options import Options
 from ..output.account import Entries
 from ..output.commit import commit_end, is_of
 from ..output.folder import OutputFolder
 from ..output.record import WRITER, Fingerprint
 from ..output.saved_plan import plan_bytes
-from ..report.facts import EXAMPLES, JobFacts, RunFacts
+from ..report.facts import JobFacts, RunFacts
 from ..report.job import JobReport, Progress
 from ..report.results import Results
 from ..report.tally import Reach, Tally
@@ -153,7 +154,7 @@ def _job(planned: Planned, engines: Engines, fingerprint: Fingerprint) -> Job:
         out=request.folder.path if request.folder else None,
         fingerprint=fingerprint.id,
         each_kernel=options.profile,
-        examples=EXAMPLES if options.report else 0,
+        shows_rows=options.report is not None,
     )
 
 
@@ -267,7 +268,7 @@ def _count(report: JobReport, event: Event) -> None:
         report.tally.count_chunk(event.entry)
         run.rows += event.entry.rows_read
         run.reach.add(event.name, event.entry.rows_read)
-        run.examples = sorted([*run.examples, *event.examples])[:EXAMPLES]
+        run.shown = run.shown.and_(event.shown)
         if event.place is not None:
             run.timeline.add(event.name, event.entry.rows_read, event.spans, event.place)
 
@@ -285,7 +286,7 @@ def _whole(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Even
         yield event
         return
     entries = folder.entries_of(event.name if event.number is None else event.number, job.fingerprint, job.names)
-    yield from (Done(name, entry, [], None, []) for name, entry in entries.items())
+    yield from (Done(name, entry, [], None, Shown()) for name, entry in entries.items())
     if event.number is not None:
         names = (part_name(event.number, chunk) for chunk in itertools.count())
         yield replace(event, name=next(name for name in names if name not in entries))

@@ -24,6 +24,7 @@ from distributed.scheduler import NoValidWorkerError, NoWorkerError
 from ...cluster.settings import NO_SCHEDULER, NO_WORKERS
 from ...cluster.workers import scheduler_answers
 from ..errors import BroadsheetError, SourceError
+from ..measures.examples import Shown
 from ..report.timeline import Source
 from ..source.chunk import Chunk
 from ..source.inputs import Unread
@@ -131,7 +132,7 @@ def _events(result: ChunksDone | SetAside) -> Iterator[Event]:
         yield result
         return
     for number, done in enumerate(result.chunks):
-        yield replace(done, examples=[] if number else result.examples)
+        yield replace(done, shown=Shown() if number else result.shown)
     if result.end is not None:
         yield result.end
     elif not result.whole:

@@ -25,7 +25,7 @@ from distributed.core import Status
 
 from ..errors import SourceError
 from ..labelling.engines import ENGINES
-from ..measures.accuracy import Example
+from ..measures.examples import Shown
 from ..output.commit import commit_end, committed_entry
 from ..output.record import Entry
 from ..source.chunk import Chunk
@@ -72,8 +72,8 @@ class ChunksDone:
     packed : tuple of bytes or Done
         The chunks in input order, those too that were committed before. Of those with an output folder, some at a time
         are pickled and compressed: as objects, the millions of a long job would take thirty times the memory.
-    examples : list of Example
-        Of all of them.
+    shown : Shown
+        Rows of all of them that a report shows.
     end : RangeEnd or None
         Of a range that was read to its end.
     whole : bool
@@ -82,7 +82,7 @@ class ChunksDone:
     """
 
     packed: tuple[bytes | Done, ...]
-    examples: list[Example]
+    shown: Shown
     end: RangeEnd | None = None
     whole: bool = True
 
@@ -187,7 +187,7 @@ class _Chunks(AbstractContextManager["_Chunks"]):
         self._unplaced: list[Done | Future[Work]] = []  # the chunks of a part whose start is not known
         self.begun = 0
         self.spans: list[Span] = []  # of reading what has not begun
-        self._examples: list[Example] = []
+        self._shown = Shown()
         self._failed = self._has_seceded = False
         self._room: int | None = None  # that was taken for a chunk that has yet to come
         self._engines = ExitStack()
@@ -201,19 +201,19 @@ class _Chunks(AbstractContextManager["_Chunks"]):
         return self
 
     @property
-    def done(self) -> tuple[tuple[bytes | Done, ...], list[Example]]:
-        """Every chunk, packed, and the examples of all. Waits for the last of them, and raises its error."""
+    def done(self) -> tuple[tuple[bytes | Done, ...], Shown]:
+        """Every chunk, packed, and the rows that a report shows. Waits for the last of them, and raises its error."""
         while self._whole:
             self._end(with_spans=True)
         self._pack()
-        return tuple(self._packed), self._examples
+        return tuple(self._packed), self._shown
 
     def _end(self, with_spans: bool) -> None:
         """Take the earliest chunk that is whole."""
         first = self._whole.popleft()
         done = first if isinstance(first, Done) else first.result()
-        self._examples = sorted([*self._examples, *done.examples])[: self._job.examples]
-        done = replace(done, spans=done.spans if with_spans else [], examples=[])
+        self._shown = self._shown.and_(done.shown)
+        done = replace(done, spans=done.spans if with_spans else [], shown=Shown())
         if done.rows is not None:
             self._packed.append(done)
             return
@@ -265,7 +265,7 @@ class _Chunks(AbstractContextManager["_Chunks"]):
         own = take(spans)  # threads that parse ahead go on adding to it
         self.begun += 1
         if isinstance(chunk, Skipped):
-            done = Done(chunk.name, self._committed.pop(chunk.name), [], None, [])
+            done = Done(chunk.name, self._committed.pop(chunk.name), [], None, Shown())
             self._unplaced.append(done) if self._is_unplaced else self._append(done)
             return
         if not self._is_unplaced:

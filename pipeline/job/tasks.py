@@ -21,7 +21,7 @@ from ..labelling.engines import ENGINES
 from ..labelling.learned import looked_up_by_each
 from ..labelling.pieces import in_pieces
 from ..labelling.scored import score, score_chunk
-from ..measures.accuracy import Example, closest
+from ..measures.examples import Shown, shown_of
 from ..model.learned import LookedUp
 from ..output.columns import ChunkRows, Columns, every_row
 from ..output.formats import with_folders
@@ -66,8 +66,8 @@ class Job:
         The id of the job's `Fingerprint`.
     each_kernel : bool
         Whether to record a span for every kernel.
-    examples : int
-        How many of the rows whose two best classes were closest each chunk returns.
+    shows_rows : bool
+        Whether each chunk returns some rows that a report shows.
 
     """
 
@@ -81,7 +81,7 @@ class Job:
     out: Location | None
     fingerprint: str
     each_kernel: bool = False
-    examples: int = 0
+    shows_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class Work:
         The worker on which it was classified.
     spans : list of Span
         What was done when.
-    examples : list of Example
-        The rows between two classes.
+    shown : Shown
+        Rows that a report shows.
     texts : bytes
         The digest of the texts, where the rows stay in memory and may be joined.
     learned : tuple of LookedUp or None
@@ -138,14 +138,13 @@ class Work:
     doubtful: tuple[dict[str, int], ...]
     place: Place
     spans: list[Span]
-    examples: list[Example]
+    shown: Shown
     texts: bytes = b""
     learned: tuple[LookedUp | None, ...] = ()
 
     def numbered(self, first: int) -> Work:
         """The same, where its rows have numbers from `first` on, and not from 0."""
-        examples = [example._replace(row=example.row + first) for example in self.examples]
-        return replace(self, chunk=numbered(self.chunk, first), examples=examples)
+        return replace(self, chunk=numbered(self.chunk, first), shown=self.shown.numbered(first))
 
 
 @dataclass(frozen=True)
@@ -162,8 +161,8 @@ class Done:
         What was done when.
     place : Place or None
         The worker that classified it; None where it was committed before.
-    examples : list of Example
-        The rows between two classes.
+    shown : Shown
+        Rows that a report shows.
     rows : ChunkRows or None
         Its rows, where there is no output folder.
 
@@ -173,7 +172,7 @@ class Done:
     entry: Entry
     spans: list[Span]
     place: Place | None
-    examples: list[Example]
+    shown: Shown
     rows: ChunkRows | None = None
 
 
@@ -292,7 +291,7 @@ def infer(chunk: Chunk, spans: list[Span], job: Job, tell: Callable[[Computed], 
     models, scoring = job.columns.models, job.columns.scoring
     if spans and spans[-1].where == here():  # it was read by this process
         spans.append(Span("queue", spans[-1].end, max(0.0, time.time() - spans[-1].end), here(), "wait"))
-    if job.examples:
+    if job.shows_rows:
         scoring = (replace(scoring[0], top_k=max(2, scoring[0].top_k)), *scoring[1:])
     with ENGINES.use(job.engines) as held:
         engines, place = [engine for engine, _ in held], held[0][1]
@@ -318,12 +317,13 @@ def infer(chunk: Chunk, spans: list[Span], job: Job, tell: Callable[[Computed], 
     chunk, of_first = scored.chunk, scored.predictions[0]
     refuse_bad_rows(chunk, job)
     # Of a model that gives several labels, two that are close are both given.
-    count = job.examples if models[0].thresholds is None else 0
-    examples = closest(chunk, of_first.labels, of_first.scores, models[0].classes, count)
+    shown = Shown()
+    if job.shows_rows and models[0].thresholds is None:
+        shown = shown_of(chunk, of_first.labels, of_first.scores, models[0].classes)
     cut = tuple(own.cut(columns.top_k) for own, columns in zip(scored.predictions, models, strict=True))
     texts = chunk.digest if job.out is None else b""
     learned = () if chunk.truth is None else tuple(looked_up_by_each([engine.model for engine in engines], chunk))
-    return Work(chunk.without_text(), cut, scored.doubtful, place, spans, examples, texts, learned)
+    return Work(chunk.without_text(), cut, scored.doubtful, place, spans, shown, texts, learned)
 
 
 def _refuse_other_backend(engines: Sequence[Engine], job: Job) -> None:
@@ -344,7 +344,7 @@ def write(work: Work, job: Job) -> Done:
         entry = _entry(work, chosen, job)
         table = job.columns.of_written(table, chosen)
         store = output_of(job)
-        done = Done(chunk.name, entry, spans, work.place, work.examples)
+        done = Done(chunk.name, entry, spans, work.place, work.shown)
         if store is None:
             rows = every_row(table, chunk)
             _count(entry)

@@ -1,6 +1,4 @@
-"""Accuracy, precision, recall and F1 where a text has one label, and where it may have several; and the rows between
-two classes.
-"""
+"""Accuracy, precision, recall and F1 where a text has one label, and where it may have several."""
 
 from __future__ import annotations
 
@@ -12,33 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model.reference import NO_LABEL
-from ..source.chunk import SHOWN_BYTES, Chunk
 from ..source.labels import NO_TRUTH
 from .intervals import Interval, wilson
-
-
-class Example(NamedTuple):
-    """A row between two classes.
-
-    Attributes
-    ----------
-    margin : float
-        The difference of their probabilities.
-    file, row : str, int
-        Where it is.
-    label, second : str
-        The two classes, the more probable one first.
-    text : str
-        The first 400 bytes.
-
-    """
-
-    margin: float
-    file: str
-    row: int
-    label: str
-    second: str
-    text: str
 
 
 class ClassFigures(NamedTuple):
@@ -142,44 +115,6 @@ class Confusion:
             shares = _share(hits, given), _share(hits, true)
             figures.append(ClassFigures(name, *shares, f1, true, wilson(hits, given), wilson(hits, true)))
         return figures
-
-
-def closest(
-    chunk: Chunk, labels: NDArray[np.int32], scores: NDArray[np.float32], classes: tuple[str, ...], count: int
-) -> list[Example]:
-    """The `count` rows of a chunk whose two best classes are closest.
-
-    Parameters
-    ----------
-    chunk : Chunk
-        The chunk.
-    labels : int32 [N, 2 or more]
-        The best classes, best first.
-    scores : float32 [N, 2 or more]
-        Their scores.
-    classes : tuple of str
-        The names of the classes.
-    count : int
-        How many rows.
-
-    """
-    if not count or not len(chunk):
-        return []
-    margins = scores[:, 0] - scores[:, 1]
-    rows = np.argpartition(margins, min(count, len(margins)) - 1)[:count]  # no full sort: the device waits for this
-    rows = rows[np.lexsort((rows, margins[rows]))]
-    texts = chunk.beginnings(rows.tolist(), SHOWN_BYTES)
-    return [
-        Example(
-            float(margins[i]),
-            chunk.rows.column("file")[i].as_py(),
-            chunk.rows.column("row")[i].as_py(),
-            classes[labels[i, 0]],
-            classes[labels[i, 1]],
-            text.decode(errors="ignore"),
-        )
-        for i, text in zip(rows.tolist(), texts, strict=True)
-    ]
 
 
 def confusion_of(

@@ -57,9 +57,9 @@ class TrainKeywords(ReadKeywords, total=False):
     checkpoint: Annotated[os.PathLike[str] | None, _python("File for the state of the run.",
         more="It is also written where the run is interrupted, and never overwrites that of another run.")]
     about: Annotated[Mapping[str, Any] | None, _python("JSON values to add to the card of the model.")]
-    on_start: Annotated[Callable[..., None], _python(
-        "Called once with the training data, `LabelledArticles`, and the number of held-out rows.", _nothing)]
-    tell: Annotated[Callable[..., None], _python("Called with what the run reports.", _nothing,
+    on_start: Annotated[Callable[..., None] | None, _python(
+        "Called once with the training data, `LabelledArticles`, and the number of held-out rows.")]
+    tell: Annotated[Callable[..., None] | None, _python("Called with what the run reports.",
         more="That is a `Fit` after each fit of n-grams, a `Cost` before the first step of the network, a `Step` after "
         "each, an `Epoch` at the end of each, and a `Note` where there is something else to say.")]
     suspects: Annotated[bool, _python("Look for rows whose label is probably wrong: `Trained.suspects`.", False,
@@ -158,6 +158,8 @@ class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
         def __init__(self, **options: Unpack[TrainKeywords]) -> None: ...
 
     def _check(self) -> None:
+        for name in ("on_start", "tell"):
+            self._set(name, getattr(self, name) or _nothing)
         for name in ("text_column", "label_column"):
             self._set(name, (getattr(self, name),) if isinstance(getattr(self, name), str) else getattr(self, name))
         for name in ("text_column", "label_column", "columns", "classes", "settings"):

@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 
 from ..errors import counted, first_of
 from ..labelling.counts import kept
-from ..measures.accuracy import Confusion, Example
+from ..measures.accuracy import Confusion
+from ..measures.examples import Shown
 from ..measures.intervals import Interval, wilson
 from ..measures.overlap import Overlap
 from ..telemetry.profile import Profile
 from .tally import Reach, Tally, confusion_in, overlap_in
 from .timeline import Timeline
-
-EXAMPLES = 10
-"""How many of the rows whose two best classes were closest are kept."""
 
 
 @dataclass(frozen=True)
@@ -227,8 +225,8 @@ class RunFacts:
         Its duration.
     timings : dict of str to float
         Seconds by phase: "plan", "start", "classify", "commit".
-    examples : list of Example
-        Rows whose two best classes were closest, if requested.
+    shown : Shown
+        Rows that the page shows, if one is requested.
     profile : Profile or None
         The kernels of one worker, if requested.
     page : str or None
@@ -252,7 +250,7 @@ class RunFacts:
     stopped: bool = False
     seconds: float = 0.0
     timings: dict[str, float] = field(default_factory=dict)
-    examples: list[Example] = field(default_factory=list)
+    shown: Shown = field(default_factory=Shown)
     profile: Profile | None = None
     page: str | None = None
     problems: str | None = None

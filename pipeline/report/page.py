@@ -20,6 +20,7 @@ from markupsafe import Markup
 from ..errors import UsageError, printable
 from ..labelling.counts import LENGTHS, SCORES, THRESHOLDS, kept
 from ..measures.accuracy import Confusion
+from ..measures.examples import Sample
 from ..output.look import Facts, shown
 from ..storage.disk import write_file
 from . import plots
@@ -52,9 +53,10 @@ _OF_GPUS = ("transfer", "ingest")
 
 _MOST_MATRIX = 12  # classes
 _MOST_KEPT = 8
+_LAST_BIN = 0.99  # of SCORES, within the one before it: the histogram has bins of one width
 _LENGTHS = [f"{a:,}" if b == a + 1 else f"{a:,} to {b - 1:,}" for a, b in pairwise(LENGTHS)]
 _LENGTHS += [f"{LENGTHS[-1]:,} and more"]
-_SCORES = [f"{low:.2f} to {high:.2f}" for low, high in zip(SCORES, (*SCORES[1:], 1.0), strict=True)]
+_SCORES = [f"{low:.2f} to {low + 0.05:.2f}" for low in SCORES if low != _LAST_BIN]
 _MOST_PAIRS = 10
 
 
@@ -123,7 +125,8 @@ def _content(report: JobReport) -> dict[str, Any]:
         "labels": _labels(report),
         "most_classes": _MOST_CLASSES,
         "lengths": _bars(_LENGTHS, report.tally.lengths),
-        "scores": [(model, _bars(_SCORES, model.bins), _kept(model)) for model in report.models if model.bins],
+        "scores": [(model, _histogram(model.bins), _kept(model)) for model in report.models if model.bins],
+        "samples": _samples(report),
         "gpu": gpu,
         "quarantined": reasons(report.results.first_quarantined(LOOKED_AT))[:_QUARANTINED],
         "moments": MOMENTS,
@@ -146,6 +149,20 @@ def _labels(report: JobReport) -> list[Bar]:
     shown = report.tally.labels.most_common(_MOST_CLASSES)
     most = max((rows for _, rows in shown), default=1)
     return [Bar(name, f"{n:,}", f"{n / max(report.rows_written, 1):.1%}", n / most) for name, n in shown]
+
+
+def _histogram(bins: Sequence[int]) -> list[Bar]:
+    """A histogram with bins of one width, of rows in the bins of SCORES."""
+    last = SCORES.index(_LAST_BIN)
+    return _bars(_SCORES, [*bins[: last - 1], bins[last - 1] + bins[last]])
+
+
+def _samples(report: JobReport) -> list[tuple[str, list[Sample]]]:
+    """Rows of each label, the most frequent label first."""
+    found: dict[str, list[Sample]] = {}
+    for one in report.run.shown.samples:
+        found.setdefault(one.label, []).append(one)
+    return sorted(found.items(), key=lambda pair: -report.tally.labels[pair[0]])
 
 
 def _matrix(confusion: Confusion | None) -> list[tuple[str, list[tuple[int, float]]]] | None:

@@ -20,7 +20,7 @@ from ..engine.base import Texts
 from ..engine.open import opened
 from ..errors import UsageError
 from ..evaluation.chain import Top, answers_of, fitted_chain, refuse_few
-from ..evaluation.rows import hold_out, strata
+from ..evaluation.rows import COLUMNS_CARD, hold_out, strata
 from ..model.alphabet import Alphabet
 from ..model.cascade import AGREEMENT
 from ..model.charcnn import Model, load_encoder
@@ -154,7 +154,7 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     outcome = without_network(job) if alone else _train_network(request, job, prepared)
     if alone and not without:
         request.tell(Note("the model has n-grams only: without a GPU, the network is trained where epochs are given"))
-    card = {**(request.about or {}), **repeated.about()}
+    card = {**(request.about or {}), **repeated.about(), COLUMNS_CARD: _columns(request)}
     if request.encoder is not None:
         card["encoder"] = str(request.encoder)
     if request.soft_labels:
@@ -168,6 +168,12 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
         reason = "the held-out rows are not clearly likelier with the network, which --keep-network would keep"
         request.tell(Note(f"the model has n-grams only: {reason}"))
     return Trained(model, outcome.history, compared.get(""), compared if data.heads else {}, suspects)
+
+
+def _columns(request: TrainRequest) -> dict[str, Any]:
+    """The columns that the model learned from, as its card has them."""
+    labels = request.label_column or ((request.target_column,) if request.target_column else ())
+    return {"text": list(request.text_column or ("text",)), "label": list(labels)}
 
 
 def _chain(first: Model, request: TrainRequest, prepared: TrainingData) -> Model:
@@ -279,7 +285,7 @@ class _Given(NamedTuple):
     read : callable
         Reads other rows, with the same classes.
     decided : bool [N], optional
-        As of `TrainingData`.
+        Of which rows a person has decided what the label is.
 
     """
 
@@ -297,8 +303,7 @@ def _given(source: Any, request: TrainRequest, begin: Beginning) -> _Given:
     except ValueError as error:
         raise UsageError(f"the alphabet: {error}") from error
     classes_of = {} if request.map_labels is None else read_label_map(request.map_labels)
-    how = (request.reading, classes_of, request.id_column)
-    reading = ArticleReader(request.text_column, symbols, begin.length, *how)
+    reading = ArticleReader(request.text_column, symbols, begin.length, request.reading, classes_of, request.id_column)
     names, soft = request.classes, request.soft_labels
     if not (request.label_column or request.target_column or soft):
         reading.refuse_without_labels(source)
@@ -313,14 +318,13 @@ def _given(source: Any, request: TrainRequest, begin: Beginning) -> _Given:
         return read_labelled(rows, reading, label_column or "", classes, request.multi_label, request.label_separator)
 
     taught = None if soft is None else soft.read(source, reading, label_column, names)
-    data = labelled(source) if taught is None else taught.data
-    if data.numbers_from is not None:
-        request.tell(Note(class_numbers_line(data.numbers_from, data.classes)))
-    decided = None
-    if soft is None and request.corrections is not None:
+    data, decided = labelled(source) if taught is None else taught.data, None
+    if request.corrections is not None:
         of_new = Path(request.corrections), symbols, begin.length, names is not None
         data, corrections, decided = corrected(data, *of_new)
         request.tell(Note(corrections.line(Path(request.corrections))))
+    if data.numbers_from is not None:
+        request.tell(Note(class_numbers_line(data.numbers_from, data.classes)))
     request.tell(Oddities(oddities(data, request.balanced)))
     return _Given(data, taught, symbols, lambda rows: labelled(rows, data), decided)
 
@@ -338,7 +342,8 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
         texts = data.text.numbered()
         fit, held = hold_out_labelled(data.labels, taught.labelled, hold_out_share, texts)
         if request.keep_teacher:
-            refuse_few(len(held), AGREEMENT, Top.of(request.top, request.recall, request.top_of, soft.encoder))
+            top = Top.of(request.top, request.recall, request.top_of, soft.encoder)
+            refuse_few(len(held), AGREEMENT, top, len(texts))
         taught = soft.taught(taught, held)
         data = replace(taught.data, taught=~taught.labelled)
         fit, held = (rows[taught.answered[rows]] for rows in (fit, held))

@@ -100,6 +100,8 @@ class SoftLabels:
     def encoder(self) -> Model:
         """The one teacher, to be kept beside n-grams. Raises UsageError where there is another, or it is no encoder."""
         model = self._ours[0] if len(self.models) == len(self._ours) == 1 else None
+        if len(self.models) == 1 and model is None:
+            _refuse_without_head(str(self.models[0]))
         if model is None or model.encoder is None or model.ngrams or model.is_multi_label or model.preparation:
             raise UsageError(
                 "--keep-teacher needs one teacher that is an encoder with a head, and gives a text one label or a "
@@ -168,6 +170,16 @@ class SoftLabels:
         if ":" in name and not (name.startswith(HUB) or Path(name).exists()):
             return _of_function(name, texts, data.classes)
         return _learned(_encoded(name, data.text, texts, self.device), data, known)
+
+
+def _refuse_without_head(name: str) -> None:
+    """Raise UsageError for an encoder without a head, with the two steps that make a chain of it."""
+    if name.startswith(HUB) or Path(name).is_dir():
+        raise UsageError(
+            f"{name} is an encoder without a head, which gives vectors and no labels. Two steps make a chain of it: "
+            f"train on your labelled rows with --encoder {name}, which fits a head and saves both in one file; then "
+            "train on other texts with that file as the teacher and --keep-teacher"
+        )
 
 
 def _is_ours(what: str | Path | Model) -> bool:

@@ -254,6 +254,13 @@ def test_the_page_tells_the_whole_job(chromium: Any, page_file: Path, width: int
     assert kept == sorted(kept, key=int, reverse=True)
     assert "of class 1" in page.locator("#scores table").inner_text()
     assert page.locator("#closest .example").count() == 10
+    order = page.locator("section").evaluate_all("all => all.map(one => one.id)")
+    assert order.index("labels") < order.index("samples") < order.index("verdict")  # what it says, then how it ran
+    names = page.locator("#labels .bars .name").all_inner_texts()
+    assert sorted(page.locator("#samples .pill").all_inner_texts()) == sorted(names)
+    assert page.locator("#samples .example").count() <= 3 * len(names)
+    widths = [name.split(" to ") for name in page.locator("#scores .bars .name").all_inner_texts()]
+    assert {round(float(high) - float(low), 2) for low, high in widths} == {0.05}
     assert page.locator("#by-1 tr").count() == 4  # the heads, all rows, and two files
     assert LONG in page.locator("#by-2").inner_text()
     assert page.locator("#labels .bars .fill").first.bounding_box()["width"] > width / 5

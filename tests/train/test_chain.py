@@ -331,7 +331,7 @@ def test_as_many_rows_as_the_message_names_are_enough(share: float, recall: floa
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"top": "10%"}, "50 held-out rows are too few .* that takes 842. Give more text"),
+    ({"top": "10%"}, "50 held-out rows are too few .* of which 842 are held out"),
     ({}, "say which texts are wanted"),
     ({"top": "10%", "top_of": "3"}, "a number, and no class"),
     ({"top": "100%"}, "above 0 and below 1"),
@@ -353,6 +353,23 @@ def test_what_makes_no_chain_is_told_before_the_encoder_is_asked(
         train(rows, **QUICK, hold_out_share=0.5, **how | options)
 
 
+def test_too_few_texts_are_told_as_texts_and_a_teacher_without_a_head_as_two_steps(
+    class_judge: Path, tmp_path: Path
+) -> None:
+    """As many texts as the message names are enough."""
+    rows = pa.table({"text": texts(100)})
+    soft = SoftLabels(models=(class_judge,), device="cpu")
+    with pytest.raises(UsageError, match=r"about 15,000 texts, of which 2,995 are held out, and here are 100") as few:
+        train(rows, soft_labels=soft, keep_teacher=True, hold_out_share=0.2, **QUICK)
+    enough = int(re.findall(r"about ([\d,]+) texts", str(few.value))[0].replace(",", ""))
+    refuse_few(enough // 5, 0.999, None, enough)
+    (tmp_path / "encoder").mkdir()
+    bare = SoftLabels(models=(tmp_path / "encoder",), device="cpu")
+    labelled = rows.append_column("kind", pa.array(["a", "b"] * 50))
+    with pytest.raises(UsageError, match=r"without a head.*Two steps.*keep_teacher"):
+        train(labelled, label_column="kind", soft_labels=bare, keep_teacher=True, **QUICK)
+
+
 def test_what_is_no_encoder_of_one_label_makes_no_chain(class_judge: Path, student: Model, tmp_path: Path) -> None:
     rows = pa.table({"text": texts(100)})
     several = replace(load_model(class_judge), thresholds=(0.5,) * 3)
@@ -365,7 +382,7 @@ def test_what_is_no_encoder_of_one_label_makes_no_chain(class_judge: Path, stude
         ({"top": "10%"}, "one of class 0, class 1, class 2"),
         ({"top": "10%", "top_of": "class 9"}, "needs a class of"),
         ({"top_of": "class 1"}, "give that too"),
-        ({}, "promise that 0.999 of the labels stay, .* that takes 2,995"),
+        ({}, "promise that 0.999 of the labels stay, .* of which 2,995 are held out"),
     ):
         with pytest.raises(UsageError, match=message):
             train(rows, soft_labels=soft, keep_teacher=True, **options, **QUICK)  # type: ignore[arg-type]

@@ -1,0 +1,35 @@
+"""A model's card has the columns that it learned from, and `evaluate` and `next` take them from there."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pyarrow.csv as pa_csv
+from conftest import Command
+from training import articles
+
+
+def test_a_model_that_was_trained_here_needs_no_columns_to_be_named(
+    broadsheet_in_process: Command, tmp_path: Path
+) -> None:
+    rows, test, model = tmp_path / "rows.csv", tmp_path / "test.csv", tmp_path / "m.safetensors"
+    for file, seed in ((rows, 0), (test, 1)):
+        table = articles(120, seed=seed)
+        pa_csv.write_csv(table.rename_columns(["words", "topic"]), file)
+    how = ["--device", "cpu", "--vectors", "none", "--ngrams", str(1 << 12)]
+    made = broadsheet_in_process(
+        "train", str(rows), "--text-column", "words", "--label-column", "topic", "-o", str(model), *how
+    )
+    assert made.returncode == 0, made.stderr
+    judged = broadsheet_in_process("evaluate", str(model), str(test), "--device", "cpu")
+    assert judged.returncode == 0, judged.stderr
+    assert "columns: text words; label topic" in judged.stderr
+    named = ["--text-column", "words", "--label-column", "topic"]
+    assert broadsheet_in_process("evaluate", str(model), str(test), *named, "--device", "cpu").stdout == judged.stdout
+    chosen = tmp_path / "next.csv"
+    found = broadsheet_in_process("next", str(model), str(test), "--count", "3", "-o", str(chosen), "--device", "cpu")
+    assert found.returncode == 0, found.stderr
+    assert len(list(csv.DictReader(chosen.open()))) == 3
+    shipped = broadsheet_in_process("evaluate", "ag-news", str(test), "--device", "cpu")
+    assert (shipped.returncode, "--label-column names the column" in shipped.stderr) == (2, True)
