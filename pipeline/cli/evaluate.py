@@ -13,7 +13,7 @@ from ..errors import UsageError, counted, install
 from ..options import SCORE
 from ..report.console import PlainConsole, facts_table, print_fact, print_json, say
 from ..storage.disk import refuse_outputs
-from .flags import Json, OneModel, Texts, in_panel, keywords, with_options
+from .flags import Json, MapLabels, OneModel, Texts, in_panel, keywords, with_options
 
 if TYPE_CHECKING:
     from ..evaluation.evaluate import Evaluation, LabelEvaluation
@@ -39,6 +39,7 @@ def command(
     label_column: Annotated[str | None, in_panel("Input", "NAME", _LABEL)] = None,
     text_column: Texts = None,
     label_separator: Annotated[str | None, in_panel("Input", "TEXT", _SEPARATOR)] = None,
+    map_labels: MapLabels = None,
     mistakes: Annotated[int, _report("N", "Most confident mistakes to show.", min=0)] = 10,
     as_json: Json = False,
     plot: Annotated[Path | None, _report("FILE.png", "Draw the confusion matrix.")] = None,
@@ -64,6 +65,7 @@ def command(
     loaded = load_model(model)
     text_column, label_column = columns_of(loaded, text_column, label_column)
     options = {"text_column": text_column, "label_column": label_column, **keywords(flags, SCORE)}
+    options["map_labels"] = map_labels
     network = options.pop("network", SCORE["network"].default)
     selection = (chain.selection or None) if (chain := loaded.asking(network).cascade) else None
     if asked and selection is None:
@@ -79,7 +81,8 @@ def command(
         _evaluate_labels(loaded, data, as_json, {**options, "label_separator": label_separator})
         return
     if loaded.levels is not None:
-        if plot or reliability or label_separator or abstain is not None or precision_target is not None:
+        del options["map_labels"]
+        if plot or reliability or label_separator or map_labels or abstain is not None or precision_target is not None:
             raise UsageError(f"{model} gives a text a number: of the options of labels, evaluate takes none")
         _draw_recalls(_evaluate_numbers(loaded.asking(network), data, as_json, options), selection, asked)
         return

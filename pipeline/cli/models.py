@@ -12,7 +12,7 @@ from ..errors import ModelError, UsageError, cause, counted
 from ..options import READ
 from ..report.console import PlainConsole, say
 from ..storage.disk import refuse_outputs, write_file
-from .flags import Device, OneModel, Output, Overwrite, Precision, Texts, in_panel, keywords, with_options
+from .flags import Device, MapLabels, OneModel, Output, Overwrite, Precision, Texts, in_panel, keywords, with_options
 
 if TYPE_CHECKING:
     from ..model.charcnn import Model
@@ -39,6 +39,7 @@ def calibrate(
     output: Output,
     label_column: Annotated[str | None, in_panel("Input", "NAME", _LABEL)] = None,
     text_column: Texts = None,
+    map_labels: MapLabels = None,
     held_out: Annotated[float | None, in_panel("Input", "SHARE", _HELD_OUT)] = None,
     agreement: Annotated[float, in_panel("Labels", "SHARE", _AGREEMENT, hidden=True)] = 0.999,
     by_class: Annotated[bool, in_panel("Labels", "", _BY_CLASS, "--by-class")] = False,
@@ -74,7 +75,7 @@ def calibrate(
     if label_column is None and int8:
         return
     read |= {"held_out": held_out, "agreement": agreement, "device": device, "precision": precision}
-    read |= {"by_class": by_class, "top": top, "top_of": top_of, "recall": recall}
+    read |= {"by_class": by_class, "top": top, "top_of": top_of, "recall": recall, "map_labels": map_labels}
     calibrated = fitting.calibrate(begun, Paths(data), label_column=label_column, **read)
     calibrated.save(output)
     if "promise" in calibrated.card.get(cascade.CARD, {}):

@@ -256,6 +256,7 @@ def evaluate(
     mistakes: int = 10,
     abstain: float | None = None,
     precision_target: float | None = None,
+    map_labels: str | Path | None = None,
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
@@ -282,6 +283,8 @@ def evaluate(
     precision_target : float, optional
         A precision above 0 and below 1: the evaluation says from which score on labels have it, with 95 % confidence
         also on other rows like these, and what share of the rows that is, for all labels and for those of each class.
+    map_labels : str or path, optional
+        A CSV file with the columns ``label`` and ``class``, as `train` takes it.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
@@ -327,6 +330,7 @@ def evaluate(
         raise UsageError(f"{loaded.name} gives a text several labels: evaluate_labels() is for such models")
     classes = loaded.classes
     wanted: dict[str, Any] = {"truth": label_column, "classes": classes, "reads": loaded.reads}
+    wanted["map_labels"] = map_labels
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
     selection = with_class_numbers(given, selection)
     unknown: Counter[str] = Counter()
@@ -435,6 +439,7 @@ def evaluate_labels(
     text_column: str | Iterable[str] = (),
     label_column: str,
     label_separator: str | None = None,
+    map_labels: str | Path | None = None,
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
@@ -454,6 +459,8 @@ def evaluate_labels(
         Column with the true labels: lists, or texts; names of classes, or their numbers.
     label_separator : str, optional
         What is between two labels where they are a text.
+    map_labels : str or path, optional
+        A CSV file with the columns ``label`` and ``class``, as `train` takes it.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
@@ -489,7 +496,7 @@ def evaluate_labels(
     if loaded.thresholds is None:
         raise UsageError(f"{loaded.name} gives each text one label: evaluate() is for such models")
     wanted: dict[str, Any] = {"kept": (label_column,), "labels": (label_column,), "classes": loaded.classes}
-    wanted["reads"] = loaded.reads
+    wanted |= {"reads": loaded.reads, "map_labels": map_labels}
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
     numbers_from = class_numbers_from(given, selection, label_column, several=True, separator=label_separator)
     rules = replace(selection.rules, numbers_from=numbers_from)

@@ -61,6 +61,7 @@ def calibrate(
     top: str | None = None,
     top_of: str | None = None,
     recall: float = 0.95,
+    map_labels: str | Path | None = None,
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
@@ -96,6 +97,8 @@ def calibrate(
         raise low scores and lower high ones, which a temperature cannot. It changes no label.
     top, top_of, recall
         Of a chain, as `train` takes them with `keep_teacher`.
+    map_labels : str or path, optional
+        A CSV file with the columns ``label`` and ``class``, as `train` takes it.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
@@ -162,6 +165,7 @@ def calibrate(
         raise UsageError(f"{loaded.name} has heads, whose scores cannot be calibrated by class")
     reads = plain.reads if held_out is None else MOST_READ  # as `train` reads, which holds out by text
     wanted: dict[str, Any] = {"truth": label_column, "classes": plain.classes, "reads": reads}
+    wanted["map_labels"] = map_labels
     given, selection = chosen_input(source, text_column, options, plain.alphabet, plain.length, **wanted)
     selection = with_class_numbers(given, selection)
     nothing = np.empty((0, len(plain.classes)), np.float32)

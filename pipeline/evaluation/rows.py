@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from ..model.charcnn import Model
 from ..options import Options, ReadKeywords
 from ..source.chunk import Chunk, Selection
 from ..source.inputs import Given, chunks_here, identify, open_input
+from ..source.label_map import read_label_map
 from ..source.plan.files import Files
 
 _CHUNK_ROWS = 2048
@@ -40,6 +42,7 @@ def chosen_input(
     alphabet: Alphabet,
     length: int,
     whole_hash: bool = False,
+    map_labels: str | os.PathLike[str] | None = None,
     **more: Any,
 ) -> tuple[Given, Selection]:
     """An input, and which of its columns are read, as `classify` names them. Raises UsageError as that does.
@@ -52,6 +55,8 @@ def chosen_input(
         Of the model, for files that are encoded already.
     whole_hash : bool
         Identify the input by a hash of its content.
+    map_labels : str or path, optional
+        A file that says which class a label stands for, as `train` takes it.
     **more
         Further attributes of the selection.
 
@@ -61,6 +66,8 @@ def chosen_input(
     given = identify(source, len(alphabet), length, whole_hash=whole_hash, by_content=whole_hash, **names)
     dialect = {name: getattr(checked, name) for name in ("encoding", "delimiter", "quote", "escape")}
     rules = checked.label_rules
+    if map_labels is not None:
+        rules = replace(rules, classes_of=read_label_map(map_labels))
     return given, Selection(checked.text_column, header=checked.columns, rules=rules, **dialect, **more)
 
 

@@ -16,7 +16,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -280,11 +280,14 @@ class LabelRules:
         The number of the first class, 0 or 1, in a column of class numbers; None where no label is a class number.
     fold : bool
         Whether labels that differ from a class only by case, spaces or Unicode form name it.
+    classes_of : mapping of str to str
+        What labels stand for that mean something else than they say; "" for no class.
 
     """
 
     numbers_from: int | None = None
     fold: bool = False
+    classes_of: Mapping[str, str] = field(default_factory=dict)
 
     def indices(self, labels: Iterable[str], classes: Sequence[str]) -> dict[str, int]:
         """The index of the class that each label names; NO_TRUTH for a label that names none.
@@ -299,6 +302,7 @@ class LabelRules:
         numbers = self._numbers(classes)
 
         def index(label: str) -> int:
+            label = self.classes_of.get(label, label)
             value = _value(label)
             ways = (
                 (numbers, value),

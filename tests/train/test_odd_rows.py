@@ -11,6 +11,7 @@ import pytest
 from conftest import CommandHere
 
 from broadsheet.pipeline.errors import UsageError
+from broadsheet.pipeline.evaluation.evaluate import evaluate
 from broadsheet.pipeline.evaluation.fitting import calibrate
 from broadsheet.pipeline.source.labels import one_letter_off
 from broadsheet.pipeline.train import Odd, odd_rows, train
@@ -71,6 +72,10 @@ def test_folded_and_mapped_labels_are_one_class(tmp_path: Path) -> None:
     data = made.card["data"]
     assert (data["rows"], data["rows_without_label"], data["rows_without_text"]) == (len(DIRTY) - 5, 3, 2)
     assert data["rows_by_class"] == {"Money": 31, "Sports": 35}
+    judged = {**COLUMNS, "fold_labels": True}
+    assert evaluate(made, table(DIRTY), **judged).unknown_labels == {"Space": 1, "Sport": 1, "Sprots": 1}
+    mapped = evaluate(made, table(DIRTY), **judged, map_labels=tmp_path / "map.csv")
+    assert mapped.unknown_labels == {"Space": 1}
 
 
 def test_all_rare_classes_are_listed() -> None:
