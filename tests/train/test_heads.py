@@ -318,7 +318,9 @@ def test_the_commands(broadsheet_in_process: Command, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     card = load_model(model).card["heads"]
-    for said in ("200 texts of topic (3 classes), tone (2 classes)", *(
+    learned = load_model(model).card["data"]
+    assert learned["rows"] + learned["rows_without_label"] == 200  # of rows that have neither label nothing is learned
+    for said in (f"{learned['rows']} texts of topic (3 classes), tone (2 classes)", *(
         f"{what}: {name} {share:.2%} (95% interval "
         for name in WORDS
         for what, share in (
