@@ -59,13 +59,14 @@ def command(
             raise UsageError(f"{flag} needs Matplotlib: {install('report')}")
     from ..evaluation.evaluate import evaluate
     from ..model.charcnn import load_model
+    from ..report.phases import Phases
     from ..source.inputs import Paths, local_paths
 
     refuse_outputs(pictures, overwrite, lambda: [model, *local_paths(Paths(data))])
     loaded = load_model(model)
     text_column, label_column = columns_of(loaded, text_column, label_column)
     options = {"text_column": text_column, "label_column": label_column, **keywords(flags, SCORE)}
-    options["map_labels"] = map_labels
+    options |= {"map_labels": map_labels, "progress": Phases(PlainConsole(stderr=True))}
     network = options.pop("network", SCORE["network"].default)
     selection = (chain.selection or None) if (chain := loaded.asking(network).cascade) else None
     if asked and selection is None:

@@ -63,6 +63,7 @@ def calibrate(
     from ..evaluation.chain import promised
     from ..model import cascade
     from ..model.scores import BY_CLASS, CARD
+    from ..report.phases import Phases
     from ..source.inputs import Paths, local_paths
 
     refuse_outputs({"-o": output}, overwrite, lambda: [model, *local_paths(Paths(data))])
@@ -76,6 +77,7 @@ def calibrate(
         return
     read |= {"held_out": held_out, "agreement": agreement, "device": device, "precision": precision}
     read |= {"by_class": by_class, "top": top, "top_of": top_of, "recall": recall, "map_labels": map_labels}
+    read["progress"] = Phases(PlainConsole(stderr=True))
     calibrated = fitting.calibrate(begun, Paths(data), label_column=label_column, **read)
     calibrated.save(output)
     if "promise" in calibrated.card.get(cascade.CARD, {}):

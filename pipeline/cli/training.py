@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,13 @@ from ..evaluation.chain import promised
 from ..evaluation.numbers import NumberFigures
 from ..model.cascade import CARD
 from ..report.console import PlainConsole
+from ..report.phases import Phases
 from ..report.shares import share_of_card, share_text
 from ..report.tables import new_table
-from ..report.terminal import Bar
-from ..train import Cost, Epoch, Fit, Note, Odd, Oddities, Step, Trained
+from ..train import Cost, Epoch, Fit, Note, Odd, Oddities, RowsDone, Step, Trained
 from ..train.after import AGREEMENT_CARD, SURE_CARD
 from ..train.data import LabelledArticles
 
-_SECONDS_BETWEEN_LINES = 60.0
 _LONG = 600.0  # seconds for which a GPU is worth a line
 
 
@@ -31,8 +29,7 @@ class TrainingProgress:
     def __init__(self, console: PlainConsole, epochs: int) -> None:
         self._console, self._epochs = console, epochs
         self._began = self._last = time.monotonic()
-        self._first: tuple[float, float] | None = None
-        self._bar = Bar(console, _SECONDS_BETWEEN_LINES)
+        self._phases = Phases(console)
         self._held_out = self._measured = "held out"
 
     def start(self, data: LabelledArticles, held_out: int) -> None:
@@ -47,17 +44,17 @@ class TrainingProgress:
         of_what = of_columns or f"{len(data.classes)} {what}"
         self._console.print(f"{len(data):,} texts of {of_what}{held}{skipped}", soft_wrap=True)
 
-    def __call__(self, what: Cost | Fit | Step | Epoch | Note | Oddities) -> None:
+    def __call__(self, what: Cost | RowsDone | Fit | Step | Epoch | Note | Oddities) -> None:
         """Print a report of `train`."""
         kinds = {
             Cost: self._cost, Fit: self._fit, Step: self._step, Note: self._note, Epoch: self._epoch,
-            Oddities: self._oddities,
+            Oddities: self._oddities, RowsDone: self._rows,
         }  # fmt: skip
         kinds[type(what)](what)  # type: ignore[operator]
 
     def stop(self) -> None:
         """Remove the bar."""
-        self._bar.stop()
+        self._phases.stop()
 
     def finish(self, trained: Trained, output: Path) -> None:
         """Print how good the model is, and where it was written."""
@@ -111,9 +108,7 @@ class TrainingProgress:
         self._console.print(f"  an epoch takes about {about(cost.seconds)}, {cost.epochs} epochs {about(whole)}")
         if cost.seconds_on_gpu is not None and whole > _LONG:
             self._console.print(f"  one NVIDIA H200 does it in {about(cost.seconds_on_gpu * cost.epochs)}")
-        self._last, self._first = time.monotonic(), None
-        self._bar.spoke()
-        self._bar.start("", "", 1.0)
+        self._last = time.monotonic()
 
     def _oddities(self, odd: Oddities) -> None:
         if odd.found:
@@ -122,23 +117,15 @@ class TrainingProgress:
     def _note(self, note: Note) -> None:
         self._console.print(note.text, soft_wrap=True)
 
+    def _rows(self, rows: RowsDone) -> None:
+        self._phases(rows.phase, rows.done, rows.most)
+
     def _fit(self, fit: Fit) -> None:
-        self._bar.start("", "", 1.0)
-        self._show(f"n-grams: fit {fit.done} of at most {fit.most}", fit.done, fit.most, fit.done / fit.most)
+        self._phases(fit.what, fit.done, fit.most, "fits at most")
 
     def _step(self, step: Step) -> None:
-        share = step.done / step.steps
-        self._show(f"epoch {step.epoch:>3}/{self._epochs}", step.epoch - 1 + share, self._epochs, share)
-
-    def _show(self, where: str, done: float, most: float, share: float) -> None:
-        """Show `share` of the bar, and the time left, which follows from `done` of `most`."""
-        now = time.monotonic()
-        if self._first is None:
-            self._first = now, done
-            return
-        began, at = self._first
-        left = f"{timedelta(seconds=round((now - began) / (done - at) * (most - done)))} left"
-        self._bar.show(where, share, left, f"{where}  {share:.0%} of it, {left}")
+        done, most = (step.epoch - 1) * step.steps + step.done, self._epochs * step.steps
+        self._phases("network", done, most, "steps", f"epoch {step.epoch:>3}/{self._epochs}")
 
     def _epoch(self, epoch: Epoch) -> None:
         now = time.monotonic()
@@ -147,7 +134,7 @@ class TrainingProgress:
             f"epoch {epoch.number:>3}/{self._epochs}  loss {epoch.loss:.4f}{held_out}  {now - self._last:.1f} s"
         )
         self._last = now
-        self._bar.spoke()
+        self._phases.spoke()
 
 
 def print_oddities(found: Sequence[Odd], console: PlainConsole) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,9 @@ from .base import DEVICES, KERNELS, PRECISIONS, Engine, Texts, Wrapped
 from .cpu import CpuEngine
 
 _GPU_PACKAGES = {"CuPy": "cupy", "cuda-bindings": "cuda.bindings", "cuda-core": "cuda.core"}
+_TEXTS_AT_ONCE = {"cpu": 128, "cuda": 16_384}
+"""Texts of which vectors are computed before the next, so that it is known how far that is: a few seconds' worth."""
+
 _OUT_OF_MEMORY = 2  # CUDA's cudaErrorMemoryAllocation
 
 
@@ -117,9 +120,31 @@ def _open_encoder(model: Model, device: str, precision: str, threads: int | None
     return EncoderEngine(model, compute, first)
 
 
-def vectors(encoder: Encoder, data: NDArray[np.uint8], offsets: NDArray[np.int64], device: str = "auto") -> Floats:
-    """Those of N texts, float32 [N, outputs]. data, offsets: as in `WordPiece.of_texts`; device: of `open_engine`. A
-    CPU computes what "auto" finds no GPU for, and texts that overflow in 16 bits.
+def vectors(
+    encoder: Encoder,
+    data: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    device: str = "auto",
+    done: Callable[[int], None] = lambda rows: None,
+) -> Floats:
+    """The vectors of N texts. A CPU computes what "auto" finds no GPU for, and texts that overflow in 16 bits.
+
+    Parameters
+    ----------
+    encoder : Encoder
+        The encoder.
+    data, offsets
+        The texts, as in `WordPiece.of_texts`.
+    device : str
+        As of `open_engine`.
+    done : callable
+        Called with how many texts are done, now and then.
+
+    Returns
+    -------
+    float32 [N, outputs]
+        The vectors.
+
     """
     from .encoder import compute_on
 
@@ -131,8 +156,14 @@ def vectors(encoder: Encoder, data: NDArray[np.uint8], offsets: NDArray[np.int64
         if device == "cuda":
             raise
         where, compute = "cpu", compute_on(encoder, "cpu")
+    size, parts = _TEXTS_AT_ONCE[where], []
     with closing(compute):
-        out = compute.of_texts(texts, False, None)[0].reshape(len(texts), encoder.outputs)
+        for first in range(0, max(len(texts), 1), size):
+            offsets_here = offsets[first : first + size + 1]
+            part = Texts(data[offsets_here[0] : offsets_here[-1]], offsets_here - offsets_here[0])
+            parts.append(compute.of_texts(part, False, None)[0].reshape(len(part), encoder.outputs))
+            done(first + len(part))
+    out = np.concatenate(parts)
     overflowed = ~np.asarray(np.isfinite(out).all(axis=1))
     if where == "cuda" and overflowed.any():
         again = texts.take(overflowed)

@@ -22,7 +22,7 @@ from ..model.layers import BIAS
 from ..model.scores import log_scores
 from ..options import ReadKeywords
 from ..options.training import share_of
-from .rows import NewRows, chosen_input, files_of, scored_rows
+from .rows import NewRows, RowProgress, chosen_input, files_of, scored_rows
 
 Doubles = NDArray[np.float64]
 
@@ -304,6 +304,7 @@ def with_promise(
     top: Top | None,
     computing: tuple[str, str, str],
     options: ReadKeywords,
+    progress: RowProgress | None = None,
 ) -> Model:
     """A chain that promises what is asked for, by other rows.
 
@@ -311,7 +312,7 @@ def with_promise(
     ----------
     chain : Model
         The chain.
-    source, text_column, agreement, options
+    source, text_column, agreement, options, progress
         As of `calibrate`.
     top : Top, optional
         As of `fitted_chain`.
@@ -323,7 +324,7 @@ def with_promise(
     given, selection = chosen_input(source, text_column, options, chain.alphabet, chain.length, reads=chain.reads)
     answers: tuple[list[Doubles], ...] = ([], [])
     new = NewRows(chain)
-    with scored_rows(both, given, selection, *computing, new.of) as (_, chunks):
+    with scored_rows(both, given, selection, *computing, new.of, progress) as (_, chunks):
         for scored in chunks:
             new.note(scored.chunk)
             for parts, one in zip(answers, scored.predictions, strict=True):

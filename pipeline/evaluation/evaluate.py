@@ -31,7 +31,7 @@ from ..source.labels import NO_TRUTH
 from ..source.sample import class_numbers_from, with_class_numbers
 from .chain import Finding, Found
 from .fitting import Figures, figures_of
-from .rows import chosen_input, scored_rows
+from .rows import RowProgress, chosen_input, scored_rows
 
 
 class Mistake(NamedTuple):
@@ -261,6 +261,7 @@ def evaluate(
     precision: str = "auto",
     kernels: str = "auto",
     network: str = "uncertain",
+    progress: RowProgress | None = None,
     **options: Unpack[ReadKeywords],
 ) -> Evaluation:
     """Label every article of `source` in this process, and compare the labels with the true ones.
@@ -293,6 +294,8 @@ def evaluate(
         "auto", "simt", "sm75", "sm80" or "sm90".
     network : str
         About which texts the network is asked, as `classify` takes it. The result compares all three.
+    progress : callable, optional
+        Called with what is done ("labelling"), how many rows are done, and how many there are, or None.
     **options
         How files are read.
 
@@ -343,7 +346,8 @@ def evaluate(
     rows_read, finding = 0, Finding(given_model)
     worst: list[Mistake] = []
     without_truth = quarantined = overflowed = 0
-    with scored_rows([*ways.values()], given, selection, device, precision, kernels) as (backend, chunks):
+    computing: Any = {"device": device, "precision": precision, "kernels": kernels, "progress": progress}
+    with scored_rows([*ways.values()], given, selection, **computing) as (backend, chunks):
         for scored in chunks:
             chunk, truth, predicted = scored.chunk, scored.chunk.truth, scored.predictions[0]
             quarantined += len(chunk.quarantine) - scored.overflowed
@@ -443,6 +447,7 @@ def evaluate_labels(
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
+    progress: RowProgress | None = None,
     **options: Unpack[ReadKeywords],
 ) -> LabelEvaluation:
     """Give every article of `source` its labels in this process, and compare them with the true ones.
@@ -467,6 +472,8 @@ def evaluate_labels(
         "auto", "fp32", "fp16", "bf16" or "int8".
     kernels : str
         "auto", "simt", "sm75", "sm80" or "sm90".
+    progress : callable, optional
+        Called with what is done ("labelling"), how many rows are done, and how many there are, or None.
     **options
         How files are read.
 
@@ -505,7 +512,7 @@ def evaluate_labels(
     unknown_labels: Counter[str] = Counter()
     overlap, of_others = None if loaded.learned is None else Overlap(0, 0, 0), counts
     unknown = quarantined = overflowed = 0
-    with scored_rows([loaded], given, selection, device, precision, kernels) as (backend, chunks):
+    with scored_rows([loaded], given, selection, device, precision, kernels, progress=progress) as (backend, chunks):
         for scored in chunks:
             chunk, all_scores = scored.chunk, scored.predictions[0].all_scores
             quarantined += len(chunk.quarantine) - scored.overflowed

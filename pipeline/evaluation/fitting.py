@@ -40,7 +40,7 @@ from ..source.chunk import Chunk
 from ..source.labels import NO_TRUTH
 from ..source.sample import sample_input, with_class_numbers
 from .chain import Top, with_promise
-from .rows import NewRows, chosen_input, files_of, hold_out, numbered, scored_rows
+from .rows import NewRows, RowProgress, chosen_input, files_of, hold_out, numbered, scored_rows
 
 Doubles = NDArray[np.float64]
 _FOLDS = 5
@@ -65,6 +65,7 @@ def calibrate(
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
+    progress: RowProgress | None = None,
     **options: Unpack[ReadKeywords],
 ) -> Model:
     """Find the temperature at which a model's scores are as high as they should be, and when its network is asked.
@@ -105,6 +106,8 @@ def calibrate(
         "auto", "fp32", "fp16", "bf16" or "int8".
     kernels : str
         "auto", "simt", "sm75", "sm80" or "sm90".
+    progress : callable, optional
+        Called with what is done ("labelling"), how many rows are done, and how many there are, or None.
     **options
         How files are read.
 
@@ -148,7 +151,7 @@ def calibrate(
                 "column, and what needs one"
             )
         how = agreement, Top.of(top, recall, top_of, given_model), (device, precision, kernels)
-        return with_promise(given_model, source, text_column, *how, options)
+        return with_promise(given_model, source, text_column, *how, options, progress)
     if top is not None or top_of is not None:
         raise UsageError(f"--top is what a chain is to find, and {given_model.name} is none: train --keep-teacher")
     if label_column is None:
@@ -174,7 +177,7 @@ def calibrate(
     def chosen(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         return new.of(_with_truth(chunks, held_out))
 
-    with scored_rows([plain], given, selection, device, precision, kernels, chosen) as (_, chunks):
+    with scored_rows([plain], given, selection, device, precision, kernels, chosen, progress) as (_, chunks):
         for scored in chunks:
             assert scored.predictions[0].all_scores is not None
             scores.append(scored.predictions[0].all_scores)

@@ -20,7 +20,7 @@ from ..model.several import load_one
 from ..options import READ, ReadKeywords
 from ..source.label_columns import numbers_in
 from .chain import Finding, Found
-from .rows import chosen_input, scored_rows
+from .rows import RowProgress, chosen_input, scored_rows
 
 Numbers = NDArray[np.floating]
 
@@ -138,6 +138,7 @@ def evaluate_numbers(
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
+    progress: RowProgress | None = None,
     **options: Unpack[ReadKeywords],
 ) -> NumberEvaluation:
     """Give every article of `source` its number in this process, and compare the numbers with the true ones.
@@ -158,6 +159,8 @@ def evaluate_numbers(
         "auto", "fp32", "fp16", "bf16" or "int8".
     kernels : str
         "auto", "simt", "sm75", "sm80" or "sm90".
+    progress : callable, optional
+        Called with what is done ("labelling"), how many rows are done, and how many there are, or None.
     **options
         How files are read.
 
@@ -197,7 +200,8 @@ def evaluate_numbers(
     ways, finding = {"uncertain": loaded}, Finding(loaded)
     if loaded.cascade is not None:
         ways |= {name: loaded.asking(name) for name in ASKS}
-    with scored_rows([*ways.values()], rows, selection, device, precision, kernels) as (backend, chunks):
+    computing: Any = {"device": device, "precision": precision, "kernels": kernels, "progress": progress}
+    with scored_rows([*ways.values()], rows, selection, **computing) as (backend, chunks):
         for scored in chunks:
             quarantined += len(scored.chunk.quarantine)
             finding.add(dict(zip(ways, scored.predictions, strict=True)))

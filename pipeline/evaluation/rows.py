@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..engine.base import Backend
 from ..engine.open import opened
-from ..errors import UsageError, counted
+from ..errors import SourceError, UsageError, counted
 from ..labelling.learned import looked_up
 from ..labelling.scored import ScoredChunk, Scoring, scored
 from ..measures.overlap import Overlap
@@ -25,11 +25,14 @@ from ..source.chunk import Chunk, Selection
 from ..source.inputs import Given, chunks_here, identify, open_input
 from ..source.label_map import read_label_map
 from ..source.plan.files import Files
+from ..source.sample import sample_input
 
-_CHUNK_ROWS = 2048
+_CHUNK_ROWS = 512
+"""So few that on a CPU each takes a second or so of a network's time."""
 
 COLUMNS_CARD = "columns"
 """The key of a model's card under which it has the columns that it learned from."""
+
 _MOST_LEARNED = 0.5
 """The share of rows up to which those that a model has learned from are left out. Where there are more of them, the
 others are most likely the same rows after small changes."""
@@ -80,6 +83,7 @@ def scored_rows(
     precision: str,
     kernels: str,
     chosen: Callable[[Iterable[Chunk]], Iterable[Chunk]] = lambda chunks: chunks,
+    progress: RowProgress | None = None,
 ) -> Iterator[tuple[Backend, Iterator[ScoredChunk]]]:
     """The backend, and the chunks of a source with the score of every class of each model.
 
@@ -102,11 +106,45 @@ def scored_rows(
         "auto", or a generation of CUDA kernels.
     chosen : callable
         A function that takes some of the chunks' rows; by default all.
+    progress : callable, optional
+        Called with how many rows are done, and how many there are.
 
     """
-    chunks = chosen(chunks_here(open_input(source, selection, _CHUNK_ROWS)))
+    opened_input = open_input(source, selection, _CHUNK_ROWS)
+    most = None if progress is None else _rows_in(source, selection)
     with opened(models, device, precision, kernels) as engines:
-        yield engines[0].backend, scored(chunks, engines, [Scoring(all_scores=True)] * len(engines))
+        chunks = chosen(chunks_here(opened_input))
+        yield (
+            engines[0].backend,
+            _reported(scored(chunks, engines, [Scoring(all_scores=True)] * len(engines)), progress, most),
+        )
+
+
+RowProgress = Callable[[str, int, int | None], object]
+"""Called with what is done, how many rows are done, and how many there are, None where that is not known."""
+
+
+def _rows_in(source: Given, selection: Selection) -> int | None:
+    """How many rows an input has, about; None where that is not known before they are read."""
+    try:
+        return sample_input(source, selection, 1, None).rows
+    except (UsageError, SourceError):  # whoever reads all rows reports it
+        return None
+
+
+def _reported(chunks: Iterator[ScoredChunk], progress: RowProgress | None, most: int | None) -> Iterator[ScoredChunk]:
+    """The chunks, as they are scored, and a report after each; the last one says that all rows are done."""
+    if progress is None:
+        yield from chunks
+        return
+    done = 0
+    try:
+        for one in chunks:
+            yield one
+            done += len(one.chunk)
+            progress("labelling", done, None if most is None else max(most, done + 1))
+    finally:
+        progress("labelling", done, done)
 
 
 class NewRows:

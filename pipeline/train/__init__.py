@@ -43,13 +43,14 @@ from .data import (
 from .job import Examples, Outcome, TrainingJob, without_network
 from .objective import Objective, SeveralLabels, objective_of
 from .oddities import oddities
-from .progress import Cost, Epoch, Fit, Note, Odd, Oddities, Step, Stuck, interrupts_noted
+from .progress import Cost, Epoch, Fit, Note, Odd, Oddities, RowsDone, Step, Stuck, interrupts_noted
 from .recipe import Beginning, Recipe, beginning, fits_on_gpu, kinds_for, need_pytorch, ngram_bits, recipe_for, sees_gpu
 from .teachers import SoftLabels, Taught, hold_out_labelled
 from .vectors import chosen_vectors, read_vectors
 
 __all__ = [
-    "Cost", "Epoch", "Fit", "Note", "Odd", "Oddities", "Recipe", "SoftLabels", "Step", "Trained", "odd_rows", "train",
+    "Cost", "Epoch", "Fit", "Note", "Odd", "Oddities", "Recipe", "RowsDone", "SoftLabels", "Step", "Trained",
+    "odd_rows", "train",
 ]  # fmt: skip
 
 CHECKPOINT = ".checkpoint"
@@ -344,7 +345,7 @@ def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: 
         if request.keep_teacher:
             top = Top.of(request.top, request.recall, request.top_of, soft.encoder)
             refuse_few(len(held), AGREEMENT, top, len(texts))
-        taught = soft.taught(taught, held)
+        taught = soft.taught(taught, held, request.tell)
         data = replace(taught.data, taught=~taught.labelled)
         fit, held = (rows[taught.answered[rows]] for rows in (fit, held))
         if unknown := np.count_nonzero(~taught.answered):

@@ -30,7 +30,7 @@ from ..source.labels import NO_TRUTH
 from .data import TextBuffers
 from .linear import MOST_ROWS, Fitted, Fitter, GpuFitter, NewtonFitter, NumberFitter, ProductFitter, Singles, products
 from .objective import class_weights, sharpened
-from .progress import Fit, Tell
+from .progress import Fit, RowsDone, Tell
 from .vectors import WordVectors
 
 RowNumbers = NDArray[np.int64]
@@ -393,7 +393,8 @@ def fit_head(
     rows = np.concatenate([fit, held])
     texts, learned = text.rows(rows), answers.rows(fit)
     folds = folds_of(learned.labels, texts.numbered()[: len(fit)])
-    (_, weights, bias), chosen = on_vectors(vectors_of(encoder, *texts), learned, folds, tell)
+    vectors = vectors_of(encoder, *texts, done=lambda done: tell(RowsDone("vectors of texts", done, len(rows))))
+    (_, weights, bias), chosen = on_vectors(vectors, learned, folds, tell)
     judged = [np.arange(len(fit), len(rows))] if len(held) else folds
     at = np.sort(np.concatenate(judged))
     plain = plain_on_words(texts, answers.rows(rows), judged)[at]
@@ -430,13 +431,17 @@ def on_vectors(
     most = len(_BALANCED_STRENGTHS) * len(folds)
     rows = [_VectorFold(vectors, answers, np.setdiff1d(ours, held), held) for held in folds]
     weighing = BranchSettings(0.0)
-    best = _best_strength(rows, answers, folds, weighing, _BALANCED_STRENGTHS, lambda: tell(Fit(next(done), most)))
+
+    def fitted() -> None:
+        tell(Fit(next(done), most, "head on vectors"))
+
+    best = _best_strength(rows, answers, folds, weighing, _BALANCED_STRENGTHS, fitted)
     whole = _VectorFold(vectors, answers, ours, np.arange(len(vectors)))
     logits = whole.fit(best.settings.strength)
     logits[known] = best.logits[known]
     sharpness = answers.rows(known).log_loss(best.logits[known])[1]
-    fitted = Fitted(*(sharpness * part for part in whole.fitted))
-    return fitted, best._replace(logits=sharpness * logits)
+    model = Fitted(*(sharpness * part for part in whole.fitted))
+    return model, best._replace(logits=sharpness * logits)
 
 
 class Tried(NamedTuple):

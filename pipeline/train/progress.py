@@ -51,11 +51,38 @@ class Cost:
     seconds_on_gpu: float | None
 
 
+class RowsDone(NamedTuple):
+    """How far a phase before the training is: a teacher's, or an encoder's.
+
+    Attributes
+    ----------
+    phase : str
+        What is done.
+    done, most : int
+        How many rows are done, and how many there are.
+
+    """
+
+    phase: str
+    done: int
+    most: int
+
+
 class Fit(NamedTuple):
-    """How many fits of n-grams are done, of at most so many: fewer are made where weaker penalties are no better."""
+    """How many fits of a linear model are done, of how many at most: weaker penalties are tried while they are better.
+
+    Attributes
+    ----------
+    done, most : int
+        The fits.
+    what : str
+        What it is fitted to.
+
+    """
 
     done: int
     most: int
+    what: str = "n-grams"
 
 
 class Step(NamedTuple):
@@ -128,7 +155,7 @@ class Note(NamedTuple):
     text: str
 
 
-Told: TypeAlias = Cost | Fit | Step | Epoch | Note | Oddities
+Told: TypeAlias = Cost | RowsDone | Fit | Step | Epoch | Note | Oddities
 
 Tell: TypeAlias = Callable[[Told], None]
 

@@ -6,6 +6,7 @@ rows. What it is sure of counts more than what it is not.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,12 +34,16 @@ from ..source.chunk import Chunk
 from ..source.labels import class_of_each
 from .branch import Answers, folds_of, on_vectors
 from .data import ArticleReader, LabelledArticles, TextBuffers, indices_of, joined, sorted_names, with_first_number
+from .progress import RowsDone, Tell
 
 _PREFIX = "score_"  # of the columns that `classify --scores` writes
 _BATCH = 1024  # texts that a function is given at once
+_TEXTS_AT_ONCE = {"cpu": 256, "cuda": 131_072}  # that a model is given, so that it is known how far it is
 
 Doubles = NDArray[np.float64]
 Rows = NDArray[np.int64]
+Done = Callable[[int], None]
+"""Called with how many texts are done."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +141,9 @@ class SoftLabels:
             taught = taught.and_(read_taught(self.unlabelled, reading, None, (), taught.data.classes, True))
         return taught
 
-    def taught(self, taught: Taught, held: Rows) -> Taught:
+    def taught(self, taught: Taught, held: Rows, tell: Tell = lambda what: None) -> Taught:
         """The rows with the mean of the teachers' probabilities, in each row of those that gave some. Teachers that
-        learn do so from labelled rows that are not `held`.
+        learn do so from labelled rows that are not `held`. tell: called with how far each teacher is.
 
         Raises UsageError for a teacher that cannot be asked, or has no answer at all.
         """
@@ -147,7 +152,7 @@ class SoftLabels:
         data = taught.data
         known = taught.labelled.copy()
         known[held] = False
-        parts = np.stack([self._answers(one, data, np.flatnonzero(known)) for one in self._loaded])
+        parts = np.stack([self._answers(one, data, np.flatnonzero(known), tell) for one in self._loaded])
         answers = np.logical_not(np.isnan(parts).any(2, keepdims=True))
         for one, of_one in zip(self.models, answers, strict=True):
             if not of_one.any():
@@ -162,14 +167,19 @@ class SoftLabels:
         labels = np.where(taught.labelled, data.labels, given.argmax(1))
         return Taught(replace(data, labels=labels), average, taught.labelled)
 
-    def _answers(self, what: str | Path | Model, data: LabelledArticles, known: Rows) -> Doubles:
+    def _answers(self, what: str | Path | Model, data: LabelledArticles, known: Rows, tell: Tell) -> Doubles:
+        phase = f"teacher {os.path.basename(what.name if isinstance(what, Model) else str(what))}"
+
+        def done(rows: int) -> None:
+            tell(RowsDone(phase, rows, len(data)))
+
         if isinstance(what, Model):
-            return _of_model(what, data, self.device)
+            return _of_model(what, data, self.device, done)
         texts = [text.tobytes().decode(errors="replace") for text in np.split(data.text.data, data.text.offsets[1:-1])]
         name = str(what)
         if ":" in name and not (name.startswith(HUB) or Path(name).exists()):
-            return _of_function(name, texts, data.classes)
-        return _learned(_encoded(name, data.text, texts, self.device), data, known)
+            return _of_function(name, texts, data.classes, done)
+        return _learned(_encoded(name, data.text, texts, self.device, done), data, known)
 
 
 def _refuse_without_head(name: str) -> None:
@@ -192,16 +202,21 @@ def _is_ours(what: str | Path | Model) -> bool:
     return path.is_file() or not (":" in str(what) or "/" in str(what))
 
 
-def _of_model(model: Model, data: LabelledArticles, device: str) -> Doubles:
+def _of_model(model: Model, data: LabelledArticles, device: str, done: Done) -> Doubles:
     """Probabilities [N, classes], or numbers [N, 1]; NaN where it overflows."""
     order = [model.classes.index(name) for name in data.classes]
+    parts = []
     with opened([model.asking("all")], device) as (engine,):
-        given = engine.classify(base.Texts(*data.text), all_scores=True)
-    scores = answers_of(model, given)
+        size = _TEXTS_AT_ONCE[engine.backend.device]
+        for first in range(0, len(data), size):
+            rows = np.arange(first, min(first + size, len(data)))
+            parts.append(answers_of(model, engine.classify(base.Texts(*data.text.rows(rows)), all_scores=True)))
+            done(first + len(rows))
+    scores = np.concatenate(parts)
     return scores if model.levels is not None else scores[:, order]
 
 
-def _of_function(name: str, texts: list[str], classes: tuple[str, ...]) -> Doubles:
+def _of_function(name: str, texts: list[str], classes: tuple[str, ...], done: Done) -> Doubles:
     module, _, function = name.partition(":")
     try:
         teacher: Callable[[list[str]], Any] = getattr(import_module(module), function)
@@ -209,8 +224,11 @@ def _of_function(name: str, texts: list[str], classes: tuple[str, ...]) -> Doubl
             raise TypeError(f"{function} of {module} is no function")
     except Exception as error:  # a module's own code may raise any
         raise UsageError(f"there is no teacher {name} ({error}): give MODULE:FUNCTION that Python finds") from error
+    parts = []
     try:
-        parts = [np.asarray(teacher(texts[at : at + _BATCH]), np.float64) for at in range(0, len(texts), _BATCH)]
+        for at in range(0, len(texts), _BATCH):
+            parts.append(np.asarray(teacher(texts[at : at + _BATCH]), np.float64))
+            done(min(at + _BATCH, len(texts)))
     except Exception as error:  # so may the function
         what = f"the teacher {name} gave no probabilities ({type(error).__name__}: {error})"
         raise UsageError(f"{what}: it takes texts, and returns them") from error
@@ -221,23 +239,47 @@ def _of_function(name: str, texts: list[str], classes: tuple[str, ...]) -> Doubl
     return shares(np.concatenate(parts), f"the teacher {name}")
 
 
-def _encoded(name: str, text: TextBuffers, texts: list[str], device: str) -> NDArray[np.float32]:
-    """The vectors of a sentence encoder, of length one: by our engine where that can."""
+def _encoded(name: str, text: TextBuffers, texts: list[str], device: str, done: Done) -> NDArray[np.float32]:
+    """The vectors of a sentence encoder, of length one: by our engine where that can.
+
+    Parameters
+    ----------
+    name : str
+        The encoder.
+    text, texts
+        The same texts, as buffers and as strings.
+    device : str
+        On which it computes.
+    done : callable
+        Called with how many texts are done, now and then.
+
+    """
     vectors, refused = None, ""
     if name.startswith(HUB) or Path(name).is_dir():
         try:
-            vectors = vectors_of(load_encoder(name), *text, device)
+            vectors = vectors_of(load_encoder(name), *text, device, done)
         except ModelError as error:
             refused = f"{error.message}; "
     if vectors is None:
-        vectors = _by_sentence_transformers(name, texts, device, refused)
+        vectors = _by_sentence_transformers(name, texts, device, refused, done)
     if not np.isfinite(vectors).all():
         raise UsageError(f"the vectors of {name} are not all finite: name another teacher")
     return vectors
 
 
-def _by_sentence_transformers(name: str, texts: list[str], device: str, refused: str) -> NDArray[np.float32]:
-    """refused: why our engine cannot, for messages."""
+def _by_sentence_transformers(
+    name: str, texts: list[str], device: str, refused: str, done: Done
+) -> NDArray[np.float32]:
+    """The vectors of a sentence encoder, of length one.
+
+    Parameters
+    ----------
+    name, texts, device, done
+        As of `_encoded`.
+    refused : str
+        Why our engine cannot, for messages.
+
+    """
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
@@ -248,8 +290,11 @@ def _by_sentence_transformers(name: str, texts: list[str], device: str, refused:
     except Exception as error:  # of many libraries, which have many
         what = "is no model of sentence-transformers that can be loaded"
         raise UsageError(f"{refused}{name} {what} ({error})") from error
-    vectors: NDArray[np.float32] = encoder.encode(texts, normalize_embeddings=True, show_progress_bar=False)
-    return vectors
+    parts = []
+    for at in range(0, len(texts), _BATCH):
+        parts.append(encoder.encode(texts[at : at + _BATCH], normalize_embeddings=True, show_progress_bar=False))
+        done(min(at + _BATCH, len(texts)))
+    return np.concatenate(parts)
 
 
 def _learned(vectors: NDArray[np.float32], data: LabelledArticles, known: Rows) -> Doubles:

@@ -1,0 +1,95 @@
+"""How far a command is that takes a while: one bar for whatever it does, rows, fits or steps."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+
+from .console import PlainConsole
+from .terminal import Bar
+
+_SECONDS_BEFORE_BAR = 2.0
+_SECONDS_OF_RATE = 10.0
+_SECONDS_BETWEEN_LINES = 60.0
+
+
+class Phases:
+    """Shows how far each phase of a command is, once it has taken two seconds: what is done, the rate of the last ten
+    seconds, and the time that is left at this rate. On a terminal that is a bar, elsewhere a line a minute.
+
+    Parameters
+    ----------
+    console : PlainConsole
+        Where it is shown.
+    clock : callable
+        Returns the time in seconds.
+
+    """
+
+    def __init__(self, console: PlainConsole, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._bar = Bar(console, _SECONDS_BETWEEN_LINES)
+        self._phase: str | None = None
+        self._began = 0.0
+        self._recent: deque[tuple[float, int]] = deque()
+
+    def __call__(self, phase: str, done: int, most: int | None = None, unit: str = "rows", shown: str = "") -> None:
+        """Show how far a phase is.
+
+        Parameters
+        ----------
+        phase : str
+            What is done. Another phase than before ends that one, and so does the last of its rows.
+        done : int
+            How much of it is done.
+        most : int, optional
+            How much there is; None where that is not known.
+        unit : str
+            What is counted.
+        shown : str
+            What stands before the bar, where that changes within the phase.
+
+        """
+        now = self._clock()
+        if phase != self._phase:
+            self.stop()
+            self._phase, self._began = phase, now
+            self._recent = deque([(now, 0)])
+        self._recent.append((now, done))
+        while len(self._recent) > 2 and self._recent[1][0] <= now - _SECONDS_OF_RATE:
+            self._recent.popleft()
+        if done == most:
+            self.stop()
+            return
+        if now - self._began < _SECONDS_BEFORE_BAR:
+            return
+        told = progress_text(self._recent, most, unit)
+        share = min(done / most, 1.0) if most else 0.0
+        self._bar.start(shown or phase, told, 1.0)
+        self._bar.show(shown or phase, share, told, f"{shown or phase}: {told}")
+
+    def spoke(self) -> None:
+        """Something else was printed: the next line can wait."""
+        self._bar.spoke()
+
+    def stop(self) -> None:
+        """End the phase, and remove its bar."""
+        self._bar.stop()
+        self._phase = None
+
+
+def progress_text(recent: deque[tuple[float, int]], most: int | None, unit: str) -> str:
+    """What is done, how fast, and how long the rest takes. recent: pairs of a time and what was done by then.
+
+    >>> progress_text(deque([(0.0, 0), (10.0, 2000)]), 5000, "rows")
+    '2,000 of 5,000 rows, 200/s, 0:00:15 left'
+    """
+    (began, before), (now, done) = recent[0], recent[-1]
+    text = f"{done:,} {unit}" if most is None else f"{done:,} of {most:,} {unit}"
+    if now <= began or done <= before:
+        return text
+    rate = (done - before) / (now - began)
+    text += f", {rate:,.0f}/s" if rate >= 10 else f", {rate:.2g}/s"
+    return text if most is None else f"{text}, {timedelta(seconds=round(max(most - done, 0) / rate))} left"
