@@ -7,6 +7,7 @@ TLS: 1, 0 or nothing; FOLDER: the job's own, made here.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -19,6 +20,9 @@ from ..protocol import choose
 from ..settings import WORKER_OPTIONS, dashboard_settings, export
 from ..tls import make_certificates, tls_settings
 
+_QUIET = "broadsheet.cluster.slurm.quiet"
+_LOG_LEVEL = "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED"
+
 
 def main(asked: str, hosts: str, tls: str, folder: str) -> None:
     """Print the lines for `eval`; the reason for the protocol goes to stderr."""
@@ -27,13 +31,15 @@ def main(asked: str, hosts: str, tls: str, folder: str) -> None:
     make_private(Path(folder))
     token = new_token()
     more: dict[str, str | bool] = {**dashboard_settings(token)}
+    if _LOG_LEVEL not in os.environ:
+        more["distributed.logging.distributed"] = "warning"  # the log is that of the job, which tells what matters
     if protocol == "tls":
         certificates = Path(folder) / "tls"
         make_certificates(certificates)
         more |= tls_settings(certificates)
     print(*export(more), sep="\n")
     preloads = dask.config.get("distributed.worker.preload")
-    named = [preloads] if isinstance(preloads, str) else preloads
+    named = [*([preloads] if isinstance(preloads, str) else preloads), _QUIET]  # an option replaces the setting
     print(f"preloads=({shlex.join(part for name in named for part in ('--preload', name))})")
     print(f"protocol={protocol}\nworker_options=({shlex.join(WORKER_OPTIONS)})\ndashboard_token={token}")
 

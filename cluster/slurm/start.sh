@@ -15,10 +15,9 @@ dask scheduler "${where[@]}" --port 0 --scheduler-file "$scheduler_file" --dashb
 scheduler=$!
 
 if [ "$GPUS_PER_NODE" -gt 0 ]; then
-  # One worker process for each GPU, to which Dask's own setting of preloads does not come.
-  worker=(dask cuda worker ${preloads[@]+"${preloads[@]}"})
+  worker=(dask cuda worker "${preloads[@]}") # one process for each GPU
 else
-  worker=(dask worker --nworkers 1)
+  worker=(dask worker --nworkers 1 "${preloads[@]}")
 fi
 # A folder of its own on each node's disk, for a worker's temporary files. srun signals the shell alone or both, so the
 # shell passes on what it gets, and waits again: the signal ends the first wait.
@@ -38,6 +37,14 @@ srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --no-kill --wa
 workers=$!
 
 end_cluster() {
+  # Asked to, workers end by themselves, and Slurm has nothing to report; those that have not within ten seconds are ended.
+  if [ -s "$scheduler_file" ] && kill -0 "$scheduler" 2> /dev/null; then
+    timeout 15 python -P -m broadsheet.cluster.slurm.finish "$scheduler_file" 2> /dev/null
+    for _ in $(seq 40); do
+      kill -0 "$workers" 2> /dev/null || break
+      sleep 0.25
+    done
+  fi
   kill "$workers" 2> /dev/null
   rm -rf "$FOLDER"
   wait "$workers" # one that loses its scheduler while it closes may hang, and Dask waits 8 s before it is killed

@@ -138,9 +138,9 @@ class App:
         Parameters
         ----------
         spoken : Spoken
-            How the client asks and is answered.
+            The form of the request and its answer.
         route : str
-            The route for the log, without a model's name.
+            Its path for the log, without a model's name.
         scope, receive, send
             As ASGI has them.
 

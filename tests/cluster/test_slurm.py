@@ -150,6 +150,8 @@ def test_the_batch_script_spreads_a_job_over_nodes_by_ucx(
     text = log.read_text()
     assert ended["JobState"] == "COMPLETED", text
     assert "protocol: UCX, as requested; transports: tcp" in text
+    assert not re.search(r"Killed|srun|Traceback", text), text
+    assert text.count(" distributed.") <= 2 * nodes, text  # last words of workers that are told to end
     assert hosts_of(tmp_path / "out") == hosts_in(tmp_path) <= set(NODES)
     check_whole(tmp_path / "out", undisturbed)
     assert not list((tmp_path / "shared").iterdir())

@@ -1,0 +1,23 @@
+"""For the batch scripts: have the workers of a job end by themselves.
+
+python -P -m broadsheet.cluster.slurm.finish SCHEDULER_FILE
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+
+from distributed import Client
+
+_SECONDS = 10
+
+
+def main(scheduler_file: str) -> None:
+    """Close the workers. Where the scheduler does not answer, whoever started them ends them."""
+    with suppress(OSError, ValueError), Client(scheduler_file=scheduler_file, timeout=_SECONDS) as client:
+        client.retire_workers(list(client.scheduler_info(n_workers=-1)["workers"]), close_workers=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
