@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Python compiles a module when it is first imported: most modules of large packages never are.
 INSTALL := $(PIP) install --no-compile
 
@@ -58,6 +58,7 @@ $(VENV)/python:
 	@touch $@
 
 $(VENV)/installed: pyproject.toml | $(VENV)/python
+	@echo "Installing Broadsheet and the packages that it needs into $(VENV), which then takes 320 MB."
 	$(INSTALL) -e .
 	@touch $@
 

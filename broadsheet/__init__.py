@@ -1,4 +1,4 @@
-"""Broadsheet: labels for very large collections of short texts, by a character-level CNN on a Dask graph.
+"""Broadsheet: a label, a score or a number for each text of a very large collection.
 
 >>> import broadsheet
 >>> report = broadsheet.classify(["Stocks fell on Monday as oil rose."])

@@ -120,7 +120,7 @@ def application(names: Collection[str] = tuple(_COMMANDS)) -> typer.Typer:
     made = typer.Typer(
         name="broadsheet",
         cls=_Group,
-        help="Label very large collections of texts: by n-grams, a network, an encoder, or a model of fastText's.",
+        help="Give each text of a very large collection a label, a score or a number.",
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",  # brackets in a help text are text
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -136,6 +136,14 @@ def application(names: Collection[str] = tuple(_COMMANDS)) -> typer.Typer:
     return made
 
 
+def _needed(arguments: list[str]) -> Collection[str]:
+    """The commands that these arguments need; each is a module to be imported."""
+    if arguments == ["--version"]:
+        return ()
+    is_known = {*arguments[:1]} & {*_COMMANDS}
+    return {arguments[0], "classify"} if is_known else _COMMANDS  # `submit` has classify's options
+
+
 def run() -> None:
     """Run the command; errors a user can mend are one message on stderr, and the exit code says of what kind."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
@@ -147,9 +155,7 @@ def run() -> None:
     warnings.showwarning = _show_warning  # type: ignore[assignment]
     try:
         sys.argv[1:] = _as_now(sys.argv[1:])
-        is_known = {*sys.argv[1:2]} & {*_COMMANDS}
-        app = application({sys.argv[1], "classify"} if is_known else _COMMANDS)  # `submit` has classify's options
-        code = app(standalone_mode=False)
+        code = application(_needed(sys.argv[1:]))(standalone_mode=False)
         if code == _INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code)

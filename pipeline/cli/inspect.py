@@ -351,6 +351,8 @@ def _show_rows(name: str, other: str | None, asked: Facts, page: Path | None, as
         _print_compared((name, other), told)
     else:
         for looked in told:
+            if len({one["score"] for one in told}) > 1:
+                say(f"{looked['score']} by {looked['column']}")
             _print_looked(looked)
 
 

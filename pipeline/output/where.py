@@ -8,7 +8,7 @@ test       = value [ comparison value { comparison value }
                | "is" [ "not" ] "null" ]
 comparison = "==" | "!=" | "<" | "<=" | ">" | ">="
 value      = column | literal
-column     = a word, words with dots between them, or anything between backticks, in which two backticks stand for one
+column     = a word, in which may be . - and /, or anything between backticks, in which two backticks stand for one
 literal    = a number, "text", 'text', true or false; in text, a backslash before a quote or a backslash
 
 Each rule is a method, which returns an expression of Arrow. Python's parser would not do: a column between backticks or
@@ -36,13 +36,16 @@ from ..errors import UsageError, did_you_mean
 _DEEPEST = 50
 _KEYWORDS = ("and", "or", "not", "in", "is", "null")
 _WORDS = (*_KEYWORDS, "true", "false")
-_PLAIN = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+_WORD = r"[^\W\d](?:\w|[-./](?=\w))*"
+"""A column as most are called: author.name, ag-news_label, score_Sci/Tech. No arithmetic could be meant."""
+
+_PLAIN = re.compile(_WORD)
 _TOKEN = re.compile(
-    r"""\s*(?:
+    rf"""\s*(?:
     (?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
   | (?P<text>"(?:[^"\\]|\\["'\\])*"|'(?:[^'\\]|\\["'\\])*')
   | `(?P<quoted>(?:[^`]|``)+)`
-  | (?P<word>[^\W\d]\w*(?:\.[^\W\d]\w*)*)
+  | (?P<word>{_WORD})
   | (?P<mark>==|!=|<=|>=|<|>|\(|\)|,)
   | (?P<end>$))""",
     re.VERBOSE,

@@ -185,7 +185,7 @@ def test_two_jobs_differ_where_a_join_says_so(jobs: Path, swapped: bool) -> None
             assert (example["label"], example["score"]) == (row["label"], row["score"])
 
 
-def test_every_kind_of_output_tells_the_same(jobs: Path, tmp_path: Path) -> None:
+def test_every_kind_of_output_tells_the_same(jobs: Path, broadsheet_here: CommandHere, tmp_path: Path) -> None:
     def told(name: Path | str, **options: object) -> list[tuple]:
         (looked,) = look(str(jobs / name), ["lang"], **options)
         return [(one["value"], one["rows"], one["kept"], one["label"]) for one in looked["values"]]
@@ -194,6 +194,8 @@ def test_every_kind_of_output_tells_the_same(jobs: Path, tmp_path: Path) -> None
     assert [rows for _, rows, *_ in expected] == sorted(frame_of(jobs / "one")["lang"].value_counts(), reverse=True)
     assert told("parts") == told("beside") == told("both", by="p_score") == expected
     assert [one["score"] for one in look(str(jobs / "both"), ["lang", "file"])] == ["p_score", "q_score"] * 2
+    _, said = broadsheet_here("inspect", jobs / "both", "--per", "lang")
+    assert [line for line in said.splitlines() if "_score by " in line] == ["p_score by lang", "q_score by lang"]
     for ending in ("parquet", "csv", "jsonl"):
         select(jobs / "one", tmp_path / f"all.{ending}", columns=["lang", "label", "score"])
         assert told(tmp_path / f"all.{ending}") == expected

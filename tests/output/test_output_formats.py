@@ -262,7 +262,7 @@ def test_rows_are_chosen_by_any_column_and_counted(run: Run, in_memory: JobRepor
     [
         (
             {"where": "nonsense > 1"},
-            r"there is no column 'nonsense' \(there are file, row, odd, .+ `score_Sci/Tech`, .+\(ch",
+            r"there is no column 'nonsense' \(there are file, row, odd, .+ score_Sci/Tech, .+\(ch",
         ),
         (
             {"where": 'score > "x"'},
