@@ -41,6 +41,8 @@ _INPUT = (
 _OUTPUT = "Folder, or one .csv, .jsonl or .parquet file, for the labels, also as a URL (s3://…); - is stdout."
 _MODEL = "A shipped model's name, a file, or hf://USER/NAME; several label in one pass.  [default: ag-news]"
 _DRY_RUN = "Label a sample only; say what the job would take. Writes nothing."
+_OF_GPUS = "With --dry-run, estimate the time on N GPUs like the one here."
+_PRICE = "With --dry-run, also estimate the cost at this price of an hour of a GPU, or else of this machine."
 _STDIN = "Format of stdin.  [default: text]"
 _NSYS = "Run a local cluster's workers under Nsight Systems."
 _GPUS_PER_NODE = "GPUs of a node; 0: use its CPU.  [default: site.yaml's]"
@@ -68,6 +70,8 @@ def command(
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="OUT", help=_OUTPUT)] = None,
     model: Annotated[list[str] | None, typer.Option("--model", metavar="MODEL", help=_MODEL)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=_DRY_RUN)] = False,
+    gpus: Annotated[int | None, in_panel("Job", "N", _OF_GPUS, min=1)] = None,
+    price: Annotated[float | None, in_panel("Job", "X", _PRICE, min=0)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     quiet: Quiet = False,
     stdin_format: Annotated[str | None, in_panel("Input", "text|csv|tsv|jsonl|wet", _STDIN)] = None,
@@ -117,8 +121,10 @@ def command(
     else:
         source, models, taken = taken_up(place)
         models, options = model or models, taken | options
+    if not dry_run and (gpus is not None or price is not None):
+        raise UsageError("--gpus and --price are for an estimate: add --dry-run")
     if dry_run:
-        _estimate(source, place, models, options, connection, as_json)
+        _estimate(source, place, models, options, connection, gpus, price, as_json)
     elif output == _STDOUT:
         pipe.refuse_options(options, connection, as_json)
         pipe.run(source, models, options, quiet)
@@ -322,7 +328,14 @@ def _stopped_at_the_end(progress: Progress) -> Iterator[None]:
 
 
 def _estimate(
-    source: Any, place: Any, model: list[str], options: dict[str, Any], connection: dict[str, Any], as_json: bool
+    source: Any,
+    place: Any,
+    model: list[str],
+    options: dict[str, Any],
+    connection: dict[str, Any],
+    of_gpus: int | None,
+    price: float | None,
+    as_json: bool,
 ) -> None:
     """Label a sample, and print what the job would take.
 
@@ -338,6 +351,10 @@ def _estimate(
         The options of the job, by their names in Python.
     connection : dict of str to object
         The keywords of `connect`; `where` and `workers` decide for how many machines and workers the time is estimated.
+    of_gpus : int, optional
+        For how many GPUs the time is estimated.
+    price : float, optional
+        Of an hour of a GPU, or of this machine without one.
     as_json : bool
         Print JSON.
 
@@ -345,25 +362,27 @@ def _estimate(
     from ...cluster.protocol import count_gpus
     from ..job.estimate import dry_run
 
-    where, count = connection["where"], connection["workers"]
+    where, count = connection["where"], of_gpus or connection["workers"]
     module, extra = _EXTRAS.get(where, (None, None))
     if module is not None and extra is not None and find_spec(module) is None:
         raise UsageError(f"--cluster {where} needs an extra: {install(extra)}")
     gpus = 1 if where == "local" else count_gpus()
     machines, workers = (count or 1, gpus) if where == "slurm" else (1, count or gpus)
     estimate = dry_run(source, place and str(place), model=model, machines=machines, workers=workers or None, **options)
+    if of_gpus is not None and estimate.device != "cuda":
+        raise UsageError("--gpus: the sample was labelled on a CPU. Make the estimate on a machine with such a GPU")
     if as_json:
         print_json(estimate.to_dict())
     else:
-        _print_estimate(estimate, place, PlainConsole())
+        _print_estimate(estimate, place, price, PlainConsole())
         if where not in ("auto", "local", *_EXTRAS) or connection["scheduler_file"] is not None:
             say("The rate was measured here, not on that cluster.")
 
 
-def _print_estimate(estimate: Estimate, place: Location | None, console: PlainConsole) -> None:
+def _print_estimate(estimate: Estimate, place: Location | None, price: float | None, console: PlainConsole) -> None:
     from ..report.terminal import print_list
 
-    console.print(facts_table(_facts(estimate)))
+    console.print(facts_table(_facts(estimate, price)))
     if place is not None:
         free = "" if estimate.free_bytes is None else f" ({decimal(estimate.free_bytes)} free)"
         print_fact("folder", f"{place}{free}", console)
@@ -373,7 +392,7 @@ def _print_estimate(estimate: Estimate, place: Location | None, console: PlainCo
     console.print("Nothing was written. To start a cluster and to read takes more than that time.", style="dim")
 
 
-def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
+def _facts(estimate: Estimate, price: float | None) -> Iterator[tuple[str, str]]:
     if estimate.files:
         yield "files", f"{estimate.files:,}, {decimal(estimate.bytes)}"
     if estimate.update is not None:
@@ -393,10 +412,12 @@ def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     one, others, unit = on_gpu if estimate.device == "cuda" else ("this machine", "such machines", "core")
     yield "rate", f"{estimate.rate:,.0f} rows a second, on {one}"
     if estimate.seconds is not None and estimate.seconds_of_one is not None:
-        times = f"{_duration(estimate.seconds_of_one)} on {one}"
-        if estimate.workers > 1:
-            times += f", {_duration(estimate.seconds)} on {estimate.workers:,} {others}"
-        yield "time", f"about {times}; {estimate.device_hours or 0:,.2f} {unit}-hours"
+        least, most = map(_duration, estimate.seconds_range or (estimate.seconds, estimate.seconds))
+        where = one if estimate.workers == 1 else f"{estimate.workers:,} {others}"
+        yield "time", f"{least} to {most} on {where}; {estimate.device_hours or 0:,.2f} {unit}-hours"
+        if price is not None:
+            hours = estimate.seconds_of_one / 3600
+            yield "cost", f"about {hours * price:,.2f} at {price:g} an hour of {one}: {hours:,.2f} hours"
         if estimate.seconds_of_encoder is not None:
             yield "encoder", f"alone about {_duration(estimate.seconds_of_encoder)} on {one}"
     if estimate.output_bytes is not None:

@@ -9,14 +9,16 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 
-from ..engine.base import Engine, Texts
+from ..engine.base import Engine, Predictions, Texts
 from ..engine.open import opened, why_no_gpu
 from ..errors import UsageError
+from ..labelling.pieces import in_pieces
 from ..labelling.scored import ScoredChunk, Scoring, score, score_chunk, texts_of
 from ..model.charcnn import Model
 from ..model.layers import WHOLE
@@ -44,7 +46,7 @@ from .waits import told_waits
 SAMPLE_ROWS = 1000
 _ENTRY_BYTES, _LABEL_BYTES = 1500, 200
 _CHUNK, _JOB = part_name(0, 0), "0" * 16
-_BATCHES = 4
+_BATCHES, _RUNS, _PARTS = 4, 3, 5
 _FEW = 100  # of the sample's rows, for an encoder alone
 _COPIES = 3  # of a model in a worker: as it came, as tensors, and as its engine has them
 _WARM_UP = Texts.of([b"x"] * 32)
@@ -81,10 +83,14 @@ class Estimate:
         Why the CPU was chosen, where the device was "auto".
     rate : float
         Rows of the sample labelled in a second, by one worker on this machine, with the text in memory.
+    slowest, fastest : float
+        The rates of the slowest and the fastest part of the sample, of five; on a GPU of three runs.
     workers : int
         GPUs, or machines like this one, that the job is to have.
     seconds, seconds_of_one : float or None
         The time to label all rows with them, and with one.
+    seconds_range : tuple of float or None
+        The least and the most that `seconds` may be, by the fastest and the slowest part of the sample.
     seconds_of_encoder : float or None
         Of a chain, the time to label all rows with one and its encoder alone.
     device_hours : float or None
@@ -122,9 +128,12 @@ class Estimate:
     device: str
     no_gpu: str | None
     rate: float
+    slowest: float
+    fastest: float
     workers: int
     seconds: float | None
     seconds_of_one: float | None
+    seconds_range: tuple[float, float] | None
     seconds_of_encoder: float | None
     device_hours: float | None
     output_bytes: int | None
@@ -193,7 +202,7 @@ def dry_run(
     columns = columns_of(sample.selection, settings.model_columns(models), settings.where)
     sampled_rows = with_folders(sample.chunk, settings.settings(1, models).names)
     with opened(models.loaded, settings.device, settings.precision, settings.kernels) as engines:
-        judged, rate = _label(sampled_rows, engines, columns.scoring)
+        judged, rates = _label(sampled_rows, engines, columns.scoring)
         backend = engines[0].backend
     on_gpu = backend.device == "cuda"
     units = machines * (settings.workers or 1 if on_gpu else 1)
@@ -205,7 +214,12 @@ def dry_run(
     ranges = sum(parts_of(files.found, files_in_ranges(files.found, chunk_rows), chunk_rows))
     in_range = -(-(rows or chunk_rows) // max(1, ranges))
     row_bytes = _output_bytes(judged, columns, names, min(chunk_rows, in_range))
+    rate = rates.whole
     computing = None if rows is None or not (rate or not rows) else rows / max(rate, 1e-9)
+
+    def lasting(of_rate: float) -> float:
+        return max((rows or 0) / max(of_rate, 1e-9) / units, sample.reading_seconds)
+
     estimate = Estimate(
         files=len(files.found),
         bytes=sum(file.size or 0 for file in files.found),
@@ -222,9 +236,12 @@ def dry_run(
         device=backend.device,
         no_gpu=why_no_gpu() if settings.device == "auto" and not on_gpu else None,
         rate=rate,
+        slowest=rates.slowest,
+        fastest=rates.fastest,
         workers=units,
         seconds=None if computing is None else max(computing / units, sample.reading_seconds),
         seconds_of_one=None if computing is None else max(computing, sample.reading_seconds),
+        seconds_range=None if computing is None else (lasting(rates.fastest), lasting(rates.slowest)),
         seconds_of_encoder=_of_encoders(sampled_rows, models, settings, columns.scoring, rows),
         device_hours=None if computing is None else computing * (1 if on_gpu else available_cores()) / 3600,
         output_bytes=None if rows is None else round(rows * row_bytes),
@@ -273,17 +290,39 @@ def sampled(
     return settings, path, models, given, growth, sample_input(given, selection, rows, settings.limit)
 
 
-def _label(chunk: Chunk, engines: list[Engine], scoring: Sequence[Scoring]) -> tuple[ScoredChunk, float]:
-    """The chunk with its labels, and rows a second of a call that is large enough to be typical of the engines."""
+@dataclass(frozen=True)
+class _Rates:
+    """Rows that are labelled in a second: of all, and of the slowest and the fastest part."""
+
+    whole: float
+    slowest: float
+    fastest: float
+
+
+def _label(chunk: Chunk, engines: list[Engine], scoring: Sequence[Scoring]) -> tuple[ScoredChunk, _Rates]:
+    """The chunk with its labels, and the rates of calls that are large enough to be typical of the engines."""
     score(_WARM_UP, engines, scoring)
-    began = time.perf_counter()
-    judged = score_chunk(chunk, engines, scoring)
-    if engines[0].batch is not None and len(chunk):
-        chunk = concat([chunk] * -(-_BATCHES * engines[0].batch // len(chunk)))
-        texts = texts_of(chunk)
+    timed: list[tuple[int, float]] = []
+
+    def label(texts: Texts) -> tuple[Predictions, ...]:
         began = time.perf_counter()
-        score(texts, engines, scoring)
-    return judged, len(chunk) / (time.perf_counter() - began)
+        found = score(texts, engines, scoring)
+        timed.append((len(texts), max(time.perf_counter() - began, 1e-9)))
+        return found
+
+    batch = engines[0].batch
+    if batch is None or not len(chunk):
+        size = max(1, -(-len(chunk) // _PARTS))
+        in_parts = partial(in_pieces, label=label, tell=lambda _: None, least=size, seconds=0.0)
+        judged = score_chunk(chunk, engines, scoring, compute=in_parts)
+    else:  # of a GPU, whose rate follows from the batch
+        judged = score_chunk(chunk, engines, scoring)
+        texts = texts_of(concat([chunk] * -(-_BATCHES * batch // len(chunk))))
+        for _ in range(_RUNS):
+            label(texts)
+    rates = [rows / seconds for rows, seconds in timed] or [0.0]
+    whole = sum(rows for rows, _ in timed) / max(sum(seconds for _, seconds in timed), 1e-9)
+    return judged, _Rates(whole, min(rates), max(rates))
 
 
 def _of_encoders(
@@ -306,7 +345,7 @@ def _of_encoders(
     some = chunk.take(np.arange(len(chunk)) % -(-len(chunk) // _FEW) == 0)
     alone = [model.asking("all") if model.encoder else model for model in models.loaded]
     with opened(alone, settings.device, settings.precision, settings.kernels) as engines:
-        return rows / _label(some, engines, scoring)[1]
+        return rows / max(_label(some, engines, scoring)[1].whole, 1e-9)
 
 
 def _output_bytes(judged: ScoredChunk, columns: Columns, names: PartNames, chunk_rows: int) -> float:

@@ -5,9 +5,13 @@ little, else by the sizes of all files. And a remark about a large file that onl
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
+from itertools import accumulate
+from statistics import fmean
 
 import pyarrow as pa
 
@@ -93,7 +97,7 @@ def sample_input(given: Given, selection: Selection, rows: int, limit: int | Non
     if sum(file.stored for file in plan.files) <= _COUNTED_BYTES:
         count = sample.read(plan.files, limit, is_drawn=False)
         return Sample(plan.selection, chunk, count, problems=problems, notes=notes)
-    total, seconds = _estimated(plan, sample.files)
+    total, seconds = _estimated(plan)
     total = total if total is None or limit is None else min(total, limit)
     return Sample(plan.selection, chunk, total, total is not None and total == limit, seconds, problems, notes)
 
@@ -229,22 +233,56 @@ def _even(count: int) -> list[int]:
     return [place * count // places for place in range(places)]
 
 
-def _estimated(plan: Plan, some: Sequence[InputFile]) -> tuple[int | None, float]:
-    """How many rows all files have, by how many there are for each byte of some; and the seconds that reading takes."""
-    rows = stored = 0
-    in_order: list[float] = []
-    for file in some:
-        try:
-            count, size, seconds = _density(examine(file, plan.selection, plan.first))
-        except (SourceError, UsageError, OSError):  # it is among the problems of the sample
+def _estimated(plan: Plan) -> tuple[int | None, float]:
+    """How many rows all files have, and the seconds that reading takes.
+
+    A byte of a format, with its compression, holds as many rows as one of those files of this kind that are looked at.
+    Files of different kinds may differ by a factor of ten, so each kind is estimated by itself.
+    """
+    kinds: dict[tuple[str, str | None], list[InputFile]] = defaultdict(list)
+    for file in plan.files:
+        kinds[file.format.name, file.compression].append(file)
+    rows, reading, longest = 0.0, 0.0, 0.0
+    unknown = known = 0
+    for files in kinds.values():
+        total = sum(file.stored for file in files)
+        some = _by_bytes(files)
+        found = [(file.stored, one) for file in some if (one := _density_of(file, plan)) is not None]
+        if not found:  # they are among the problems of the sample, where that has them
+            unknown += total
             continue
-        rows += round(count * file.stored / size)
-        stored += file.stored
-        in_order += [seconds * file.stored / size] if file.front_to_back else []
-    if not stored:
+        known += total
+        weights = [stored if len(some) == len(files) else 1 for stored, _ in found]  # a large file is there more often
+        rows += total * fmean((rows for _, (rows, _) in found), weights)
+        if files[0].front_to_back:
+            seconds = fmean((seconds for _, (_, seconds) in found), weights)
+            reading += total * seconds
+            longest = max(longest, seconds * max(file.stored for file in files))
+    if not known:
         return None, 0.0
-    share = sum(file.stored for file in plan.files) / stored
-    return round(rows * share), max(share * sum(in_order) / available_cores(), max(in_order, default=0.0))
+    return round(rows * (known + unknown) / known), max(reading / available_cores(), longest)
+
+
+def _by_bytes(files: Sequence[InputFile]) -> list[InputFile]:
+    """Up to _PLACES files, those in which places at even distances of all their bytes lie: a large one may be there
+    several times.
+    """
+    if len(files) <= _PLACES:
+        return [*files]
+    ends = [*accumulate(file.stored for file in files)]
+    places = ((2 * place + 1) * ends[-1] // (2 * _PLACES) for place in range(_PLACES))
+    return [files[bisect_right(ends, place)] for place in places]
+
+
+def _density_of(file: InputFile, plan: Plan) -> tuple[float, float] | None:
+    """Rows and seconds of reading for each stored byte of a file; None where it has none, or cannot be read."""
+    if not file.stored:
+        return None
+    try:
+        count, size, seconds = _density(examine(file, plan.selection, plan.first))
+    except (SourceError, UsageError, OSError):
+        return None
+    return count / size, seconds / size
 
 
 def _density(examined: Examined) -> tuple[int, int, float]:

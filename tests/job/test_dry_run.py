@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
+import re
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -64,6 +66,48 @@ def test_rows_of_a_large_input_are_estimated_from_little_of_it(ag_news: Path, tm
     given = identify(plain, 70, 1014, whole_hash=False, by_content=False)
     assert sample_input(given, SELECTION, 1000, None).reading_seconds == 0
     assert sample.problems == [f"{tmp_path}/other.csv: 3 columns are named; expected 3 fields, found 1"]
+
+
+def test_time_is_a_range_and_has_a_price(broadsheet_here: CommandHere, small_model_file: Path, tmp_path: Path) -> None:
+    """The slowest part of the sample is one of long texts."""
+    for name, length in (("a", 1), ("b", 400)):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{'word ' * length}{row}\n" for row in range(500)))
+    job = ("classify", tmp_path, "-o", tmp_path / "out", "--model", small_model_file)
+    code, told = broadsheet_here(*job, "--dry-run", "--json")
+    assert code == 0, told
+    found = json.loads(told)
+    assert found["slowest"] < found["rate"] < found["fastest"]
+    least, most = found["seconds_range"]
+    assert least < found["seconds"] < most
+    code, told = broadsheet_here(*job, "--dry-run", "--price", 3600)
+    assert code == 0, told
+    assert re.search(r"time +\S+( s)? to \S+( s)? on this machine; [\d.]+ core-hours", told)
+    assert re.search(r"cost +about [\d.]+ at 3600 an hour of this machine: [\d.]+ hours", told)
+    code, told = broadsheet_here(*job, "--gpus", 8)
+    assert (code, "--gpus and --price are for an estimate: add --dry-run" in told) == (2, True)
+    code, told = broadsheet_here(*job, "--dry-run", "--device", "cpu", "--gpus", 8)
+    assert (code, "the sample was labelled on a CPU" in told) == (2, True)
+
+
+def test_files_of_many_kinds_are_estimated_kind_by_kind(tmp_path: Path) -> None:
+    """Most files are of a kind whose bytes hold few rows; most rows are in few files of another."""
+    rng = random.Random(4)
+    rows = 0
+    for number in range(60):
+        lines = [json.dumps({"text": rng.randbytes(2000).hex()}) + "\n" for _ in range(300)]
+        (tmp_path / f"{number:02}.jsonl").write_text("".join(lines))
+        rows += len(lines)
+    for number in range(3):
+        lines = [json.dumps({"text": f"short text {rng.randrange(10**9)}"}) + "\n" for _ in range(120_000)]
+        (tmp_path / f"packed-{number}.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode(), 1))
+        rows += len(lines)
+    table = pa.table({"text": [f"row {i % 7}" for i in range(200_000)]})
+    pq.write_table(table, tmp_path / "table.parquet")
+    rows += len(table)
+    given = identify(Paths([str(tmp_path)]), 70, 1014, whole_hash=False, by_content=False)
+    sample = sample_input(given, Selection(("text",)), 100, None)
+    assert not sample.counted
+    assert sample.rows == pytest.approx(rows, rel=0.03)
 
 
 def test_the_command_warns_and_fits_a_terminal(
