@@ -33,6 +33,7 @@ _PER = "Of the output of a job: its scores by the values of this column; may be 
 _BY = "Column of scores for that: score, or score_NAME of one class."
 _AT = "Score from which on a row is kept; may be repeated."
 _PAGE = "Also show it on this page: the one that the job wrote, or a new one."
+_CARD = "Write a README of the output of a finished job: rows, labels, columns, what is missing, how it was made."
 _MOST_NAMES = 20
 _LONGEST_NAME = 60
 _MOST_VALUES = 50
@@ -53,6 +54,7 @@ def inspect(
     by: Annotated[str | None, typer.Option(metavar="NAME", help=_BY)] = None,
     at: Annotated[list[float] | None, typer.Option(metavar="SCORE", help=_AT)] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE.html", help=_PAGE)] = None,
+    card: Annotated[Path | None, typer.Option(metavar="README.md", help=_CARD)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of this as JSON.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Show how much GPU memory the model takes.")] = False,
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Articles in a batch, for --memory.")] = 4096,
@@ -65,6 +67,9 @@ def inspect(
     from ..model.encoder_file import is_folder
     from ..storage.buckets import is_bucket
 
+    if card is not None:
+        _write_card(model, card)
+        return
     if other is not None or per:
         _show_rows(model, other, {"per": per or [], "by": by, "at": at or []}, report, as_json)
         return
@@ -292,6 +297,19 @@ def verify(
         say(f"{name}: {whole}. {counted(totals.chunks, 'chunk')}; {counted(totals.rows_read, 'row')} {balance(totals)}")
         for line in missing:
             say(f"Of the input, {line}")
+
+
+def _write_card(name: str, card: Path) -> None:
+    """Write the README of an output folder. Raises UsageError where a file is there already."""
+    from ..output.folder import OutputFolder
+    from ..output.object_store import place_of
+    from ..report.folder_card import folder_card
+    from ..storage.disk import refuse_outputs, write_file
+
+    refuse_outputs({"--card": card}, False, lambda: ())
+    text = folder_card(OutputFolder(place_of(name)), Path(name).name)
+    write_file(card, text.encode("utf-8", "backslashreplace"))
+    say(f"{card} is written")
 
 
 def _show_output(name: str, as_json: bool) -> None:

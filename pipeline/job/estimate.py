@@ -292,7 +292,16 @@ def sampled(
 
 @dataclass(frozen=True)
 class _Rates:
-    """Rows that are labelled in a second: of all, and of the slowest and the fastest part."""
+    """Rows that are labelled in a second.
+
+    Attributes
+    ----------
+    whole : float
+        Of all.
+    slowest, fastest : float
+        Of the slowest and the fastest part.
+
+    """
 
     whole: float
     slowest: float

@@ -53,3 +53,30 @@ def test_a_program_reads_what_went_wrong_by_file_and_reason(
     _, shown = broadsheet_here(*job, "--resume")
     assert "row 0: not JSON" in shown
     assert str(max(out.glob("_runs/*.problems.jsonl"), key=lambda path: path.stat().st_mtime)) in shown
+
+
+def test_the_readme_of_an_output_says_what_is_in_it_and_what_is_missing(
+    small_model_file: Path, broadsheet_here: CommandHere, tmp_path: Path
+) -> None:
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    pq.write_table(pa.table({"text": ["a", None, "b"], "n": [1, 2, 3]}), folder / "a.parquet")
+    (folder / "broken.parquet").write_bytes(b"PAR1")
+    job = ("classify", folder, "-o", out, "--model", small_model_file, "--keep", "n", "--root", folder)
+    assert broadsheet_here(*job)[0] == 3
+    code, said = broadsheet_here("inspect", out, "--card", tmp_path / "README.md")
+    assert code == 0, said
+    text = (tmp_path / "README.md").read_text()
+    head = json.loads(text.split("---")[1])
+    assert [*out.glob(head["configs"][0]["data_files"])] == [*(out / "parts").iterdir()]
+    for told in (
+        "# out",
+        "3 rows read = 2 labelled + 1 quarantined",
+        "- `n`: int64",
+        "1 row could not",
+        "broken.parquet",
+    ):
+        assert told in text
+    assert str(tmp_path) not in text
+    assert "the output folder of a job" in broadsheet_here("inspect", out, "--card", out / "README.md")[1]
+    assert "is there already" in broadsheet_here("inspect", out, "--card", tmp_path / "README.md")[1]

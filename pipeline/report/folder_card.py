@@ -1,0 +1,86 @@
+"""A README for the output folder of a job, with what whoever gets the labels should know of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from ..errors import OutputError, UsageError, counted, printable
+from ..output.folder import OutputFolder
+from ..output.layout import REQUEST
+from ..output.record import Manifest, Totals
+from ..output.verify import finished
+from .tally import balance
+
+_MOST_LABELS = 50
+_SUFFIXES = {"parquet": "parquet", "jsonl": "json", "csv": "csv"}
+"""Of parts, and what Hugging Face calls them."""
+
+
+def folder_card(folder: OutputFolder, name: str) -> str:
+    """The README of an output folder in Markdown, with a head as Hugging Face has it.
+
+    Parameters
+    ----------
+    folder : OutputFolder
+        The folder.
+    name : str
+        Its title.
+
+    Raises
+    ------
+    OutputError
+        For a job that is not finished.
+    UsageError
+        For a folder without parts.
+
+    """
+    manifest, totals = finished(folder)
+    settings = manifest.fingerprint.settings
+    if settings.names.format not in _SUFFIXES or settings.names.folder != "parts":
+        raise UsageError(f"{folder.path} has a file beside each input file, and no parts: it gets no card")
+    kind = settings.names.format
+    head = {"configs": [{"config_name": "default", "data_files": f"parts/**/*.{kind}"}]}
+    schema = folder.schema(manifest)
+    sections = {
+        "Labels": [f"- {printable(label)}: {rows:,}" for label, rows in _labels(totals)],
+        "Columns": [f"- `{printable(field.name)}`: {field.type}" for field in schema],
+        "What is missing": [*_missing(totals)] or ["Nothing: every row of the input has been labelled."],
+        "How it was made": [f"- {what}: {printable(value)}" for what, value in _made(folder, manifest)],
+    }
+    lines = ["---", json.dumps(head), "---", "", f"# {printable(name)}", ""]
+    by = f"by Broadsheet {manifest.fingerprint.writer.broadsheet}"
+    lines += [f"{totals.rows_read:,} rows {balance(totals)}, {by}.", ""]
+    for title, body in sections.items():
+        lines += [f"## {title}", "", *body, ""]
+    return "\n".join(lines)
+
+
+def _labels(totals: Totals) -> list[tuple[str, int]]:
+    """The most frequent labels of the first model, with their rows."""
+    return sorted(totals.labels.items(), key=lambda item: -item[1])[:_MOST_LABELS]
+
+
+def _missing(totals: Totals) -> Iterator[str]:
+    if totals.rows_quarantined:
+        yield f"- {counted(totals.rows_quarantined, 'row')} could not be labelled: `_quarantine/` says why."
+    if totals.rows_filtered:
+        yield f"- Of the labelled rows, {totals.rows_filtered:,} were not chosen."
+    yield from (f"- {printable(message)}" for _, message in totals.problems)
+    yield from (f"- {printable(path)} was skipped: {printable(reason)}" for path, reason in totals.left_out or ())
+
+
+def _made(folder: OutputFolder, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """The model, what computed, the columns and the choice of rows; no path of the input, which may be private."""
+    fingerprint, settings = manifest.fingerprint, manifest.fingerprint.settings
+    try:
+        asked = json.loads(folder.store.read(REQUEST)) if folder.store.has(REQUEST) else {}
+    except (OutputError, ValueError):
+        asked = {}
+    names = [model.rpartition("/")[2] for model in asked.get("models", ())]
+    yield "model", ", ".join([*names, f"digest {fingerprint.model}"])
+    yield "computed on", str(fingerprint.backend)
+    yield "text columns", ", ".join(settings.text_columns) or "text"
+    if settings.where is not None:
+        yield "rows for which", settings.where
+    yield "updates since", f"{len(manifest.updates):,}"
