@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from itertools import groupby
 from typing import NamedTuple
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +48,7 @@ class Sample(NamedTuple):
     label : str
         The label.
     order : float
-        A random number that follows from the row's place: of a label, the rows with the lowest ones are kept.
+        A random number that follows from the row's score and length: of a label, the rows with the lowest are kept.
     file, row : str, int
         Where it is.
     score : float
@@ -137,12 +136,13 @@ def _closest(
 def _samples(
     chunk: Chunk, labels: NDArray[np.int32], scores: NDArray[np.float32], classes: tuple[str, ...]
 ) -> tuple[Sample, ...]:
-    order, drawn = _orders(chunk), []
+    order, drawn = _orders(chunk, scores), []
     left = np.where(labels >= 0, order, np.inf)
     for _ in range(MOST_OF_LABEL):
         best = np.full(len(classes), np.inf)
         np.minimum.at(best, np.maximum(labels, 0), left)
         found = np.flatnonzero((left == best[labels]) & np.isfinite(left))
+        found = found[np.unique(labels[found], return_index=True)[1]]  # of equal texts, one at a time
         drawn.append(found)
         left[found] = np.inf
     rows = np.concatenate(drawn)
@@ -161,13 +161,12 @@ def _places(chunk: Chunk, rows: NDArray[np.int64]) -> tuple[list[str], list[int]
     return taken.column("file").to_pylist(), taken.column("row").to_pylist()
 
 
-def _orders(chunk: Chunk) -> NDArray[np.float64]:
-    """A random number from 0 to 1 for each row, which follows from its file and number (Steele, Lea and Flood, "Fast
-    Splittable Pseudorandom Number Generators", 2014).
+def _orders(chunk: Chunk, scores: NDArray[np.float32]) -> NDArray[np.float64]:
+    """A random number from 0 to 1 for each row (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+    Generators", 2014). It follows from score and length, since the number of a row may not be known yet.
     """
-    files = chunk.rows.column("file").combine_chunks().dictionary_encode()
-    codes = np.array([crc32((name or "").encode()) for name in files.dictionary.to_pylist()], np.uint64)
-    mixed = (codes[files.indices.to_numpy()] << np.uint64(32)) + chunk.rows.column("row").to_numpy().astype(np.uint64)
+    lengths = np.diff(chunk.offsets).astype(np.uint64)
+    mixed = (np.ascontiguousarray(scores).view(np.uint32).astype(np.uint64) << np.uint64(32)) + lengths
     mixed *= np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)

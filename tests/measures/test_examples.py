@@ -14,7 +14,7 @@ from broadsheet.pipeline.source.chunk import QUARANTINE_SCHEMA, Chunk
 
 def chunk(first: int, last: int) -> Chunk:
     rows = pa.table({"file": ["a.csv"] * (last - first), "row": pa.array(range(first, last), pa.int64())})
-    text = pa.array([f"text {i}".encode() for i in range(first, last)], pa.large_binary())
+    text = pa.array([f"text {i:03}".encode() for i in range(first, last)], pa.large_binary())
     return Chunk(text, rows, QUARANTINE_SCHEMA.empty_table())
 
 
@@ -30,19 +30,24 @@ def test_what_is_shown_does_not_depend_on_chunks_and_their_order(size: int) -> N
         shown_of(chunk(at, min(at + size, 400)), labels[at : at + size], scores[at : at + size], names) for at in starts
     ]
     assert reduce(Shown.and_, parts, Shown()) == whole
+    late = [  # as where the number of a part's first row is known only after it was labelled
+        shown_of(chunk(0, min(size, 400 - at)), labels[at : at + size], scores[at : at + size], names).numbered(at)
+        for at in starts
+    ]
+    assert [one.row for one in reduce(Shown.and_, late, Shown()).samples] == [one.row for one in whole.samples]
     margins = scores[:, 0] - scores[:, 1]
     assert [one.row for one in whole.closest] == np.argsort(margins)[:10].tolist()
     assert [one.label for one in whole.samples] == [name for name in names for _ in range(MOST_OF_LABEL)]
     for one in whole.samples:
-        assert (names[labels[one.row, 0]], one.text) == (one.label, f"text {one.row}")
+        assert (names[labels[one.row, 0]], one.text) == (one.label, f"text {one.row:03}")
         assert one.score == pytest.approx(scores[one.row, 0])
 
 
 def test_rows_are_drawn_alike_and_few_labels_are_kept() -> None:
     """Of 9,000 rows of one label, about a third of those drawn are in each third; of 90 labels, 30 have samples."""
-    labels, scores = np.zeros((9_000, 2), np.int32), np.ones((9_000, 2), np.float32)
-    thirds = np.zeros(3)
+    labels, thirds, rng = np.zeros((9_000, 2), np.int32), np.zeros(3), np.random.default_rng(1)
     for first in range(0, 9_000 * 60, 9_000):
+        scores = rng.random((9_000, 2)).astype(np.float32)
         drawn = shown_of(chunk(first, first + 9_000), labels, scores, ("a", "b")).samples
         thirds += np.bincount([(one.row - first) // 3_000 for one in drawn], minlength=3)
     assert thirds.sum() == 60 * MOST_OF_LABEL
