@@ -301,7 +301,7 @@ def test_resume_refuses_another_job_and_says_what_changed(
     before = source.stat()
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     try:
-        refused(f": changed: {source}. Start again")
+        refused(f": changed: {source}. Its job is finished: update=True changed=True labels what has changed")
     finally:
         os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
     resume = [*arguments, "-o", out, "--resume"]
