@@ -12,7 +12,7 @@ stop() {
   (sleep "$((STOP_BEFORE * 3 / 4))" && kill -TERM "$client") 2> /dev/null & # not waiting for the limit itself
 }
 trap 'requeue=1; stop' USR1
-trap stop TERM
+trap 'graceful=; stop' TERM
 
 wait "$client"
 while kill -0 "$client" 2> /dev/null; do wait "$client"; done # a signal ends a wait early

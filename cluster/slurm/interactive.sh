@@ -1,6 +1,6 @@
 # --- For notebooks: print how to connect, and keep the workers until the job is cancelled or its time limit ------------
 trap end_cluster EXIT
-trap exit TERM USR1
+trap 'graceful=; exit' TERM USR1
 until [ -s "$scheduler_file" ]; do
   kill -0 "$scheduler" || exit 1
   sleep 0.5

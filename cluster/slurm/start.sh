@@ -36,9 +36,10 @@ srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --no-kill --wa
   "${worker_options[@]}" &
 workers=$!
 
+graceful=1 # empty where Slurm itself ends the job: it soon kills what is left
 end_cluster() {
   # Asked to, workers end by themselves, and Slurm has nothing to report; those that have not within ten seconds are ended.
-  if [ -s "$scheduler_file" ] && kill -0 "$scheduler" 2> /dev/null; then
+  if [ -n "$graceful" ] && [ -s "$scheduler_file" ] && kill -0 "$scheduler" 2> /dev/null; then
     timeout 15 python -P -m broadsheet.cluster.slurm.finish "$scheduler_file" 2> /dev/null
     for _ in $(seq 40); do
       kill -0 "$workers" 2> /dev/null || break
