@@ -5,6 +5,7 @@ python -P -m broadsheet.cluster.slurm.finish SCHEDULER_FILE
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import suppress
 
@@ -13,9 +14,16 @@ from distributed import Client
 _SECONDS = 10
 
 
+def _hush() -> None:
+    """Have Dask log no more in this process: a worker whose heartbeat meets its end would log a traceback."""
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+
+
 def main(scheduler_file: str) -> None:
     """Close the workers. Where the scheduler does not answer, whoever started them ends them."""
     with suppress(OSError, ValueError), Client(scheduler_file=scheduler_file, timeout=_SECONDS) as client:
+        client.run(_hush)
+        client.run_on_scheduler(_hush)
         client.retire_workers(list(client.scheduler_info(n_workers=-1)["workers"]), close_workers=True)
 
 

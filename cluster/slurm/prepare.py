@@ -20,7 +20,6 @@ from ..protocol import choose
 from ..settings import WORKER_OPTIONS, dashboard_settings, export
 from ..tls import make_certificates, tls_settings
 
-_QUIET = "broadsheet.cluster.slurm.quiet"
 _LOG_LEVEL = "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED"
 
 
@@ -39,7 +38,7 @@ def main(asked: str, hosts: str, tls: str, folder: str) -> None:
         more |= tls_settings(certificates)
     print(*export(more), sep="\n")
     preloads = dask.config.get("distributed.worker.preload")
-    named = [*([preloads] if isinstance(preloads, str) else preloads), _QUIET]  # an option replaces the setting
+    named = [preloads] if isinstance(preloads, str) else preloads
     print(f"preloads=({shlex.join(part for name in named for part in ('--preload', name))})")
     print(f"protocol={protocol}\nworker_options=({shlex.join(WORKER_OPTIONS)})\ndashboard_token={token}")
 

@@ -15,9 +15,10 @@ dask scheduler "${where[@]}" --port 0 --scheduler-file "$scheduler_file" --dashb
 scheduler=$!
 
 if [ "$GPUS_PER_NODE" -gt 0 ]; then
-  worker=(dask cuda worker "${preloads[@]}") # one process for each GPU
+  # One worker process for each GPU, to which Dask's own setting of preloads does not come.
+  worker=(dask cuda worker ${preloads[@]+"${preloads[@]}"})
 else
-  worker=(dask worker --nworkers 1 "${preloads[@]}")
+  worker=(dask worker --nworkers 1)
 fi
 # A folder of its own on each node's disk, for a worker's temporary files. srun signals the shell alone or both, so the
 # shell passes on what it gets, and waits again: the signal ends the first wait.
