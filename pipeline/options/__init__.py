@@ -306,7 +306,14 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         return None if self.windows is None else Windows.of(self.windows, self.overlap, self.window_score)
 
     def cost_of_row(self, models: Models) -> float:
-        """About how long a row takes on a CPU, as of `Models`; a long text is labelled in several windows."""
+        """About how long a row takes on a CPU, as of `Models`; a long text is labelled in several windows.
+
+        Parameters
+        ----------
+        models : Models
+            The models that label it.
+
+        """
         return models.cost * (1 if self._windows is None else self._windows.most)
 
     def model_columns(self, models: Models) -> tuple[ModelColumns, ...]:

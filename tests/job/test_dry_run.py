@@ -75,7 +75,7 @@ def test_time_is_a_range_and_has_a_price(broadsheet_here: CommandHere, small_mod
     job = ("classify", tmp_path, "-o", tmp_path / "out", "--model", small_model_file)
     code, told = broadsheet_here(*job, "--dry-run", "--json")
     assert code == 0, told
-    found = json.loads(told)
+    found = json.loads(told.splitlines()[0])
     assert found["slowest"] < found["rate"] < found["fastest"]
     least, most = found["seconds_range"]
     assert least < found["seconds"] < most

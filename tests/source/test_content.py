@@ -68,7 +68,7 @@ def test_skipped_files_are_named_with_reasons_wherever_the_job_is_described(
     code, printed = broadsheet_here(*job, "--report", html, "--json")
     assert code == 0, printed
     skipped = {str(folder / "old.xls"): "save it as .xlsx or .csv", str(folder / "settings.json"): "a JSON object"}
-    told = json.loads(printed)["left_out"]
+    told = json.loads(printed.splitlines()[0])["left_out"]
     assert (told["count"], {*told["first"]}, len(told["reasons"])) == (2, {*skipped}, 2)
     for where in (
         json.loads((out / "_manifest.json").read_text())["totals"]["left_out"],

@@ -293,7 +293,7 @@ def test_spellings_of_one_class_are_reported_before_training(broadsheet_here: Co
     code, shown = broadsheet_here(*evaluated)
     assert "'sports ' in 20 rows. 'sports ' looks like the class 'Sports': --fold-labels" in " ".join(shown.split())
     code, shown = broadsheet_here(*evaluated, "--fold-labels", "--json")
-    assert json.loads(shown)["rows"] == 60
+    assert json.loads(shown.splitlines()[0])["rows"] == 60
 
 
 def test_labels_that_name_no_class_are_named(broadsheet_here: CommandHere, named: Model, tmp_path: Path) -> None:
@@ -307,8 +307,8 @@ def test_labels_that_name_no_class_are_named(broadsheet_here: CommandHere, named
     out = tmp_path / "out"
     classified = ["classify", tmp_path / "rows.csv", "-o", out, "--model", tmp_path / "named.safetensors", *where]
     code, shown = broadsheet_here(*classified, "--json")
-    assert json.loads(shown)["unknown_labels"] == {"Wrld": 3}
-    assert any("'Wrld' in 3 rows" in hint for hint in json.loads(shown)["hints"])
+    assert json.loads(shown.splitlines()[0])["unknown_labels"] == {"Wrld": 3}
+    assert any("'Wrld' in 3 rows" in hint for hint in json.loads(shown.splitlines()[0])["hints"])
     assert any(
         "not judged" in hint for hint in json.loads(broadsheet_here(*classified, "--resume", "--json")[1])["hints"]
     )
