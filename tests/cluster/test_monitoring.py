@@ -114,7 +114,7 @@ def test_the_page_shows_a_running_job_until_it_ends(
         "--workers", 2, env={"DASK_DISTRIBUTED__WORKER__PRELOAD": str(tmp_path / "slow.py")},
     )  # fmt: skip
     assert job.stderr is not None
-    first = job.stderr.readline()
+    first = next(line for line in job.stderr if line.startswith("dashboard"))  # after lines for the phases before it
     link = re.fullmatch(r"dashboard: (http://127\.0\.0\.1:\d+/t\w{32}/broadsheet)\n", first)
     assert link, first
     page = chromium.new_page(viewport={"width": 1100, "height": 640})
