@@ -65,8 +65,8 @@ class InFlight:
 
 
 class Watchdog:
-    """Warns of lost workers at once; of what is stopped or silent within some ten seconds, while nothing progresses; of
-    a stall after `patience` seconds, twice that, four times that, and so on.
+    """Warns of lost workers within some seconds; of what is stopped or silent within some ten seconds, while nothing
+    progresses; of a stall after `patience` seconds, twice that, four times that, and so on.
 
     It ends nothing: a chunk may take that long. A thread of its own, since whatever the job's thread calls may be what
     does not return. Time is that of the monotonic clock.
@@ -82,8 +82,8 @@ class Watchdog:
         self._patience = self._next = patience
         self._began = self._last = time.monotonic()
         self._doing: tuple[str, float] | None = None
-        self._lost: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
-        self._subscribed = False
+        self._woken: SimpleQueue[bool] = SimpleQueue()  # True to look at once, False to end
+        self._looked: float | None = None  # when losses were looked up last, by the scheduler's clock
         self._thread = threading.Thread(target=self._watch, name="broadsheet-watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
@@ -91,15 +91,14 @@ class Watchdog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._subscribed and self._client.status == "running":
-            self._client.unsubscribe_topic(_EVENTS)
+        if self._looked is not None and self._client.status == "running":
             stopped = _stopped() if self._last > self._began else []  # not after the model is loaded, too
             for process, message, is_helper in stopped:
                 self.warn(f"{message}; whoever reads what this command says waits for that process, too")
                 if is_helper:  # then it ends by itself
                     with suppress(psutil.Error):
                         process.resume()
-        self._lost.put(None)
+        self._woken.put(False)
         self._thread.join(timeout=1.0)  # it may be waiting for a scheduler that does not answer
 
     @property
@@ -113,7 +112,7 @@ class Watchdog:
 
     def worker_lost(self) -> None:
         """Look up which: of a short job too."""
-        self._lost.put({})
+        self._woken.put(True)
 
     @contextmanager
     def during(self, doing: str) -> Iterator[None]:
@@ -124,26 +123,26 @@ class Watchdog:
         finally:
             self._doing = None
 
-    def _hear(self, event: tuple[float, dict[str, Any]]) -> None:
-        if _is_a_loss(event[1]):
-            self._lost.put(event[1])
+    def _tell_losses(self) -> None:
+        """Warn of the workers that were lost since the last look, or since the watchdog began.
 
-    def _subscribe(self) -> None:
-        """Subscribe to Dask's events, and look up those since the watchdog began."""
-        self._client.subscribe_topic(_EVENTS, self._hear)
-        self._subscribed = True
+        It asks the scheduler. A client that is subscribed to all events would lose its connection whenever somebody
+        replicates data: Dask then sends it an event that cannot be sent (findings/dask_replicate_event.sh).
+        """
         seconds = time.monotonic() - self._began
         with suppress(OSError, RuntimeError, TimeoutError):  # no answer: `_watch` reports the stall
-            for message in self._client.run_on_scheduler(_losses, seconds, callback_timeout=_ANSWER_SECONDS):
+            found = self._client.run_on_scheduler(_losses, self._looked, seconds, callback_timeout=_ANSWER_SECONDS)
+            self._looked, lost = found
+            for message in lost:
                 self.warn(_loss(message["worker"], message["processing-tasks"]))
 
     def _watch(self) -> None:
         with suppress(Empty):
-            if self._lost.get(timeout=_QUIET_SECONDS) is None:
+            if not self._woken.get(timeout=_QUIET_SECONDS):
                 return
-        self._subscribe()
         named: set[object] = set()
         while True:
+            self._tell_losses()
             idle = self.idle
             self._next = self._patience if idle < self._patience else self._next
             if idle >= self._next:
@@ -152,14 +151,9 @@ class Watchdog:
                 self.warn(f"{self._what} for {idle:.0f} s: {'; '.join([self._reason(), *stopped])}")
             elif idle >= _LOOK_SECONDS:
                 self._name(named)
-            try:
-                message = self._lost.get(timeout=min(max(self._next - idle, 0), _LOOK_SECONDS))
-            except Empty:
-                continue
-            if message is None:
-                return
-            if message:
-                self.warn(_loss(message["worker"], message["processing-tasks"]))
+            with suppress(Empty):
+                if not self._woken.get(timeout=min(max(self._next - idle, 0), _LOOK_SECONDS)):
+                    return
 
     def _name(self, named: set[object]) -> None:
         """Warn of what holds the job up, of each process and worker once. named: those of which it was warned."""
@@ -190,10 +184,12 @@ def _is_a_loss(message: Any) -> bool:
     return isinstance(message, dict) and message.get("action") == "remove-worker" and not message["expected"]
 
 
-def _losses(seconds: float, dask_scheduler: Scheduler) -> list[dict[str, Any]]:
-    """The losses of the last seconds; runs on the scheduler."""
-    since = dask_module.time() - seconds
-    return [message for moment, message in dask_scheduler.get_events(_EVENTS) if moment > since and _is_a_loss(message)]
+def _losses(after: float | None, seconds: float, dask_scheduler: Scheduler) -> tuple[float, list[dict[str, Any]]]:
+    """The time by the scheduler's clock, on which this runs, and the losses after one, or of the last seconds."""
+    now = dask_module.time()
+    since = now - seconds if after is None else after
+    events = dask_scheduler.get_events(_EVENTS)
+    return now, [message for moment, message in events if since < moment <= now and _is_a_loss(message)]
 
 
 def _loss(worker: str, keys: Iterable[Any]) -> str:

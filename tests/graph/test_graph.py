@@ -24,14 +24,15 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT, Command
 from dask import config as dask_config
-from distributed import Client
-from jobs import Link, Processes, children_of, spans_of, start_scheduler, start_worker, workers_that_run
+from distributed import Client, Scheduler
+from jobs import Link, Processes, children_of, spans_of, start_scheduler, start_worker, wait_until, workers_that_run
 
 from benchmarks.chaos.jobs import contents
 from benchmarks.processes import PRELOAD, STAND_IN, run_job
 from broadsheet.cluster import connect
 from broadsheet.pipeline import classify, verify
 from broadsheet.pipeline.ecosystem.resident import release
+from broadsheet.pipeline.job.watchdog import Watchdog
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import Progress
 
@@ -259,6 +260,21 @@ def test_files_that_vanish_are_set_aside_and_the_rest_is_done(
     assert len(pd.read_parquet(out)) == 10
     assert classify(folder, out, model=small_model_file, chunk_size=5, client=client, resume=True).exit_code == 0
     assert len(pd.read_parquet(out)) == 20
+
+
+def test_a_job_goes_on_when_somebody_replicates_data(client: Client) -> None:
+    """Dask then logs an event that it cannot send to a client which is subscribed to all events."""
+
+    def looks(dask_scheduler: Scheduler) -> int:
+        asked = [event for _, event in dask_scheduler.get_events("all") if event["action"] == "run-function"]
+        return sum("watchdog" in repr(event["function"]) for event in asked)
+
+    before = client.run_on_scheduler(looks)
+    with Watchdog(client, "nothing is done", pytest.fail, patience=1e6) as watchdog:
+        watchdog.worker_lost()
+        wait_until(lambda: client.run_on_scheduler(looks) > before)
+        (numbers,) = client.scatter([[1, 2]], broadcast=True, hash=False)
+        assert client.submit(sum, numbers, pure=False).result() == 3
 
 
 def test_nothing_listens_beyond_loopback_and_cores_are_not_oversubscribed(client: Client, small_model: Model) -> None:
