@@ -167,7 +167,7 @@ class Explainer:
 
     @property
     def _linear(self) -> Model | None:
-        """The n-grams alone, where the label of a text comes from these; None of other models."""
+        """The model of n-grams alone, if labels come from these; else None."""
         model = self.model
         if model.has_network or model.encoder is not None:
             if model.cascade is None:

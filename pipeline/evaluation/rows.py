@@ -164,7 +164,7 @@ class NewRows:
         self._checked: list[NDArray[np.bool_]] = []
 
     def of(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        """Those rows of some chunks."""
+        """Pass on the rows of some chunks that the model has not learned from."""
         for chunk in chunks:
             found = looked_up(self._model, chunk)
             if found is None:
@@ -185,10 +185,10 @@ class NewRows:
         return self._overlap.learned
 
     def known(self, least: int) -> NDArray[np.bool_]:
-        """Which of the rows that were noted to make use of.
+        """Say which of the noted rows to use.
 
-        All, unless the model has learned so many rows that not each can be checked, and some of the checked ones were
-        among these: then the checked ones only.
+        These are all rows. They are the checked rows only if the model has learned some of those, and has learned too
+        many rows for each to be checked.
 
         Raises UsageError where the model has learned from most of the rows, or where fewer than `least` are new.
         """

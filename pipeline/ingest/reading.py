@@ -69,7 +69,7 @@ def _items(
     skip: Callable[[str], bool],
     spans: list[Span],
 ) -> Generator[Any, None, None]:
-    """None once there is a process, then what `read_range` yields.
+    """Yield None once it has a process, then what `read_range` yields.
 
     Parameters
     ----------

@@ -112,7 +112,7 @@ class RecordBlocks:
         self._lock, self._form, self._path = lock, form, path
         self._byte_steps = selection.byte_steps
         self._counts_characters = bool(selection.reads or selection.byte_steps)
-        # The GPU prepares the texts, those too that the host reads.
+        # The GPU prepares all texts, also those of records that the host reads.
         self._selection = replace(selection, preparations=(), byte_steps=(), only_prepared=False)
         self._operations = RecordOperations(cp.cuda.Device())
         self._finder = _finder(form, selection)

@@ -102,7 +102,7 @@ def facts_of(prepared: Prepared, backend: Backend, chunk_rows: int, no_gpu: str 
 
 
 def _count_files(prepared: Prepared) -> int:
-    """The files that the job, or the update, is about; 0 for rows in memory."""
+    """How many files the job or the update labels; 0 for rows in memory."""
     if not isinstance(prepared.found, Files):
         return 0
     labelled = prepared.beginning.files if isinstance(prepared.beginning, Update) else prepared.found.found

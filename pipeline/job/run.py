@@ -130,7 +130,7 @@ def _steps(prepared: Prepared) -> JobReport:
 
 
 def _planned(prepared: Prepared, engines: Engines | None) -> Planned:
-    """The plan, once it is said of how much."""
+    """Tell the user how much is planned, and return the plan."""
     found = prepared.found.found if isinstance(prepared.found, Files) else ()
     if found:
         size = decimal(sum(file.size or 0 for file in found))

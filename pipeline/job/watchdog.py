@@ -185,7 +185,7 @@ def _is_a_loss(message: Any) -> bool:
 
 
 def _losses(after: float | None, seconds: float, dask_scheduler: Scheduler) -> tuple[float, list[dict[str, Any]]]:
-    """The time by the scheduler's clock, on which this runs, and the losses after one, or of the last seconds."""
+    """Return the scheduler's time, and the losses since `after`, or of the last seconds. Runs on the scheduler."""
     now = dask_module.time()
     since = now - seconds if after is None else after
     events = dask_scheduler.get_events(_EVENTS)

@@ -35,7 +35,7 @@ class Overlap(NamedTuple):
 
     @classmethod
     def of(cls, found: LookedUp, right: NDArray[np.bool_] | None = None) -> Overlap:
-        """That of N rows. right: which of them are labelled right, [N]."""
+        """The overlap of N rows. right: which of them are labelled right, bool [N]."""
         hits = 0 if right is None else int((right & found.is_other).sum())
         return cls(len(found.checked), int(found.checked.sum()), int(found.learned.sum()), hits)
 

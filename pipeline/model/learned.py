@@ -77,7 +77,7 @@ class LookedUp(NamedTuple):
         return self.checked & ~self.learned
 
     def of(self, rows: NDArray[np.bool_]) -> LookedUp:
-        """The same of those texts where `rows`, [N], is true."""
+        """What is known of the texts where `rows`, bool [N], is true."""
         return LookedUp(self.checked[rows], self.learned[rows])
 
 
@@ -126,7 +126,7 @@ class LearnedRows:
 
     @classmethod
     def of_file(cls, about: About, tensors: dict[str, NDArray[Any]], name: str) -> LearnedRows:
-        """Those of a model file; their tensor is taken out of `tensors`. Raises ModelError for a damaged one."""
+        """Take the hashes of a model file out of its tensors. Raises ModelError if they are damaged."""
         hashes = tensors.pop(TENSOR, np.empty(0))
         if hashes.dtype != np.uint64 or hashes.ndim != 1 or _sha256(hashes) != about.sha256:
             raise ModelError(f"{name}: the hashes of the rows that it has learned are damaged: copy the file again")

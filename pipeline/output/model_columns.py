@@ -236,8 +236,10 @@ class ModelColumns:
         return dict.fromkeys(("right", "wrong"), (0,) * len(SCORES)) | counts
 
     def learned(self, predictions: Predictions, truth: NDArray[np.int32], found: LookedUp) -> tuple[int, int, int]:
-        """Of rows with a truth and a label, as `LearnedFrom` has them: those of which it is known whether the model has
-        learned from them, those from which it has, and those of the others that are labelled right.
+        """Count rows that have a truth and a label, for `LearnedFrom`.
+
+        The counts are: rows of which it is known whether the model has learned from them, rows that it has learned
+        from, and rows that are labelled right among the others.
 
         truth: as for `pairs`. found: of the rows, [N].
         """

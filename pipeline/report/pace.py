@@ -73,7 +73,7 @@ class Pace:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace of the last seconds; None where that, or the size of the whole job, is not known."""
+        """The seconds that the rest takes at the pace of the last seconds; None if the pace or the size is unknown."""
         first, now = self._window()
         gained = now.share - first.share
         return (1 - now.share) * (now.seconds - first.seconds) / gained if gained > 0 else None

@@ -17,7 +17,7 @@ MOST_ROWS = 1_000_000
 """Quarantined rows that are counted by file and reason; there may be very many."""
 
 Kind = Literal["unread", "in part", "quarantined", "set aside", "note", "skipped"]
-"""Of what went wrong, in the order in which it is told."""
+"""The kinds of problems, in the order in which they are listed."""
 
 
 class Trouble(msgspec.Struct, frozen=True):

@@ -79,7 +79,7 @@ class Tally(Counts):
         unread: Iterable[UnreadFile],
         left_out: tuple[Problem, ...],
     ) -> Tally:
-        """One that goes on from the totals of what was labelled before, whose problems were reported then.
+        """Continue from the totals of an earlier run, which has reported its own problems.
 
         Parameters
         ----------
@@ -218,7 +218,7 @@ class Reach:
         return min(round(done + computing), self.bytes_known)
 
     def _bytes_of_row(self, group: int, otherwise: float) -> float:
-        """Of a row of a group that is being read, by those of it that are committed."""
+        """The stored bytes of a row in a group that is being read, by the rows of it that are committed."""
         rows = self._rows[group]
         return self._stored[group] / rows if rows and group in self._stored else otherwise
 

@@ -151,7 +151,7 @@ def test_the_batch_script_spreads_a_job_over_nodes_by_ucx(
     assert ended["JobState"] == "COMPLETED", text
     assert "protocol: UCX, as requested; transports: tcp" in text
     assert not re.search(r"Killed|srun|Traceback", text), text
-    assert text.count(" distributed.") <= 2 * nodes, text  # last words of workers that are told to end
+    assert text.count(" distributed.") <= 2 * nodes, text  # a worker may log two lines while it stops
     assert hosts_of(tmp_path / "out") == hosts_in(tmp_path) <= set(NODES)
     check_whole(tmp_path / "out", undisturbed)
     assert not list((tmp_path / "shared").iterdir())

@@ -290,7 +290,7 @@ class Readers:
         return started(self._raw_messages(part, selection, spans))
 
     def _raw_messages(self, part: Range, selection: Selection, spans: list[Span]) -> Generator[Any, Reply | None, None]:
-        """None once there is a process, then what `read_raw` yields."""
+        """Yield None once it has a process, then what `read_raw` yields."""
         with self._process() as reader:
             yield None
             reader.ask(Request(part, selection, is_raw=True))
@@ -409,7 +409,8 @@ class Readers:
 
 
 def started(items: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
-    """The generator, once it has yielded None: it holds a process by then, which its `close` gives back.
+    """Run a generator up to its first item, which is None, and return it. From then on it holds a process, which its
+    `close` gives back.
 
     A task takes a process before it takes room for a chunk. If tasks held room and waited for a process, those that
     have the processes could wait for that room, and all would wait for ever.
