@@ -33,7 +33,7 @@ class Trouble(msgspec.Struct, frozen=True):
         The file as the output names it, or the chunk that was set aside; None for quarantined rows that were not
         counted by file.
     reason : str
-        Why; of quarantined rows with N in place of numbers, so that rows with one cause are together.
+        Why; of quarantined rows that of the first one. Rows whose reasons differ in numbers alone are counted together.
     rows_read : int or None
         Rows that were read of the file; None where that is not known.
     rows_lost : int or None
@@ -81,11 +81,14 @@ def _of_files(report: JobReport) -> Iterator[Trouble]:
 
 
 def _quarantined(report: JobReport) -> Iterator[Trouble]:
-    """Rows in quarantine by file and reason"""
+    """Rows in quarantine by file and reason."""
     counts: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], str] = {}
     for file, reason in report.results.each_quarantined(MOST_ROWS):
-        counts[file, without_numbers(reason)] += 1
-    for (file, reason), rows in counts.items():
-        yield Trouble("quarantined", file, reason, report.run.rows_of.get(file), rows, None)
+        cause = file, without_numbers(reason)
+        counts[cause] += 1
+        first.setdefault(cause, reason)
+    for cause, rows in counts.items():
+        yield Trouble("quarantined", cause[0], first[cause], report.run.rows_of.get(cause[0]), rows, None)
     if rest := report.rows_quarantined - counts.total():
         yield Trouble("quarantined", None, "not counted by file: _quarantine/ has all rows", None, rest, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -47,7 +48,8 @@ def test_a_program_reads_what_went_wrong_by_file_and_reason(
         ("note", "f.jsonl", None, 0, None),
         ("skipped", "notes.md", 0, None, None),
     ]
-    assert [one["reason"] for one in found][2].startswith("not JSON: ")
+    reasons = [one["reason"] for one in found]
+    assert re.fullmatch(r"not JSON: .* line 1 column \d+ \(char \d+\)", reasons[2])  # those of the first row
     assert "none of its first rows has 'url'" in found[-2]["reason"]
     assert sum(one["rows_lost"] for one in found if one["kind"] == "quarantined") == report["rows_quarantined"]
     _, shown = broadsheet_here(*job, "--resume")
