@@ -75,7 +75,7 @@ def test_without_gpus_the_protocol_is_tcp_and_says_why() -> None:
     assert choose("auto", hosts=4)[0] == choose("tcp", hosts=1)[0] == choose("auto", hosts=1, tls=True)[0] == "tls"
     assert choose("auto", hosts=1, tls=False) == ("tcp", "protocol: TCP, since all workers are on one host")
     assert choose("auto", hosts=4, tls=False) == ("tcp", "protocol: TCP, since the 4 hosts have no GPUs to connect")
-    with pytest.raises(UsageError, match=r"does nvidia-smi list one\?|pip install 'broadsheet\[cluster\]'"):
+    with pytest.raises(UsageError, match=r"does nvidia-smi list one\?|needs dask-cuda: pip install 'dask-cuda"):
         connect("cuda").__enter__()
 
 
