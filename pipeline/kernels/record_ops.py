@@ -419,6 +419,8 @@ def device_table(content: NDArray[Any]) -> cp.ndarray:
 
 @lru_cache(maxsize=256)
 def _shared_table(device: int, kind: str, content: bytes) -> cp.ndarray:
-    table = cp.asarray(np.frombuffer(content, kind))
+    # The caller may allocate in a workspace, whose memory the next block takes. A table stays.
+    with cp.cuda.using_allocator(cp.get_default_memory_pool().malloc):
+        table = cp.asarray(np.frombuffer(content, kind))
     cp.cuda.get_current_stream().synchronize()  # other streams do not wait for this one
     return table
