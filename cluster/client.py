@@ -63,11 +63,12 @@ def connect(
     Parameters
     ----------
     where : str
-        "local" (processes on this machine's CPU), "cuda" (a worker for each of its GPUs), "slurm" (workers in Slurm
-        jobs, configured by `site.yaml`), or the address of a running scheduler.
+        "local" (processes on this machine's CPU), "cuda" (workers on its GPUs), "slurm" (workers in Slurm jobs,
+        configured by `site.yaml`), or the address of a running scheduler.
     workers : int, optional
-        Workers of a cluster on this machine (default: one a GPU, or one for every four cores); the largest number of
-        nodes for "slurm".
+        Workers of a cluster on this machine. Default: one for each GPU, or one for every four cores. Two workers may
+        share a GPU: a fast model labels more texts a second so, if it has at least eight cores. For "slurm", the
+        largest number of nodes.
     processes : bool
         False: one CPU worker within this process. It starts at once, and a script needs no
         ``if __name__ == "__main__":`` guard.

@@ -18,6 +18,7 @@ from ..pipeline.model.charcnn import load_model
 from . import probes
 from .client import is_loopback
 from .plugin import start_engines
+from .settings import WORKERS_ON_A_GPU
 
 OK, WARNING, FAILURE = "ok", "warning", "FAILURE"
 _TRANSFER_BYTES = 64 << 20
@@ -106,20 +107,22 @@ def _gpus(gpus: dict[str, dict[str, Any] | None], workers: dict[str, dict[str, A
         yield Finding("CPU cores", OK, f"{' or '.join(map(str, sorted(cores)))} for each worker process")
         return
     without = sorted(set(gpus) - set(with_gpu))
-    shared = [gpu for gpu, n in Counter((workers[a]["host"], g["uuid"]) for a, g in with_gpu.items()).items() if n > 1]
+    on_each = Counter((workers[address]["host"], gpu["uuid"]) for address, gpu in with_gpu.items())
+    crowded = [host for (host, _), count in on_each.items() if count > WORKERS_ON_A_GPU]
     kinds = Counter(
         f"{g['name']} (sm_{g['capability'].replace('.', '')}, driver {g['driver']})" for g in with_gpu.values()
     )
     if without:
-        remedy = "start workers with `dask cuda worker`, one a GPU"
+        remedy = "start workers with `dask cuda worker`, which gives each a GPU"
         yield Finding("GPUs", FAILURE, f"{without[0]} has none, others have", remedy)
-    elif shared:
-        remedy = "one worker a GPU: start them with `dask cuda worker`, once a host"
-        yield Finding("GPUs", FAILURE, f"several workers of {shared[0][0]} share one GPU", remedy)
+    elif crowded:
+        remedy = "start `dask cuda worker` once on each host, or twice where the model is fast"
+        yield Finding("GPUs", FAILURE, f"more than two workers of {crowded[0]} share a GPU", remedy)
     elif len({gpu["capability"] for gpu in with_gpu.values()}) > 1:
         yield Finding("GPUs", FAILURE, f"of different kinds: {', '.join(kinds)}", "use one kind, or --allow-mixed")
     else:
-        yield Finding("GPUs", OK, "one worker a GPU: " + ", ".join(f"{n} × {kind}" for kind, n in kinds.items()))
+        each = "one worker a GPU" if len(on_each) == len(with_gpu) else "two workers share a GPU"
+        yield Finding("GPUs", OK, f"{each}: " + ", ".join(f"{n} × {kind}" for kind, n in kinds.items()))
     far = [
         a for a, gpu in with_gpu.items() if gpu["cores_near"] and not set(workers[a]["cores"]) <= set(gpu["cores_near"])
     ]

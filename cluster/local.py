@@ -1,4 +1,4 @@
-"""Clusters on this machine: CPU processes, or one worker for each GPU.
+"""Clusters on this machine: CPU processes, or workers on its GPUs.
 
 They listen on loopback only, which other users of the machine reach too: so their traffic is TLS by default.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from distributed import Client, LocalCluster, Nanny, Worker, WorkerPlugin
 from distributed.core import Status
 
-from ..pipeline.errors import BroadsheetError, UsageError, install
+from ..pipeline.errors import BroadsheetError, UsageError, counted, install
 from ..pipeline.processes.threads import WORKERS_PER_HOST, available_cores
 from .interrupts import postponed
 from .late_dashboard import WITHOUT_DASHBOARD, add_when_opened
@@ -28,6 +28,7 @@ from .protocol import count_gpus
 from .settings import (
     DASHBOARD_ADDRESS,
     THREADS_PER_WORKER,
+    WORKERS_ON_A_GPU,
     await_workers,
     configured,
     default_scheduler,
@@ -91,13 +92,19 @@ def worker_here(set_as_default: bool = True) -> Iterator[Client]:
 
 @contextmanager
 def cuda_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
-    """One worker for each GPU, pinned to it and to the CPU cores near it. Raises UsageError without GPUs."""
-    count = _gpus_for(workers)
-    from dask_cuda import LocalCUDACluster
+    """Workers on this machine's GPUs, by default one on each, pinned to the GPU and to the CPU cores near it.
 
+    Raises UsageError without GPUs, or for more than two workers for each.
+    """
+    gpus = _gpus()
+    from .gpus import SharedGpus
+
+    count = workers or gpus
+    if count > WORKERS_ON_A_GPU * gpus:
+        raise UsageError(f"{count} workers are too many for {counted(gpus, 'GPU')}: at most two share a GPU")
     if protocol == "ucx":
         _start_ucx_without_a_context()
-    with _running(LocalCUDACluster, {"n_workers": count, "host": "127.0.0.1"}, protocol, count) as client:
+    with _running(SharedGpus, {"n_workers": count, "host": "127.0.0.1"}, protocol, count) as client:
         yield client
 
 
@@ -109,23 +116,23 @@ def _start_ucx_without_a_context() -> None:
         ucxx.init_once()
 
 
-def _gpus_for(workers: int | None) -> int:
-    """The number of GPUs to use, by default all. Raises UsageError where there are fewer than `workers`."""
+def _gpus() -> int:
+    """The number of GPUs that this process may use. Raises UsageError where there is none."""
     if find_spec("dask_cuda") is None:
         raise UsageError(f"a cluster of this machine's GPUs needs dask-cuda: {install('cluster')} (or environment.yml)")
     gpus = count_gpus()
     if not gpus:
         raise UsageError("no NVIDIA GPU is visible here (does nvidia-smi list one?): use --cluster local")
-    if workers is not None and workers > gpus:
-        raise UsageError(f"{workers} workers need a GPU each, and there are {gpus}")
-    return workers or gpus
+    return gpus
 
 
 @contextmanager
 def nsys_cluster(where: str, workers: int | None, folder: str | Path, protocol: str) -> Iterator[Client]:
     """A "local" or "cuda" cluster whose workers run under Nsight Systems, which writes its report to `folder`."""
     cuda = where == "cuda"
-    count = _gpus_for(workers) if cuda else workers or 1
+    count = workers or (_gpus() if cuda else 1)
+    if cuda and count > _gpus():
+        raise UsageError(f"under nsys each worker has a GPU of its own: {count} workers need as many GPUs")
     need_open_files(count, cuda)
     with ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder())

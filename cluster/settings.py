@@ -72,6 +72,11 @@ THREADS_PER_WORKER = 16
 its own. Parsing, classifying and writing have threads of their own.
 """
 
+WORKERS_ON_A_GPU = 2
+"""Workers that share a GPU at most. Python runs one thread of a process at a time, so two label more than one where the
+model is fast; a third one would find little left to do.
+"""
+
 NO_DASHBOARD = ("--no-dashboard", "--dashboard-address", DASHBOARD_ADDRESS)  # their HTTP server starts even so
 WORKER_OPTIONS = ("--nthreads", str(THREADS_PER_WORKER), "--death-timeout", "120", *NO_DASHBOARD)
 """Options of `dask worker` and `dask cuda worker`, which wait two minutes for a scheduler that starts with them."""

@@ -39,7 +39,9 @@ class Site:
     stop_before : int
         Seconds before the limit at which a job stops taking chunks.
     gpus_per_node : int
-        GPUs of a node to use, a Dask worker each; 0 for one worker a node on its CPU cores.
+        GPUs of a node to use; 0 for one worker a node on its CPU cores.
+    workers_per_gpu : int
+        Workers that share a GPU in a submitted job: 1 or 2.
     cpus_per_node : int or None
         The option --cpus-per-task of sbatch; None for the cluster's default.
     memory : str or None
@@ -71,6 +73,7 @@ class Site:
     time: str
     stop_before: Positive
     gpus_per_node: NotNegative
+    workers_per_gpu: Literal[1, 2]
     cpus_per_node: Positive | None
     memory: str | None
     directives: tuple[str, ...]

@@ -14,26 +14,39 @@ dask scheduler "${where[@]}" --port 0 --scheduler-file "$scheduler_file" --dashb
   --preload broadsheet.cluster.dashboard &
 scheduler=$!
 
+starts=1 # how many times each node starts the command for its workers
 if [ "$GPUS_PER_NODE" -gt 0 ]; then
   # One worker process for each GPU, to which Dask's own setting of preloads does not come.
   worker=(dask cuda worker ${preloads[@]+"${preloads[@]}"})
+  if [ "$WORKERS_PER_GPU" -gt 1 ]; then
+    # Started twice, it would have each of the workers take the memory of both.
+    starts=$WORKERS_PER_GPU
+    worker+=(--memory-limit "$(python -c "print(1 / ($WORKERS_PER_GPU * $GPUS_PER_NODE))")")
+  fi
 else
   worker=(dask worker --nworkers 1)
 fi
-# A folder of its own on each node's disk, for a worker's temporary files. srun signals the shell alone or both, so the
-# shell passes on what it gets, and waits again: the signal ends the first wait.
+# A folder of its own on each node's disk, for the temporary files of the workers. srun signals the shell alone or both,
+# so the shell passes on what it gets, and waits again: the signal ends the first wait.
 in_scratch='
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/broadsheet-XXXXXXXX") || exit 1
-"$@" --local-directory "$scratch" &
-trap "kill $! 2> /dev/null" TERM INT
-wait $!
-wait $!
-code=$?
+starts=$1
+shift
+for number in $(seq "$starts"); do
+  "$@" --local-directory "$scratch/$number" &
+done
+workers=$(jobs -p)
+trap "kill $(echo $workers) 2> /dev/null" TERM INT
+code=0
+for worker in $workers; do
+  while kill -0 "$worker" 2> /dev/null; do wait "$worker"; done
+  wait "$worker" || code=$?
+done
 rm -rf "$scratch"
 exit $code'
 # A node that fails takes its own worker only. --no-kill: nor does it take the step.
 srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --no-kill --wait=0 --kill-on-bad-exit=0 \
-  bash -c "$in_scratch" worker "${worker[@]}" "${where[@]}" --scheduler-file "$scheduler_file" \
+  bash -c "$in_scratch" worker "$starts" "${worker[@]}" "${where[@]}" --scheduler-file "$scheduler_file" \
   "${worker_options[@]}" &
 workers=$!
 

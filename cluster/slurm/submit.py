@@ -74,6 +74,7 @@ def _settings(site: Site, arguments: Sequence[str] | None) -> list[str]:
         f"PROTOCOL={site.protocol}",
         f"TLS={'' if site.tls is None else int(site.tls)}",
         f"GPUS_PER_NODE={site.gpus_per_node}",
+        f"WORKERS_PER_GPU={site.workers_per_gpu}",
         f"STOP_BEFORE={site.stop_before}",
     ]
     if arguments is not None:

@@ -28,6 +28,7 @@ from ..report.console import PlainConsole, facts_table, print_fact, print_file, 
 from ..storage.names import as_url
 from . import pipe
 from .flags import PROTOCOL, Protocol, Quiet, SchedulerFile, Tls, Where, in_panel, keywords, with_options
+from .shared_gpus import is_long, workers_for_gpus
 
 if TYPE_CHECKING:
     from ..job.estimate import Estimate
@@ -95,7 +96,7 @@ def command(
     if not dry_run and output not in (None, _STDOUT) and _starts_workers(inputs, cluster, scheduler_file, flags):
         FORKS.begin("broadsheet.pipeline.job.preload")
     elif cluster is None and scheduler_file is None and flags.get("workers") is None and flags.get("device") != "cpu":
-        has_lone_gpu = _wake_a_lone_gpu()
+        has_lone_gpu = not is_long(inputs or ()) and _wake_a_lone_gpu()
     spare_pandas()
     from ..job.again import how_to_go_on, taken_up
     from ..output.object_store import place_of
@@ -301,8 +302,11 @@ def _run(
     if connection["where"] == "auto":
         connection["where"] = nearest(device)
     files = source if isinstance(source, Paths) else ()
+    gpus = count_gpus() if connection["where"] == "cuda" and not connection["nsys"] else 0
+    if gpus and connection["workers"] is None and is_long(files):
+        connection["workers"] = workers_for_gpus(model, options, gpus)
     one_chunk = connection["where"] == "local" and "chunk_size" not in options and _is_one_chunk(files)
-    if not named and (one_chunk or (connection["where"] == "cuda" and count_gpus() == 1)):
+    if not named and (one_chunk or (gpus == 1 and connection["workers"] is None)):
         connection |= {"where": "local", "processes": False}  # which starts in a fraction of the time
     elif connection["where"] == "local" and connection["workers"] is None and expected_device(device) == "cuda":
         connection["workers"] = 1  # without dask-cuda, which gives each GPU a worker, the first GPU has one

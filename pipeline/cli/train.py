@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import UsageError, install
+from ..errors import UsageError, counted, install
 from ..options.training import TRAIN
 from ..report.console import PlainConsole, say
 from ..storage.disk import refuse_outputs
@@ -181,8 +181,12 @@ def _workers(where: str | None, scheduler_file: Path | None, count: int | None) 
     if where is not None and scheduler_file is not None:
         raise UsageError("--scheduler-file excludes --cluster")
     from ...cluster import connect
+    from ...cluster.protocol import count_gpus
 
     workers = count if where in ("local", "cuda", "slurm") else None
+    gpus = count_gpus() if where == "cuda" else 0
+    if workers is not None and 0 < gpus < workers:
+        raise UsageError(f"--gpus {workers}: this machine has {counted(gpus, 'GPU')}")
     with connect(where or "local", workers=workers, scheduler_file=scheduler_file) as client:
         yield client
 

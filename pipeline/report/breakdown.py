@@ -62,7 +62,7 @@ def asks(share: float, second: str) -> str:
 
 @dataclass(frozen=True)
 class DeviceTimes:
-    """The times of one device.
+    """The times of one worker's device.
 
     Attributes
     ----------
@@ -71,12 +71,12 @@ class DeviceTimes:
     where : str
         The worker, as its spans name it.
     rows, chunks : int
-        What it labelled.
+        What the worker labelled.
     moments : dict of str to float
         MOMENTS by name, in seconds since the job began.
     shares : dict of str to float
         Of the time from the first input to the last output: "compute", when a kernel ran on it, then each of CAUSES,
-        what it waited for.
+        what it waited for. Two workers that share a GPU have the same shares.
 
     """
 
@@ -189,16 +189,19 @@ def break_down(
     moments = {p.where: _moments(timeline, p, of_place[p.where], elsewhere) for p in places}
     begin = min(m["input started"] for m in moments.values())
     end = max(m["output gathered"] for m in moments.values())
+    of_device: dict[str, list[Span]] = defaultdict(list)
+    for place in places:
+        of_device[_device_of(place)] += of_place[place.where]
     devices = []
     for place in places:
-        spans = of_place[place.where]
-        chunks = {s.chunk for s in spans if s.lane == "write"}
-        shares = _shares(spans, elsewhere, begin + timeline.began, end + timeline.began)
+        chunks = {s.chunk for s in of_place[place.where] if s.lane == "write"}
+        shares = _shares(of_device[_device_of(place)], elsewhere, begin + timeline.began, end + timeline.began)
         done = sum(timeline.rows[chunk] for chunk in chunks), len(chunks)
         devices.append(DeviceTimes(place.host, place.device, place.where, *done, moments[place.where], shares))
     whole = sum(timeline.rows.values()) < _WHOLE * chunk_rows * sum(device.chunks for device in devices)
     advice = asks(asked, second) if asked > MUCH_ASKED else None
-    bound_by, verdict = _verdict(devices, precision, streamed=bool(elsewhere), whole=whole, advice=advice)
+    shared = len(of_device) < len(places)
+    bound_by, verdict = _verdict(devices, precision, bool(elsewhere), whole, shared, advice)
     window, rest = end - begin, seconds - (end - begin)
     if rest > window:
         start = f"start and end took {rest:.1f} of {seconds:.1f} s"
@@ -209,6 +212,11 @@ def break_down(
     error = max(timeline.clock.error, *(p.clock.error for p in places))
     rows = sum(timeline.rows.values())
     return Breakdown(tuple(devices), seconds, end - begin, rows, bound_by, verdict, error)
+
+
+def _device_of(place: Place) -> str:
+    """The device of a worker, which two may share if it is a GPU: it is busy while it computes for either."""
+    return f"{place.host} {place.device}" if place.device.startswith("cuda") else place.where
 
 
 def _moments(timeline: Timeline, place: Place, spans: list[Span], elsewhere: list[Span]) -> dict[str, float]:
@@ -280,7 +288,7 @@ def _active(spans: list[Span], times: np.ndarray[Any, Any]) -> np.ndarray[Any, A
 
 
 def _verdict(
-    devices: list[DeviceTimes], precision: str, streamed: bool, whole: bool, advice: str | None
+    devices: list[DeviceTimes], precision: str, streamed: bool, whole: bool, shared: bool, advice: str | None
 ) -> tuple[str, str]:
     """What a job was bound by, and a sentence about it.
 
@@ -294,6 +302,8 @@ def _verdict(
         Whether the client read its input.
     whole : bool
         Whether chunks end where a row group or the memory for one does, and not after so many rows.
+    shared : bool
+        Whether workers share a GPU.
     advice : str, optional
         What would be faster on a busy device.
 
@@ -312,14 +322,15 @@ def _verdict(
     cause = max(shares, key=lambda name: shares[name])
     few = max(d.chunks for d in devices) < _FEW_CHUNKS
     larger = "more cores for each worker (chunks are as large as they can be)" if whole else "larger chunks"
+    can_share = gpu and not shared  # two workers on a GPU do not wait for each other's Python
     in_parts = "more cores for each worker, or Parquet in place of another format"
     change = {
         "store": "again once it answers every request, or with fewer workers and jobs at a time",
         "reader": "uncompressed or several files: the client reads this input alone" if streamed else in_parts,
         "transfer": larger,
-        "ingest": "more GPUs",
+        "ingest": "two workers on each GPU" if can_share else "more GPUs",
         "writer": "a faster output disk, or more threads a worker",
-        "hand-over": larger,
+        "hand-over": "two workers on each GPU" if whole and can_share else larger,
         "imbalance": "smaller chunks",
     }[cause]
     if few and not streamed and cause != "store":

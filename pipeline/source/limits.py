@@ -26,8 +26,13 @@ def chunk_rows(device: str, cost: float) -> int:
     """Rows in a chunk of a job by default: a power of two. cost: of a row, as of `Models`."""
     least, most = CHUNK_ROWS[device], MOST_CHUNK_ROWS[device]
     if device != "cpu":
-        return most if cost < _QUICK else least
+        return most if is_quick(cost) else least
     return max(_FEWEST, min(most, 1 << int(_ROWS_AT_COST_1 / cost).bit_length() - 1))
+
+
+def is_quick(cost: float) -> bool:
+    """Whether models are so fast that a GPU waits for Python between chunks. cost: of a row, as of `Models`."""
+    return cost < _QUICK
 
 
 @dataclass(frozen=True)

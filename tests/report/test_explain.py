@@ -183,6 +183,35 @@ def test_a_busy_gpu_copies_and_uneven_shares_are_told_apart() -> None:
     assert break_down(busy, "fp32").bound_by == "imbalance"
 
 
+def test_two_workers_that_share_a_gpu_keep_it_busy_together() -> None:
+    timeline = Timeline(began=100.0, ended=110.0)
+    for number, half in enumerate((100.0, 105.0)):
+        where = f"node-a:{number}"
+        spans = made_up(("read", 100, 101), ("compute", half, half + 5), ("write", 109.9, 110), place=where)
+        timeline.add(f"part-{number}", 10, spans, Place(where, "cuda:0", 99.0, 99.1, 99.2, Clock(0.0, 0.001)))
+    told = break_down(timeline, "fp16")
+    assert [device.busy for device in told.devices] == pytest.approx([1, 1])
+    assert (told.rows, [device.rows for device in told.devices]) == (20, [10, 10])
+    apart = Timeline(began=100.0, ended=110.0)
+    for number, half in enumerate((100.0, 105.0)):
+        where = f"node-{number}:1"
+        spans = made_up(("read", 100, 101), ("compute", half, half + 5), ("write", 109.9, 110), place=where)
+        apart.add(f"part-{number}", 10, spans, Place(where, "cuda:0", 99.0, 99.1, 99.2, Clock(0.0, 0.001)))
+    assert [device.busy for device in break_down(apart, "fp16").devices] == pytest.approx([0.5, 0.5])
+
+
+def test_the_verdict_advises_two_workers_where_one_cannot_keep_a_gpu_busy() -> None:
+    """The chunks are as large as the input allows, and the GPU waits for a worker that has one."""
+    timeline = Timeline(began=100.0, ended=110.0)
+    spans = made_up(("read", 100, 101), ("compute", 101, 103), ("infer", 101, 109), ("write", 109, 110))
+    for number in range(4):
+        timeline.add(f"part-{number}", 10, spans, Place("node-a:1", "cuda:0", 99.0, 99.1, 99.2, Clock(0.0, 0.001)))
+    assert break_down(timeline, "fp16", 1000).verdict.endswith("waiting for it; try two workers on each GPU")
+    second = made_up(*((span.lane, span.start, span.end) for span in spans), place="node-a:2")
+    timeline.add("part-4", 10, second, Place("node-a:2", "cuda:0", 99.0, 99.1, 99.2, Clock(0.0, 0.001)))
+    assert "try more cores for each worker" in break_down(timeline, "fp16", 1000).verdict
+
+
 def largest_share(*lanes: tuple[str, float, float]) -> tuple[str, float]:
     """The cause that took most of ten seconds, in the first and the last of which a kernel ran, and its share."""
     timeline = Timeline(began=100.0, ended=110.0)
