@@ -28,6 +28,7 @@ from benchmarks.chaos.jobs import JOBS, run_undisturbed
 from benchmarks.chaos.trial import BAD, Trial, Verdict, run_trial
 from benchmarks.record import about, parser, write
 from broadsheet.cluster.protocol import count_gpus
+from broadsheet.cluster.settings import WORKERS_ON_A_GPU
 
 CLUSTERS = ("local", "cuda", "slurm")
 
@@ -90,7 +91,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         where = ("--cluster", "cuda", "--device", "cuda") if options.cluster == "cuda" else ("--device", "cpu")
-        workers = count_gpus() if options.cluster == "cuda" else 3
+        workers = WORKERS_ON_A_GPU * count_gpus() if options.cluster == "cuda" else 3
         jobs = [run_undisturbed(name, folder, ("--model", options.model, *where)) for name in JOBS]
         numbers = range(options.trials) if options.only is None else [options.only]
         trials, commits = _recorded(options.output, options.seed)
@@ -106,7 +107,9 @@ def main() -> None:
         with _kinds(options, folder) as kinds, ThreadPoolExecutor(options.at_once) as pool:
 
             def one(number: int) -> dict[str, Any]:  # the kinds take turns
-                return run_trial(kinds[number % len(kinds)], number, options.seed, jobs, folder, workers)
+                kind = kinds[number % len(kinds)]
+                own = [job for job in jobs if job.name == machine.JOB_OF.get(kind, job.name)]
+                return run_trial(kind, number, options.seed, own, folder, workers)
 
             for trial_record in pool.map(one, (number for number in numbers if number not in done)):
                 trials.append(trial_record)

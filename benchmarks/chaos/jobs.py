@@ -25,6 +25,11 @@ _CHUNK_ROWS = 20
 _ROWS = CHUNKS * _CHUNK_ROWS
 _SENTENCE = "the market fell as oil rose and our team won its match in the last minute of a long rainy day"
 
+_LONG_BYTES = 8_000
+
+BLOCKS = "blocks"
+"""The job whose records a GPU finds; those of the others are read by the host, since their files are small."""
+
 Row = tuple[int, str | None]
 """An id and a text; the text is None for a row that belongs into the quarantine."""
 
@@ -113,11 +118,23 @@ def _write_gzip(folder: Path, rows: list[Row]) -> None:
     (folder / "news.csv.gz").write_bytes(gzip.compress(_lines_of_csv(rows).encode(), mtime=0))
 
 
+def _write_blocks(folder: Path, rows: list[Row]) -> None:
+    """Write so long texts that a GPU finds the records: it does in files of 1 MiB or more, also when compressed."""
+    draw = random.Random("blocks")
+    lines = []
+    for number, text in rows:
+        long = None if text is None else f"{text} {draw.randbytes(_LONG_BYTES).hex()}"
+        lines.append(json.dumps({"id": number, "text": long}))
+    data = "".join(f"{line}\n" for line in lines).encode()
+    (folder / "news.jsonl.gz").write_bytes(gzip.compress(data, compresslevel=1, mtime=0))
+
+
 _KINDS: dict[str, tuple[Callable[[Path, list[Row]], None], tuple[str, ...]]] = {
     "csv": (_write_csv, ("--id-column", "id", "--scores")),
     "jsonl": (_write_jsonl, ("--id-column", "id", "--top-k", "2")),
     "parquet": (_write_parquet, ("--id-column", "id")),
     "csv.gz": (_write_gzip, ()),
+    BLOCKS: (_write_blocks, ("--id-column", "id")),
     "attributes": (_write_jsonl, ("--id-column", "id", "--layout", "attributes", "--format", "jsonl")),
 }
 

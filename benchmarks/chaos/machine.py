@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.chaos import files, processes, servers
+from benchmarks.chaos.jobs import BLOCKS
 from benchmarks.chaos.trial import Kind, Trial, Verdict
 
 _CLOCK = Path(__file__).with_name("shifted_clock.c")
@@ -37,6 +38,7 @@ def build_clock(folder: Path) -> Path:
 KINDS: tuple[Kind, ...] = (
     processes.kill_workers, processes.kill_all, processes.kill_client, processes.kill_at_a_step,
     processes.interrupt, processes.stop_and_continue, processes.kill_a_stopped_worker, processes.poison_a_chunk,
+    processes.kill_in_a_block,
     processes.lose_the_scheduler, processes.lose_a_node, files.fill_the_disk, files.make_the_disk_read_only,
     files.limit_file_size, files.limit_descriptors, files.change_the_input, files.lose_output, files.damage_output,
     processes.kill_shares_and_their_merge, processes.kill_a_choice, processes.resume_twice_at_once,
@@ -46,10 +48,16 @@ KINDS: tuple[Kind, ...] = (
 )  # fmt: skip
 
 
+JOB_OF = {processes.kill_in_a_block: BLOCKS}
+"""The job that a kind disturbs, where that is not any job."""
+
+
 def missing(kind: Kind, cluster: str = "local") -> str | None:
     """The reason why a kind cannot be tried here, or None. `cluster` is what the job starts, "local" or "cuda"."""
     if cluster == "cuda" and kind in (processes.lose_the_scheduler, processes.lose_a_node):
         return "its cluster is of CPU workers"
+    if cluster != "cuda" and kind is processes.kill_in_a_block:
+        return "a GPU finds the records"
     if kind in (files.fill_the_disk, files.make_the_disk_read_only) and not _can_mount():
         return "mounting a small disk needs root"
     if kind is set_the_clock and shutil.which("cc") is None:

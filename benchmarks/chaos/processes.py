@@ -19,6 +19,28 @@ from broadsheet.pipeline import verify
 KILL_PRELOAD = str(Path(__file__).with_name("kill_preload.py"))
 _STEPS = ("in-infer", "before-write", "after-temporary", "after-rename", "before-entry")
 
+_KILL_IN_A_BLOCK = """
+import os, signal
+import psutil
+from broadsheet.pipeline.ingest.record_blocks import RecordBlocks
+kept = vars(RecordBlocks).get("kept_chunk") or RecordBlocks._chunk  # Dask runs a preload more than once
+RecordBlocks.kept_chunk = kept
+def chunk(self, *arguments):
+    found = kept(self, *arguments)
+    try:
+        open({flag!r}, "x").close()
+    except FileExistsError:
+        return found
+    victims = [os.getpid()]
+    if {whom!r} == "readers":
+        children = psutil.Process().children(recursive=True)
+        victims = [child.pid for child in children if "reader_process" in " ".join(child.cmdline())]
+    for victim in victims:
+        os.kill(victim, signal.SIGKILL)
+    return found
+RecordBlocks._chunk = chunk
+"""
+
 _POISON = """
 import os, signal
 from broadsheet.pipeline.job.worker import STATE
@@ -118,6 +140,18 @@ def poison_a_chunk(trial: Trial) -> Verdict:
     if trial.code(run) == 3 and "set aside" not in run.text:
         raise Wrong(f"the chunk is not named: {run.text[-400:]!r}")
     return trial.settle(run)
+
+
+def kill_in_a_block(trial: Trial) -> Verdict:
+    """a worker, or the processes that read for it, killed while a GPU finds the records of a block"""
+    whom, flag = trial.random.choice(["worker", "readers"]), trial.folder / "killed"
+    trial.note(whom)
+    preload = trial.folder / "kill.py"
+    preload.write_text(_KILL_IN_A_BLOCK.format(flag=str(flag), whom=whom))
+    verdict = trial.settle(trial.start(DASK_DISTRIBUTED__WORKER__PRELOAD=str(preload)))
+    if not flag.exists():
+        raise Wrong("no block was read on a GPU")
+    return verdict
 
 
 def lose_the_scheduler(trial: Trial) -> Verdict:
