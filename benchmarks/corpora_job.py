@@ -1,0 +1,31 @@
+"""One job of `benchmarks.corpora`, with whichever checkout of Broadsheet is on PYTHONPATH; prints what it took as JSON.
+
+The job runs twice on one cluster: the second run is measured, when the processes have the memory that they need.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from typing import Any
+
+from broadsheet.cluster import connect
+from broadsheet.pipeline import classify
+
+
+def main(inputs: str, out: str, options: dict[str, Any]) -> dict[str, Any]:
+    with connect(options["where"], workers=options["workers"], protocol=options["protocol"]) as client:
+        given = {"model": options["model"], "network": options["network"], "chunk_size": options["chunk_rows"]}
+        first, second = (classify(inputs, out, overwrite=True, client=client, **given).to_dict() for _ in range(2))
+    shutil.rmtree(out)
+    breakdown = second["breakdown"]
+    told = {name: second[name] for name in ("chunks", "seconds", "timings")}
+    told |= {name: breakdown[name] for name in ("window", "rows_per_second", "busy", "verdict")}
+    told |= {"rows": second["rows_written"], "labels": second["models"][0]["labels"], "read_by": second.get("read_by")}
+    shares = [device["shares"] for device in breakdown["devices"]]
+    return told | {"shares": shares, "first_rows_per_second": first["breakdown"]["rows_per_second"]}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))))
