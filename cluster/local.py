@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import dask
 from distributed import Client, LocalCluster, Nanny, Worker, WorkerPlugin
 from distributed.core import Status
 
@@ -104,7 +105,9 @@ def cuda_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
         raise UsageError(f"{count} workers are too many for {counted(gpus, 'GPU')}: at most two share a GPU")
     if protocol == "ucx":
         _start_ucx_without_a_context()
-    with _running(SharedGpus, {"n_workers": count, "host": "127.0.0.1"}, protocol, count) as client:
+    preloads = dask.config.get("distributed.worker.preload")  # dask-cuda would drop them for its own
+    options = {"n_workers": count, "host": "127.0.0.1", "preload": [*preloads]}
+    with _running(SharedGpus, options, protocol, count) as client:
         yield client
 
 

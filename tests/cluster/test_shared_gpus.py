@@ -8,6 +8,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import dask
 import pytest
 from jobs import committed, wait_until
 
@@ -72,6 +73,15 @@ def test_a_worker_that_shares_a_gpu_may_be_killed(news: Path, tmp_path: Path) ->
         assert job.result().rows_written == ROWS
         wait_until(lambda: len(client.nthreads()) == 2 * GPUS)
     assert contents(out) == contents(undisturbed)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_workers_on_gpus_run_the_preloads_that_dask_is_set_to(tmp_path: Path) -> None:
+    preload = tmp_path / "preload.py"
+    preload.write_text("import os\nos.environ['OF_A_PRELOAD'] = 'here'\n")
+    with dask.config.set({"distributed.worker.preload": [str(preload)]}), connect("cuda", workers=2 * GPUS) as client:
+        assert set(client.run(os.environ.get, "OF_A_PRELOAD").values()) == {"here"}
 
 
 @pytest.mark.gpu
