@@ -141,10 +141,9 @@ def main() -> None:
     result: dict[str, Any] = {"about": about(options), "runs": []}
     if options.output.exists():  # of an earlier call on the same machine
         result["runs"] = json.loads(options.output.read_text())["runs"]
+    by_name = {corpus.name: corpus for corpus in CORPORA}
     for gpus in options.gpus:
-        for corpus in CORPORA:
-            if corpus.name not in options.corpora:
-                continue
+        for corpus in (by_name[name] for name in options.corpora):
             run = measure(corpus, gpus, options)
             result["runs"].append(run)
             for way in ("job", "before"):
