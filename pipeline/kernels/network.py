@@ -200,7 +200,7 @@ class Network:
         self._copying.shutdown()
         if self.parts.network:
             del self._weights, self._constants
-        del self._branch, self._alone
+        del self._branch, self._alone, self._alphabet
 
     def start_text(
         self,
