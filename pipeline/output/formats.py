@@ -76,6 +76,7 @@ class _Parquet(PartFormat):
             counts.append(names.unknown_chars)
         sink = pa.BufferOutputStream()
         encoding = dict.fromkeys(counts, "DELTA_BINARY_PACKED")
+        table = table.combine_chunks()  # Parquet ends a page where a piece ends, and rows may be read in other pieces
         try:
             pq.write_table(table, sink, compression="zstd", use_dictionary=repeating, column_encoding=encoding)
         except pa.ArrowNotImplementedError as error:
