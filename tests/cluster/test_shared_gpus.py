@@ -37,6 +37,15 @@ def test_a_job_is_long_from_32_gib_of_input_on(tmp_path: Path) -> None:
     assert not is_long([])
 
 
+def test_parquet_is_left_to_one_worker_on_a_gpu(tmp_path: Path) -> None:
+    """Its readers need the cores that a second worker would take."""
+    for number in range(3):
+        (tmp_path / f"{number}.parquet").touch()
+        os.truncate(tmp_path / f"{number}.parquet", 20 << 30)
+    assert not is_long([str(tmp_path)])
+    assert not is_long(["s3://bucket/in/*.parquet"])
+
+
 @pytest.fixture(scope="module")
 def news(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("news") / "in.csv"
@@ -81,7 +90,7 @@ def test_workers_on_gpus_run_the_preloads_that_dask_is_set_to(tmp_path: Path) ->
     preload = tmp_path / "preload.py"
     preload.write_text("import os\nos.environ['OF_A_PRELOAD'] = 'here'\n")
     with dask.config.set({"distributed.worker.preload": [str(preload)]}), connect("cuda", workers=2 * GPUS) as client:
-        assert set(client.run(os.environ.get, "OF_A_PRELOAD").values()) == {"here"}
+        assert set(client.run(lambda: os.environ.get("OF_A_PRELOAD")).values()) == {"here"}
 
 
 @pytest.mark.gpu
