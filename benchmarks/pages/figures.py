@@ -160,16 +160,6 @@ def one_gpu(training: Result, run: Result) -> Result:
     return next(one for one in training.epochs if one.gpus == 1 and one.batch == run.batch)
 
 
-def engine_rate(corpora: Result, run: Result) -> float:
-    """Articles a second of the engine alone, on texts as long as those of a run."""
-    return float(corpora.engine["long" if run.name.startswith(("long", "one")) else "short"].articles_per_second)
-
-
-def most_memory(run: Result) -> int:
-    """Bytes of the largest process of the job, and of the job with a stand-in for the network."""
-    return max(*run.job.peak_bytes.values(), *run.reader.peak_bytes.values())
-
-
 # accuracy.md
 
 
