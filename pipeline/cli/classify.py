@@ -393,7 +393,7 @@ def _print_estimate(estimate: Estimate, place: Location | None, price: float | N
     print_list("warning", estimate.warnings, console)
     print_list("skipped", [f"{path}: {reason}" for path, reason in estimate.left_out], console)
     print_list("files", estimate.problems, console)
-    console.print("Nothing was written. To start a cluster and to read takes more than that time.", style="dim")
+    console.print("Nothing was written. Starting up and reading the input come on top of that time.", style="dim")
 
 
 def _facts(estimate: Estimate, price: float | None) -> Iterator[tuple[str, str]]:

@@ -81,7 +81,7 @@ class TrainingProgress:
         for line in trained.compared.lines() if trained.compared else ():
             self._console.print(line, soft_wrap=True)
         if sure := card.get(SURE_CARD):
-            few = "; by so few rows, scores are rough" if sure["rows"] < 300 else ""
+            few = "; with so few rows, scores are rough" if sure["rows"] < 300 else ""
             what = "are right" if "right" in sure else "agree with the teacher"
             share = share_text(sure.get("right", sure.get("agree")), sure["rows"])
             self._console.print(f"of {sure['rows']:,} rows with a {SURE_CARD}, {share} {what}{few}", soft_wrap=True)

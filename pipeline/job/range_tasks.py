@@ -49,8 +49,8 @@ _RUNNING = ("executing", "long-running")
 """The states of a task that somebody waits for; the second once it has left its thread."""
 
 _KEPT_WHOLE = 64
-"""So many of the last chunks that a task has committed are returned with their spans. Earlier ones were reported to
-the client (`Noted`) before the task ends.
+"""The number of chunks whose spans a task returns: the last ones that it committed. It has reported those of earlier
+chunks to the client (`Noted`) before it ends.
 """
 
 _PACKED_TOGETHER = 64

@@ -288,7 +288,9 @@ def _by_class(figures: Sequence[ClassFigures | LabelFigures], **counts: str) -> 
 def print_confusion(confusion: Confusion, console: PlainConsole) -> None:
     """Accuracy, the per-class table, and for few classes the matrix (true class by row), for many the mistakes."""
     if confusion.without_truth:
-        message = f"not judged, since the true class is none of the model's: {counted(confusion.without_truth, 'row')}"
+        message = (
+            f"not judged, because the model does not have their true class: {counted(confusion.without_truth, 'row')}"
+        )
         console.print(message, style="yellow")
     without = int(confusion.unlabelled.sum())
     if without:

@@ -109,8 +109,8 @@ class SoftLabels:
             _refuse_without_head(str(self.models[0]))
         if model is None or model.encoder is None or model.ngrams or model.is_multi_label or model.preparation:
             raise UsageError(
-                "--keep-teacher needs one teacher that is an encoder with a head, and gives a text one label or a "
-                "number: what a model file can hold beside n-grams, and what is worth sparing"
+                "--keep-teacher needs one teacher: an encoder with a head that gives each text one label or a number. "
+                "A model file holds no other teacher beside n-grams"
             )
         return model
 

@@ -3,8 +3,8 @@ by byte: most bytes of a corpus are those of its texts.
 
 What is taken out is checked here as a parser would; all else stays in the block, an empty string in the place of each,
 for the parser to check. So what is left is JSON where the whole block is, and only there. A value ends at the next
-quote before which no escape begins. Were its key within a string, then that string would end where the key begins, and
-neither would be JSON.
+quote before which no escape begins. If the key were inside a string, that string would end where the key begins, and
+neither the block nor what is left of it would be JSON.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class ParsedRows:
     chunk : Chunk
         The rows.
     block : Parsed or None
-        As which they were parsed, if they were records.
+        The records that these rows were parsed from, or None for rows of other formats.
     is_new : bool or None
         Whether they begin a chunk; None where that depends on the rows before.
 
