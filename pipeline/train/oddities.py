@@ -4,10 +4,11 @@ classes that look like one, and classes that are too rare to learn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ..errors import first_of
 from ..source.labels import NO_TRUTH, one_letter_off, spelled_alike
 from .data import LabelColumn, LabelledArticles
 from .progress import Odd
@@ -18,12 +19,26 @@ _FEW = 20
 _RARE = 0.1
 """The share of the rows of the average class up to which a class is seldom given."""
 
-_TEXTS_SHOWN, _CHARACTERS_SHOWN = 3, 40
+_TEXTS_SHOWN, _CHARACTERS_SHOWN, _LABELS_SHOWN = 3, 40, 5
 
 
-def oddities(data: LabelledArticles, balanced: bool = False) -> tuple[Odd, ...]:
-    """Everything odd in labelled rows, what is left out first. balanced: every class weighs the same."""
+def oddities(data: LabelledArticles, balanced: bool = False, unmatched: Sequence[str] = ()) -> tuple[Odd, ...]:
+    """Everything odd in labelled rows, what is left out first.
+
+    Parameters
+    ----------
+    data : LabelledArticles
+        The rows.
+    balanced : bool
+        Whether every class weighs the same.
+    unmatched : sequence of str
+        The labels of the label map that no row has.
+
+    """
     found = [*_left_out(data)]
+    if unmatched:
+        which = first_of([*map(repr, unmatched)], _LABELS_SHOWN)
+        found.append(Odd("labels of --map-labels without rows", 0, which, "check how the rows spell them"))
     for column in data.columns:
         counts = dict(zip(data.classes[column.part], data.counts(column).tolist(), strict=True))
         where = f" in {column.name}" if column.name else ""
