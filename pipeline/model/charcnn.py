@@ -115,7 +115,7 @@ class Model:
     classes: tuple[str, ...]
     length: int
     tensors: Mapping[str, NDArray[Any]] = field(repr=False)
-    card: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    card: Mapping[str, Any] = field(default=None, repr=False)  # type: ignore[arg-type]  # that can be shown
     name: str = "model"
     frame: Frame = "dense"
     scales: ActivationScales | None = field(default=None, repr=False)
@@ -131,6 +131,8 @@ class Model:
     learned: LearnedRows | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.card is None:
+            object.__setattr__(self, "card", {})
         scores.check_classes(self.classes, self.name, self.heads)
         if self.frame not in FRAMES:
             raise ModelError(f"{self.name}: frame {self.frame!r:.80}: a model has one of {', '.join(FRAMES)}")

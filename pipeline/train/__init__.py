@@ -7,7 +7,7 @@ In stages: `data.py` (articles, encoded, and those held out), `branch.py` (the n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -82,7 +82,7 @@ class Trained:
     model: Model
     history: tuple[Epoch, ...]
     compared: Compared | None = None
-    compared_columns: Mapping[str, Compared] = field(default_factory=dict)
+    compared_columns: Mapping[str, Compared] | None = None
     suspects: pa.Table | None = None
 
 
