@@ -329,7 +329,8 @@ def _given(source: Any, request: TrainRequest, begin: Beginning) -> _Given:
         request.tell(Note(corrections.line(Path(request.corrections))))
     if data.numbers_from is not None:
         request.tell(Note(class_numbers_line(data.numbers_from, data.classes)))
-    odd = oddities(data, request.balanced, unmatched(classes_of, reading.matched))
+    leaves_out = any(classes_of[label] == "" for label in reading.matched)
+    odd = oddities(data, request.balanced, unmatched(classes_of, reading.matched), leaves_out)
     request.tell(Oddities(odd))
     return _Given(data, taught, symbols, lambda rows: labelled(rows, data), odd, decided)
 

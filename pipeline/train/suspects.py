@@ -77,7 +77,7 @@ def suspects(
     truth, each = data.labels[rows], np.arange(len(rows))
     grams = bags(*data.text.rows(np.union1d(fit, rows)), _WORDS, _BITS, vectors)
     log_scores = [np.log(np.maximum(scores, _LEAST_SCORE)), _naive_bayes(data, fit, rows, grams)]
-    log_scores.append(_of_neighbours(data, fit, rows, grams))
+    log_scores.append(neighbours(data, fit, rows, grams))
     stacked = _stacked(log_scores, truth, data.text.rows(rows).numbered())
     probable = scores if stacked is None else stacked
     label, count = probable.argmax(axis=1), len(data.classes)
@@ -119,7 +119,7 @@ def _naive_bayes(data: LabelledArticles, fit: Rows, rows: Rows, grams: Bags) -> 
     return given[rows]
 
 
-def _of_neighbours(data: LabelledArticles, fit: Rows, rows: Rows, grams: Bags) -> Doubles:
+def neighbours(data: LabelledArticles, fit: Rows, rows: Rows, grams: Bags) -> Doubles:
     """Log shares of the classes, [N, classes], among the texts of `fit` that are most like each of `rows`.
 
     Texts are as alike as the TF-IDF of their words has a cosine, and their mean word vectors where there are any. What

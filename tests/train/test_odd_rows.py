@@ -67,6 +67,7 @@ def test_folded_and_mapped_labels_are_one_class(tmp_path: Path) -> None:
     (tmp_path / "map.csv").write_text("label,class\nSprots,Sports\nSport,Sports\nSpace,\n")
     options = {**COLUMNS, "fold_labels": True, "map_labels": tmp_path / "map.csv"}
     assert [*by_kind(odd_rows(table(DIRTY), **options))] == ["no label", "blank text", "same text, different labels"]
+    assert by_kind(odd_rows(table(DIRTY), **options))["no label"].which.endswith("or without a class in --map-labels")
     made = train(table(DIRTY), **options, **HOW).model
     assert made.classes == ("Money", "Sports")
     data = made.card["data"]
