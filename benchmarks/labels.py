@@ -118,7 +118,10 @@ def main() -> None:
     for run in runs(options):
         found.append(run)
         print(run, flush=True)
-    write({"about": about(options, vectors=options.vectors or "none"), "runs": found}, options.output)
+        if options.output:
+            write({"about": about(options, vectors=options.vectors or "none"), "runs": found}, options.output)
+    if not options.output:
+        write({"about": about(options, vectors=options.vectors or "none"), "runs": found}, None)
 
 
 if __name__ == "__main__":

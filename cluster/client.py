@@ -53,7 +53,7 @@ def connect(
     protocol: str = "auto",
     tls: bool | None = None,
     nsys: str | Path | None = None,
-    say: Callable[[str], None] = _to_stderr,
+    say: Callable[[str], None] | None = None,
 ) -> Iterator[Client]:
     """Connect to a Dask cluster, and start it first unless it is running already.
 
@@ -83,7 +83,7 @@ def connect(
         a network everyone who can reach it, can run code as you.
     nsys : str or Path, optional
         Run the workers of a cluster on this machine under Nsight Systems, which writes its report to this folder.
-    say : callable
+    say : callable, optional
         Called with each line that a user should see, for example which protocol was chosen. Default: print to stderr.
 
     Yields
@@ -104,6 +104,7 @@ def connect(
     ...     report = broadsheet.classify("news/*.parquet", "out/", client=client)
 
     """
+    say = say or _to_stderr
     context: AbstractContextManager[Client]
     if nsys is not None:
         if scheduler_file is not None or where not in ("local", "cuda") or protocol == "ucx":

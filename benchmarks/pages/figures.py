@@ -237,3 +237,16 @@ def latency(row: Result, number: int) -> str:
     if not row.below:
         return "–"
     return f"{rounded(row.below[number].p50_ms, 10)}, {rounded(row.below[number].p99_ms, 10)}"
+
+
+# docs/wrong_labels.md
+
+
+def first_listed(run: Result) -> int:
+    """Twice as many rows as have a wrong label."""
+    return 2 * run.wrong
+
+
+def of_first(run: Result, way: str) -> int:
+    """How many wrong labels are among so many rows."""
+    return run[f"{way}, first {first_listed(run)}"]

@@ -13,7 +13,7 @@ from ..errors import UsageError, counted, install
 from ..options import SCORE
 from ..report.console import PlainConsole, facts_table, print_fact, print_json, say
 from ..storage.disk import refuse_outputs
-from .flags import Json, MapLabels, OneModel, Texts, in_panel, keywords, with_options
+from .flags import Json, OneModel, Texts, in_panel, keywords, with_options
 
 if TYPE_CHECKING:
     from ..evaluation.evaluate import Evaluation, LabelEvaluation
@@ -39,7 +39,6 @@ def command(
     label_column: Annotated[str | None, in_panel("Input", "NAME", _LABEL)] = None,
     text_column: Texts = None,
     label_separator: Annotated[str | None, in_panel("Input", "TEXT", _SEPARATOR)] = None,
-    map_labels: MapLabels = None,
     mistakes: Annotated[int, _report("N", "Most confident mistakes to show.", min=0)] = 10,
     as_json: Json = False,
     plot: Annotated[Path | None, _report("FILE.png", "Draw the confusion matrix.")] = None,
@@ -58,15 +57,18 @@ def command(
         if picture and find_spec("matplotlib") is None:
             raise UsageError(f"{flag} needs Matplotlib: {install('report')}")
     from ..evaluation.evaluate import evaluate
+    from ..evaluation.rows import columns_of, learned_columns
     from ..model.charcnn import load_model
     from ..report.phases import Phases
     from ..source.inputs import Paths, local_paths
 
     refuse_outputs(pictures, overwrite, lambda: [model, *local_paths(Paths(data))])
     loaded = load_model(model)
-    text_column, label_column = columns_of(loaded, text_column, label_column)
-    options = {"text_column": text_column, "label_column": label_column, **keywords(flags, SCORE)}
-    options |= {"map_labels": map_labels, "progress": Phases(PlainConsole(stderr=True))}
+    texts, label = columns_of(loaded, text_column or (), label_column)
+    if not (text_column and label_column) and any(learned_columns(loaded)):
+        say(f"columns: text {', '.join(texts or ['text'])}; label {label}", error=True)
+    options = {"text_column": texts, "label_column": label, **keywords(flags, SCORE)}
+    options["progress"] = Phases(PlainConsole(stderr=True))
     network = options.pop("network", SCORE["network"].default)
     selection = (chain.selection or None) if (chain := loaded.asking(network).cascade) else None
     if asked and selection is None:
@@ -82,8 +84,7 @@ def command(
         _evaluate_labels(loaded, data, as_json, {**options, "label_separator": label_separator})
         return
     if loaded.levels is not None:
-        del options["map_labels"]
-        if plot or reliability or label_separator or map_labels or abstain is not None or precision_target is not None:
+        if plot or reliability or label_separator or abstain is not None or precision_target is not None:
             raise UsageError(f"{model} gives a text a number: of the options of labels, evaluate takes none")
         _draw_recalls(_evaluate_numbers(loaded.asking(network), data, as_json, options), selection, asked)
         return
@@ -94,7 +95,7 @@ def command(
     if not result.confusion.rows and not result.abstained:
         from ..report.summary import unknown_labels_line
 
-        message = f"no row has a class of the model in column {label_column!r}"
+        message = f"no row has a class of the model in column {label!r}"
         why = unknown_labels_line(result.unknown_labels, loaded.classes)
         raise UsageError(message if why is None else f"{message}: {why}")
     if (console := _begun(result, as_json)) is not None:
@@ -106,23 +107,6 @@ def command(
         save_png(confusion_matrix(result.confusion), plot)
     if reliability:
         save_png(reliability_diagram(result.reliability, result.uncalibrated), reliability)
-
-
-def columns_of(model: Model, text: list[str] | None, label: str | None) -> tuple[list[str], str]:
-    """The columns of text and label: those that were named, or those that the model learned from, which are printed.
-
-    Raises UsageError where neither says which column has the label.
-    """
-    from ..evaluation.rows import learned_columns
-
-    of_text, of_label = learned_columns(model)
-    found = label or of_label
-    if found is None:
-        raise UsageError(f"--label-column names the column with the true class: the card of {model.name} has none")
-    texts = text or list(of_text)
-    if not (text and label) and (of_text or of_label):
-        say(f"columns: text {', '.join(texts or ['text'])}; label {found}", error=True)
-    return texts, found
 
 
 def _evaluate_labels(model: Model, data: list[str], as_json: bool, options: dict[str, Any]) -> None:
@@ -186,12 +170,15 @@ def _begun(result: Evaluation | LabelEvaluation | NumberEvaluation, as_json: boo
 def _print_labels(result: Evaluation | LabelEvaluation, model: Model, console: PlainConsole) -> None:
     """Print how the label column names the classes: by their numbers, and by labels that name none."""
     from ..report.summary import unknown_labels_line
+    from ..source.label_map import unmatched_line
     from ..source.labels import class_numbers_line
 
     if result.label_numbers_from is not None:
         console.print(class_numbers_line(result.label_numbers_from, model.classes))
     if unknown := unknown_labels_line(result.unknown_labels, model.classes):
         console.print(unknown, style="yellow")
+    if unmatched := unmatched_line(result.unmatched_labels):
+        console.print(unmatched, style="yellow")
 
 
 def _print_overlap(

@@ -11,7 +11,7 @@ import typer
 
 from ..options import FILE, HEADER, NAMES, TABLE
 from ..options.table import Table
-from ..options.training import MODEL, SOURCE, TRAIN
+from ..options.training import MODEL, SOURCE
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -80,7 +80,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
 
 Texts = Annotated[list[str] | None, flag("text_column")]
-MapLabels = Annotated[Path | None, flag("map_labels", TRAIN)]
 Root = Annotated[Path | None, flag("root")]
 Endpoint = Annotated[str | None, flag("endpoint")]
 Device = Annotated[str, flag("device")]

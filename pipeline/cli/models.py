@@ -12,7 +12,7 @@ from ..errors import ModelError, UsageError, cause, counted
 from ..options import READ
 from ..report.console import PlainConsole, say
 from ..storage.disk import refuse_outputs, write_file
-from .flags import Device, MapLabels, OneModel, Output, Overwrite, Precision, Texts, in_panel, keywords, with_options
+from .flags import Device, OneModel, Output, Overwrite, Precision, Texts, in_panel, keywords, with_options
 
 if TYPE_CHECKING:
     from ..model.charcnn import Model
@@ -39,7 +39,6 @@ def calibrate(
     output: Output,
     label_column: Annotated[str | None, in_panel("Input", "NAME", _LABEL)] = None,
     text_column: Texts = None,
-    map_labels: MapLabels = None,
     held_out: Annotated[float | None, in_panel("Input", "SHARE", _HELD_OUT)] = None,
     agreement: Annotated[float, in_panel("Labels", "SHARE", _AGREEMENT, hidden=True)] = 0.999,
     by_class: Annotated[bool, in_panel("Labels", "", _BY_CLASS, "--by-class")] = False,
@@ -65,6 +64,7 @@ def calibrate(
     from ..model.scores import BY_CLASS, CARD
     from ..report.phases import Phases
     from ..source.inputs import Paths, local_paths
+    from ..source.label_map import unmatched_line
 
     refuse_outputs({"-o": output}, overwrite, lambda: [model, *local_paths(Paths(data))])
     read: dict[str, Any] = {"text_column": text_column or (), **keywords(flags, READ)}
@@ -76,7 +76,7 @@ def calibrate(
     if label_column is None and int8:
         return
     read |= {"held_out": held_out, "agreement": agreement, "device": device, "precision": precision}
-    read |= {"by_class": by_class, "top": top, "top_of": top_of, "recall": recall, "map_labels": map_labels}
+    read |= {"by_class": by_class, "top": top, "top_of": top_of, "recall": recall}
     read["progress"] = Phases(PlainConsole(stderr=True))
     calibrated = fitting.calibrate(begun, Paths(data), label_column=label_column, **read)
     calibrated.save(output)
@@ -87,6 +87,8 @@ def calibrate(
     found = f"temperature {about.get('left out', calibrated.temperature):.3f}, fitted on {about['rows']:,} rows"
     if left_out := about.get(fitting.LEFT_OUT_CARD):
         say(f"{counted(left_out, 'row')} left out, which the model has learned from")
+    if unmatched := unmatched_line(about.get(fitting.UNMATCHED_CARD, ())):
+        say(unmatched)
     say(f"{output}: scores stay as they were: {found}, does not help" if "left out" in about else f"{output}: {found}")
     say("on rows that it was not fitted to, a fifth at a time:")
     _say_figures(about)

@@ -43,14 +43,11 @@ def command(
         from ..curation.next_rows import next_rows
     except ModuleNotFoundError as error:
         raise UsageError(f"choosing rows needs SciPy ({error}): {install('train')}") from error
-    from ..evaluation.rows import learned_columns
-    from ..model.charcnn import load_model
     from ..source.inputs import Paths, local_paths
 
     read = [*data, *([str(corrections)] if corrections else [])]
     refuse_outputs({"-o": output}, overwrite, lambda: [model, *local_paths(Paths(read))])
-    texts = text_column or learned_columns(load_model(model))[0]
-    options = {"text_column": texts, "label_column": label_column, **keywords(flags, SCORE)}
+    options = {"text_column": text_column or (), "label_column": label_column, **keywords(flags, SCORE)}
     options |= {"id_column": id_column, "count": count, "decided": corrections}
     found = next_rows(model, Paths(data), **options)
     write_rows(output, found)

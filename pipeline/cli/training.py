@@ -64,7 +64,7 @@ class TrainingProgress:
         if AGREEMENT_CARD in card:
             agreement = f"{share_of_card(card, AGREEMENT_CARD)} agreement with the teacher"
             self._console.print(f"{self._held_out}: {agreement}", soft_wrap=True)
-        for name, told in trained.compared_columns.items():
+        for name, told in (trained.compared_columns or {}).items():
             right = f"{share_of_card(card['heads'][name], 'held_out_accuracy')} right"
             self._console.print(f"{self._held_out}: {name} {right}", soft_wrap=True)
             for line in told.lines():

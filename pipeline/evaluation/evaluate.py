@@ -21,17 +21,18 @@ from ..measures.overlap import Overlap
 from ..measures.reliability import Reliability, reliability
 from ..measures.thresholds import Threshold, threshold
 from ..model.cascade import ASKS
-from ..model.charcnn import Model
+from ..model.charcnn import Model, load_model
 from ..model.scores import assigned, log_scores, probabilities
 from ..model.several import head_of, load_one
 from ..options import READ, ReadKeywords
 from ..source.chunk import SHOWN_BYTES, Chunk, commonest
 from ..source.label_columns import label_lists, label_sets
+from ..source.label_map import unmatched
 from ..source.labels import NO_TRUTH
 from ..source.sample import class_numbers_from, with_class_numbers
 from .chain import Finding, Found
 from .fitting import Figures, figures_of
-from .rows import RowProgress, chosen_input, scored_rows
+from .rows import RowProgress, chosen_input, columns_of, scored_rows
 
 
 class Mistake(NamedTuple):
@@ -104,6 +105,8 @@ class Evaluation:
         The number of the first class where the label column holds class numbers.
     unknown_labels : dict of str to int
         Rows by a label that names no class of the model, of the commonest ones.
+    unmatched_labels : tuple of str
+        The labels of `map_labels` that no row has.
     overlap : Overlap, optional
         How many of the rows of `confusion` are rows that the model has learned from, and how good it is on the others;
         None where its file does not say what it has learned.
@@ -125,6 +128,7 @@ class Evaluation:
     recalls: tuple[tuple[float, float], ...] = ()
     label_numbers_from: int | None = None
     unknown_labels: dict[str, int] = field(default_factory=dict)
+    unmatched_labels: tuple[str, ...] = ()
     overlap: Overlap | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,6 +166,7 @@ class Evaluation:
             "recalls": self.recalls,
             "label_numbers_from": self.label_numbers_from,
             "unknown_labels": self.unknown_labels,
+            "unmatched_labels": self.unmatched_labels,
             "learned_rows": None if self.overlap is None else self.overlap.to_dict(),
         }
 
@@ -184,7 +189,7 @@ class LabelEvaluation:
         Rows that could not be read.
     overflowed : int
         Rows on which the model overflows, so that they have no labels.
-    label_numbers_from, unknown_labels
+    label_numbers_from, unknown_labels, unmatched_labels
         As of `Evaluation`.
     overlap : Overlap, optional
         How many of the rows the model has learned from; None where its file does not say.
@@ -201,6 +206,7 @@ class LabelEvaluation:
     overflowed: int
     label_numbers_from: int | None = None
     unknown_labels: dict[str, int] = field(default_factory=dict)
+    unmatched_labels: tuple[str, ...] = ()
     overlap: Overlap | None = None
     others: LabelCounts | None = None
 
@@ -226,6 +232,7 @@ class LabelEvaluation:
             "overflowed": self.overflowed,
             "label_numbers_from": self.label_numbers_from,
             "unknown_labels": self.unknown_labels,
+            "unmatched_labels": self.unmatched_labels,
             "learned_rows": None if self.overlap is None else self.overlap.to_dict(_f1(self.others)),
             "classes": [_values(figures) for figures in counts.per_class()],
         }
@@ -252,11 +259,10 @@ def evaluate(
     source: Any,
     *,
     text_column: str | Iterable[str] = (),
-    label_column: str,
+    label_column: str | None = None,
     mistakes: int = 10,
     abstain: float | None = None,
     precision_target: float | None = None,
-    map_labels: str | Path | None = None,
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
@@ -273,10 +279,11 @@ def evaluate(
     source : str, path, Paths, or other object
         Anything that `classify` takes.
     text_column : str or iterable of str
-        Column with the text, "text" by default. Several are joined by a space.
-    label_column : str
-        Column with the true class, by name or by number. Of a model with heads, the one of this name is
-        evaluated.
+        Column with the text; several are joined by a space. By default what the model learned from, where its card says
+        so, or "text".
+    label_column : str, optional
+        Column with the true class, by name or by number; by default the one that the model learned from. Of a model
+        with heads, the one of this name is evaluated.
     mistakes : int
         How many wrongly labelled rows to keep.
     abstain : float, optional
@@ -284,8 +291,6 @@ def evaluate(
     precision_target : float, optional
         A precision above 0 and below 1: the evaluation says from which score on labels have it, with 95 % confidence
         also on other rows like these, and what share of the rows that is, for all labels and for those of each class.
-    map_labels : str or path, optional
-        A CSV file with the columns ``label`` and ``class``, as `train` takes it.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
@@ -325,7 +330,9 @@ def evaluate(
         raise UsageError(f"abstain is {abstain:g}: give a number above 0, up to 1")
     if precision_target is not None and not 0 < precision_target < 1:
         raise UsageError(f"precision_target is {precision_target:g}: give a number above 0 and below 1, such as 0.95")
-    given_model = head_of(model, label_column)
+    whole = load_model(model)
+    text_column, label_column = columns_of(whole, text_column, label_column)
+    given_model = head_of(whole, label_column)
     loaded = given_model.asking(network)
     if loaded.levels is not None:
         raise UsageError(f"{loaded.name} gives a text a number: evaluate_numbers() is for such models")
@@ -333,10 +340,10 @@ def evaluate(
         raise UsageError(f"{loaded.name} gives a text several labels: evaluate_labels() is for such models")
     classes = loaded.classes
     wanted: dict[str, Any] = {"truth": label_column, "classes": classes, "reads": loaded.reads}
-    wanted["map_labels"] = map_labels
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
     selection = with_class_numbers(given, selection)
     unknown: Counter[str] = Counter()
+    mapped: set[str] = set()
     # Of the rows with a true class: label, score, the score without the model's temperature, and the true class.
     parts = [(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0, np.int32))]
     overlap = None if given_model.learned is None else Overlap(0, 0, 0)
@@ -353,6 +360,7 @@ def evaluate(
             quarantined += len(chunk.quarantine) - scored.overflowed
             overflowed += scored.overflowed
             unknown.update({label: len(rows) for label, rows in chunk.unknown_labels.items()})
+            mapped |= chunk.mapped_labels.keys()
             if truth is None:
                 continue
             labels, scores, before = predicted.labels[:, 0], predicted.scores[:, 0], predicted.scores[:, 0]
@@ -395,6 +403,7 @@ def evaluate(
         recalls=finding.recalls(),
         label_numbers_from=selection.rules.numbers_from,
         unknown_labels=commonest([unknown]),
+        unmatched_labels=unmatched(selection.rules.classes_of, mapped),
         overlap=overlap,
     )
 
@@ -441,9 +450,8 @@ def evaluate_labels(
     source: Any,
     *,
     text_column: str | Iterable[str] = (),
-    label_column: str,
+    label_column: str | None = None,
     label_separator: str | None = None,
-    map_labels: str | Path | None = None,
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
@@ -459,13 +467,12 @@ def evaluate_labels(
     source : str, path, Paths, or other object
         Anything that `classify` takes.
     text_column : str or iterable of str
-        Column with the text, "text" by default. Several are joined by a space.
-    label_column : str
-        Column with the true labels: lists, or texts; names of classes, or their numbers.
+        Column with the text, as of `evaluate`.
+    label_column : str, optional
+        Column with the true labels: lists, or texts; names of classes, or their numbers. By default the one that the
+        model learned from.
     label_separator : str, optional
         What is between two labels where they are a text.
-    map_labels : str or path, optional
-        A CSV file with the columns ``label`` and ``class``, as `train` takes it.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
@@ -502,14 +509,16 @@ def evaluate_labels(
     loaded = load_one(model)
     if loaded.thresholds is None:
         raise UsageError(f"{loaded.name} gives each text one label: evaluate() is for such models")
+    text_column, label_column = columns_of(loaded, text_column, label_column)
     wanted: dict[str, Any] = {"kept": (label_column,), "labels": (label_column,), "classes": loaded.classes}
-    wanted |= {"reads": loaded.reads, "map_labels": map_labels}
+    wanted["reads"] = loaded.reads
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)
     numbers_from = class_numbers_from(given, selection, label_column, several=True, separator=label_separator)
     rules = replace(selection.rules, numbers_from=numbers_from)
     nothing = np.empty((0, len(loaded.classes)), np.bool_)
     counts = LabelCounts.of(loaded.classes, nothing, nothing)
     unknown_labels: Counter[str] = Counter()
+    mapped: set[str] = set()
     overlap, of_others = None if loaded.learned is None else Overlap(0, 0, 0), counts
     unknown = quarantined = overflowed = 0
     with scored_rows([loaded], given, selection, device, precision, kernels, progress=progress) as (backend, chunks):
@@ -521,6 +530,7 @@ def evaluate_labels(
                 continue
             lists = label_lists(chunk.rows, label_column, label_separator)
             true, others, names = label_sets(lists, loaded.classes, rules)
+            mapped |= {*lists.flatten().unique().to_pylist()}
             unknown_labels.update(names)
             assert all_scores is not None
             labels = assigned(all_scores, loaded.thresholds)
@@ -538,6 +548,7 @@ def evaluate_labels(
         overflowed=overflowed,
         label_numbers_from=numbers_from,
         unknown_labels=commonest([unknown_labels]),
+        unmatched_labels=unmatched(rules.classes_of, mapped),
         overlap=overlap,
         others=of_others if of_others.rows else None,
     )

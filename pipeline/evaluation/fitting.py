@@ -37,6 +37,7 @@ from ..model.scores import (
 from ..model.several import load_one
 from ..options import READ, ReadKeywords
 from ..source.chunk import Chunk
+from ..source.label_map import unmatched
 from ..source.labels import NO_TRUTH
 from ..source.sample import sample_input, with_class_numbers
 from .chain import Top, with_promise
@@ -46,6 +47,8 @@ Doubles = NDArray[np.float64]
 _FOLDS = 5
 LEFT_OUT_CARD = "rows left out, which it has learned from"
 """The key under which a card says of how many rows `calibrate` made no use."""
+UNMATCHED_CARD = "labels of the map that no row has"
+"""The key under which a card lists these."""
 
 
 @READ.takes(ReadKeywords)
@@ -61,7 +64,6 @@ def calibrate(
     top: str | None = None,
     top_of: str | None = None,
     recall: float = 0.95,
-    map_labels: str | Path | None = None,
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
@@ -98,8 +100,6 @@ def calibrate(
         raise low scores and lower high ones, which a temperature cannot. It changes no label.
     top, top_of, recall
         Of a chain, as `train` takes them with `keep_teacher`.
-    map_labels : str or path, optional
-        A CSV file with the columns ``label`` and ``class``, as `train` takes it.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
@@ -168,14 +168,15 @@ def calibrate(
         raise UsageError(f"{loaded.name} has heads, whose scores cannot be calibrated by class")
     reads = plain.reads if held_out is None else MOST_READ  # as `train` reads, which holds out by text
     wanted: dict[str, Any] = {"truth": label_column, "classes": plain.classes, "reads": reads}
-    wanted["map_labels"] = map_labels
     given, selection = chosen_input(source, text_column, options, plain.alphabet, plain.length, **wanted)
     selection = with_class_numbers(given, selection)
     nothing = np.empty((0, len(plain.classes)), np.float32)
     scores, beside, true, new = [nothing], [nothing], [np.empty(0, np.int64)], NewRows(plain)
 
+    mapped: set[str] = set()
+
     def chosen(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        return new.of(_with_truth(chunks, held_out))
+        return new.of(_with_truth(_noting(chunks, mapped), held_out))
 
     with scored_rows([plain], given, selection, device, precision, kernels, chosen, progress) as (_, chunks):
         for scored in chunks:
@@ -201,6 +202,8 @@ def calibrate(
     about: dict[str, Any] = {"rows": len(truth), **figures, **files_of(given)}
     if new.left_out:
         about[LEFT_OUT_CARD] = new.left_out
+    if left := unmatched(selection.rules.classes_of, mapped):
+        about[UNMATCHED_CARD] = [*left]
     if any(figures[f"{name} after"] > figures[f"{name} before"] for name in ("log loss", "calibration error")):
         about["left out"], temperature = round(temperature, 6), loaded.temperature
     calibrated = replace(plain, temperature=temperature, card={**plain.card, CARD: about})
@@ -213,6 +216,13 @@ def calibrate(
         calibrated = replace(calibrated, cascade=cascade, card=card)
         final, _ = _ways(logits, branch, cascade, temperature)["uncertain"]
     return _by_class(calibrated, final, truth, files_of(given)) if by_class else calibrated
+
+
+def _noting(chunks: Iterable[Chunk], mapped: set[str]) -> Iterator[Chunk]:
+    """The chunks; the labels of the label map that their rows have are added to `mapped`."""
+    for chunk in chunks:
+        mapped |= chunk.mapped_labels.keys()
+        yield chunk
 
 
 def _in_turn(logits: Doubles, truth: NDArray[np.int64]) -> Doubles:

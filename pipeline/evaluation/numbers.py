@@ -20,7 +20,7 @@ from ..model.several import load_one
 from ..options import READ, ReadKeywords
 from ..source.label_columns import numbers_in
 from .chain import Finding, Found
-from .rows import RowProgress, chosen_input, scored_rows
+from .rows import RowProgress, chosen_input, columns_of, scored_rows
 
 Numbers = NDArray[np.floating]
 
@@ -134,7 +134,7 @@ def evaluate_numbers(
     source: Any,
     *,
     text_column: str | Iterable[str] = (),
-    label_column: str,
+    label_column: str | None = None,
     device: str = "auto",
     precision: str = "auto",
     kernels: str = "auto",
@@ -150,9 +150,10 @@ def evaluate_numbers(
     source : str, path, Paths, or other object
         Anything that `classify` takes.
     text_column : str or iterable of str
-        Column with the text, "text" by default. Several are joined by a space.
-    label_column : str
-        Column with the true numbers, or with the names of levels where the model was trained with these.
+        Column with the text, as of `evaluate`.
+    label_column : str, optional
+        Column with the true numbers, or with the names of levels where the model was trained with these. By default the
+        one that the model learned from.
     device : str
         "auto", "cpu" or "cuda".
     precision : str
@@ -190,6 +191,9 @@ def evaluate_numbers(
     levels = loaded.levels
     if levels is None:
         raise UsageError(f"{loaded.name} gives a text labels, and no number: evaluate() is for such models")
+    if options.get("map_labels") is not None:
+        raise UsageError(f"{loaded.name} gives a text a number: --map-labels is for models that give labels")
+    text_column, label_column = columns_of(loaded, text_column, label_column)
     names = () if _are_numbers(loaded.classes) else loaded.classes
     wanted: dict[str, Any] = {"kept": (label_column,), "reads": loaded.reads}
     if names:

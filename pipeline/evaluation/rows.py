@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from ..model.charcnn import Model
 from ..options import Options, ReadKeywords
 from ..source.chunk import Chunk, Selection
 from ..source.inputs import Given, chunks_here, identify, open_input
-from ..source.label_map import read_label_map
 from ..source.plan.files import Files
 from ..source.sample import sample_input
 
@@ -45,7 +43,6 @@ def chosen_input(
     alphabet: Alphabet,
     length: int,
     whole_hash: bool = False,
-    map_labels: str | os.PathLike[str] | None = None,
     **more: Any,
 ) -> tuple[Given, Selection]:
     """An input, and which of its columns are read, as `classify` names them. Raises UsageError as that does.
@@ -58,8 +55,6 @@ def chosen_input(
         Of the model, for files that are encoded already.
     whole_hash : bool
         Identify the input by a hash of its content.
-    map_labels : str or path, optional
-        A file that says which class a label stands for, as `train` takes it.
     **more
         Further attributes of the selection.
 
@@ -68,10 +63,8 @@ def chosen_input(
     names = {"endpoint": checked.endpoint, "input_format": checked.input_format}
     given = identify(source, len(alphabet), length, whole_hash=whole_hash, by_content=whole_hash, **names)
     dialect = {name: getattr(checked, name) for name in ("encoding", "delimiter", "quote", "escape")}
-    rules = checked.label_rules
-    if map_labels is not None:
-        rules = replace(rules, classes_of=read_label_map(map_labels))
-    return given, Selection(checked.text_column, header=checked.columns, rules=rules, **dialect, **more)
+    selection = Selection(checked.text_column, header=checked.columns, rules=checked.label_rules, **dialect, **more)
+    return given, selection
 
 
 @contextmanager
@@ -219,6 +212,33 @@ def learned_columns(model: Model) -> tuple[tuple[str, ...], str | None]:
         return (), None
     text, labels = (tuple(str(name) for name in columns.get(kind, ())) for kind in ("text", "label"))
     return text, labels[0] if len(labels) == 1 else None
+
+
+def columns_of(
+    model: Model, text_column: str | Iterable[str], label_column: str | None
+) -> tuple[str | Iterable[str], str]:
+    """The columns of text and label: those that are named, else those that a model learned from.
+
+    Parameters
+    ----------
+    model : Model
+        The model.
+    text_column : str or iterable of str
+        The columns of text that are named; () for none.
+    label_column : str or None
+        The label column that is named.
+
+    Raises
+    ------
+    UsageError
+        Where neither says which column has the label.
+
+    """
+    of_text, of_label = learned_columns(model)
+    found = label_column or of_label
+    if found is None:
+        raise UsageError(f"--label-column names the column with the true class: the card of {model.name} has none")
+    return text_column or of_text, found
 
 
 def numbered(texts: pa.Array) -> NDArray[np.int64]:

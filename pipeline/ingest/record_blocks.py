@@ -27,13 +27,22 @@ from ..kernels.record_ops import (
     device_table,
     zeros,
 )
-from ..source.chunk import QUARANTINE_SCHEMA, Chunk, OffHost, RowsByName, Selection, commonest_rows, unknown_labels
+from ..source.chunk import (
+    QUARANTINE_SCHEMA,
+    Chunk,
+    OffHost,
+    RowsByName,
+    Selection,
+    joined_rows,
+    noted_rows,
+    true_classes,
+)
 from ..source.columns import copied
 from ..source.format import Format
 from ..source.formats.csv import Csv
 from ..source.formats.jsonl import Jsonl
 from ..source.formats.record_format import RecordFormat, Text
-from ..source.labels import class_indices, labels_of, one_label_each
+from ..source.labels import labels_of, one_label_each
 from ..source.read.ring import RawBlock
 from ..telemetry.read_by import MANY_ODD, NO_MEMORY, UNCLEAR
 from .blocks import BlockRows
@@ -332,8 +341,8 @@ class RecordBlocks:
         if name is None:
             return chunk
         labels = one_label_each(labels_of(columns[name], dict(selection.class_names).get(name)), name)
-        truth, _ = class_indices(labels, selection.classes, selection.rules)
-        return replace(chunk, truth=truth, unknown_labels=unknown_labels(labels, truth, chunk.rows["row"].to_numpy()))
+        truth = true_classes(labels, selection, chunk.rows["row"].to_numpy())
+        return replace(chunk, truth=truth.classes, unknown_labels=truth.unknown, mapped_labels=truth.mapped)
 
 
 def _finder(form: RecordFormat, selection: Selection) -> RecordFinder:
@@ -387,9 +396,8 @@ def _with_rows_of_host(chunk: Chunk, first: int, odd: NDArray[np.int64], on_host
         n_chars=None if n_chars is None else n_chars[is_kept],
         bad=on_host.bad,
         not_copied={key: first + odd[lines] for key, lines in on_host.not_copied.items()},
-        unknown_labels=_in_order(
-            [chunk.unknown_labels, {label: first + odd[lines] for label, lines in on_host.unknown_labels.items()}]
-        ),
+        unknown_labels=noted_rows(_in_order(chunk.unknown_labels, on_host.unknown_labels, first + odd)),
+        mapped_labels=_in_order(chunk.mapped_labels, on_host.mapped_labels, first + odd),
     )
 
 
@@ -399,8 +407,10 @@ def _without_empty(texts: OffHost | pa.Array, is_kept: NDArray[np.bool_]) -> Gpu
     return GpuTexts(texts.data, np.append(texts.offsets[:-1][is_kept], texts.offsets[-1]), texts.is_blank[is_kept])
 
 
-def _in_order(parts: list[RowsByName]) -> RowsByName:
-    return {name: np.sort(numbers) for name, numbers in commonest_rows(parts).items()}
+def _in_order(rows: RowsByName, on_host: RowsByName, numbers: NDArray[np.int64]) -> RowsByName:
+    """Rows by label, together with those of the host, whose row i is numbers[i]."""
+    others = {label: numbers[lines] for label, lines in on_host.items()}
+    return {label: np.sort(every) for label, every in joined_rows([rows, others]).items()}
 
 
 def _numbered(table: pa.Table, numbers: NDArray[np.int64]) -> pa.Table:

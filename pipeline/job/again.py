@@ -45,6 +45,8 @@ class Asked(Struct, frozen=True, forbid_unknown_fields=True):
         The folder that paths in the output are relative to.
     truth : str or None
         The file of answers.
+    map_labels : str or None
+        The label map.
 
     """
 
@@ -52,6 +54,7 @@ class Asked(Struct, frozen=True, forbid_unknown_fields=True):
     models: tuple[str, ...]
     root: str | None
     truth: str | None
+    map_labels: str | None = None
 
 
 def save_asked(folder: OutputFolder, source: Any, models: Models, options: Options, check: Callable[[], None]) -> None:
@@ -75,8 +78,9 @@ def save_asked(folder: OutputFolder, source: Any, models: Models, options: Optio
     if inputs and inputs == [*map(without_secrets, inputs)]:
         names = [model.name for model in models.loaded]
         names = [absolute(name) if os.path.isfile(name) and name not in SHIPPED else name for name in names]
-        truth = None if options.truth is None else absolute(os.fspath(options.truth))
-        folder.store.put(REQUEST, to_json(Asked((*inputs,), (*names,), root_of(options.root), truth)), check)
+        given = (options.truth, options.map_labels)
+        files = [None if file is None else absolute(os.fspath(file)) for file in given]
+        folder.store.put(REQUEST, to_json(Asked((*inputs,), (*names,), root_of(options.root), *files)), check)
 
 
 def how_to_go_on(place: Location, source: Any, command: str) -> str:
@@ -117,13 +121,14 @@ def taken_up(place: Location) -> tuple[Paths, list[str], dict[str, Any]]:
             "its input's address has a password or a signature. Give input, model and options again"
         )
     asked = from_json(folder.store.read(REQUEST), Asked, folder.path / REQUEST)
-    options = options_of(folder.manifest().fingerprint) | {"root": asked.root, "truth": asked.truth}
+    files = {name: getattr(asked, name) for name in ("root", "truth", "map_labels")}
+    options = options_of(folder.manifest().fingerprint) | files
     del options["chunk_size"]  # which a job that goes on has in any case
     return Paths(asked.inputs), [*asked.models], {name: value for name, value in options.items() if value is not None}
 
 
 def options_of(job: Fingerprint) -> dict[str, Any]:
-    """The options other than the defaults that make a job what it is; of the answers, the hash."""
+    """The options other than the defaults that make a job what it is; of answers and a label map, the hash."""
     held, backend = job.settings, job.backend
     options = {name: getattr(held, name) for name in Settings.__struct_fields__ if name in TABLE}
     options |= {"text_column": held.text_columns, "label_column": held.truth_column, "id_column": held.kept_columns}
@@ -156,6 +161,8 @@ def refuse_difference(folder: OutputFolder, before: Fingerprint, now: Fingerprin
             steps.append(f"leave out {there}")
         elif name == "truth" and old != new:
             steps.append("give the --truth that it had, with the same answers")
+        elif name == "map_labels" and old != new:
+            steps.append("give the --map-labels that it had, with the same classes")
         elif old != new:
             steps.append(f"add {_shown(name, old)}" + ("" if new is None else f" in place of {there}"))
     for what, here in ((before.backend, now.backend), (before.writer, now.writer)):

@@ -84,10 +84,12 @@ def refuse_files(source: Any, output: Location | None, models: Iterable[str], op
     paths = paths_of(source)
     if paths is None and options.root is not None:
         raise UsageError("--root is for the paths of files, and the input has none: leave it out")
-    if options.label_column is None and (options.label_numbers_from is not None or options.fold_labels):
-        raise UsageError("--label-numbers-from and --fold-labels go with --label-column")
+    of_labels = (options.label_numbers_from, options.fold_labels or None, options.map_labels)
+    if options.label_column is None and any(given is not None for given in of_labels):
+        raise UsageError("--label-numbers-from, --fold-labels and --map-labels go with --label-column")
     refuse_useless(options.endpoint, [*(paths or ()), str(output)])
     truth = [] if options.truth is None else [os.fspath(options.truth)]
+    truth += [] if options.map_labels is None else [os.fspath(options.map_labels)]
     read = lambda: [*models, *truth, *local_paths(source, options.input_format)]
     written = {"--trace": options.trace, "--report": options.report}
     may_replace = options.overwrite or options.resume or options.update

@@ -56,8 +56,9 @@ def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
     no_gpu = None
     if options.device == "auto" and backend.device == "cpu":
         no_gpu = next(iter(client.run(why_gpu_unused, on_error="ignore").values()), None)
-    numbers_from = planned.input.selection.rules.numbers_from
-    facts = replace(facts_of(prepared, backend, planned.chunk_rows, no_gpu), label_numbers_from=numbers_from)
+    rules = planned.input.selection.rules
+    facts = facts_of(prepared, backend, planned.chunk_rows, no_gpu)
+    facts = replace(facts, label_numbers_from=rules.numbers_from, label_map=tuple(rules.classes_of))
     unread = planned.input.plan.unread if planned.input.plan else ()
     left_out = planned.input.plan.left_out if planned.input.plan else ()
     earlier = prepared.beginning.earlier if isinstance(prepared.beginning, Update) else None

@@ -382,6 +382,7 @@ def _entry(work: Work, chosen: NDArray[np.bool_], job: Job) -> Entry:
         problems=chunk.problems,
         not_copied=commonest([{key: len(rows) for key, rows in chunk.not_copied.items()}]),
         unknown_labels=commonest([{label: len(rows) for label, rows in chunk.unknown_labels.items()}]) or UNSET,
+        mapped_labels={label: len(rows) for label, rows in sorted(chunk.mapped_labels.items())} or UNSET,
     )
 
 

@@ -115,7 +115,7 @@ class Model:
     classes: tuple[str, ...]
     length: int
     tensors: Mapping[str, NDArray[Any]] = field(repr=False)
-    card: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    card: Mapping[str, Any] = field(default=None, repr=False)  # type: ignore[arg-type]  # that can be shown
     name: str = "model"
     frame: Frame = "dense"
     scales: ActivationScales | None = field(default=None, repr=False)
@@ -131,6 +131,8 @@ class Model:
     learned: LearnedRows | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.card is None:
+            object.__setattr__(self, "card", {})
         scores.check_classes(self.classes, self.name, self.heads)
         if self.frame not in FRAMES:
             raise ModelError(f"{self.name}: frame {self.frame!r:.80}: a model has one of {', '.join(FRAMES)}")
@@ -407,9 +409,6 @@ class Model:
         """
         tensors, about, record = model_file.decode(data, name)
         alphabet, card = _alphabet(about.alphabet, name), about.card
-        shipped = next((known for known in SHIPPED.values() if known.header == record.header), None)
-        if shipped:
-            card = {MEANT_FOR: shipped.meant_for, **card}
         branch = model_file.branch_of(about, tensors, name)
         encoder = None if about.encoder is None else Encoder.of_file(about.encoder, tensors, name)
         preparation = None
@@ -424,7 +423,7 @@ class Model:
             about.thresholds, about.cascade, about.levels, about.heads, about.by_class, preparation, encoder,
             learned,
         )  # fmt: skip
-        if record.is_damaged(model.digest) or (shipped and shipped.digest != model.digest):
+        if record.is_damaged(model.digest):
             raise ModelError(f"{name}: the file is damaged, its content is not what was written: copy it again")
         return model
 
@@ -509,7 +508,7 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
         model = Model.from_bytes(shipped.read_bytes(), str(source))
         if model.digest != SHIPPED[str(source)].digest:
             raise ModelError(f"{shipped}: the file is damaged: install broadsheet again")
-        return replace(model, cascade=SHIPPED[str(source)].cascade)
+        return model
     path, name = Path(source), str(source)
     if name.startswith(model_file.HUB):
         path, name = model_file.fetch_from_hub(name, encoder_file.FILES)

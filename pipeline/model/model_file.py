@@ -112,11 +112,10 @@ _OF_EVERY_VERSION = [field for field in About.__struct_fields__ if field not in 
 class Record(Struct, frozen=True):
     """What a file says of its own content, to be compared with it.
 
-    header: SHA-256 of all that comes before the tensors. expected: the checksum in the metadata, None in files written
-    before there was one. values: of the metadata, which the checksum covers.
+    expected: the checksum in the metadata, None in files written before there was one. values: of the metadata, which
+    the checksum covers.
     """
 
-    header: str
     expected: str | None
     values: dict[str, str]
 
@@ -215,7 +214,7 @@ def decode(data: bytes, name: str) -> tuple[dict[str, NDArray[Any]], About, Reco
         if _depth(about.card) > _DEEPEST:
             raise ValueError(f"the card is nested more than {_DEEPEST} deep")
         expected = msgspec.json.decode(header.metadata.get(_CHECKSUM, "null"), type=str | None)
-    return tensors, about, Record(hashlib.sha256(data[: 8 + size]).hexdigest(), expected, header.metadata)
+    return tensors, about, Record(expected, header.metadata)
 
 
 def _features(metadata: Mapping[str, str], name: str) -> list[str]:
@@ -365,33 +364,17 @@ class Shipped(NamedTuple):
     ----------
     file : str
         Its file's name.
-    header : str
-        SHA-256 of what comes before its tensors, by which a copy under another name is recognised.
     digest : str
         The digest of the model that belongs there.
-    meant_for : str
-        The texts that it was trained on, which its file does not say.
-    cascade : Cascade
-        What `calibrate` finds on the rows that were held out, which its file does not say.
 
     """
 
     file: str
-    header: str
     digest: str
-    meant_for: str
-    cascade: Cascade
 
 
-_BIAS_OF_NEWS = (-3.9263389110565186, -3.9402916431427, -4.070120811462402, -3.8009207248687744)
 SHIPPED = {
-    "ag-news": Shipped(
-        "ag_news.safetensors",
-        "68b4d580cf3144366d4141da3e84d87b97b7d3b4ebbf1fc84896f1ea49b3d75f",
-        "9d7d761dfaf933a171fbacaeb5bb154d0fdbb80d798cd6cbd00e392601459f93",
-        "English news",
-        Cascade(1.0974736213684082, 0.183402, 1.0, _BIAS_OF_NEWS, 0.5975771546363831),
-    )
+    "ag-news": Shipped("ag_news.safetensors", "39696a35f9dc6dc45898dbfd5c8a3ed841f5f17bb68faa65e486acbbd5432c09")
 }
 
 MEANT_FOR = "meant for"

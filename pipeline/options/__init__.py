@@ -67,6 +67,9 @@ class TruthKeywords(TypedDict, total=False):
         "are numbers that can count the classes in one way only; which one is reported.")]
     fold_labels: Annotated[bool, _input("Take labels that differ only by case, spaces or Unicode form as one class.",
         False, recorded=True, seldom=True)]
+    map_labels: Annotated[FILE, _input("CSV file with the columns label and class: the class that a label stands for.",
+        None, "FILE.csv", recorded=True, more="Rows whose label has an empty class there are left out. What no row has "
+        "is reported.")]
 
 
 class LabelKeywords(EngineKeywords, TruthKeywords, total=False):
@@ -270,9 +273,11 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
     @property
     def label_rules(self) -> LabelRules:
         """How labels name classes."""
+        from ..source.label_map import read_label_map
         from ..source.labels import LabelRules
 
-        return LabelRules(self.label_numbers_from, self.fold_labels)
+        classes_of = {} if self.map_labels is None else read_label_map(self.map_labels)
+        return LabelRules(self.label_numbers_from, self.fold_labels, classes_of)
 
     def selection(self, models: Models) -> Selection:
         from ..source.chunk import Selection
@@ -329,6 +334,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         from msgspec import UNSET
 
         from ..output.record import Settings
+        from ..source.label_map import digest_of_label_map
         from ..source.open.opening import digest_of
 
         several = tuple(model.is_multi_label for model in models.every)
@@ -340,6 +346,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             "kept_columns": self._kept,
             "partition_by": self.partition_by if len(self.partition_by) > 1 else next(iter(self.partition_by), None),
             "truth": None if self.truth is None else digest_of(self.truth),
+            "map_labels": None if self.map_labels is None else digest_of_label_map(self.map_labels),
             "preparation": os.path.abspath(given) if given and os.path.isfile(given) else given,
             "chunk_size": chunk_rows,
             "windows": UNSET if self.windows is None else (self.windows, self.overlap, self.window_score),
@@ -357,6 +364,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             "input_format",
             "label_numbers_from",
             "fold_labels",
+            "map_labels",
         )
         unset = (name for name in later if recorded[name] == TABLE[name].default)
         return Settings(**recorded | dict.fromkeys(unset, UNSET))

@@ -84,8 +84,6 @@ class TrainKeywords(ReadKeywords, total=False):
         more="Each class has a score of its own, and a threshold, at which F1 is best on the held-out rows.")]
     label_separator: Annotated[str | None, _input("The label column holds texts with this between two labels.",
         None, "TEXT", seldom=True)]
-    map_labels: Annotated[FILE, _input("CSV file with the columns label and class: the class that a label stands for.",
-        None, "FILE.csv", more="Rows whose label has an empty class there are left out.")]
     hold_out_share: Annotated[float | None, _input("Share of each class not trained on.",
         None, "SHARE", "by the model", flag="hold-out", more="It is up to 0.5; rows with the same text are held out "
         "together, and the accuracy on them is computed after each epoch. Default: 0.05; where only n-grams are fitted "

@@ -261,6 +261,7 @@ class Counts(ModelCounts):
     chars: int = 0
     not_copied: Counter[str] = field(default_factory=Counter)
     unknown_labels: Counter[str] = field(default_factory=Counter)
+    mapped_labels: Counter[str] = field(default_factory=Counter)
     lengths: tuple[int, ...] = (0,) * len(LENGTHS)
     others: list[ModelCounts] = field(default_factory=list)
     problems: list[tuple[str, str]] = field(default_factory=list)
@@ -274,6 +275,7 @@ class Counts(ModelCounts):
             setattr(self, name, getattr(self, name) + getattr(entry, name))
         self.not_copied.update(entry.not_copied)
         self.unknown_labels.update(entry.unknown_labels or {})
+        self.mapped_labels.update(entry.mapped_labels or {})
         self.lengths = tuple(map(add, self.lengths, entry.lengths))
         others = () if entry.others is UNSET else entry.others
         self.others = self.others or [ModelCounts(multi_label=model.multi_label) for model in others]
@@ -299,6 +301,7 @@ class Counts(ModelCounts):
             left_out=self.left_out or UNSET,
             not_copied=dict(sorted(self.not_copied.items())),
             unknown_labels=dict(sorted(self.unknown_labels.items())) or UNSET,
+            mapped_labels=dict(sorted(self.mapped_labels.items())) or UNSET,
             others=tuple(Judged(multi_label=one.multi_label, **one.figures) for one in self.others) or UNSET,
         )
 

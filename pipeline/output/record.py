@@ -121,6 +121,7 @@ class Accounted(Figures, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lengths: tuple[Count, ...]
     not_copied: dict[str, Count] = {}
     unknown_labels: dict[str, Count] | UnsetType = UNSET
+    mapped_labels: dict[str, Count] | UnsetType = UNSET
     others: tuple[Judged, ...] | UnsetType = UNSET
 
 
@@ -134,12 +135,13 @@ class Entry(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
     how often a network was asked that is not asked about all rows, over the same rows.
     lengths: written rows by class of `counts.LENGTHS`. doubtful: labelled rows that the model could hardly judge, by
     reason, filtered ones too. confusion: (true class, predicted class, rows) of every pair that occurs, where there is
-    a truth, over the filtered rows too. problems: messages about whole files. not_copied, unknown_labels: as of
-    `Chunk`. files: one part, or one for each label, sorted; then the quarantined rows, where there are any. others: of
-    several models, what the second and further ones say; the rest is the first one's. scores: written rows by label and
-    bin of `counts.SCORES`, since 2026-11. right: where there is a truth, written rows that have one and a label, by
-    whether these are the same ("right", "wrong") and by bin. learned: where there is a truth, and the model's file says
-    which rows it has learned from: how many of these have a truth and a label, over the filtered rows too.
+    a truth, over the filtered rows too. problems: messages about whole files. not_copied, unknown_labels,
+    mapped_labels: rows by key or label, as of `Chunk`. files: one part, or one for each label, sorted; then the
+    quarantined rows, where there are any. others: of several models, what the second and further ones say; the rest is
+    the first one's. scores: written rows by label and bin of `counts.SCORES`, since 2026-11. right: where there is a
+    truth, written rows that have one and a label, by whether these are the same ("right", "wrong") and by bin. learned:
+    where there is a truth, and the model's file says which rows it has learned from: how many of these have a truth and
+    a label, over the filtered rows too.
     """
 
     version: Version = VERSION
@@ -259,7 +261,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     it gives several labels, where one does. windows: how many or which, their overlap, and how they are scored
     together. chosen: of rows that were chosen from those of a finished job. network: about which texts it is asked,
     where that is not the default. layout, quote, escape, input_format, label_numbers_from, fold_labels: the same.
-    shard: which share of the files, as "3/64".
+    map_labels: SHA-256 of the label map. shard: which share of the files, as "3/64".
     """
 
     text_columns: tuple[str, ...]
@@ -292,6 +294,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     input_format: str | UnsetType = UNSET
     label_numbers_from: Literal[0, 1] | UnsetType = UNSET
     fold_labels: bool | UnsetType = UNSET
+    map_labels: Digest | UnsetType = UNSET
 
     @property
     def labelled(self) -> tuple[Names, ...]:
@@ -372,6 +375,8 @@ class Totals(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Where all columns are copied, rows by a key that was not among these.
     unknown_labels : dict of str to int, optional
         Where there is a truth column, rows by a label that names no class.
+    mapped_labels : dict of str to int, optional
+        Where there is a truth column, rows by a label that the label map names.
     others : tuple of Judged, optional
         Of several models, the figures of the second and further ones; all others are the first one's.
     scores : dict of str to tuple of int, optional

@@ -113,6 +113,8 @@ class JobFacts:
         What is asked about some texts only: the "network" of the models, or the "encoder".
     label_numbers_from : int, optional
         The number of the first class in a truth column of class numbers.
+    label_map : tuple of str
+        The labels of the user's label map.
 
     """
 
@@ -133,6 +135,7 @@ class JobFacts:
     repair_flags: str = "--update --changed"
     second: str = "network"
     label_numbers_from: int | None = None
+    label_map: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

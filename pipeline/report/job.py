@@ -167,7 +167,7 @@ class JobReport:
         """Lines about how more rows may be read, or faster. Found once, so ask only when the job is over."""
         again = [repair_line(self.tally, self.job.repair_flags)] if self.tally.problems and self.job.output else []
         notes = [f"{first_of([*sorted(paths)])}: {note}" for note, paths in self.run.notes.items()]
-        return [*again, *self.beyond_limits, *hints(self.tally, self.results), *notes, *self.run.remarks]
+        return [*again, *self.beyond_limits, *hints(self.job, self.tally, self.results), *notes, *self.run.remarks]
 
     @cached_property
     def breakdown(self) -> Breakdown:

@@ -15,6 +15,7 @@ from ..errors import counted, first_of, in_python, printable
 from ..output.account import most_allowed
 from ..output.record import Totals
 from ..source.compression import not_decoded
+from ..source.label_map import unmatched, unmatched_line
 from ..source.labels import NO_TRUTH, LabelRules, class_numbers_line
 from ..source.memory.tables import MEMORY
 from ..source.plan.files import takes_encoding
@@ -220,7 +221,7 @@ def _count(items: Sequence[object], what: str, kind: str = "file") -> str:
     return f"{counted(len(items), kind)} {'was' if len(items) == 1 else 'were'} {what}"
 
 
-def hints(tally: Tally, results: Results) -> list[str]:
+def hints(job: JobFacts, tally: Tally, results: Results) -> list[str]:
     """Lines that name an option by which more rows, or more of them, may be read."""
     lines = []
     if tally.not_copied:
@@ -228,6 +229,8 @@ def hints(tally: Tally, results: Results) -> list[str]:
         lines.append(f"--keep-all did not copy {first_of(keys)}: the first rows have no such column. --keep copies it")
     if unknown := unknown_labels_line(tally.unknown_labels, tally.classes):
         lines.append(unknown)
+    if line := unmatched_line(unmatched(job.label_map, tally.mapped_labels)):
+        lines.append(line)
     quarantined, read = tally.rows_quarantined, tally.rows_read
     if quarantined <= _MANY * read:
         return lines

@@ -28,7 +28,7 @@ from .columns import (
     refuse_uncopied,
 )
 from .compression import UTF8
-from .labels import NAMES_ONLY, NO_TRUTH, LabelRules, class_indices, labels_of, one_label_each
+from .labels import NAMES_ONLY, LabelRules, class_indices, labels_of, one_label_each
 from .limits import LIMITS
 
 HEAD_BYTES, SHOWN_BYTES = 256, 400
@@ -339,6 +339,8 @@ class Chunk:
     unknown_labels : mapping of str to ndarray
         The numbers of rows by a label of the truth column that names no class; of the commonest labels, more than
         `NOT_COPIED` of them.
+    mapped_labels : mapping of str to ndarray
+        The numbers of rows by a label of the truth column that the user's label map names.
 
     """
 
@@ -357,6 +359,7 @@ class Chunk:
     not_copied: RowsByName = field(default_factory=dict)
     prepared: Mapping[str, pa.LargeStringArray | OffHost] = field(default_factory=dict)
     unknown_labels: RowsByName = field(default_factory=dict)
+    mapped_labels: RowsByName = field(default_factory=dict)
 
     @property
     def data(self) -> Any:
@@ -513,14 +516,13 @@ def assemble(
     names = dict(selection.class_names)
     for name in selection.labels:
         decoded[name] = held[name] = labels_of(decoded[name], names.get(name))
-    truth, unknown = None, dict[str, NDArray[np.int64]]()
+    truth = NO_LABELS
     if selection.truth:
         labels = one_label_each(labels_of(decoded[selection.truth], names.get(selection.truth)), selection.truth)
         if reasons:
             is_bad = np.isin(np.arange(len(numbers)), [*reasons])
             labels = pc.if_else(pa.array(is_bad), pa.scalar(None, labels.type), labels)
-        truth, _ = class_indices(labels, selection.classes, selection.rules)
-        unknown = unknown_labels(labels, truth, numbers)
+        truth = true_classes(labels, selection, numbers)
     set_aside: list[tuple[BadRow, int | None]] = [(row, None) for row in bad]
     first_text = held[selection.text[0]]
     for i, reason in reasons.items():
@@ -546,12 +548,13 @@ def assemble(
         text,
         rows,
         bad_rows_table(file, [row for row, _ in set_aside]),
-        truth=truth,
+        truth=truth.classes,
         problems=problems,
         n_chars=n_chars,
         bad=kept_of_bad,
         not_copied=commonest_rows([not_copied or {}]),
-        unknown_labels=unknown,
+        unknown_labels=truth.unknown,
+        mapped_labels=truth.mapped,
     )
     chunk = chunk.take(keep) if reasons else chunk
     text, n_chars = chunk.text, chunk.n_chars
@@ -580,6 +583,7 @@ def concat(chunks: Sequence[Chunk]) -> Chunk:
         sources=tuple(source for c in chunks for source in c.sources),
         not_copied=commonest_rows(c.not_copied for c in chunks),
         unknown_labels=commonest_rows(c.unknown_labels for c in chunks),
+        mapped_labels=joined_rows(c.mapped_labels for c in chunks),
         prepared={name: _joined([c.prepared[name] for c in chunks]) for name in chunks[0].prepared},
     )
 
@@ -605,38 +609,72 @@ def commonest(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 def commonest_rows(parts: Iterable[RowsByName]) -> dict[str, NDArray[np.int64]]:
     """All rows by key or label, of the commonest ones."""
+    return noted_rows(joined_rows(parts))
+
+
+def noted_rows(rows: RowsByName) -> dict[str, NDArray[np.int64]]:
+    """Those of the commonest keys or labels."""
+    return dict(sorted(rows.items(), key=lambda item: (-len(item[1]), item[0]))[:_NOTED])
+
+
+def joined_rows(parts: Iterable[RowsByName]) -> dict[str, NDArray[np.int64]]:
+    """All rows by key or label."""
     rows: dict[str, list[NDArray[np.int64]]] = {}
     for part in parts:
         for name, numbers in part.items():
             rows.setdefault(name, []).append(numbers)
-    joined = {name: np.concatenate(numbers) for name, numbers in rows.items()}
-    return dict(sorted(joined.items(), key=lambda item: (-len(item[1]), item[0]))[:_NOTED])
+    return {name: np.concatenate(numbers) for name, numbers in rows.items()}
 
 
-def unknown_labels(
-    labels: pa.Array, truth: NDArray[np.int32], numbers: NDArray[np.int64]
-) -> dict[str, NDArray[np.int64]]:
-    """The rows whose label names no class, by label, of the commonest ones.
+class TrueClasses(NamedTuple):
+    """What the labels of a truth column say about N rows.
+
+    Attributes
+    ----------
+    classes : ndarray or None
+        int32 [N], class indices or NO_TRUTH; None without a truth column.
+    unknown, mapped : mapping of str to ndarray
+        As `Chunk.unknown_labels` and `Chunk.mapped_labels`.
+
+    """
+
+    classes: NDArray[np.int32] | None
+    unknown: RowsByName
+    mapped: RowsByName
+
+
+NO_LABELS = TrueClasses(None, {}, {})
+
+
+def true_classes(labels: pa.Array, selection: Selection, numbers: NDArray[np.int64]) -> TrueClasses:
+    """The classes that labels name.
+
+    Labels for which the label map has no class are not among the unknown ones, since the user left them out.
 
     Parameters
     ----------
     labels : pyarrow.Array
         [N], strings; null where there is none.
-    truth : ndarray
-        int32 [N], class indices or NO_TRUTH.
+    selection : Selection
+        The classes, and how labels name them.
     numbers : ndarray
         int64 [N], the number of each row.
 
     """
-    which = np.flatnonzero((truth == NO_TRUTH) & labels.is_valid().to_numpy(zero_copy_only=False))
-    if not len(which):
-        return {}
+    classes, unknown = class_indices(labels, selection.classes, selection.rules)
+    class_of = selection.rules.classes_of
+    left = {label: rows for label, rows in unknown.items() if class_of.get(label, label)}
+    noted = sorted(left, key=lambda label: (-left[label], label))[:_NOTED]
+    if not (noted or class_of):
+        return TrueClasses(classes, {}, {})
+    which = np.flatnonzero(labels.is_valid().to_numpy(zero_copy_only=False))
     encoded = labels.take(pa.array(which)).dictionary_encode()
     names, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
-    counts = np.bincount(codes, minlength=len(names)).tolist()
-    commonest_ones = sorted(range(len(names)), key=lambda i: (-counts[i], names[i]))[:_NOTED]
-    by_label = np.split(numbers[which[np.argsort(codes, kind="stable")]], np.cumsum(counts)[:-1])
-    return {names[i]: by_label[i] for i in commonest_ones}
+    counts = np.bincount(codes, minlength=len(names))
+    rows_of = np.split(numbers[which[np.argsort(codes, kind="stable")]], np.cumsum(counts)[:-1])
+    by_label = dict(zip(names, rows_of, strict=False))
+    mapped = {label: by_label[label] for label in names if label in class_of}
+    return TrueClasses(classes, {label: by_label[label] for label in noted}, mapped)
 
 
 def empty_chunk(selection: Selection, problems: tuple[str, ...] = ()) -> Chunk:
@@ -668,6 +706,7 @@ def numbered(chunk: Chunk, first: int) -> Chunk:
         sources=tuple(source._replace(first=source.first + first) for source in chunk.sources),
         not_copied={name: numbers + first for name, numbers in chunk.not_copied.items()},
         unknown_labels={name: numbers + first for name, numbers in chunk.unknown_labels.items()},
+        mapped_labels={name: numbers + first for name, numbers in chunk.mapped_labels.items()},
     )
 
 
@@ -693,6 +732,7 @@ def rows_between(chunk: Chunk, first: int, last: int) -> Chunk:
         bad=None if chunk.bad is None else chunk.bad[bad],
         not_copied=_rows_between(chunk.not_copied, first, last),
         unknown_labels=_rows_between(chunk.unknown_labels, first, last),
+        mapped_labels=_rows_between(chunk.mapped_labels, first, last),
     )
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import json
 import os
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
-from ..errors import UsageError
+from ..errors import UsageError, counted, first_of
 
 _COLUMNS = ("label", "class")
 
@@ -49,6 +52,32 @@ def read_label_map(path: str | os.PathLike[str]) -> dict[str, str]:
         if classes.setdefault(label, name) != name:
             raise UsageError(f"{what}: {label!r} stands for {classes[label]!r}, and in line {number} for {name!r}")
     return classes
+
+
+def digest_of_label_map(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a label map: of what it says, whatever the order of its rows. Raises as `read_label_map`."""
+    return hashlib.sha256(json.dumps(sorted(read_label_map(path).items())).encode()).hexdigest()
+
+
+def unmatched(labels: Iterable[str], matched: Container[str]) -> tuple[str, ...]:
+    """The labels of a label map that no row has.
+
+    Parameters
+    ----------
+    labels : iterable of str
+        The labels of the map.
+    matched : container of str
+        Labels that rows have.
+
+    """
+    return tuple(label for label in labels if label not in matched)
+
+
+def unmatched_line(labels: Sequence[str]) -> str | None:
+    """A line about labels of a label map that no row has, as `unmatched` returns them; None where there are none."""
+    if not labels:
+        return None
+    return f"no row has {counted(len(labels), 'label')} of --map-labels: {first_of([*map(repr, labels)])}"
 
 
 _EXAMPLE = "label,class\nSprots,Sports\nn/a,"

@@ -7,7 +7,7 @@ In stages: `data.py` (articles, encoded, and those held out), `branch.py` (the n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -26,7 +26,7 @@ from ..model.cascade import AGREEMENT
 from ..model.charcnn import Model, load_encoder
 from ..options.training import TRAIN, TrainKeywords, TrainRequest
 from ..processes.threads import free_cores
-from ..source.label_map import read_label_map
+from ..source.label_map import read_label_map, unmatched
 from ..source.labels import class_numbers_line
 from .after import Compared, Parts, model_of
 from .branch import Answers, Branch, fit_branch, fit_head
@@ -82,7 +82,7 @@ class Trained:
     model: Model
     history: tuple[Epoch, ...]
     compared: Compared | None = None
-    compared_columns: Mapping[str, Compared] = field(default_factory=dict)
+    compared_columns: Mapping[str, Compared] | None = None
     suspects: pa.Table | None = None
 
 
@@ -285,6 +285,8 @@ class _Given(NamedTuple):
         The alphabet of the model.
     read : callable
         Reads other rows, with the same classes.
+    odd : tuple of Odd
+        What is odd in them.
     decided : bool [N], optional
         Of which rows a person has decided what the label is.
 
@@ -294,6 +296,7 @@ class _Given(NamedTuple):
     taught: Taught | None
     symbols: Alphabet
     read: Callable[[Any], LabelledArticles]
+    odd: tuple[Odd, ...]
     decided: NDArray[np.bool_] | None = None
 
 
@@ -326,8 +329,10 @@ def _given(source: Any, request: TrainRequest, begin: Beginning) -> _Given:
         request.tell(Note(corrections.line(Path(request.corrections))))
     if data.numbers_from is not None:
         request.tell(Note(class_numbers_line(data.numbers_from, data.classes)))
-    request.tell(Oddities(oddities(data, request.balanced)))
-    return _Given(data, taught, symbols, lambda rows: labelled(rows, data), decided)
+    leaves_out = any(classes_of[label] == "" for label in reading.matched)
+    odd = oddities(data, request.balanced, unmatched(classes_of, reading.matched), leaves_out)
+    request.tell(Oddities(odd))
+    return _Given(data, taught, symbols, lambda rows: labelled(rows, data), odd, decided)
 
 
 def _read(source: Any, request: TrainRequest, begin: Beginning, hold_out_share: float) -> TrainingData:
@@ -374,8 +379,8 @@ def odd_rows(source: Any, **options: Unpack[TrainKeywords]) -> tuple[Odd, ...]:
     Returns
     -------
     tuple of Odd
-        Rows that are left out, since they have no label or no text; classes that look like spellings of one; texts with
-        different labels; and classes of few rows.
+        Rows that are left out, since they have no label or no text; labels of `map_labels` that no row has; classes
+        that look like spellings of one; texts with different labels; and classes of few rows.
 
     Raises
     ------
@@ -387,4 +392,4 @@ def odd_rows(source: Any, **options: Unpack[TrainKeywords]) -> tuple[Odd, ...]:
     """
     request = TrainRequest(**options)
     begin = beginning(request.init, request.alphabet, request.length, request.frame)
-    return oddities(_given(source, request, begin).data, request.balanced)
+    return _given(source, request, begin).odd

@@ -76,7 +76,8 @@ def model_of(
     if not find_suspects or not len(parts.rows):
         return model, against, None
     scores = probabilities(parts.logits, model.temperature)
-    return model, against, suspects(prepared.data, prepared.fit, parts.rows, scores, prepared.decided)
+    vectors = None if parts.branch is None else parts.branch.vectors
+    return model, against, suspects(prepared.data, prepared.fit, parts.rows, scores, prepared.decided, vectors)
 
 
 def _model_of_heads(parts: Parts, card: dict[str, Any]) -> tuple[Model, dict[str, Compared]]:

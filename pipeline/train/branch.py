@@ -224,8 +224,8 @@ class Branch(NamedTuple):
         Logits of each of these by a fit to other rows; or a number in steps.
     plain : float64 [M, classes], or [M, 1]
         The same by a plain linear model on words, to compare with.
-    vectors : dict, optional
-        What is known of word vectors that were tried.
+    vectors : WordVectors, optional
+        Word vectors that were tried.
     encoder : Encoder, optional
         An encoder with a head in place of n-grams.
 
@@ -237,7 +237,7 @@ class Branch(NamedTuple):
     rows: RowNumbers
     logits: Floats
     plain: Floats
-    vectors: dict[str, Any] | None = None
+    vectors: WordVectors | None = None
     encoder: Encoder | None = None
 
     def logits_of(self, text: TextBuffers) -> Floats:
@@ -251,7 +251,7 @@ class Branch(NamedTuple):
         """Its settings as a model's card has them."""
         if self.encoder is not None:
             return {"strength": self.settings.strength}
-        return asdict(self.settings) | ({"word vectors": self.vectors} if self.vectors else {})
+        return asdict(self.settings) | ({"word vectors": self.vectors.about} if self.vectors else {})
 
     def share_right(self, labels: Labels, part: slice = slice(None)) -> float:
         """Of `rows` with a label, the share for which that is right; of several labels, of all that could be given."""
@@ -372,9 +372,9 @@ def fit_branch(
     ngrams = replace(ngrams, scale=ngrams.scale * shares)
     if len(held):
         plain = plain_logits(grams, answers.rows(np.concatenate([fit, held])), [others])[others]
-        return Branch(ngrams, bias, settings, held, given, plain, vectors and vectors.about)
+        return Branch(ngrams, bias, settings, held, given, plain, vectors)
     plain = plain_logits(grams.rows(ours), learned, folds)[known]
-    return Branch(ngrams, bias, settings, fit[known], sharpness * logits[known], plain, vectors and vectors.about)
+    return Branch(ngrams, bias, settings, fit[known], sharpness * logits[known], plain, vectors)
 
 
 def fit_head(

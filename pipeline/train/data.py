@@ -221,6 +221,8 @@ class ArticleReader:
         The classes that labels stand for, where these are not what they say; "" for no label.
     id_column : str, optional
         A column that names each row, to keep beside its file and number.
+    matched : set of str
+        The labels of `classes_of` that the rows have which were read.
 
     """
 
@@ -230,6 +232,7 @@ class ArticleReader:
     reading: ReadKeywords = field(default_factory=ReadKeywords)
     classes_of: Mapping[str, str] = field(default_factory=dict)
     id_column: str | None = None
+    matched: set[str] = field(default_factory=set)
 
     @property
     def rules(self) -> LabelRules:
@@ -243,7 +246,9 @@ class ArticleReader:
     def mapped(self, labels: pa.Array) -> pa.Array:
         """The classes that labels, [N], stand for."""
         coded = labels.cast(pa.string()).dictionary_encode()
-        names = (self.classes_of.get(name, name) or None for name in coded.dictionary.to_pylist())
+        given = coded.dictionary.to_pylist()
+        self.matched.update(self.classes_of.keys() & {*given})
+        names = (self.classes_of.get(name, name) or None for name in given)
         return pa.array(names, pa.string()).take(coded.indices)
 
     def refuse_without_labels(self, source: Any) -> NoReturn:

@@ -4,10 +4,11 @@ classes that look like one, and classes that are too rare to learn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ..errors import first_of
 from ..source.labels import NO_TRUTH, one_letter_off, spelled_alike
 from .data import LabelColumn, LabelledArticles
 from .progress import Odd
@@ -18,12 +19,30 @@ _FEW = 20
 _RARE = 0.1
 """The share of the rows of the average class up to which a class is seldom given."""
 
-_TEXTS_SHOWN, _CHARACTERS_SHOWN = 3, 40
+_TEXTS_SHOWN, _CHARACTERS_SHOWN, _LABELS_SHOWN = 3, 40, 5
 
 
-def oddities(data: LabelledArticles, balanced: bool = False) -> tuple[Odd, ...]:
-    """Everything odd in labelled rows, what is left out first. balanced: every class weighs the same."""
-    found = [*_left_out(data)]
+def oddities(
+    data: LabelledArticles, balanced: bool = False, unmatched: Sequence[str] = (), leaves_out: bool = False
+) -> tuple[Odd, ...]:
+    """Everything odd in labelled rows, what is left out first.
+
+    Parameters
+    ----------
+    data : LabelledArticles
+        The rows.
+    balanced : bool
+        Whether every class weighs the same.
+    unmatched : sequence of str
+        The labels of the label map that no row has.
+    leaves_out : bool
+        Whether the label map leaves out rows.
+
+    """
+    found = [*_left_out(data, leaves_out)]
+    if unmatched:
+        which = first_of([*map(repr, unmatched)], _LABELS_SHOWN)
+        found.append(Odd("labels of --map-labels without rows", 0, which, "check how the rows spell them"))
     for column in data.columns:
         counts = dict(zip(data.classes[column.part], data.counts(column).tolist(), strict=True))
         where = f" in {column.name}" if column.name else ""
@@ -38,11 +57,12 @@ def oddities(data: LabelledArticles, balanced: bool = False) -> tuple[Odd, ...]:
     return tuple(found)
 
 
-def _left_out(data: LabelledArticles) -> Iterator[Odd]:
-    """Rows that are not learned from."""
+def _left_out(data: LabelledArticles, by_map: bool) -> Iterator[Odd]:
+    """Rows that are not learned from. by_map: whether the label map leaves out some."""
     kind = "number" if data.levels is not None else "label"
     if data.without_label:
-        yield Odd(f"no {kind}", data.without_label, "null, empty or blank", "left out")
+        which = "null, empty, blank, or without a class in --map-labels" if by_map else "null, empty or blank"
+        yield Odd(f"no {kind}", data.without_label, which, "left out")
     if data.blank:
         yield Odd("blank text", data.blank, "empty, or white space only", "left out")
 
@@ -82,7 +102,7 @@ def _rare(counts: dict[str, int], where: str, balanced: bool) -> Iterator[Odd]:
     usual = float(np.mean([*counts.values()])) if counts else 0.0
     seldom = [name for name, rows in counts.items() if _FEW <= rows <= _RARE * usual]
     for names, what, remedy in (
-        (few, f"fewer than {_FEW} rows of a class", "more rows, or one class of several with --map-labels FILE"),
+        (few, f"fewer than {_FEW} rows of a class", "more rows; or another class, or none, with --map-labels FILE"),
         ([] if balanced else seldom, "rare classes, which are seldom given", "--balanced, if they matter as much"),
     ):
         if names:

@@ -2,10 +2,10 @@
 Estimating Uncertainty in Dataset Labels", 2021): by probabilities of models that were not fitted to these rows.
 
 How surely a model is wrong says more than whether it is, so its scores have to be probabilities also far from one half.
-Two models see each row: the one that was trained, and a naive Bayes classifier on words, which errs on other rows
-(Rennie and others, "Tackling the Poor Assumptions of Naive Bayes Text Classifiers", 2003). A logistic regression makes
-probabilities of both models' log scores, each fifth of the rows by a fit to the others (Wolpert, "Stacked
-Generalization", 1992). Of 61 wrong labels among 3,000 rows that found half as many more among the first 61 rows.
+Three models see each row, which err on different rows: the one that was trained, a naive Bayes classifier on words
+(Rennie and others, "Tackling the Poor Assumptions of Naive Bayes Text Classifiers", 2003), and the labels of the texts
+that are most like it. A logistic regression makes probabilities of their log scores, each fifth of the rows by a fit to
+the others (Wolpert, "Stacked Generalization", 1992). docs/wrong_labels.md says how many wrong labels that finds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from ..evaluation.decisions import DECISION, KEY, TEXT, key_of
 from ..model.ngrams import Kinds
-from .branch import bags, folds_of
+from .branch import Bags, bags, folds_of
 from .data import LabelledArticles
+from .vectors import WordVectors
 
 Rows = NDArray[np.int64]
 Doubles = NDArray[np.float64]
@@ -31,12 +32,19 @@ COLUMNS = ("file", "row", "truth", "truth_score", "label", "score", DECISION, TE
 
 _WORDS, _BITS = Kinds(words=1, characters=(0, 0), reads=1014), 18
 _SMOOTHING = 0.3  # of naive Bayes, in occurrences of each word
+_NEIGHBOURS, _LEAST_SHARE = 20, 0.01
+_BLOCK = 512  # rows whose neighbours are found at once
 _FOLDS = 5
 _LEAST_SCORE = 1e-9
 
 
 def suspects(
-    data: LabelledArticles, fit: Rows, rows: Rows, scores: Doubles, decided: NDArray[np.bool_] | None = None
+    data: LabelledArticles,
+    fit: Rows,
+    rows: Rows,
+    scores: Doubles,
+    decided: NDArray[np.bool_] | None = None,
+    vectors: WordVectors | None = None,
 ) -> pa.Table:
     """Those of `rows` whose label is probably wrong, the most probable first.
 
@@ -56,6 +64,8 @@ def suspects(
         Their probabilities, by a model that was not fitted to them.
     decided : bool [all articles], optional
         Whose label a person has decided: these are not listed.
+    vectors : WordVectors, optional
+        By which texts are alike, beside their words.
 
     Returns
     -------
@@ -65,7 +75,11 @@ def suspects(
 
     """
     truth, each = data.labels[rows], np.arange(len(rows))
-    probable = _stacked([scores, _naive_bayes(data, fit, rows)], truth, data.text.rows(rows).numbered())
+    grams = bags(*data.text.rows(np.union1d(fit, rows)), _WORDS, _BITS, vectors)
+    log_scores = [np.log(np.maximum(scores, _LEAST_SCORE)), _naive_bayes(data, fit, rows, grams)]
+    log_scores.append(neighbours(data, fit, rows, grams))
+    stacked = _stacked(log_scores, truth, data.text.rows(rows).numbered())
+    probable = scores if stacked is None else stacked
     label, count = probable.argmax(axis=1), len(data.classes)
     own, best = probable[each, truth], probable[each, label]
     usual = np.bincount(truth, own, count) / np.maximum(np.bincount(truth, minlength=count), 1)
@@ -84,12 +98,15 @@ def suspects(
     return table
 
 
-def _naive_bayes(data: LabelledArticles, fit: Rows, rows: Rows) -> Doubles:
-    """Log probabilities of `rows`, [N, classes], by naive Bayes classifiers that were not fitted to them."""
+def _naive_bayes(data: LabelledArticles, fit: Rows, rows: Rows, grams: Bags) -> Doubles:
+    """Log probabilities of `rows`, [N, classes], by naive Bayes classifiers that were not fitted to them.
+
+    grams: of the rows of both, in order.
+    """
     from sklearn.naive_bayes import ComplementNB
 
-    both = np.unique(np.concatenate([fit, rows]))
-    words = sp.csr_matrix((bags(*data.text.rows(both), _WORDS, _BITS).words > 0).astype(np.float64))
+    both = np.union1d(fit, rows)
+    words = sp.csr_matrix((grams.words > 0).astype(np.float64))
     if np.isin(rows, fit).any():  # each was held out in turn
         judged = [fit[fold] for fold in folds_of(data.labels[fit], data.text.numbered()[fit])]
     else:
@@ -102,13 +119,42 @@ def _naive_bayes(data: LabelledArticles, fit: Rows, rows: Rows) -> Doubles:
     return given[rows]
 
 
-def _stacked(parts: list[Doubles], truth: Rows, texts: Rows) -> Doubles:
-    """Probabilities [N, classes] that several models' scores stand for.
+def neighbours(data: LabelledArticles, fit: Rows, rows: Rows, grams: Bags) -> Doubles:
+    """Log shares of the classes, [N, classes], among the texts of `fit` that are most like each of `rows`.
+
+    Texts are as alike as the TF-IDF of their words has a cosine, and their mean word vectors where there are any. What
+    has the same text is no neighbour. grams: of the rows of both, in order.
+    """
+    from sklearn.feature_extraction.text import TfidfTransformer
+    from sklearn.preprocessing import normalize
+
+    both = np.union1d(fit, rows)
+    learned, asked = np.searchsorted(both, fit), np.searchsorted(both, rows)
+    words = TfidfTransformer(sublinear_tf=True).fit_transform(sp.csr_matrix(grams.words)).astype(np.float32)
+    means = None if grams.pretrained is None else normalize(grams.pretrained.sums).astype(np.float32)
+    texts, nearest = data.text.rows(both).numbered(), min(_NEIGHBOURS, len(fit))
+    of_class = np.eye(len(data.classes))[data.labels[fit]]
+    shares = np.zeros((len(rows), len(data.classes)))
+    for first in range(0, len(rows), _BLOCK):
+        block = asked[first : first + _BLOCK]
+        alike = (words[block] @ words[learned].T).toarray()
+        if means is not None:
+            alike += means[block] @ means[learned].T
+        alike[texts[block][:, None] == texts[learned]] = 0
+        near = np.argpartition(-alike, nearest - 1, axis=1)[:, :nearest]
+        weights = np.maximum(np.take_along_axis(alike, near, axis=1), 0)
+        shares[first : first + _BLOCK] = np.einsum("nk,nkc->nc", weights, of_class[near])
+    shares += _LEAST_SHARE * shares.sum(axis=1, keepdims=True) + _LEAST_SCORE
+    return np.asarray(np.log(shares / shares.sum(axis=1, keepdims=True)))
+
+
+def _stacked(log_scores: list[Doubles], truth: Rows, texts: Rows) -> Doubles | None:
+    """Probabilities [N, classes] that several models' scores stand for; None where no model can be fitted to them.
 
     Parameters
     ----------
-    parts : list of float64 [N, classes]
-        Probabilities of the first model, and log probabilities of the second.
+    log_scores : list of float64 [N, classes]
+        Log probabilities, of each model.
     truth : int64 [N]
         Class indices.
     texts : int64 [N]
@@ -123,13 +169,13 @@ def _stacked(parts: list[Doubles], truth: Rows, texts: Rows) -> Doubles:
     folds = min(_FOLDS, len(np.unique(texts)))
     there = np.unique(truth)
     if folds < 2 or len(there) < 2:
-        return parts[0]
-    features = np.column_stack([np.log(np.maximum(parts[0], _LEAST_SCORE)), parts[1]])
+        return None
+    features = np.column_stack(log_scores)
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
     how: Any = {"cv": GroupKFold(folds, shuffle=True, random_state=0), "groups": texts, "method": "predict_proba"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a class that one fold alone has; a fit of many classes that stops early
         given = cross_val_predict(model, features, truth, **how)
-    probable = np.zeros_like(parts[0])
+    probable = np.zeros_like(log_scores[0])
     probable[:, there] = given
     return probable

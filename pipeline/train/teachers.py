@@ -141,7 +141,7 @@ class SoftLabels:
             taught = taught.and_(read_taught(self.unlabelled, reading, None, (), taught.data.classes, True))
         return taught
 
-    def taught(self, taught: Taught, held: Rows, tell: Tell = lambda what: None) -> Taught:
+    def taught(self, taught: Taught, held: Rows, tell: Tell | None = None) -> Taught:
         """The rows with the mean of the teachers' probabilities, in each row of those that gave some. Teachers that
         learn do so from labelled rows that are not `held`. tell: called with how far each teacher is.
 
@@ -167,11 +167,12 @@ class SoftLabels:
         labels = np.where(taught.labelled, data.labels, given.argmax(1))
         return Taught(replace(data, labels=labels), average, taught.labelled)
 
-    def _answers(self, what: str | Path | Model, data: LabelledArticles, known: Rows, tell: Tell) -> Doubles:
+    def _answers(self, what: str | Path | Model, data: LabelledArticles, known: Rows, tell: Tell | None) -> Doubles:
         phase = f"teacher {os.path.basename(what.name if isinstance(what, Model) else str(what))}"
 
         def done(rows: int) -> None:
-            tell(RowsDone(phase, rows, len(data)))
+            if tell is not None:
+                tell(RowsDone(phase, rows, len(data)))
 
         if isinstance(what, Model):
             return _of_model(what, data, self.device, done)

@@ -55,7 +55,7 @@ def test_commands_of_labelled_data_read_files_as_classify_does(name: str) -> Non
     every = typer.main.get_command(application()).commands  # type: ignore[attr-defined]
     flags, theirs = ({param.name: param for param in every[one].params} for one in ("classify", name))
     of_files = {"columns", "delimiter", "encoding", "endpoint", "escape", "input_format", "quote"}
-    assert of_files | {"fold_labels", "label_numbers_from"} == set(READ)
+    assert of_files | {"fold_labels", "label_numbers_from", "map_labels"} == set(READ)
     assert [(theirs[one].opts, theirs[one].help) for one in READ] == [
         (flags[one].opts, flags[one].help) for one in READ
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import inspect
 import re
@@ -18,6 +19,8 @@ import pytest
 from pyarrow import csv
 
 import broadsheet
+from broadsheet import cluster
+from broadsheet.pipeline import duckdb, sklearn, train
 from broadsheet.pipeline.model.charcnn import Model
 
 torch = pytest.importorskip("torch")
@@ -48,6 +51,33 @@ def documented(text: str, section: str) -> list[str]:
     body = re.search(rf"^{section}\n-+\n(.*?)(?=\n\n\S[^\n]*\n---|\Z)", text, re.S | re.M)
     lines = body[1].splitlines() if body else []
     return [name.strip() for line in lines if re.match(r"\S", line) for name in line.split(" : ")[0].split(",")]
+
+
+def signatures() -> Iterator[tuple[str, inspect.Signature]]:
+    """Those of all public functions, classes and methods, also of modules that a user imports by themselves."""
+    more = [(module, name) for module in (cluster, train) for name in module.__all__]
+    more += [(duckdb, "register"), (sklearn, "TextClassifier")]
+    for name, found in [*members(), *((name, getattr(module, name)) for module, name in more)]:
+        of_class = vars(found).items() if inspect.isclass(found) else ()
+        methods = [(f"{name}.{key}", getattr(found, key)) for key, value in of_class if not key.startswith("_")]
+        for each, member in [(name, found), *methods]:
+            if callable(member) and not (inspect.isclass(member) and issubclass(member, Exception)):
+                yield each, inspect.signature(member)
+
+
+def test_the_defaults_of_public_signatures_are_plain() -> None:
+    """Values that can be read and typed: no `<factory>` and no `<function …>`."""
+    checked = 0
+    for name, signature in signatures():
+        for parameter in signature.parameters.values():
+            if parameter.default is not parameter.empty:
+                checked += 1
+                shown = repr(parameter.default)
+                try:
+                    assert ast.literal_eval(shown) == parameter.default
+                except (SyntaxError, ValueError):
+                    pytest.fail(f"{name}: {parameter.name} is shown as {shown}")
+    assert checked > 200
 
 
 @pytest.mark.parametrize(("name", "found"), [pytest.param(*pair, id=pair[0]) for pair in members()])

@@ -6,8 +6,11 @@ import csv
 from pathlib import Path
 
 import pyarrow.csv as pa_csv
+import pytest
 from conftest import Command
 from training import articles
+
+from broadsheet.pipeline import UsageError, evaluate, next_rows
 
 
 def test_a_model_that_was_trained_here_needs_no_columns_to_be_named(
@@ -27,6 +30,11 @@ def test_a_model_that_was_trained_here_needs_no_columns_to_be_named(
     assert "columns: text words; label topic" in judged.stderr
     named = ["--text-column", "words", "--label-column", "topic"]
     assert broadsheet_in_process("evaluate", str(model), str(test), *named, "--device", "cpu").stdout == judged.stdout
+    in_python = evaluate(model, test, text_column="words", label_column="topic", device="cpu")
+    assert evaluate(model, test, device="cpu").to_dict() == in_python.to_dict()
+    with pytest.raises(UsageError, match="label_column= names the column with the true class: the card of ag-news"):
+        evaluate("ag-news", test, device="cpu")
+    assert next_rows(model, test, count=3, device="cpu").num_rows == 3
     chosen = tmp_path / "next.csv"
     found = broadsheet_in_process("next", str(model), str(test), "--count", "3", "-o", str(chosen), "--device", "cpu")
     assert found.returncode == 0, found.stderr

@@ -148,3 +148,19 @@ def test_models_without_hashes_load_and_damaged_ones_do_not(model: Model, known:
     data[at] ^= 1
     with pytest.raises(ModelError, match="the hashes of the rows that it has learned are damaged"):
         Model.from_bytes(bytes(data))
+
+
+def test_the_shipped_model_knows_what_it_has_learned(ag_news: Path) -> None:
+    """Its test rows are others, of which its file says so."""
+    model = load_model("ag-news")
+    assert model.learned is not None
+    assert (model.learned.rows, model.learned.halvings) == (47_824, 0)
+    names = {"column_names": ["class", "title", "description"]}
+    test = pa_csv.read_csv(ag_news / "test.csv", read_options=pa_csv.ReadOptions(**names)).slice(0, 500)
+    found = evaluate(
+        model, test, text_column=["title", "description"], label_column="class", network="none", label_numbers_from=1
+    )
+    assert found.overlap is not None
+    assert (found.overlap.learned, found.overlap.checked) == (0, 500)
+    copy = Model.from_bytes(model.to_bytes(), "copy")
+    assert (copy.digest, copy.cascade, copy.meant_for) == (model.digest, model.cascade, "English news")

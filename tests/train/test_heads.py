@@ -217,6 +217,7 @@ def test_each_head_is_as_good_as_a_model_of_its_own(table: pa.Table, balanced: b
         assert ours.confusion.accuracy > 0.9
         assert abs(ours.reliability.expected_error - theirs.reliability.expected_error) < 0.06
         figures = trained.model.card["heads"][column]
+        assert trained.compared_columns is not None
         assert figures["held_out_accuracy"] == pytest.approx(trained.compared_columns[column].model, abs=1e-6)
         assert figures["compared with"]["rows"] == table[column].is_valid().to_pylist().count(True)
         told = evaluate(trained.model, with_nulls(test), label_column=column).confusion

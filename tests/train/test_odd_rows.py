@@ -67,6 +67,7 @@ def test_folded_and_mapped_labels_are_one_class(tmp_path: Path) -> None:
     (tmp_path / "map.csv").write_text("label,class\nSprots,Sports\nSport,Sports\nSpace,\n")
     options = {**COLUMNS, "fold_labels": True, "map_labels": tmp_path / "map.csv"}
     assert [*by_kind(odd_rows(table(DIRTY), **options))] == ["no label", "blank text", "same text, different labels"]
+    assert by_kind(odd_rows(table(DIRTY), **options))["no label"].which.endswith("or without a class in --map-labels")
     made = train(table(DIRTY), **options, **HOW).model
     assert made.classes == ("Money", "Sports")
     data = made.card["data"]
@@ -75,7 +76,26 @@ def test_folded_and_mapped_labels_are_one_class(tmp_path: Path) -> None:
     judged = {**COLUMNS, "fold_labels": True}
     assert evaluate(made, table(DIRTY), **judged).unknown_labels == {"Space": 1, "Sport": 1, "Sprots": 1}
     mapped = evaluate(made, table(DIRTY), **judged, map_labels=tmp_path / "map.csv")
-    assert mapped.unknown_labels == {"Space": 1}
+    assert (mapped.unknown_labels, mapped.unmatched_labels) == ({}, ())
+
+
+def test_entries_of_a_label_map_that_no_row_has_are_reported(broadsheet_here: CommandHere, tmp_path: Path) -> None:
+    every, several = tmp_path / "map.csv", [table(rows()), table([(f"{text} again", kind) for text, kind in rows()])]
+    every.write_text("label,class\nmoney,Money\nMony,Money\nSprots,Sports\n")
+    found = by_kind(odd_rows(several[0], **COLUMNS, map_labels=every))
+    assert found["labels of --map-labels without rows"].which == "'money', 'Mony', 'Sprots'"
+    made = train(table(rows()), **COLUMNS, **HOW).model
+    made.save(tmp_path / "model.safetensors")
+    given = pa.table({"text": several[1]["text"], "kind": ["money" if k == "Money" else k for _, k in rows()]})
+    assert evaluate(made, given, **COLUMNS, map_labels=every).unmatched_labels == ("Mony", "Sprots")
+    pa_csv.write_csv(given, tmp_path / "rows.csv")
+    of_rows = [tmp_path / "rows.csv", "--label-column", "kind", "--map-labels", every]
+    for command, more in (("evaluate", []), ("classify", ["-o", tmp_path / "out"])):
+        model = (
+            [tmp_path / "model.safetensors"] if command == "evaluate" else ["--model", tmp_path / "model.safetensors"]
+        )
+        code, shown = broadsheet_here(command, *model, *of_rows, *more)
+        assert (code, "no row has 2 labels of --map-labels: 'Mony', 'Sprots'" in " ".join(shown.split())) == (0, True)
 
 
 def test_all_rare_classes_are_listed() -> None:

@@ -412,6 +412,7 @@ def parsed(pieces: Sequence[Piece], selection: Selection, spans: list[Span] | No
         quarantine=placed(chunk.quarantine),
         not_copied=placed_rows(chunk.not_copied),
         unknown_labels=placed_rows(chunk.unknown_labels),
+        mapped_labels=placed_rows(chunk.mapped_labels),
     )
 
 
