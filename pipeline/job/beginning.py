@@ -120,7 +120,7 @@ def of_one_file(one: OneFile, source: Any, options: Options) -> Options:
 
     A job that goes on replaces the file.
     """
-    for name in ("format", "layout", "partition_by", "shard", "update"):
+    for name in ("format", "layout", "partition_by", "part_rows", "shard", "update"):
         given = getattr(options, name)
         if given not in (TABLE[name].default, one.format):
             remedy = f"leave out --{name.replace('_', '-')}, or give a folder"
@@ -323,6 +323,8 @@ def _unfinished(folder: OutputFolder, manifest: Manifest, now: Given, changed: b
     number = folder.under_way(manifest)
     if number is None or manifest.totals is None or not isinstance(now, Files):
         return None
+    if folder.compaction_under_way(manifest) is not None:
+        return None  # what it has written does not count
     return update_of(folder, manifest, now, folder.plan_of(manifest, number), changed)
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
+from msgspec import UNSET
 
 from ..errors import BroadsheetError, OutputError, OutputUnavailable, UsageError
 from ..processes.threads import threads
@@ -232,14 +233,34 @@ class OutputFolder:
         number = len(manifest.updates) + 1
         return number if layout.update_plan(number, manifest.fingerprint.id) in self.store.names() else None
 
+    def compaction_under_way(self, manifest: Manifest) -> tuple[int, SavedPlan] | None:
+        """The number and the plan of a compaction that has begun and is not finished. Raises OutputError."""
+        number = self.under_way(manifest)
+        plan = self.plan_of(manifest, number) if number else None
+        return None if number is None or plan is None or plan.compacted is UNSET else (number, plan)
+
+    def discard_compaction(self, manifest: Manifest) -> None:
+        """Remove what a compaction that is not finished has written: the parts that it was to replace count."""
+        begun = self.compaction_under_way(manifest)
+        if begun is not None:
+            self.discard_update(*begun, manifest.fingerprint.id)
+            self.store.remove_empty_folders(manifest.fingerprint.settings.names.folder)
+
+    def _compacted(self, manifest: Manifest) -> set[int]:
+        """The numbers of the ranges that were compacted, also of those that count no longer."""
+        updates = (self.plan_of(manifest, number) for number in range(1, 1 + len(manifest.updates)))
+        return {number for plan in updates if plan and plan.compacted is not UNSET for number in groups_of(plan)}
+
     def counts(self, job: str) -> Callable[[str], bool]:
         """Whether a file of a chunk counts, by its name: not that of another job, nor where an update under way labels
-        its rows again.
+        its rows again, nor what a compaction under way has written.
         """
         manifest = self.manifest()
         number = self.under_way(manifest)
         plan = self.plan_of(manifest, number) if number else None
         others = {-1, *(plan.withdrawn or () if plan else ())}
+        if plan is not None and plan.compacted is not UNSET:
+            others = {-1, *groups_of(plan)}
         return lambda name: layout.group_in(name, job) not in others
 
     def _update_plans(self) -> list[str]:
@@ -259,6 +280,7 @@ class OutputFolder:
         if not claim(self.store, job) and claimed_by(self.store) != job:
             raise UsageError(f"cannot resume {self.path}: it was being overwritten. Start again with --overwrite")
         self.store.make(manifest.fingerprint.settings.names.folders)  # copies of a folder may lack empty ones
+        self.discard_compaction(manifest)
         if not self.store.has(SUCCESS):
             self.remove_withdrawn(manifest)
         return manifest
@@ -343,8 +365,8 @@ class OutputFolder:
     def keep_entries(self, job: str, fits: Callable[[Entry], bool], schema: pa.Schema, update: int) -> Entries:
         """Keep the entries by which a resumed job skips chunks and groups, and remove the others: those that are
         damaged, that do not fit, or have other rows than their group, or whose files are not there in their size. Such
-        a chunk is computed again. schema: of the job's parts. update: the number of the one that is continued; 0 for
-        the job.
+        a chunk is computed again; of a range that was compacted, all chunks. schema: of the job's parts. update: the
+        number of the one that is continued; 0 for the job.
 
         A job that was finished is resumed to be repaired: there all that `verify` looks at is checked, and groups in
         which files could not be read, or not wholly, are read again from there on. If an entry is not as it should be,
@@ -354,6 +376,7 @@ class OutputFolder:
         manifest = self.manifest()
         plan = self.plan_of(manifest, update) if update else self.checked_plan(manifest)
         groups = groups_of(plan)
+        compacted = set() if update else self._compacted(manifest)
         finished = not update and (manifest.totals is not None or sealed)
         given = manifest.fingerprint.settings.where
         where = None if given is None else Where(given)
@@ -386,6 +409,9 @@ class OutputFolder:
         with threads(self.store.readers) as pool:
             whole = list(pool.map(is_whole, kept.values()))
         kept = {chunk: entry for (chunk, entry), is_kept in zip(kept.items(), whole, strict=True) if is_kept}
+        broken = compacted - Entries(kept, closed).whole  # when these are read again, their chunks have another size
+        kept = {chunk: entry for chunk, entry in kept.items() if layout.group_of(chunk) not in broken}
+        closed = {number: closing for number, closing in closed.items() if number not in broken}
         kept_names = {entry.file_name for entry in kept.values()} | {end.file_name for end in closed.values()}
         files = [file.name for chunk, entry in chunks.items() if chunk not in kept for file in entry.files]
         self.check_claim(job)

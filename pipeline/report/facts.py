@@ -11,6 +11,7 @@ from ..measures.accuracy import Confusion
 from ..measures.examples import Shown
 from ..measures.intervals import Interval, wilson
 from ..measures.overlap import Overlap
+from ..output.compact import Compacted
 from ..telemetry.profile import Profile
 from .tally import Reach, Tally, confusion_in, overlap_in
 from .timeline import Timeline
@@ -235,6 +236,8 @@ class RunFacts:
         The file that lists what went wrong with the input; None where nothing did.
     rows_of : Counter of str
         The rows of files that are not wholly readable, and of those that are read alone.
+    compacted : Compacted or None
+        What was done to small parts, where that was asked for.
 
     """
 
@@ -255,6 +258,7 @@ class RunFacts:
     page: str | None = None
     problems: str | None = None
     rows_of: Counter[str] = field(default_factory=Counter)
+    compacted: Compacted | None = None
 
     @property
     def articles_per_second(self) -> float:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from ..errors import counted, first_of, in_python, printable
 from ..output.account import most_allowed
+from ..output.compact import Compacted
 from ..output.record import Totals
 from ..source.compression import not_decoded
 from ..source.labels import NO_TRUTH, LabelRules, class_numbers_line
@@ -43,6 +44,8 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> Iterator[tuple[str, str
         yield "resumed", f"{run.chunks_before:,} of {counted(chunks, 'chunk')} done before"
     if job.growth is not None:
         yield "update", str(job.growth)
+    if run.compacted is not None:
+        yield "parts", compacted_line(run.compacted)
     pace = f"; {run.articles_per_second:,.0f} articles a second once started" if run.rows else ""
     yield "time", f"{run.seconds:,.1f} s{pace}"
     if read := read_line(run.read_by):
@@ -65,6 +68,13 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> Iterator[tuple[str, str
     if tally.asked:
         labelled = counted(tally.rows_written + tally.rows_filtered, "row")
         yield job.second, f"asked {counted(tally.asked, 'time')} for {labelled} ({tally.asked_share:.1%})"
+
+
+def compacted_line(parts: Compacted) -> str:
+    """What was done to small parts."""
+    if not parts.joined:
+        return f"{parts.parts_after:,}, none to join"
+    return f"{parts.parts_after:,}, after {parts.joined:,} of {parts.parts_before:,} were joined"
 
 
 def read_line(records: Counter[str]) -> str | None:
