@@ -80,8 +80,10 @@ def run_job(request: Request) -> JobReport:
     """Run all steps; of an update twice, where a job or an update was interrupted and files have come since."""
     options = request.options
     if options.update and request.folder is not None and _is_interrupted(request.folder):
-        report = run_job(replace(request, options=options.replaced(update=False, changed=False, resume=True)))
-        if report.run.set_aside or report.run.stopped or not (report.job.growth and report.job.growth.later):
+        goes_on = options.replaced(update=False, changed=False, resume=True)
+        report = run_job(replace(request, options=goes_on, puts_off_changed=options.changed))
+        growth = report.job.growth
+        if report.run.set_aside or report.run.stopped or not (growth and (growth.later or growth.put_off)):
             return report
     request.progress.phase("finding the input")
     with told_waits(request.progress.warn):
@@ -176,7 +178,7 @@ def prepare(request: Request) -> Prepared:
     if beginning is not None:
         identity = beginning.before.fingerprint.input
     if isinstance(beginning, Resumed) and beginning.saved is not None and isinstance(given, Files):
-        given = only_known(beginning.saved, given)
+        given = only_known(beginning.left or beginning.saved, given)
     return Prepared(request, given, identity, beginning, began, started)
 
 

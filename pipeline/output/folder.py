@@ -6,7 +6,7 @@ Each chunk has an entry, and each range a closing entry. The names of files, and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from .commit import check_chunk, committed_entry
 from .layout import CLAIM, ENTRIES, MANIFEST, PLAN, SUCCESS, PartNames
 from .object_store import open_store
 from .record import ClosingEntry, Entry, Fingerprint, Manifest, OtherVersion, SavedPlan, Totals, from_json, to_json
-from .saved_plan import check_plan, listing_digest, schema_from, schema_hex, together
+from .saved_plan import check_plan, files_of, listing_digest, schema_from, schema_hex, together
 from .sidecars import planned, remove_planned, remove_sidecars, write_sidecars
 from .store import Location, Store, check_claim, claim, claimed_by, is_claimed, take_over
 from .where import Where
@@ -39,6 +39,7 @@ _OLD = (
     "{path} holds the output of an earlier version of broadsheet (its format is {old}, this version's is {version}): "
     "verify or finish it with that version, or replace it with --overwrite"
 )
+_PUT_OFF = "it has changed or is gone since the job was planned, or is read together with such a file"
 REPAIR = "--resume repairs this"
 """The end of a message about damage that a resumed job computes anew, or writes again."""
 
@@ -208,6 +209,35 @@ class OutputFolder:
         self._remove_ranges(job, lambda group: group >= first)
         write_sidecars(self.store, manifest, self.schema(manifest), plan.withdrawn or ())  # which had the same names
         self.store.remove(layout.update_plan(number, job))
+
+    def put_off(self, numbers: Collection[int], plan: SavedPlan, job: str) -> None:
+        """Close ranges as if nothing could be read of their files, which an update is to label: they are no longer what
+        the job was planned by, or are read together with such files. What they have is removed.
+
+        Parameters
+        ----------
+        numbers : collection of int
+            The numbers of the ranges.
+        plan : SavedPlan
+            The plan of the job.
+        job : str
+            Its id.
+
+        """
+        self.check_claim(job)
+        self._remove_ranges(job, {*numbers}.__contains__)
+        listed = files_of(plan)
+        for number in numbers:
+            paths = [file.path for file in listed[number - plan.first_group]]
+            closing = ClosingEntry(
+                job=job,
+                group=number,
+                files=tuple((path, 0) for path in paths),
+                chunks=0,
+                problems=tuple((path, f"{path}: {_PUT_OFF}") for path in paths),
+                unread=tuple((path, None) for path in paths),
+            )
+            self.store.add(closing.file_name, to_json(closing), partial(check_claim, self.store, job))
 
     def remove_withdrawn(self, manifest: Manifest) -> None:
         """Remove what the last update in a manifest has withdrawn: it counts no longer."""

@@ -16,6 +16,9 @@ from ..telemetry.profile import Profile
 from .tally import Reach, Tally, confusion_in, overlap_in
 from .timeline import Timeline
 
+UPDATE_CHANGED = "--update --changed"
+"""What labels files that have changed, and leaves the others, where a job can be updated."""
+
 
 @dataclass(frozen=True)
 class Growth:
@@ -37,6 +40,9 @@ class Growth:
         Files that have changed, which this update labels again.
     removed : int
         Files that are gone, whose labels it removes.
+    put_off : int
+        Files that have changed or are gone since the job that is continued began. An update that follows at once labels
+        them.
 
     """
 
@@ -47,11 +53,12 @@ class Growth:
     later: int = 0
     again: int = 0
     removed: int = 0
+    put_off: int = 0
 
     def __str__(self) -> str:
         done = [counted(self.new, "new file")] if self.new else []
         done += [f"{count:,} {what}" for count, what in ((self.again, "changed"), (self.removed, "removed")) if count]
-        if self.later and not done:
+        if (self.later or self.put_off) and not done:
             return ""
         return f"{', '.join(done) or 'nothing new'}; {counted(self.before, 'file')} labelled before"
 
@@ -71,6 +78,9 @@ class Growth:
         if self.later:
             verb, them = ("is", "it") if self.later == 1 else ("are", "them")
             lines.append(f"{counted(self.later, 'file')} {verb} new since this began: --update labels {them}")
+        if self.put_off:
+            verb = "has changed or is" if self.put_off == 1 else "have changed or are"
+            lines.append(f"{counted(self.put_off, 'file')} {verb} gone since the job began: an update follows")
         return lines
 
 
@@ -131,7 +141,7 @@ class JobFacts:
     max_quarantined: str | int = "100%"
     max_unread: str | int = "0"
     files: int = 0
-    repair_flags: str = "--update --changed"
+    repair_flags: str = UPDATE_CHANGED
     second: str = "network"
     label_numbers_from: int | None = None
 

@@ -20,7 +20,7 @@ from ..source.labels import NO_TRUTH, LabelRules, class_numbers_line
 from ..source.memory.tables import MEMORY
 from ..source.plan.files import takes_encoding
 from ..telemetry.read_by import BY_GPU, BY_HOST
-from .facts import JobFacts, RunFacts, models_of
+from .facts import UPDATE_CHANGED, JobFacts, RunFacts, models_of
 from .overlap import overlap_line
 from .results import Results
 from .shares import accuracy_text
@@ -123,7 +123,10 @@ def unfinished(job: JobFacts, run: RunFacts) -> str | None:
     """What is left to do; None for a job that is done."""
     if run.set_aside:
         if not job.growth and any("changed since the job was planned" in reason for _, reason in run.set_aside):
-            return "The job cannot be finished, since its input has changed: start again with --overwrite."
+            remedy = "start again with --overwrite"
+            if job.repair_flags == UPDATE_CHANGED:
+                remedy = f"{UPDATE_CHANGED} labels what is left and what has changed; other labels stay"
+            return f"The job cannot be finished as it began, since its input has changed: {remedy}."
         return "The job is not finished: --resume tries those chunks again."
     if run.stopped:
         return "The job was stopped early: --resume does the chunks that are left."
