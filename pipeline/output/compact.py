@@ -1,8 +1,8 @@
 """The many small parts of a finished job put together into few of a target size, in the folder that they are in.
 
-A compaction is an update of the folder that labels nothing. Its ranges have the files of several ranges that come one
-after another, its chunks have the rows of several chunks, and its plan withdraws the ranges that it replaces. The old
-parts count until its last step: what it has written goes again if it is stopped, at whatever moment.
+A compaction is an update of the folder that labels nothing. Its ranges have the files of several ranges, its chunks
+have the rows of several chunks, and its plan withdraws the ranges that it replaces. The old parts count until its last
+step: what it has written goes again if it is stopped, at whatever moment.
 """
 
 from __future__ import annotations
@@ -161,7 +161,8 @@ class _Files:
     closed : list of ClosingEntry
         The closing entries of the ranges, in order.
     is_sound : bool
-        Whether nothing was amiss with the files. Where something was, a resumed job may read them again.
+        Whether nothing was amiss with the files. Where something was, a resumed job reads them again; chosen rows are
+        of no job that could.
 
     """
 
@@ -199,7 +200,15 @@ class _Joined:
         rows: dict[str, int] = {}
         for path, count in (file for files in self.of for end in files.closed for file in end.files):
             rows[path] = rows.get(path, 0) + (count or 0)
-        return ClosingEntry(job=job, group=number, files=tuple(rows.items()), chunks=len(self.chunks))
+        closed = [end for files in self.of for end in files.closed]
+        return ClosingEntry(
+            job=job,
+            group=number,
+            files=tuple(rows.items()),
+            chunks=len(self.chunks),
+            problems=tuple(dict.fromkeys(problem for end in closed for problem in end.problems)),
+            unread=tuple(dict.fromkeys(file for end in closed for file in end.unread)),
+        )
 
 
 def _untold(about: Compacted) -> None:
@@ -213,9 +222,9 @@ def compact(
     endpoint: str | None = None,
     told: Callable[[Compacted], None] = _untold,
 ) -> Compacted:
-    """Put small parts of a finished job together, in its folder: several that come one after the other become one.
+    """Put small parts of a finished job together, in its folder.
 
-    The rows and their order in a part stay, as do quarantine and totals, but for the number of chunks; `verify`,
+    The rows and the order of small parts stay, as do quarantine and totals, but for the number of chunks; `verify`,
     `select` and updates go on as before. Parts that have half of the target or more stay as they are, and so do those
     of files that were not wholly readable. Where it fails or is interrupted, the folder stays as it was.
 
@@ -305,6 +314,7 @@ def _taken_up(folder: OutputFolder) -> tuple[Manifest, SavedPlan]:
 
 def _files_of(folder: OutputFolder, manifest: Manifest, plan: SavedPlan) -> list[_Files]:
     """All files of a job, with what is known of their chunks."""
+    is_chosen = manifest.fingerprint.settings.chosen is not UNSET
     every: list[_Files] = []
     of_range: dict[int, _Files] = {}
     starts = accumulate(parts_of_saved(plan), initial=0)
@@ -320,7 +330,7 @@ def _files_of(folder: OutputFolder, manifest: Manifest, plan: SavedPlan) -> list
             files = of_range.get(entry.group)
             if files is not None:
                 files.closed.append(entry)
-                files.is_sound &= not entry.problems and not entry.unread
+                files.is_sound &= is_chosen or not (entry.problems or entry.unread)
             continue
         range_number, number = map(int, entry.chunk.split("-")[1:])
         if files := of_range.get(range_number):
@@ -339,18 +349,23 @@ def _files_of(folder: OutputFolder, manifest: Manifest, plan: SavedPlan) -> list
 
 
 def _joined(every: Iterable[_Files], part_rows: int) -> Iterator[_Joined]:
-    """The ranges that are to be made, of files that come one after the other."""
+    """The ranges that are to be made, each of files whose parts are small, in their order."""
     held: list[_Files] = []
     size = _Size()
-    for files in [*every, None]:
-        if files is not None and files.is_sound and not _Size().plus(files.chunks).has_large_parts(part_rows):
+    for files in every:
+        if files.is_sound and not _Size().plus(files.chunks).has_large_parts(part_rows):
             held.append(files)
-            if not size.plus(files.chunks).is_full(part_rows):
-                continue
-        joined = _Joined(held, _cut([chunk for one in held for chunk in one.chunks], part_rows))
-        if joined.saves:
-            yield joined
-        held, size = [], _Size()
+            if size.plus(files.chunks).is_full(part_rows):
+                yield from _range_of(held, part_rows)
+                held, size = [], _Size()
+    yield from _range_of(held, part_rows)
+
+
+def _range_of(held: list[_Files], part_rows: int) -> Iterator[_Joined]:
+    """One range of files, if it has fewer parts than these."""
+    joined = _Joined(held, _cut([chunk for one in held for chunk in one.chunks], part_rows))
+    if joined.saves:
+        yield joined
 
 
 def _cut(chunks: Iterable[_Chunk], part_rows: int) -> list[list[_Chunk]]:

@@ -276,6 +276,9 @@ def test_files_that_were_not_wholly_readable_keep_their_parts(label: Run, top: P
     compact(out, 60)
     assert verify(out).problems == first.tally.totals.problems
     assert len(first.tally.totals.problems) == 1
+    select(out, tmp_path / "all", part_rows=1000)  # which nobody resumes
+    assert len(parts(tmp_path / "all")) == 1 < len(parts(out))
+    assert verify(tmp_path / "all").problems == first.tally.totals.problems
     bad.write_bytes(gzip.compress(b"id,kind,text\n1,class 1,text\n"))
     label(top / "in", out, update=True, changed=True)
     assert (verify(out, input=True, root=top / "in").rows_read, verify(out).problems) == (182, ())
