@@ -273,7 +273,22 @@ def beginning_of(request: Request, given: Given, identity: str) -> Beginning:
 
 
 def _resumed(folder: OutputFolder, before: Manifest, given: Given, identity: str, puts_off_changed: bool) -> Resumed:
-    """Raises UsageError where the input has changed, unless that is put off; new files are left to an update."""
+    """The job in a folder that goes on; new files are left to an update. Raises UsageError where the input has changed.
+
+    Parameters
+    ----------
+    folder : OutputFolder
+        The folder.
+    before : Manifest
+        Its manifest.
+    given : Files or rows in memory
+        The input as it is now.
+    identity : str
+        The digest of that.
+    puts_off_changed : bool
+        Whether files that have changed are left to an update too.
+
+    """
     saved = None
     if isinstance(given, Files) and (before.updates or folder.plan() is not None):
         saved = folder.checked_plan(before)
