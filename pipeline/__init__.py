@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # what `_NAMES` says, as type checkers and editors read it
     from .model.recipes import prepared as prepared
     from .model.several import heads_of as heads_of
     from .options import Options as Options
+    from .output.compact import compact as compact
     from .output.merge import merge as merge
     from .output.select import select as select
     from .output.verify import verify as verify
@@ -55,6 +56,7 @@ _NAMES = {
     "model.recipes": ("prepared",),
     "model.several": ("heads_of",),
     "options": ("Options",),
+    "output.compact": ("compact",),
     "output.merge": ("merge",),
     "output.select": ("select",),
     "output.verify": ("verify",),

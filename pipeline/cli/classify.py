@@ -32,6 +32,7 @@ from .shared_gpus import is_long, workers_for_gpus
 
 if TYPE_CHECKING:
     from ..job.estimate import Estimate
+    from ..job.memory import JobMemory
     from ..output.store import Location
     from ..report.job import Progress
 
@@ -372,21 +373,36 @@ def _estimate(
         raise UsageError(f"--cluster {where} needs an extra: {install(extra)}")
     gpus = 1 if where == "local" else count_gpus()
     machines, workers = (count or 1, gpus) if where == "slurm" else (1, count or gpus)
-    estimate = dry_run(source, place and str(place), model=model, machines=machines, workers=workers or None, **options)
+    started = workers or None if _names_a_cluster(connection) or gpus > 1 else _workers_here(source, options)
+    how: dict[str, Any] = {"machines": machines, "workers": of_gpus or started, "price": price}
+    estimate = dry_run(source, place and str(place), model=model, **how, **options)
     if of_gpus is not None and estimate.device != "cuda":
         raise UsageError("--gpus: the sample was labelled on a CPU. Make the estimate on a machine with such a GPU")
     if as_json:
         print_json(estimate.to_dict())
     else:
-        _print_estimate(estimate, place, price, PlainConsole())
+        _print_estimate(estimate, place, PlainConsole())
         if where not in ("auto", "local", *_EXTRAS) or connection["scheduler_file"] is not None:
             say("The rate was measured here, not on that cluster.")
 
 
-def _print_estimate(estimate: Estimate, place: Location | None, price: float | None, console: PlainConsole) -> None:
+def _workers_here(source: Any, options: dict[str, Any]) -> int | None:
+    """How many workers a job starts that names no cluster, on a machine with one GPU or none; None where it labels by
+    itself.
+    """
+    from ..engine.open import expected_device
+    from ..source.inputs import Paths
+
+    files = source if isinstance(source, Paths) else ()
+    is_small = "chunk_size" not in options and _is_one_chunk(files)
+    on_gpu = expected_device(options.get("device", "auto")) == "cuda"
+    return None if is_small or on_gpu else 1
+
+
+def _print_estimate(estimate: Estimate, place: Location | None, console: PlainConsole) -> None:
     from ..report.terminal import print_list
 
-    console.print(facts_table(_facts(estimate, price)))
+    console.print(facts_table(_facts(estimate)))
     if place is not None:
         free = "" if estimate.free_bytes is None else f" ({decimal(estimate.free_bytes)} free)"
         print_fact("folder", f"{place}{free}", console)
@@ -396,7 +412,7 @@ def _print_estimate(estimate: Estimate, place: Location | None, price: float | N
     console.print("Nothing was written. Starting up and reading the input come on top of that time.", style="dim")
 
 
-def _facts(estimate: Estimate, price: float | None) -> Iterator[tuple[str, str]]:
+def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
     if estimate.files:
         yield "files", f"{estimate.files:,}, {decimal(estimate.bytes)}"
     if estimate.update is not None:
@@ -410,8 +426,7 @@ def _facts(estimate: Estimate, price: float | None) -> Iterator[tuple[str, str]]
     yield "on", estimate.backend
     if estimate.no_gpu:
         yield "no GPU", estimate.no_gpu
-    shared = f", and {decimal(estimate.shared_bytes)} that all share" if estimate.shared_bytes else ""
-    yield "memory", f"about {decimal(estimate.model_bytes)} in each worker for the model{shared}"
+    yield "memory", _memory(estimate.memory)
     on_gpu = "one GPU", "GPUs", "GPU"
     one, others, unit = on_gpu if estimate.device == "cuda" else ("this machine", "such machines", "core")
     yield "rate", f"{estimate.rate:,.0f} rows a second, on {one}"
@@ -419,13 +434,28 @@ def _facts(estimate: Estimate, price: float | None) -> Iterator[tuple[str, str]]
         least, most = map(_duration, estimate.seconds_range or (estimate.seconds, estimate.seconds))
         where = one if estimate.workers == 1 else f"{estimate.workers:,} {others}"
         yield "time", f"{least} to {most} on {where}; {estimate.device_hours or 0:,.2f} {unit}-hours"
-        if price is not None:
+        if estimate.price is not None and estimate.cost is not None:
             hours = estimate.seconds_of_one / 3600
-            yield "cost", f"about {hours * price:,.2f} at {price:g} an hour of {one}: {hours:,.2f} hours"
+            yield "cost", f"about {estimate.cost:,.2f} at {estimate.price:g} an hour of {one}: {hours:,.2f} hours"
         if estimate.seconds_of_encoder is not None:
             yield "encoder", f"alone about {_duration(estimate.seconds_of_encoder)} on {one}"
     if estimate.output_bytes is not None:
         yield "output", f"about {decimal(estimate.output_bytes)}"
+
+
+def _memory(memory: JobMemory) -> str:
+    """What a job takes on a machine, and of what that is made."""
+    parts = [f"{decimal(memory.command)} of the command"]
+    if memory.workers:
+        which = "the worker" if memory.workers == 1 else f"each of {memory.workers:,} workers"
+        parts.append(f"{decimal(memory.worker)} of {which}")
+    if memory.readers:
+        count = memory.readers * max(1, memory.workers)
+        parts.append(f"{decimal(memory.reader)} of each of {count:,} processes that read")
+    if memory.shared:
+        parts.append(f"{decimal(memory.shared)} of tables that all share")
+    work = f"{decimal(memory.model)} of this is the model, {decimal(memory.in_flight)} is rows in flight"
+    return f"about {decimal(memory.whole)}: {', '.join(parts)}; in each worker {work}"
 
 
 def _sample(estimate: Estimate) -> str:

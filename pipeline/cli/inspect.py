@@ -33,7 +33,10 @@ _PER = "Of the output of a job: its scores by the values of this column; may be 
 _BY = "Column of scores for that: score, or score_NAME of one class."
 _AT = "Score from which on a row is kept; may be repeated."
 _PAGE = "Also show it on this page: the one that the job wrote, or a new one."
-_CARD = "Write a README of the output of a finished job: rows, labels, columns, what is missing, how it was made."
+_CARD = (
+    "Write a README of the output of a finished job: rows, labels, columns, what is missing, how it was made. If the "
+    "name ends in .json, write a Croissant card."
+)
 _MOST_NAMES = 20
 _LONGEST_NAME = 60
 _MOST_VALUES = 50
@@ -300,16 +303,24 @@ def verify(
 
 
 def _write_card(name: str, card: Path) -> None:
-    """Write the README of an output folder. Raises UsageError where a file is there already."""
+    """Write the README of an output folder, or where the name ends in .json its Croissant card. Raises UsageError where
+    a file is there already.
+    """
     from ..output.folder import OutputFolder
     from ..output.object_store import place_of
+    from ..report.croissant import ASKED_FOR, croissant_card
     from ..report.folder_card import folder_card
     from ..storage.disk import refuse_outputs, write_file
 
     refuse_outputs({"--card": card}, False, lambda: ())
-    text = folder_card(OutputFolder(place_of(name)), Path(name).name)
+    folder, title = OutputFolder(place_of(name)), Path(name).name
+    if card.suffix == ".json":
+        text = json.dumps(croissant_card(folder, title), indent=1) + "\n"
+        remark = f". Add what it lacks before you publish it: {', '.join(ASKED_FOR)}"
+    else:
+        text, remark = folder_card(folder, title), ""
     write_file(card, text.encode("utf-8", "backslashreplace"))
-    say(f"{card} is written")
+    say(f"{card} is written{remark}")
 
 
 def _show_output(name: str, as_json: bool) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..source.memory.stdin import Stdin
 
 _SET_ASIDE = 3
-_OF_JOBS = ("resume", "overwrite", "update", "partition_by", "profile", "trace", "report")
+_OF_JOBS = ("resume", "overwrite", "update", "partition_by", "part_rows", "profile", "trace", "report")
 
 
 def source_of(inputs: list[str], kind: str | None) -> Paths | Stdin:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import counted
+from ..errors import UsageError, counted
 from ..report.console import PlainConsole, facts_table, print_json, say
 from ..storage.names import as_url
 from .flags import Endpoint, Json, Overwrite, Quiet, Root, in_panel
@@ -16,6 +16,9 @@ from .flags import Endpoint, Json, Overwrite, Quiet, Root, in_panel
 if TYPE_CHECKING:
     from ..output.cut import Cut
 
+_MERGED = "A new folder for all shares, or its URL."
+_COMPACT = "Join small parts; without -o those of one folder, where it is."
+_PART_ROWS = "Rows that a joined part is to have. Default: 1,000,000."
 _OUT = "A new folder, or a .parquet, .jsonl or .csv file."
 _which, _what = partial(in_panel, "Which rows"), partial(in_panel, "What is written")
 
@@ -35,6 +38,7 @@ def command(
     endpoint: Endpoint = None,
     format_: Annotated[str | None, _what("parquet|jsonl|csv", "Of the parts. Default: theirs.", "--format")] = None,
     partition_by: Annotated[list[str] | None, _what("NAME", "A folder for each value; may be repeated.")] = None,
+    part_rows: Annotated[int | None, _what("N", "Join small parts, so that each has about N rows.")] = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -47,6 +51,7 @@ def command(
 
     which = {"top": top, "count": count, "score": score, "where": where, "by": by, "per": per, "root": root}
     what: dict[str, Any] = {"keep": keep, "keep_all": keep_all, "format": format_, "partition_by": partition_by}
+    what["part_rows"] = part_rows
     selected = select(labels, output, **which, **what, endpoint=endpoint, overwrite=overwrite)  # type: ignore[arg-type]
     if as_json:
         cuts = [{"group": name, **vars(cut)} for name, cut in selected.cuts.items()]
@@ -61,29 +66,60 @@ def command(
 
 def merge(
     shares: Annotated[list[str], typer.Argument(metavar="OUT/ …", help="The output folders of all shares, or URLs.")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="MERGED/", help="A new folder, or its URL.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="MERGED/", help=_MERGED)] = None,
     endpoint: Endpoint = None,
+    compact: Annotated[bool, typer.Option("--compact", help=_COMPACT)] = False,
+    part_rows: Annotated[int | None, typer.Option("--part-rows", metavar="N", min=1, help=_PART_ROWS)] = None,
     allow_mixed: Annotated[bool, typer.Option("--allow-mixed", help="Also of processors that differ.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what was begun in MERGED.")] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Make one folder of all shares of a job that ran with --shard: no row is copied on the same disk."""
+    """Make one folder of all shares of a job that ran with --shard: no row is copied on the same disk. Or, with
+    --compact, join small parts of a folder.
+    """
     from ..processes.child import spare_pandas
 
     spare_pandas()
     import msgspec
 
+    from ..output.compact import PART_ROWS
+    from ..output.compact import compact as join_parts
     from ..output.merge import merge as join
+    from ..report.summary import compacted_line
     from ..report.tally import balance
 
-    totals = join(shares, output, endpoint=endpoint, allow_mixed=allow_mixed, resume=resume, overwrite=overwrite)
+    compact = compact or part_rows is not None
+    place, told = _place_of(shares, output, compact, resume or overwrite), {}
+    if output is not None:
+        how = {"allow_mixed": allow_mixed, "resume": resume, "overwrite": overwrite}
+        totals = join(shares, output, endpoint=endpoint, **how)
+        told = msgspec.to_builtins(totals)
+        if not (as_json or quiet):
+            said = f"{counted(len(shares), 'share')}, {counted(totals.chunks, 'chunk')}"
+            say(f"{place}: {said}; {counted(totals.rows_read, 'row')} {balance(totals)}")
+    if compact:
+        before = lambda one: None if quiet or not one.joined else say(f"joining {one.joined:,} parts", error=True)
+        done = join_parts(place, PART_ROWS if part_rows is None else part_rows, endpoint=endpoint, told=before)
+        told["parts"] = vars(done)
+        if not (as_json or quiet):
+            say(f"{place}: parts: {compacted_line(done)}")
     if as_json:
-        print_json(msgspec.to_builtins(totals))
-    elif not quiet:
-        told = f"{counted(len(shares), 'share')}, {counted(totals.chunks, 'chunk')}"
-        say(f"{as_url(str(output)) or output}: {told}; {counted(totals.rows_read, 'row')} {balance(totals)}")
+        print_json(told)
+
+
+def _place_of(shares: list[str], output: Path | None, compact: bool, begun: bool) -> str:
+    """The folder that is written. Raises UsageError where that is not clear."""
+    if output is not None:
+        return as_url(str(output)) or str(output)
+    if not compact:
+        raise UsageError("give -o, a folder for all shares; or with --compact one folder, whose small parts are joined")
+    if len(shares) > 1:
+        raise UsageError("give -o, a folder for all shares: only the parts of one folder are joined where they are")
+    if begun:
+        raise UsageError("--resume and --overwrite go with -o: --compact changes a folder where it is, and begins anew")
+    return shares[0]
 
 
 def _lowest(cut: Cut) -> str:

@@ -24,7 +24,7 @@ from ..output.finish import seal
 from ..output.folder import OutputFolder
 from ..output.layout import MANIFEST, PLAN, SUCCESS
 from ..output.record import WRITER, Fingerprint, Manifest, SavedPlan, Totals
-from ..output.saved_plan import changes, plan_again, plan_from, ranges_with, resolved, without
+from ..output.saved_plan import Changes, changes, plan_again, plan_from, ranges_with, resolved, without
 from ..output.select import OneFile
 from ..output.store import Location
 from ..report.facts import Growth
@@ -63,6 +63,9 @@ class Request:
         What shows the job's progress to the user.
     stop : callable
         Called before each chunk is submitted; the job ends early once it returns True.
+    puts_off_changed : bool
+        Of a job that goes on: whether files that have changed or are gone since it began are left to an update, as is
+        what is read together with them.
 
     """
 
@@ -73,6 +76,7 @@ class Request:
     options: Options
     progress: Progress
     stop: Callable[[], bool]
+    puts_off_changed: bool = False
 
 
 def refuse_files(source: Any, output: Location | None, models: Iterable[str], options: Options) -> None:
@@ -122,7 +126,7 @@ def of_one_file(one: OneFile, source: Any, options: Options) -> Options:
 
     A job that goes on replaces the file.
     """
-    for name in ("format", "layout", "partition_by", "shard", "update"):
+    for name in ("format", "layout", "partition_by", "part_rows", "shard", "update"):
         given = getattr(options, name)
         if given not in (TABLE[name].default, one.format):
             remedy = f"leave out --{name.replace('_', '-')}, or give a folder"
@@ -144,22 +148,30 @@ class Resumed:
         Its plan, with those of its updates; None where the folder has no plan.
     growth : Growth or None
         The files that have come since; None where there are none.
+    put_off : tuple of int
+        The numbers of the ranges that are left to an update: files of theirs have changed or are gone.
 
     """
 
     before: Manifest
     saved: SavedPlan | None
     growth: Growth | None
+    put_off: tuple[int, ...] = ()
 
     @property
     def is_updated(self) -> bool:
-        """Whether it was updated before: what it is planned from is saved."""
-        return bool(self.before.updates)
+        """Whether ranges of it were withdrawn or put off: it is planned by what is saved."""
+        return bool(self.before.updates or self.put_off)
+
+    @property
+    def left(self) -> SavedPlan | None:
+        """Its plan without what is put off."""
+        return without(self.saved, self.put_off) if self.saved is not None and self.put_off else self.saved
 
     def plan(self, folder: OutputFolder, files: Files, asked: Selection, cut: bool) -> Plan | None:
         """Its plan; None where that is to be made again. asked: what the options select. Raises OutputError."""
-        if self.saved is not None and (self.is_updated or self.saved.whole is not UNSET):
-            return plan_again(self.saved, files.found, asked)
+        if self.left is not None and (self.is_updated or self.left.whole is not UNSET):
+            return plan_again(self.left, files.found, asked)
         data, settings = folder.plan(), self.before.fingerprint.settings
         path = folder.path / PLAN
         return None if data is None else plan_from(data, files.found, asked, settings.chunk_size, path, settings.limit)
@@ -258,11 +270,27 @@ def beginning_of(request: Request, given: Given, identity: str) -> Beginning:
     refuse_difference(folder, before.fingerprint, now, options.update)
     if options.update:
         return _begin_update(folder, before, given, options)
-    return _continued(folder, before, given) or _resumed(folder, before, given, identity)
+    puts_off = request.puts_off_changed
+    return _continued(folder, before, given) or _resumed(folder, before, given, identity, puts_off)
 
 
-def _resumed(folder: OutputFolder, before: Manifest, given: Given, identity: str) -> Resumed:
-    """Raises UsageError where the input has changed; new files are left to an update."""
+def _resumed(folder: OutputFolder, before: Manifest, given: Given, identity: str, puts_off_changed: bool) -> Resumed:
+    """The job in a folder that goes on; new files are left to an update. Raises UsageError where the input has changed.
+
+    Parameters
+    ----------
+    folder : OutputFolder
+        The folder.
+    before : Manifest
+        Its manifest.
+    given : Files or rows in memory
+        The input as it is now.
+    identity : str
+        The digest of that.
+    puts_off_changed : bool
+        Whether files that have changed are left to an update too.
+
+    """
     saved = None
     if isinstance(given, Files) and (before.updates or folder.plan() is not None):
         saved = folder.checked_plan(before)
@@ -271,12 +299,28 @@ def _resumed(folder: OutputFolder, before: Manifest, given: Given, identity: str
             raise UsageError(f"cannot resume {folder.path}: the input changed. Start again with --overwrite")
         return Resumed(before, None, None)
     differ = changes(saved, given)
-    if differ.changed or differ.gone:
-        remedy = "Start again with --overwrite"
-        if before.totals is not None and before.fingerprint.settings.limit is None:
-            remedy = "Its job is finished: --update --changed labels what has changed, and nothing else"
-        raise UsageError(f"cannot resume {folder.path}: {differ}. {remedy}")
-    return Resumed(before, saved, Growth(0, len(saved.files), later=len(differ.new)) if differ.new else None)
+    stale = {*differ.changed, *differ.gone}
+    if stale and not puts_off_changed:
+        raise UsageError(f"cannot resume {folder.path}: {differ}. {_remedy_of_changes(before)}")
+    _refuse_unknown_gone(differ, given)
+    growth = Growth(0, len(saved.files), later=len(differ.new), put_off=len(stale)) if differ.new or stale else None
+    return Resumed(before, saved, growth, ranges_with(saved, stale) if stale else ())
+
+
+def _refuse_unknown_gone(differ: Changes, now: Files) -> None:
+    """Raise SourceError where it is not known which files are gone."""
+    if differ.gone and now.problems:
+        raise SourceError(f"{now.problems[0][1]}. So it is not known which files are gone: leave out --changed")
+
+
+def _remedy_of_changes(before: Manifest) -> str:
+    """What helps where files of a job have changed that is to be resumed."""
+    settings = before.fingerprint.settings
+    if settings.limit is not None or settings.shard is not UNSET:  # which cannot be updated
+        return "Start again with --overwrite"
+    if before.totals is not None:
+        return "Its job is finished: --update --changed labels what has changed, and nothing else"
+    return "--update --changed labels the rest and what has changed; the labels of other files stay"
 
 
 def _continued(folder: OutputFolder, before: Manifest, given: Given) -> Update | None:
@@ -325,6 +369,8 @@ def _unfinished(folder: OutputFolder, manifest: Manifest, now: Given, changed: b
     number = folder.under_way(manifest)
     if number is None or manifest.totals is None or not isinstance(now, Files):
         return None
+    if folder.compaction_under_way(manifest) is not None:
+        return None  # what it has written does not count
     return update_of(folder, manifest, now, folder.plan_of(manifest, number), changed)
 
 
@@ -364,8 +410,8 @@ def update_of(
     if whole is None:
         raise UsageError(f"cannot update {folder.path}: the rows of its job were in memory, and not in files")
     differ = changes(whole, now)
-    if changed and differ.gone and now.problems:
-        raise SourceError(f"{now.problems[0][1]}. So it is not known which files are gone: leave out --changed")
+    if changed:
+        _refuse_unknown_gone(differ, now)
     stale = {*differ.changed, *differ.gone} if changed else set()
     withdrawn = saved.withdrawn or () if saved else ranges_with(whole, stale)
     left = without(whole, withdrawn)

@@ -20,7 +20,7 @@ from ..output.commit import commit_end, is_of
 from ..output.folder import OutputFolder
 from ..output.record import WRITER, Fingerprint
 from ..output.saved_plan import plan_bytes
-from ..report.facts import JobFacts, RunFacts
+from ..report.facts import UPDATE_CHANGED, JobFacts, RunFacts
 from ..report.job import JobReport, Progress
 from ..report.results import Results
 from ..report.tally import Reach, Tally
@@ -31,7 +31,7 @@ from ..source.plan.plan import RangeEnd, part_name, range_name
 from ..source.sample import slow_to_read
 from ..telemetry.read_by import OTHER_RANGES
 from .again import refuse_difference, save_asked
-from .beginning import Engines, Outcome, Planned, Prepared, Update
+from .beginning import Engines, Outcome, Planned, Prepared, Resumed, Update
 from .graph import classify_chunks
 from .progress import DashboardProgress
 from .tasks import Computed, Done, Event, Job, Noted, SetAside, Stopped, profile_engine
@@ -114,7 +114,7 @@ def _repair_flags(options: Options) -> str:
     """The flags of the job that labels files once they are repaired."""
     if options.shard is not None:
         return "of the merged folder, --update --changed"
-    return "--update --changed" if options.limit is None else "--overwrite"
+    return UPDATE_CHANGED if options.limit is None else "--overwrite"
 
 
 def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprint) -> Entries:
@@ -132,6 +132,8 @@ def _open_folder(planned: Planned, folder: OutputFolder, fingerprint: Fingerprin
                 folder.begin_update(number, plan_bytes(plan, beginning.withdrawn), job)
         elif plan is not None and folder.plan() is None:
             folder.restore_plan(plan_bytes(plan), job)
+        if isinstance(beginning, Resumed) and beginning.saved is not None and beginning.put_off:
+            folder.put_off(beginning.put_off, beginning.saved, job)
     else:
         saved = None if plan is None else plan_bytes(plan)
         folder.create(fingerprint, schema, saved, options.resume or options.update, options.overwrite)

@@ -39,8 +39,10 @@ from ..source.labels import NO_TRUTH
 from ..source.limits import chunk_rows as usual_chunk_rows
 from ..source.plan.files import Files, divided
 from ..source.plan.plan import files_in_ranges, part_name, parts_of
+from ..source.read.readers import bytes_of
 from ..source.sample import Sample, sample_input, slow_to_read, with_class_numbers
 from .beginning import asked_update, named_input, refuse_files, rooted
+from .memory import JobMemory, memory_of
 from .waits import told_waits
 
 SAMPLE_ROWS = 1000
@@ -48,7 +50,6 @@ _ENTRY_BYTES, _LABEL_BYTES = 1500, 200
 _CHUNK, _JOB = part_name(0, 0), "0" * 16
 _BATCHES, _RUNS, _PARTS = 4, 3, 5
 _FEW = 100  # of the sample's rows, for an encoder alone
-_COPIES = 3  # of a model in a worker: as it came, as tensors, and as its engine has them
 _WARM_UP = Texts.of([b"x"] * 32)
 _MUCH_UNKNOWN, _MANY_CUT, _MANY_BAD = 0.2, 0.05, 0.01
 
@@ -99,9 +100,10 @@ class Estimate:
         Size of the output.
     free_bytes : int or None
         Free space where the output folder would be.
-    model_bytes, shared_bytes : int
-        Memory of a machine that each worker needs for the models, about; that in which all of its workers have tables
-        that are mapped from files.
+    memory : JobMemory
+        What the job takes on a machine, about: of the command, its workers, and the processes that read.
+    price, cost : float or None
+        What an hour of one GPU, or else of this machine, costs, where it is given; and what the whole job then costs.
     warnings : tuple of str
         What to look at before the job.
 
@@ -138,8 +140,9 @@ class Estimate:
     device_hours: float | None
     output_bytes: int | None
     free_bytes: int | None
-    model_bytes: int
-    shared_bytes: int
+    memory: JobMemory
+    price: float | None
+    cost: float | None
     warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -161,6 +164,7 @@ def dry_run(
     *,
     model: str | Path | Model | Iterable[str | Path | Model] = "ag-news",
     machines: int = 1,
+    price: float | None = None,
     **options: Unpack[OptionKeywords],
 ) -> Estimate:
     """Find out what a job would take, without running it: nothing is written.
@@ -174,7 +178,9 @@ def dry_run(
         As for `classify`; an iterator or a Dask DataFrame is refused, since it would have to be computed.
     machines : int
         Machines like this one that are to share the work. Of each, `workers` GPUs are used; on CPUs a worker more or
-        less makes no difference.
+        less makes no difference to the time.
+    price : float, optional
+        What an hour of one GPU costs, or without a GPU of this machine.
     **options
         Each as `classify` takes it.
 
@@ -246,8 +252,17 @@ def dry_run(
         device_hours=None if computing is None else computing * (1 if on_gpu else available_cores()) / 3600,
         output_bytes=None if rows is None else round(rows * row_bytes),
         free_bytes=_free_bytes(path),
-        model_bytes=_COPIES * sum(model.weight_bytes - model.mapped_bytes for model in models.loaded),
-        shared_bytes=sum(model.mapped_bytes for model in models.loaded),
+        memory=memory_of(
+            models.loaded,
+            None if rows is None else -(-rows // machines),
+            sum(file.size or 0 for file in files.found) // machines,
+            bytes_of(sampled_rows) / max(1, len(sampled_rows)),
+            chunk_rows,
+            settings.workers or 0,
+            on_gpu,
+        ),
+        price=price,
+        cost=None if price is None or computing is None else max(computing, sample.reading_seconds) / 3600 * price,
         warnings=(),
     )
     warnings = [*(growth.lines if growth else ())]

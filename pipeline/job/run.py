@@ -23,6 +23,7 @@ from ..engine.open import expected_device
 from ..errors import OutputError, OutputUnavailable, SourceError, UsageError, counted
 from ..options import Options
 from ..output.columns import columns_of
+from ..output.compact import compact_folder
 from ..output.finish import finish as finish_folder
 from ..output.folder import OutputFolder
 from ..output.formats import check_writable
@@ -79,8 +80,10 @@ def run_job(request: Request) -> JobReport:
     """Run all steps; of an update twice, where a job or an update was interrupted and files have come since."""
     options = request.options
     if options.update and request.folder is not None and _is_interrupted(request.folder):
-        report = run_job(replace(request, options=options.replaced(update=False, changed=False, resume=True)))
-        if report.run.set_aside or report.run.stopped or not (report.job.growth and report.job.growth.later):
+        goes_on = options.replaced(update=False, changed=False, resume=True)
+        report = run_job(replace(request, options=goes_on, puts_off_changed=options.changed))
+        growth = report.job.growth
+        if report.run.set_aside or report.run.stopped or not (growth and (growth.later or growth.put_off)):
             return report
     request.progress.phase("finding the input")
     with told_waits(request.progress.warn):
@@ -166,6 +169,8 @@ def prepare(request: Request) -> Prepared:
             f"cannot resume {folder.path}: a {given.held.kind} is read once, so which of its rows the job has labelled "
             "is not known. Start again with --overwrite. What a list, a table or files hold can be resumed"
         )
+    if folder and options.part_rows and not isinstance(given, Files):
+        raise UsageError("--part-rows is for files, and these rows are in memory: give a larger --chunk-size")
     identity = listing_digest(ListedFile(**about) for about in given.identity)
     if folder:
         folder.store.probe()
@@ -173,7 +178,7 @@ def prepare(request: Request) -> Prepared:
     if beginning is not None:
         identity = beginning.before.fingerprint.input
     if isinstance(beginning, Resumed) and beginning.saved is not None and isinstance(given, Files):
-        given = only_known(beginning.saved, given)
+        given = only_known(beginning.left or beginning.saved, given)
     return Prepared(request, given, identity, beginning, began, started)
 
 
@@ -192,7 +197,9 @@ def _share_of(given: Given, request: Request) -> Given:
 
 
 def _nothing_new(prepared: Prepared, update: Update) -> JobReport:
-    """The report of an update that has nothing to do. Nothing is written, and no worker is started."""
+    """The report of an update that has nothing to label. No worker is started, and nothing is written unless small
+    parts are to be joined.
+    """
     request, fingerprint = prepared.request, update.before.fingerprint
     options, models, folder, given = request.options, request.models, request.folder, prepared.found
     problems, left_out = (given.problems, given.left_out) if isinstance(given, Files) else ((), ())
@@ -203,10 +210,19 @@ def _nothing_new(prepared: Prepared, update: Update) -> JobReport:
     facts = facts_of(prepared, fingerprint.backend, fingerprint.settings.chunk_size)
     facts = replace(facts, answers=None)  # nothing is compared
     report = JobReport(facts, tally, RunFacts(Timeline(prepared.started, Clock(0.0, 0.0))), results)
+    if folder is not None:
+        _join_parts(folder, request, report.run)
     report.run.seconds = _seconds_of(prepared)
     _explain(report, options)
     request.progress.finished(report)
     return report
+
+
+def _join_parts(folder: OutputFolder, request: Request, run: RunFacts) -> None:
+    """Join small parts, where that is asked for."""
+    if request.options.part_rows is not None:
+        request.progress.phase("joining small parts")
+        run.compacted = compact_folder(folder, request.options.part_rows, lambda _: None)
 
 
 def plan(prepared: Prepared, engines: Engines | None) -> Planned:
@@ -267,6 +283,7 @@ def finish(planned: Planned, outcome: Outcome) -> JobReport:
             updates = len(beginning.before.updates) if beginning else 0
             totals, schema = report.tally.totals, planned.columns.written
             finish_folder(folder, totals, schema, job, outcome.counted, number, updates)
+            _join_parts(folder, prepared.request, run)
         run.timings["commit"] = time.perf_counter() - committing
     run.seconds = _seconds_of(prepared)
     if folder is not None:

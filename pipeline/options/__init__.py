@@ -162,6 +162,9 @@ class OptionKeywords(LabelKeywords, ReadKeywords, total=False):
     partition_by: Annotated[NAMES, _output("Write a folder for each label, or each value of a kept column.",
         (), "NAME", recorded=True, more='"label", the name of a column that is copied, or several. Folders are named '
         "as Hive names them, ``label=Sports``; of several models, for each label of the first.")]
+    part_rows: Annotated[int | None, _output("Join small parts once all is labelled, so that each has about N rows.",
+        None, "N", least=1, more="With `partition_by`, each part in its folder. This is what `compact` does, also to "
+        "parts that are there before an update.")]
     where: Annotated[str | None, _output("Write only rows for which this is true: 'score >= 0.9'.",
         None, "EXPRESSION", recorded=True, more="Those for which the expression over the columns of the output is "
         'true, also where they are returned and not written; for example ``label == "Sports" and score >= 0.9``.')]
@@ -259,8 +262,19 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             Where(self.where)
         refuse_unfit(self, self._kept)
         refuse_unfit_share(self.shard, self.update, self.limit)
+        self._refuse_unfit_parts()
         most_allowed("max_quarantined", self.max_quarantined, 0, "rows")
         most_allowed("max_unread", self.max_unread, 0, "files")
+
+    def _refuse_unfit_parts(self) -> None:
+        if self.part_rows is None:
+            return
+        if self.shard is not None:
+            raise UsageError("--part-rows does not go with --shard: give it to `broadsheet merge`")
+        if self.limit is not None:
+            raise UsageError("--part-rows does not go with --limit: give a larger --chunk-size")
+        if self.layout != "parts":
+            raise UsageError("--part-rows is for parts, and --layout attributes writes none")
 
     def replaced(self, **options: Unpack[OptionKeywords]) -> Options:
         """The same, but for these."""

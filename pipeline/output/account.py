@@ -39,13 +39,15 @@ class Entries:
     closed: Mapping[int, ClosingEntry]
 
     @cached_property
+    def whole(self) -> set[int]:
+        """The numbers of the groups all of whose chunks are there."""
+        closings = self.closed.items()
+        return {n for n, end in closings if all(part_name(n, chunk) in self.chunks for chunk in range(end.chunks))}
+
+    @cached_property
     def done(self) -> set[str]:
         """The names of the chunks, and of the groups that need not be read again."""
-        names = set(self.chunks)
-        for number, closing in self.closed.items():
-            if all(part_name(number, chunk) in self.chunks for chunk in range(closing.chunks)):
-                names.add(range_name(number))
-        return names
+        return {*self.chunks, *map(range_name, self.whole)}
 
     def start_after(self, number: int, start: Start | None) -> Start | None:
         """Where the range after this one begins in its file, where that is known. start: of this one."""

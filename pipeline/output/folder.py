@@ -6,13 +6,14 @@ Each chunk has an entry, and each range a closing entry. The names of files, and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
+from msgspec import UNSET
 
 from ..errors import BroadsheetError, OutputError, OutputUnavailable, UsageError
 from ..processes.threads import threads
@@ -24,7 +25,7 @@ from .commit import check_chunk, committed_entry
 from .layout import CLAIM, ENTRIES, MANIFEST, PLAN, SUCCESS, PartNames
 from .object_store import open_store
 from .record import ClosingEntry, Entry, Fingerprint, Manifest, OtherVersion, SavedPlan, Totals, from_json, to_json
-from .saved_plan import check_plan, listing_digest, schema_from, schema_hex, together
+from .saved_plan import check_plan, files_of, listing_digest, schema_from, schema_hex, together
 from .sidecars import planned, remove_planned, remove_sidecars, write_sidecars
 from .store import Location, Store, check_claim, claim, claimed_by, is_claimed, take_over
 from .where import Where
@@ -38,6 +39,7 @@ _OLD = (
     "{path} holds the output of an earlier version of broadsheet (its format is {old}, this version's is {version}): "
     "verify or finish it with that version, or replace it with --overwrite"
 )
+_PUT_OFF = "it has changed or is gone since the job was planned, or is read together with such a file"
 REPAIR = "--resume repairs this"
 """The end of a message about damage that a resumed job computes anew, or writes again."""
 
@@ -208,6 +210,35 @@ class OutputFolder:
         write_sidecars(self.store, manifest, self.schema(manifest), plan.withdrawn or ())  # which had the same names
         self.store.remove(layout.update_plan(number, job))
 
+    def put_off(self, numbers: Collection[int], plan: SavedPlan, job: str) -> None:
+        """Close ranges as if nothing could be read of their files, which an update is to label: they are no longer what
+        the job was planned by, or are read together with such files. What they have is removed.
+
+        Parameters
+        ----------
+        numbers : collection of int
+            The numbers of the ranges.
+        plan : SavedPlan
+            The plan of the job.
+        job : str
+            Its id.
+
+        """
+        self.check_claim(job)
+        self._remove_ranges(job, {*numbers}.__contains__)
+        listed = files_of(plan)
+        for number in numbers:
+            paths = [file.path for file in listed[number - plan.first_group]]
+            closing = ClosingEntry(
+                job=job,
+                group=number,
+                files=tuple((path, 0) for path in paths),
+                chunks=0,
+                problems=tuple((path, f"{path}: {_PUT_OFF}") for path in paths),
+                unread=tuple((path, None) for path in paths),
+            )
+            self.store.add(closing.file_name, to_json(closing), partial(check_claim, self.store, job))
+
     def remove_withdrawn(self, manifest: Manifest) -> None:
         """Remove what the last update in a manifest has withdrawn: it counts no longer."""
         last = self.plan_of(manifest, len(manifest.updates)) if manifest.updates else None
@@ -232,14 +263,34 @@ class OutputFolder:
         number = len(manifest.updates) + 1
         return number if layout.update_plan(number, manifest.fingerprint.id) in self.store.names() else None
 
+    def compaction_under_way(self, manifest: Manifest) -> tuple[int, SavedPlan] | None:
+        """The number and the plan of a compaction that has begun and is not finished. Raises OutputError."""
+        number = self.under_way(manifest)
+        plan = self.plan_of(manifest, number) if number else None
+        return None if number is None or plan is None or plan.compacted is UNSET else (number, plan)
+
+    def discard_compaction(self, manifest: Manifest) -> None:
+        """Remove what a compaction that is not finished has written: the parts that it was to replace count."""
+        begun = self.compaction_under_way(manifest)
+        if begun is not None:
+            self.discard_update(*begun, manifest.fingerprint.id)
+            self.store.remove_empty_folders(manifest.fingerprint.settings.names.folder)
+
+    def _compacted(self, manifest: Manifest) -> set[int]:
+        """The numbers of the ranges that were compacted, also of those that count no longer."""
+        updates = (self.plan_of(manifest, number) for number in range(1, 1 + len(manifest.updates)))
+        return {number for plan in updates if plan and plan.compacted is not UNSET for number in groups_of(plan)}
+
     def counts(self, job: str) -> Callable[[str], bool]:
         """Whether a file of a chunk counts, by its name: not that of another job, nor where an update under way labels
-        its rows again.
+        its rows again, nor what a compaction under way has written.
         """
         manifest = self.manifest()
         number = self.under_way(manifest)
         plan = self.plan_of(manifest, number) if number else None
         others = {-1, *(plan.withdrawn or () if plan else ())}
+        if plan is not None and plan.compacted is not UNSET:
+            others = {-1, *groups_of(plan)}
         return lambda name: layout.group_in(name, job) not in others
 
     def _update_plans(self) -> list[str]:
@@ -259,6 +310,7 @@ class OutputFolder:
         if not claim(self.store, job) and claimed_by(self.store) != job:
             raise UsageError(f"cannot resume {self.path}: it was being overwritten. Start again with --overwrite")
         self.store.make(manifest.fingerprint.settings.names.folders)  # copies of a folder may lack empty ones
+        self.discard_compaction(manifest)
         if not self.store.has(SUCCESS):
             self.remove_withdrawn(manifest)
         return manifest
@@ -343,8 +395,8 @@ class OutputFolder:
     def keep_entries(self, job: str, fits: Callable[[Entry], bool], schema: pa.Schema, update: int) -> Entries:
         """Keep the entries by which a resumed job skips chunks and groups, and remove the others: those that are
         damaged, that do not fit, or have other rows than their group, or whose files are not there in their size. Such
-        a chunk is computed again. schema: of the job's parts. update: the number of the one that is continued; 0 for
-        the job.
+        a chunk is computed again; of a range that was compacted, all chunks. schema: of the job's parts. update: the
+        number of the one that is continued; 0 for the job.
 
         A job that was finished is resumed to be repaired: there all that `verify` looks at is checked, and groups in
         which files could not be read, or not wholly, are read again from there on. If an entry is not as it should be,
@@ -354,6 +406,7 @@ class OutputFolder:
         manifest = self.manifest()
         plan = self.plan_of(manifest, update) if update else self.checked_plan(manifest)
         groups = groups_of(plan)
+        compacted = set() if update else self._compacted(manifest)
         finished = not update and (manifest.totals is not None or sealed)
         given = manifest.fingerprint.settings.where
         where = None if given is None else Where(given)
@@ -386,6 +439,9 @@ class OutputFolder:
         with threads(self.store.readers) as pool:
             whole = list(pool.map(is_whole, kept.values()))
         kept = {chunk: entry for (chunk, entry), is_kept in zip(kept.items(), whole, strict=True) if is_kept}
+        broken = compacted - Entries(kept, closed).whole  # when these are read again, their chunks have another size
+        kept = {chunk: entry for chunk, entry in kept.items() if layout.group_of(chunk) not in broken}
+        closed = {number: closing for number, closing in closed.items() if number not in broken}
         kept_names = {entry.file_name for entry in kept.values()} | {end.file_name for end in closed.values()}
         files = [file.name for chunk, entry in chunks.items() if chunk not in kept for file in entry.files]
         self.check_claim(job)

@@ -8,7 +8,7 @@ the fewest digits that reads back as the same float32: 0.9, not 0.89999997615814
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from functools import cache, reduce
 from typing import Protocol
 from uuid import UUID
@@ -23,6 +23,7 @@ from pyarrow import csv
 from ..errors import OutputError, UsageError, did_you_mean
 from ..labelling.scored import set_aside
 from ..source.chunk import Chunk
+from ..storage.disk import Content
 from .json_texts import json_texts, lines_of
 from .layout import NULL_FOLDER, PartNames, folder_values, value_folder
 from .model_columns import N_CHARS, TRUTH, Names, names_in
@@ -55,6 +56,11 @@ class PartFormat(Protocol):
     def read(self, data: bytes, schema: pa.Schema, chosen: pa.Schema) -> pa.Table:
         """Some columns of the rows. schema: of the table that was written. Raises ValueError, KeyError, TypeError,
         OSError, RecursionError or pyarrow.ArrowException where `data` is something else.
+        """
+
+    def join(self, files: Sequence[bytes], schema: pa.Schema) -> Content:
+        """The rows of several files, one after the other, as one. schema: of the table that each was. Raises as `read`
+        does.
         """
 
 
@@ -96,6 +102,10 @@ class _Parquet(PartFormat):
             raise ValueError(f"its columns are {_described(file.schema_arrow)}, those of the job {_described(schema)}")
         return file.read(chosen.names, use_threads=False).select(chosen.names).cast(chosen)
 
+    def join(self, files: Sequence[bytes], schema: pa.Schema) -> Content:
+        tables = (self.read(data, schema, schema) for data in files)
+        return self.write(pa.concat_tables([schema.empty_table(), *tables]))
+
 
 class _JsonLines(PartFormat):
     """An object for each row, with every column. A NaN or an infinity is null, as JSON has neither."""
@@ -110,6 +120,9 @@ class _JsonLines(PartFormat):
             raise ValueError("a line has other columns than the job")
         columns = ((field.type, [row[field.name] for row in rows]) for field in chosen)
         return pa.table([from_plain(pa.array(of, writable_type(kind)), kind) for kind, of in columns], chosen)
+
+    def join(self, files: Sequence[bytes], schema: pa.Schema) -> Content:
+        return b"".join(files)
 
 
 class _Csv(PartFormat):
@@ -144,6 +157,12 @@ class _Csv(PartFormat):
         texts = ((table.column(field.name).combine_chunks(), field) for field in chosen)
         nested = ((_nested(column, plain[field.name], _separator(field)), field) for column, field in texts)
         return pa.table([from_plain(column, field.type) for column, field in nested], chosen)
+
+    def join(self, files: Sequence[bytes], schema: pa.Schema) -> Content:
+        header = bytes(self.write(schema.empty_table()))
+        if any(not data.startswith(header) for data in files):
+            raise ValueError("its header names other columns than those of the job")
+        return b"".join([header, *(data[len(header) :] for data in files)])
 
 
 PART_FORMATS: dict[str, PartFormat] = {"parquet": _Parquet(), "jsonl": _JsonLines(), "csv": _Csv()}
@@ -220,6 +239,33 @@ def part_files(table: pa.Table, names: PartNames, chunk: str, job: str) -> list[
     return parts
 
 
+def joined_parts(files: Sequence[bytes], name: str, schema: pa.Schema) -> Content:
+    """Parts of the same folder as one. Raises OutputError where one is another kind of file.
+
+    Parameters
+    ----------
+    files : sequence of bytes
+        The parts, in the order of their rows.
+    name : str
+        What the part is called that they become.
+    schema : pyarrow.Schema
+        Of the job's parts.
+
+    """
+    format_, values = PartNames.like(name).format, folder_values(name)
+    try:
+        return PART_FORMATS[format_].join(files, _in_files(schema, format_, values))
+    except (OSError, ValueError, KeyError, TypeError, MemoryError, RecursionError, pa.ArrowException) as error:
+        raise OutputError(f"a part of {name} is not one of this job ({error})") from error
+
+
+def _in_files(schema: pa.Schema, format_: str, values: Container[str]) -> pa.Schema:
+    """The columns that are in the files of a format. values: the columns in whose folders these are."""
+    if format_ not in _TAKEN_FROM_FOLDER:
+        return schema
+    return pa.schema([field for field in schema if field.name not in values])
+
+
 def _has(texts: pa.ChunkedArray, value: str | None) -> pa.ChunkedArray:
     """Which rows have this value, or none."""
     return texts.is_null() if value is None else pc.fill_null(pc.equal(texts, value), False)
@@ -251,7 +297,7 @@ def read_part(data: bytes, name: str, path: object, schema: pa.Schema, chosen: p
                 if by in chosen.names and not pc.all(_has(table.column(by).cast(pa.string()), value)).as_py():
                     raise ValueError(f"it has rows with another {by} than {value!r}")
             return table
-        stored, read = (pa.schema([field for field in one if field.name not in values]) for one in (schema, chosen))
+        stored, read = (_in_files(one, format_, values) for one in (schema, chosen))
         table = PART_FORMATS[format_].read(data, stored, read)
         for by in (name for name in values if name in chosen.names):
             value = from_plain(pa.array([values[by]], pa.string()), chosen.field(by).type)

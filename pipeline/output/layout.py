@@ -37,6 +37,9 @@ VERSION: Final = 4
 WITHDRAWING: Final = 5
 """The version of the plan of an update that withdraws ranges, which builds that know none must not take for another."""
 
+COMPACTING: Final = 6
+"""The version of the plan of a compaction, which earlier builds would continue by labelling its files again."""
+
 _CLOSING, _UPDATE = "group-", "_plan-"
 
 PART_ENCODING = 4

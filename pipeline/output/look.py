@@ -224,7 +224,7 @@ def _rows_of(name: str) -> tuple[object, pa.Schema, Callable[[set[str]], Iterato
 
 
 def _rows_of_job(job: Labels, names: set[str]) -> Iterator[pa.Table]:
-    return side_by_side(partial(job.rows, entry, names) for _, entry in job.chunks)
+    return side_by_side((partial(job.rows, entry, names) for _, entry in job.chunks), job.at_once)
 
 
 def _scores_in(schema: pa.Schema, path: object, by: str | None, per: Iterable[str]) -> list[tuple[str | None, str]]:

@@ -159,6 +159,11 @@ def begin(
             f"cannot resume {place.path}: it was to hold something else, or what it is made from has changed. Give the "
             "options that it began with, or start again with --overwrite"
         )
+    if before is not None and before.updates:
+        raise UsageError(
+            f"{place.path} is merged, and has been updated or its parts joined since. `broadsheet verify` says whether "
+            "it is whole; if it is not, `broadsheet classify INPUT -o` there with --resume repairs it"
+        )
     if before is None:
         place.store.probe()
         place.create(fingerprint, schema, plan, resume, overwrite)

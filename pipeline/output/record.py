@@ -23,7 +23,7 @@ from ..labelling.counts import LENGTHS, SCORES, count_lengths
 from ..source.chunk import MOST, RowRange
 from . import layout
 from .cut import Chosen
-from .layout import HIDDEN_PARTS, QUARANTINE, VERSION, WITHDRAWING, PartNames, folder_values
+from .layout import COMPACTING, HIDDEN_PARTS, QUARANTINE, VERSION, WITHDRAWING, PartNames, folder_values
 from .model_columns import Names
 
 Count = Annotated[int, Meta(ge=0, le=MOST)]
@@ -33,7 +33,7 @@ JobId = Annotated[str, Meta(pattern=layout.JOB_PATTERN)]
 ChunkName = Annotated[str, Meta(pattern=layout.CHUNK_PATTERN)]
 Scores = dict[str, tuple[Count, ...]] | UnsetType
 Version = Literal[4]
-PlanVersion = Literal[4, 5]
+PlanVersion = Literal[4, 5, 6]
 _Record = TypeVar("_Record")
 
 
@@ -461,6 +461,9 @@ class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     withdrawn : tuple of int, optional
         The numbers of earlier ranges that count no longer once this update has ended: files of theirs have changed or
         are gone. It is then of version 5.
+    compacted : int, optional
+        Of a compaction, which labels nothing: the rows that a part is to have. Its ranges hold the rows of those that
+        it withdraws, in larger parts. It is then of version 6.
 
     """
 
@@ -477,6 +480,7 @@ class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     whole: Digest | UnsetType = UNSET
     parts: tuple[AtLeastOne, ...] | UnsetType = UNSET
     withdrawn: tuple[Count, ...] | UnsetType = UNSET
+    compacted: AtLeastOne | UnsetType = UNSET
 
     @property
     def ranges(self) -> int:
@@ -530,7 +534,8 @@ def from_json(data: bytes, kind: type[_Record], name: object) -> _Record:
     """A value of type `kind`. Raises OutputError, naming file and place, where it is damaged or of another version."""
     try:
         own = msgspec.json.decode(data, type=_Versioned).version
-        if own not in (None, VERSION, WITHDRAWING if kind is SavedPlan else VERSION):
+        known = (VERSION, WITHDRAWING, COMPACTING) if kind is SavedPlan else (VERSION,)
+        if own is not None and own not in known:
             raise OtherVersion(name, own)
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -32,6 +32,7 @@ from ..storage.disk import refuse_outputs, write_file
 from ..storage.names import located, root_of
 from .account import Sums, groups_of
 from .commit import commit_chunk, committed_rows, judged_by, quarantine_table, read_committed
+from .compact import compact_folder, refuse_compaction
 from .cut import Amount, Chosen, Cut, ranking
 from .finish import finish
 from .folder import OutputFolder
@@ -48,6 +49,9 @@ from .verify import finished
 from .where import Where, written
 
 ROWS = ("file", "row")
+_ROWS_AT_ONCE = 1 << 22
+"""So many are held in memory, or those of two chunks."""
+
 _NAN = float("nan")  # the group of all, which are equal to nothing but this very object
 _Result = TypeVar("_Result")
 
@@ -151,6 +155,7 @@ def select(
     endpoint: str | None = None,
     format: str | None = None,  # noqa: A002 - as in `classify`
     partition_by: str | Iterable[str] | None = None,
+    part_rows: int | None = None,
     overwrite: bool = False,
 ) -> Selected:
     """Choose rows of a finished job by their scores, without a model: the best share, or those above a threshold. Or
@@ -188,6 +193,9 @@ def select(
         Of the parts, as `classify` takes it. Default: as those of the job.
     partition_by : str or sequence of str, optional
         Columns, ``file`` too, each of whose values has a folder, as `classify` has it. Default: as those of the job.
+    part_rows : int, optional
+        Join small parts, so that each has about so many rows. Default: each part has the rows that are chosen of one of
+        the job's.
     overwrite : bool
         As of `classify`. A choice that is interrupted is made again with it; one that fails leaves nothing behind.
 
@@ -213,12 +221,14 @@ def select(
 
     """
     one_file = OneFile.of(output, endpoint)
-    if one_file and (partition_by or format not in (None, one_file.format)):
-        flag = "--partition-by" if partition_by else "--format"
+    if one_file and (partition_by or part_rows or format not in (None, one_file.format)):
+        flag = "--partition-by" if partition_by else "--part-rows" if part_rows else "--format"
         raise UsageError(f"{one_file.place} is one file, written at once: leave out {flag}")
     job = Labels(OutputFolder(place_of(labels, endpoint)))
     choice = _Choice(job, Amount.of(top, count), _and(by, score, where), by or Names().score, per)
     choice.check()
+    if part_rows is not None:
+        refuse_compaction(job.folder.path, msgspec.structs.replace(job.settings, layout=UNSET), job.plan is not None)
     files = job.plan.files if keep_all and job.plan else ()
     reads = lambda: [str(job.folder.path), *(located(file.path, root_of(root)) for file in files)]
     place = OutputFolder(place_of(output, endpoint))
@@ -247,6 +257,8 @@ def select(
     place.refuse_unless(False, overwrite, False)
     with choice.made(job.schema.names, source) as (cuts, chosen):
         totals = _write(job, chosen, schema, place, fingerprint, overwrite)
+    if part_rows is not None:
+        compact_folder(place, part_rows, lambda _: None)
     return Selected(job.totals.rows_written, totals.rows_written, cuts)
 
 
@@ -275,6 +287,12 @@ class Labels:
         starts = accumulate((entry.rows_written for entry in entries), initial=0)
         self.chunks = list(zip(starts, entries, strict=False))
         """In input order, each with the number of its first written row."""
+
+    @property
+    def at_once(self) -> int:
+        """How many chunks may be held in memory at the same time: fewer of those that were joined."""
+        largest = max((entry.rows_written for _, entry in self.chunks), default=0)
+        return max(1, min(2 * available_cores(), _ROWS_AT_ONCE // max(1, largest)))
 
     def rows(self, entry: Entry, columns: Iterable[str]) -> pa.Table:
         """Some columns, with those that say which row it is where several parts are put together by them."""
@@ -347,7 +365,8 @@ class _Choice:
 
     def _ranked(self, groups: dict[Any, int]) -> Iterator[pa.Table]:
         """What is ranked of each chunk. groups: gets the number of each."""
-        for rows in side_by_side(partial(self._scores, *numbered) for numbered in self.job.chunks):
+        calls = (partial(self._scores, *numbered) for numbered in self.job.chunks)
+        for rows in side_by_side(calls, self.job.at_once):
             coded = rows.column("part").combine_chunks().dictionary_encode("encode")
             names = (_NAN if name != name else name for name in coded.dictionary.to_pylist())
             numbers = np.array([groups.setdefault(name, len(groups)) for name in names], np.int32)
@@ -375,7 +394,7 @@ class _Choice:
             return entry, rows if places is None else rows.take(pa.array(places))
 
         calls = (partial(choose, entry, places(at, at + entry.rows_written)) for at, entry in self.job.chunks)
-        chosen = side_by_side(calls)
+        chosen = side_by_side(calls, self.job.at_once)
         return chosen if source is None else with_input(chosen, source)
 
 
@@ -403,10 +422,10 @@ def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
-def side_by_side(calls: Iterable[Callable[[], _Result]]) -> Iterator[_Result]:
-    """The results in order."""
+def side_by_side(calls: Iterable[Callable[[], _Result]], at_once: int) -> Iterator[_Result]:
+    """The results in order. at_once: how many are held in memory."""
     with threads(available_cores()) as pool:
-        yield from in_order(pool, calls, lambda: 2 * available_cores())
+        yield from in_order(pool, calls, lambda: at_once)
 
 
 def _schema(job: Labels, source: Plan | None, columns: Sequence[str] | None, whole: bool) -> pa.Schema:
@@ -492,7 +511,7 @@ def _write(
     begin(place, fingerprint, schema, plan, False, overwrite)
     try:
         sums, counted = Sums(job.plan), {}
-        for entry in side_by_side(partial(commit, *rows) for rows in chosen):
+        for entry in side_by_side((partial(commit, *rows) for rows in chosen), job.at_once):
             sums.add(entry)
             counted[entry.chunk] = entry.digest
         for labelled in job.closed.values():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
+from threading import Semaphore
 
 from msgspec import UNSET
 
@@ -20,10 +22,13 @@ from .folder import REPAIR, OutputFolder
 from .layout import CLAIM, MANIFEST, OF_CHUNKS, OLD_MANIFEST, SUCCESS
 from .object_store import place_of
 from .read_again import selection_of, unchanged_input
-from .record import ClosingEntry, Manifest, SavedPlan, Totals
+from .record import ClosingEntry, Entry, Manifest, SavedPlan, Totals
 from .sidecars import check_sidecars
 from .store import check_claim, is_claimed
 from .where import Where
+
+_LARGE_ROWS, _LARGE_AT_ONCE = 1 << 19, 2
+"""A chunk with more rows takes much memory: so many of these are checked side by side."""
 
 
 def verify(
@@ -83,7 +88,13 @@ def verify(
     chunks: dict[str, Sources] = {}
     closed: dict[int, ClosingEntry] = {}
     files: set[str] = set()
-    for entry, _ in folder.each_entry(job, None, lambda one: check_chunk(folder.store, one, schema, where, labelled)):
+    few = Semaphore(_LARGE_AT_ONCE)
+
+    def check(entry: Entry) -> None:
+        with few if entry.rows_read > _LARGE_ROWS else nullcontext():
+            check_chunk(folder.store, entry, schema, where, labelled)
+
+    for entry, _ in folder.each_entry(job, None, check):
         for counted in (sums, *updates):
             counted.add(entry)
         if isinstance(entry, ClosingEntry):
@@ -120,6 +131,8 @@ def finished(folder: OutputFolder) -> tuple[Manifest, Totals]:
     if totals is None or not folder.store.has(SUCCESS) or folder.under_way(manifest):
         chosen = manifest.fingerprint.settings.chosen is not UNSET
         remedy = "choose again with --overwrite" if chosen else "continue with --resume"
+        if totals is not None and folder.compaction_under_way(manifest):
+            remedy = f"joining its parts was stopped: do that again{'' if chosen else ', or continue with --resume'}"
         raise OutputError(f"{folder.path} is not finished: {remedy}")
     return manifest, totals
 

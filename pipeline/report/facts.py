@@ -11,9 +11,13 @@ from ..measures.accuracy import Confusion
 from ..measures.examples import Shown
 from ..measures.intervals import Interval, wilson
 from ..measures.overlap import Overlap
+from ..output.compact import Compacted
 from ..telemetry.profile import Profile
 from .tally import Reach, Tally, confusion_in, overlap_in
 from .timeline import Timeline
+
+UPDATE_CHANGED = "--update --changed"
+"""What labels files that have changed, and leaves the others, where a job can be updated."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,9 @@ class Growth:
         Files that have changed, which this update labels again.
     removed : int
         Files that are gone, whose labels it removes.
+    put_off : int
+        Files that have changed or are gone since the job that is continued began. An update that follows at once labels
+        them.
 
     """
 
@@ -46,11 +53,12 @@ class Growth:
     later: int = 0
     again: int = 0
     removed: int = 0
+    put_off: int = 0
 
     def __str__(self) -> str:
         done = [counted(self.new, "new file")] if self.new else []
         done += [f"{count:,} {what}" for count, what in ((self.again, "changed"), (self.removed, "removed")) if count]
-        if self.later and not done:
+        if (self.later or self.put_off) and not done:
             return ""
         return f"{', '.join(done) or 'nothing new'}; {counted(self.before, 'file')} labelled before"
 
@@ -70,6 +78,9 @@ class Growth:
         if self.later:
             verb, them = ("is", "it") if self.later == 1 else ("are", "them")
             lines.append(f"{counted(self.later, 'file')} {verb} new since this began: --update labels {them}")
+        if self.put_off:
+            verb = "has changed or is" if self.put_off == 1 else "have changed or are"
+            lines.append(f"{counted(self.put_off, 'file')} {verb} gone since the job began: an update follows")
         return lines
 
 
@@ -132,7 +143,7 @@ class JobFacts:
     max_quarantined: str | int = "100%"
     max_unread: str | int = "0"
     files: int = 0
-    repair_flags: str = "--update --changed"
+    repair_flags: str = UPDATE_CHANGED
     second: str = "network"
     label_numbers_from: int | None = None
     label_map: tuple[str, ...] = ()
@@ -238,6 +249,8 @@ class RunFacts:
         The file that lists what went wrong with the input; None where nothing did.
     rows_of : Counter of str
         The rows of files that are not wholly readable, and of those that are read alone.
+    compacted : Compacted or None
+        What was done to small parts, where that was asked for.
 
     """
 
@@ -258,6 +271,7 @@ class RunFacts:
     page: str | None = None
     problems: str | None = None
     rows_of: Counter[str] = field(default_factory=Counter)
+    compacted: Compacted | None = None
 
     @property
     def articles_per_second(self) -> float:

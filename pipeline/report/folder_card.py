@@ -7,14 +7,12 @@ from collections.abc import Iterator
 
 from ..errors import OutputError, UsageError, counted, printable
 from ..output.folder import OutputFolder
-from ..output.layout import REQUEST
+from ..output.layout import FORMATS, PARTS, REQUEST
 from ..output.record import Manifest, Totals
 from ..output.verify import finished
 from .tally import balance
 
 _MOST_LABELS = 50
-_SUFFIXES = {"parquet": "parquet", "jsonl": "json", "csv": "csv"}
-"""Of parts, and what Hugging Face calls them."""
 
 
 def folder_card(folder: OutputFolder, name: str) -> str:
@@ -37,8 +35,7 @@ def folder_card(folder: OutputFolder, name: str) -> str:
     """
     manifest, totals = finished(folder)
     settings = manifest.fingerprint.settings
-    if settings.names.format not in _SUFFIXES or settings.names.folder != "parts":
-        raise UsageError(f"{folder.path} has a file beside each input file, and no parts: it gets no card")
+    refuse_without_parts(folder, manifest)
     kind = settings.names.format
     head = {"configs": [{"config_name": "default", "data_files": f"parts/**/*.{kind}"}]}
     schema = folder.schema(manifest)
@@ -54,6 +51,13 @@ def folder_card(folder: OutputFolder, name: str) -> str:
     for title, body in sections.items():
         lines += [f"## {title}", "", *body, ""]
     return "\n".join(lines)
+
+
+def refuse_without_parts(folder: OutputFolder, manifest: Manifest) -> None:
+    """Raise UsageError for a folder that has no parts."""
+    names = manifest.fingerprint.settings.names
+    if names.format not in FORMATS or names.folder != PARTS:
+        raise UsageError(f"{folder.path} has a file beside each input file, and no parts: it gets no card")
 
 
 def _labels(totals: Totals) -> list[tuple[str, int]]:

@@ -298,6 +298,7 @@ class JobReport:
             "read_again_bytes": run.read_again,
             "read_by": _read_by(run.read_by),
             "stopped": run.stopped,
+            "parts": run.compacted and asdict(run.compacted),
             "update": self.job.growth and asdict(self.job.growth),
             "left_out": _left_out(tally.left_out),
             "set_aside": [list(item) for item in run.set_aside],

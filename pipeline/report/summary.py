@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from ..errors import counted, first_of, in_python, printable
 from ..output.account import most_allowed
+from ..output.compact import Compacted
 from ..output.record import Totals
 from ..source.compression import not_decoded
 from ..source.label_map import unmatched, unmatched_line
@@ -20,7 +21,7 @@ from ..source.labels import NO_TRUTH, LabelRules, class_numbers_line
 from ..source.memory.tables import MEMORY
 from ..source.plan.files import takes_encoding
 from ..telemetry.read_by import BY_GPU, BY_HOST
-from .facts import JobFacts, RunFacts, models_of
+from .facts import UPDATE_CHANGED, JobFacts, RunFacts, models_of
 from .overlap import overlap_line
 from .results import Results
 from .shares import accuracy_text
@@ -44,6 +45,8 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> Iterator[tuple[str, str
         yield "resumed", f"{run.chunks_before:,} of {counted(chunks, 'chunk')} done before"
     if job.growth is not None:
         yield "update", str(job.growth)
+    if run.compacted is not None:
+        yield "parts", compacted_line(run.compacted)
     pace = f"; {run.articles_per_second:,.0f} articles a second once started" if run.rows else ""
     yield "time", f"{run.seconds:,.1f} s{pace}"
     if read := read_line(run.read_by):
@@ -66,6 +69,13 @@ def facts(job: JobFacts, tally: Tally, run: RunFacts) -> Iterator[tuple[str, str
     if tally.asked:
         labelled = counted(tally.rows_written + tally.rows_filtered, "row")
         yield job.second, f"asked {counted(tally.asked, 'time')} for {labelled} ({tally.asked_share:.1%})"
+
+
+def compacted_line(parts: Compacted) -> str:
+    """What was done to small parts."""
+    if not parts.joined:
+        return f"{parts.parts_after:,}, none to join"
+    return f"{parts.parts_after:,}, after {parts.joined:,} of {parts.parts_before:,} were joined"
 
 
 def read_line(records: Counter[str]) -> str | None:
@@ -114,7 +124,10 @@ def unfinished(job: JobFacts, run: RunFacts) -> str | None:
     """What is left to do; None for a job that is done."""
     if run.set_aside:
         if not job.growth and any("changed since the job was planned" in reason for _, reason in run.set_aside):
-            return "The job cannot be finished, since its input has changed: start again with --overwrite."
+            remedy = "start again with --overwrite"
+            if job.repair_flags == UPDATE_CHANGED:
+                remedy = f"{UPDATE_CHANGED} labels what is left and what has changed; other labels stay"
+            return f"The job cannot be finished as it began, since its input has changed: {remedy}."
         return "The job is not finished: --resume tries those chunks again."
     if run.stopped:
         return "The job was stopped early: --resume does the chunks that are left."

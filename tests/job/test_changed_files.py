@@ -149,9 +149,9 @@ classify(folder, out, model=model, update=True, changed=True, **eval(layout))
 """
 
 
-def kill(moment: str, *arguments: object) -> None:
+def kill(moment: tuple[str, str, int], *arguments: object) -> None:
     """Have a process update a folder that is killed in between."""
-    command = [sys.executable, "-c", KILLED, *MOMENTS[moment], *arguments]
+    command = [sys.executable, "-c", KILLED, *moment, *arguments]
     assert subprocess.run([*map(str, command)], cwd=ROOT, check=False).returncode == -signal.SIGKILL
 
 
@@ -166,7 +166,7 @@ def test_an_update_that_is_killed_ends_as_one_that_is_not(
     shutil.copytree(out, other)
     change(days)
     job(output=other, update=True, changed=True)
-    kill(moment, days, out, small_model_file, KEPT)
+    kill(MOMENTS[moment], days, out, small_model_file, KEPT)
     if "not there" in moment:
         assert verify(out).rows_read == 5 + 4 * 14 + 120
     else:
@@ -190,7 +190,7 @@ def test_an_update_whose_files_changed_back_is_as_if_it_had_not_begun(
     before = contents(tmp_path / "out")
     shutil.copytree(days, tmp_path / "kept")
     change(days)
-    kill("before the manifest", days, tmp_path / "out", small_model_file, KEPT | layout)
+    kill(MOMENTS["before the manifest"], days, tmp_path / "out", small_model_file, KEPT | layout)
     assert set(contents(tmp_path / "out")) > set(before) - {"_SUCCESS"}
     shutil.rmtree(days)
     shutil.copytree(tmp_path / "kept", days)
@@ -298,3 +298,42 @@ def test_a_bucket_has_what_a_disk_has(job: Run, days: Path, tmp_path: Path, s3: 
     in_bucket(resume=True)
     assert s3.contents() == contents(tmp_path / "out")
     assert verify(s3.url, input=True, endpoint=s3.endpoint).rows_read == 15 + 16 + 15 + 121 + 4
+
+
+OF_UNFINISHED = {
+    "before the new entries": ("replace", "_entries/group-", 1),
+    "after some": ("replace", "_entries/group-", 3),
+    "before the manifest": ("replace", "_manifest.json", 1),
+    "before _SUCCESS": ("replace", "_SUCCESS", 1),
+}
+
+
+@pytest.mark.parametrize("moment", [None, *OF_UNFINISHED])
+def test_a_job_whose_files_change_before_it_is_finished(
+    job: Run, days: Path, small_model_file: Path, tmp_path: Path, moment: str | None
+) -> None:
+    """What was committed of other files stays, also if that is killed."""
+    out = tmp_path / "out"
+    job()
+    manifest = json.loads((out / "_manifest.json").read_text())
+    (out / "_manifest.json").write_bytes(to_json(manifest | {"totals": None}))
+    for entry in ("_SUCCESS", *(path for path in (out / "_entries").iterdir() if "-000000-" in path.name)):
+        (out / entry).unlink()  # as if it had been killed before
+    change(days)
+    parts = {name: data for name, data in contents(out).items() if name.startswith("parts/")}
+    others = {name for name in parts if {*pq.read_table(out / name)["file"].to_pylist()} == {str(days / "e.csv")}}
+    assert others
+    with pytest.raises(
+        UsageError, match=r"gone: .*d\.csv.*changed: .*b\.csv\. update=True changed=True labels the rest"
+    ):
+        job(resume=True)
+    if moment is not None:
+        kill(OF_UNFINISHED[moment], days, out, small_model_file, KEPT)
+    report = job(update=True, changed=True)
+    assert report.exit_code == 0
+    new = job(output=tmp_path / "new")
+    assert in_order(report.to_arrow()) == in_order(new.to_arrow())
+    assert in_order(report.quarantine()) == in_order(new.quarantine())
+    totals = verify(out, input=True), new.tally.totals
+    assert len({to_json(msgspec.structs.replace(one, chunks=0)) for one in totals}) == 1
+    assert {name: contents(out).get(name) for name in others} == {name: parts[name] for name in others}

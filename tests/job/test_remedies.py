@@ -126,15 +126,34 @@ def in_another_encoding(folder: Folder) -> tuple[str, Callable[[], None]]:
     return f"{said} --overwrite", lambda: None  # as the table of exit codes adds
 
 
-def unfinished_and_changed(folder: Folder) -> tuple[str, Callable[[], None]]:
-    """Nothing less than a new job helps where the input of one that is not finished has changed."""
-    write(folder.top / "c.jsonl", lines("old"))
-    assert folder.run()[0] == 0
+def unfinish(folder: Folder) -> None:
+    """Make the job one that was killed before some chunks of its first file were committed."""
     (folder.out / "_SUCCESS").unlink()
     manifest = folder.out / "_manifest.json"
     manifest.write_text(re.sub(r' "totals": \{.*\n \},', ' "totals": null,', manifest.read_text(), flags=re.DOTALL))
+    for entry in (folder.out / "_entries").glob("*-00000[01]-*.json"):
+        if "000001" in entry.name or "group" in entry.name:
+            entry.unlink()
+
+
+def unfinished_and_changed(folder: Folder) -> tuple[str, Callable[[], None]]:
+    """The rest of the job is labelled as well."""
+    write(folder.top / "c.jsonl", lines("old"))
+    assert folder.run()[0] == 0
+    unfinish(folder)
     write(folder.top / "c.jsonl", lines("c"), 1_700_000_001)
     code, said = folder.run("--resume")
+    assert code == 2
+    return said, lambda: None
+
+
+def unfinished_and_limited(folder: Folder) -> tuple[str, Callable[[], None]]:
+    """Such a job cannot be updated."""
+    write(folder.top / "c.jsonl", lines("old"))
+    assert folder.run("--limit", str(4 * ROWS))[0] == 0
+    unfinish(folder)
+    write(folder.top / "c.jsonl", lines("c"), 1_700_000_001)
+    code, said = folder.run("--resume", "--limit", str(4 * ROWS))
     assert code == 2
     return said, lambda: None
 
@@ -148,7 +167,8 @@ CASES = {
     with_a_limit: (r"Once a file is repaired, (--overwrite) labels it", False),
     damaged_output: (r"(--resume) repairs this", True),
     in_another_encoding: (r"name it, e\.g\. (--encoding latin-1).*( --overwrite)", False),
-    unfinished_and_changed: (r"Start again with (--overwrite)", False),
+    unfinished_and_changed: (r"(--update --changed) labels the rest and what has changed", True),
+    unfinished_and_limited: (r"Start again with (--overwrite)", False),
 }
 """For each fault the remedy as the message words it, and whether the labels of other files stay as they are."""
 

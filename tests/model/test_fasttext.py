@@ -366,7 +366,7 @@ def test_a_large_table_is_one_mapping_for_all_processes(client: Client, tmp_path
     assert classify(rows, model=file, client=client).to_arrow() == classify(rows, model=copy).to_arrow()
     assert all(str(file) in maps for maps in client.run(lambda: Path("/proc/self/maps").read_text()).values())
     estimate = pipeline.dry_run(rows, model=file, device="cpu")
-    assert estimate.shared_bytes == model.mapped_bytes > 100 * estimate.model_bytes > 0
+    assert estimate.memory.shared == model.mapped_bytes > 100 * estimate.memory.model > 0
     before = carried(model)
     data = bytearray(file.read_bytes())
     data[-1] ^= 1

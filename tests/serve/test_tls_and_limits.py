@@ -12,10 +12,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
 from fcntl import ioctl
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from select import select
 from termios import TIOCOUTQ
@@ -26,12 +24,8 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
+from certificates import write_certificate
 from conftest import CommandHere
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 from jobs import children_of, wait_until
 from serving import Server, serving, starting
 
@@ -40,25 +34,6 @@ from broadsheet.pipeline.serve.http_process import TICK_S, Turn, came
 
 TOKEN = "a-token-that-is-only-for-tests"
 MOST_CONNECTIONS = 60
-
-
-def write_certificate(file: Path) -> None:
-    """Of 127.0.0.1, with its key, signed by itself."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tests")]), datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    file.write_bytes(certificate.public_bytes(Encoding.PEM) + secret)
 
 
 @pytest.fixture(scope="module")

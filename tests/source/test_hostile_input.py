@@ -17,7 +17,7 @@ from distributed import Client
 from reading import found, read_files
 
 from broadsheet import pipeline
-from broadsheet.pipeline import UsageError, classify
+from broadsheet.pipeline import UsageError, classify, verify
 from broadsheet.pipeline.errors import SourceError
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.report.job import Progress
@@ -107,13 +107,18 @@ def test_no_row_of_another_file_is_labelled_once_the_input_changes(
     assert f"{path}: " in reasons
     assert ("No such file" if change == "removed" else "it has changed since the job was planned") in reasons
     told = " ".join(str(report).split())
-    assert ("start again with overwrite=True" in told, "resume=True tries those" in told) == (
+    assert ("update=True changed=True labels what is left" in told, "resume=True tries those" in told) == (
         change != "removed",
         change == "removed",
     )
     if change != "removed":
-        with pytest.raises(UsageError, match="Start again with overwrite=True"):
-            classify(path, out, model=small_model, client=client, id_column="text", chunk_size=chunk_size, resume=True)
+        options = {"model": small_model, "client": client, "id_column": "text", "chunk_size": chunk_size}
+        with pytest.raises(UsageError, match="update=True changed=True labels the rest and what has changed"):
+            classify(path, out, resume=True, **options)
+        classify(path, out, update=True, changed=True, **options)
+        now = verify(out, input=True).rows_read
+        assert now == len(classify(path, tmp_path / "new", **options).to_arrow())
+        assert now == MANY_ROWS + (change == "appended")
 
 
 @pytest.mark.slow

@@ -35,15 +35,15 @@ from .ring_messages import OnHost, PlaceTexts, receive_message
 MOST_OF_ONE = LIMITS.chunk_bytes
 """What a chunk takes at most, about: so much is taken before one is read in this process."""
 
-_MOST_BYTES = 8 * MOST_OF_ONE
-_MOST_CHUNKS = 32
+MOST_BYTES = 8 * MOST_OF_ONE
+MOST_CHUNKS = 32
 """Two for each task of a worker: a job that is stopped labels those that were read."""
 
 
 class Room:
     """For so many bytes and chunks, shared by the threads of a process."""
 
-    def __init__(self, most_bytes: int = _MOST_BYTES, most_chunks: int = _MOST_CHUNKS) -> None:
+    def __init__(self, most_bytes: int = MOST_BYTES, most_chunks: int = MOST_CHUNKS) -> None:
         self._most_bytes, self._most_chunks = most_bytes, most_chunks
         self._bytes = self._chunks = 0
         self._changed = threading.Condition()

@@ -1,0 +1,593 @@
+"""The many small parts of a finished job put together into few of a target size, in the folder that they are in.
+
+A compaction is an update of the folder that labels nothing. Its ranges have the files of several ranges, its chunks
+have the rows of several chunks, and its plan withdraws the ranges that it replaces. The old parts count until its last
+step: what it has written goes again if it is stopped, at whatever moment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from itertools import accumulate
+
+import msgspec
+import pyarrow as pa
+from msgspec import UNSET
+
+from ..errors import BroadsheetError, OutputError, UsageError
+from ..processes.threads import available_cores
+from ..source.chunk import RowRange
+from ..source.open.ahead import in_order
+from ..source.plan.plan import part_name
+from ..storage.disk import Content
+from .account import Counts, groups_of
+from .commit import read_committed
+from .finish import finish, seal
+from .folder import OutputFolder
+from .formats import joined_parts
+from .layout import COMPACTING, PARTS, QUARANTINE, SUCCESS, PartNames, folder_values, quarantine_file, update_plan
+from .object_store import place_of
+from .record import (
+    Accounted,
+    ClosingEntry,
+    Entry,
+    FileRecord,
+    ListedFile,
+    Manifest,
+    SavedPlan,
+    Settings,
+    from_json,
+    to_json,
+)
+from .saved_plan import files_of, parts_of_saved, together
+from .store import Store, check_claim
+
+PART_ROWS = 1_000_000
+"""Rows of a part by default: of labels without a text some 20 MB of Parquet."""
+
+_MOST_PART_BYTES = 256 << 20
+"""A part has no more, as far as its rows come from several: it is held in memory while it is put together."""
+
+_MOST_CHUNK_ROWS, _MOST_CHUNK_BYTES = 1 << 22, 1 << 30
+"""A chunk has no more, where its rows are in many folders: `verify` and `select` hold some columns of all of them."""
+
+_MOST_AT_ONCE = 4
+"""Parts that are put together side by side."""
+
+
+_Task = tuple[str, list[FileRecord], Callable[[list[bytes], str], Content]]
+"""The name of a file, the files that it is made of, and what makes it of their content and the name."""
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What a compaction does.
+
+    Attributes
+    ----------
+    parts_before, parts_after : int
+        How many parts the folder has without it and with it.
+    joined : int
+        How many parts it reads and replaces; 0 where there is nothing to do.
+
+    """
+
+    parts_before: int
+    parts_after: int
+    joined: int
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """What is known of a chunk before it is put together with others.
+
+    Attributes
+    ----------
+    entry : str
+        The name of its entry.
+    rows, bytes : int
+        Of its parts.
+    folders : frozenset of str
+        Those that its parts are in; of a job without such folders, the one of all parts.
+
+    """
+
+    entry: str
+    rows: int
+    bytes: int
+    folders: frozenset[str]
+
+
+@dataclass
+class _Size:
+    """How much chunks have together.
+
+    Attributes
+    ----------
+    rows, bytes, parts : int
+        Sums over the chunks.
+    folders : set of str
+        Those that their parts are in.
+
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    parts: int = 0
+    folders: set[str] = field(default_factory=set)
+
+    def plus(self, chunks: Iterable[_Chunk]) -> _Size:
+        """The same, to which chunks are added."""
+        for chunk in chunks:
+            self.rows += chunk.rows
+            self.bytes += chunk.bytes
+            self.parts += len(chunk.folders)
+            self.folders |= chunk.folders
+        return self
+
+    def has_large_parts(self, part_rows: int) -> bool:
+        """Whether the parts need not be put together: they have half of the target on average."""
+        return self.parts > 0 and (
+            2 * self.rows >= part_rows * self.parts or 2 * self.bytes >= _MOST_PART_BYTES * self.parts
+        )
+
+    def is_full(self, part_rows: int) -> bool:
+        """Whether one part in each folder has the target size, or a chunk as much as it may."""
+        folders = max(1, len(self.folders))
+        most_rows = min(part_rows * folders, _MOST_CHUNK_ROWS)
+        return self.rows >= most_rows or self.bytes >= min(_MOST_PART_BYTES * folders, _MOST_CHUNK_BYTES)
+
+
+@dataclass
+class _Files:
+    """Input files that stay together, since they were read together or are one file, and their chunks.
+
+    Attributes
+    ----------
+    numbers : range
+        The numbers of their ranges: several of a large file.
+    files : tuple of ListedFile
+        The files.
+    chunks : list of _Chunk
+        In the order of their rows.
+    closed : list of ClosingEntry
+        The closing entries of the ranges, in order.
+    is_sound : bool
+        Whether nothing was amiss with the files. Where something was, a resumed job reads them again; chosen rows are
+        of no job that could.
+
+    """
+
+    numbers: range
+    files: tuple[ListedFile, ...]
+    chunks: list[_Chunk] = field(default_factory=list)
+    closed: list[ClosingEntry] = field(default_factory=list)
+    is_sound: bool = True
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """A range of the compaction.
+
+    Attributes
+    ----------
+    of : list of _Files
+        The files that it has, one after the other.
+    chunks : list of list of _Chunk
+        The chunks that each of its chunks is made of.
+
+    """
+
+    of: list[_Files]
+    chunks: list[list[_Chunk]]
+
+    @property
+    def saves(self) -> int:
+        """By how many parts the folder has fewer."""
+        before = sum(len(chunk.folders) for files in self.of for chunk in files.chunks)
+        return before - sum(len(_Size().plus(chunks).folders) for chunks in self.chunks)
+
+    def closing(self, number: int, job: str) -> ClosingEntry:
+        """Its closing entry; of a file that was cut, all rows at once. number: its own."""
+        rows: dict[str, int] = {}
+        for path, count in (file for files in self.of for end in files.closed for file in end.files):
+            rows[path] = rows.get(path, 0) + (count or 0)
+        closed = [end for files in self.of for end in files.closed]
+        return ClosingEntry(
+            job=job,
+            group=number,
+            files=tuple(rows.items()),
+            chunks=len(self.chunks),
+            problems=tuple(dict.fromkeys(problem for end in closed for problem in end.problems)),
+            unread=tuple(dict.fromkeys(file for end in closed for file in end.unread)),
+        )
+
+
+def _untold(about: Compacted) -> None:
+    """For a compaction that nobody watches."""
+
+
+def compact(
+    path: str | os.PathLike[str],
+    part_rows: int = PART_ROWS,
+    *,
+    endpoint: str | None = None,
+    told: Callable[[Compacted], None] = _untold,
+) -> Compacted:
+    """Put small parts of a finished job together, in its folder.
+
+    The rows and the order of small parts stay, as do quarantine and totals, but for the number of chunks; `verify`,
+    `select` and updates go on as before. Parts that have half of the target or more stay as they are, and so do those
+    of files that were not wholly readable. Where it fails or is interrupted, the folder stays as it was.
+
+    Parameters
+    ----------
+    path : str or path
+        The output folder of a finished job over files, or its URL.
+    part_rows : int
+        The rows that a part is to have, about. With folders for the values of a column, those of a part in each folder.
+        A part that is put together has 256 MiB at most, and the parts of one chunk, one in each folder, together
+        4,194,304 rows and 1 GiB.
+    endpoint : str, optional
+        As `classify` takes it.
+    told : callable
+        Called with what is to be done, before it is.
+
+    Returns
+    -------
+    Compacted
+        How many parts there were and are.
+
+    Raises
+    ------
+    UsageError
+        For a job whose parts cannot be put together: its rows were in memory, or it had a `limit`, say.
+    OutputError
+        For a job that is not finished or is damaged, or a folder that cannot be written, or is updated meanwhile.
+
+    Examples
+    --------
+    >>> report = broadsheet.classify("news.csv", "labels", text_column=["title", "body"], chunk_size=10)
+    >>> broadsheet.compact("labels")
+    Compacted(parts_before=10, parts_after=1, joined=10)
+
+    """
+    if part_rows < 1:
+        raise UsageError(f"part_rows is {part_rows}, it must be an integer of at least 1")
+    return compact_folder(OutputFolder(place_of(path, endpoint)), part_rows, told)
+
+
+def compact_folder(folder: OutputFolder, part_rows: int, told: Callable[[Compacted], None]) -> Compacted:
+    """`compact` of a folder."""
+    manifest, plan = _taken_up(folder)
+    every = _files_of(folder, manifest, plan)
+    joined = list(_joined(every, part_rows))
+    parts = sum(len(chunk.folders) for files in every for chunk in files.chunks)
+    replaced = sum(len(chunk.folders) for one in joined for files in one.of for chunk in files.chunks)
+    about = Compacted(parts, parts - sum(one.saves for one in joined), replaced)
+    told(about)
+    if joined:
+        _replace(folder, manifest, plan, joined, part_rows)
+    return about
+
+
+def refuse_compaction(path: object, settings: Settings, over_files: bool) -> None:
+    """Raise UsageError for a job whose parts cannot be put together. over_files: whether its input is files."""
+    copy = f"`broadsheet select {path} -o COPY.parquet` writes its rows into one file"
+    if not over_files:
+        raise UsageError(f"the parts of {path} cannot be joined: its rows were in memory. {copy}")
+    if settings.limit is not None:
+        raise UsageError(f"the parts of {path} cannot be joined: its job had a --limit. {copy}")
+    if settings.layout is not UNSET:
+        raise UsageError(f"{path} has a file for each input file (--layout attributes), and no parts to join")
+    if settings.shard is not UNSET:
+        raise UsageError(f"{path} is a share of a job: join its parts when you merge it with the others")
+
+
+def _taken_up(folder: OutputFolder) -> tuple[Manifest, SavedPlan]:
+    """The manifest and the plan of a finished job; what a compaction that was stopped has left is mended. Raises
+    UsageError, OutputError.
+    """
+    if not folder.is_begun:
+        raise OutputError(f"{folder.path} is not an output folder of broadsheet")
+    manifest = folder.manifest()
+    refuse_compaction(folder.path, manifest.fingerprint.settings, manifest.plan is not None)
+    check_claim(folder.store, manifest.fingerprint.id)
+    plan = folder.checked_plan(manifest)
+    assert plan is not None
+    folder.discard_compaction(manifest)
+    if manifest.totals is None or folder.under_way(manifest):
+        raise OutputError(f"{folder.path} is not finished: continue with --resume, and then join its parts")
+    if not folder.store.has(SUCCESS):
+        folder.remove_withdrawn(manifest)
+        seal(folder, manifest)
+    return manifest, plan
+
+
+def _files_of(folder: OutputFolder, manifest: Manifest, plan: SavedPlan) -> list[_Files]:
+    """All files of a job, with what is known of their chunks."""
+    is_chosen = manifest.fingerprint.settings.chosen is not UNSET
+    every: list[_Files] = []
+    of_range: dict[int, _Files] = {}
+    starts = accumulate(parts_of_saved(plan), initial=0)
+    whole = files_of(plan)
+    for at, cut in zip(starts, parts_of_saved(plan), strict=False):
+        if whole[at]:  # else the range was withdrawn
+            every.append(_Files(range(at, at + cut), whole[at]))
+            of_range |= dict.fromkeys(every[-1].numbers, every[-1])
+    chunks: dict[int, list[tuple[tuple[int, int], _Chunk]]] = defaultdict(list)
+    known: dict[str, str] = {}  # each folder once, as there may be millions of parts
+    for entry, _ in folder.each_entry(manifest.fingerprint.id, groups_of(plan), lambda _: None):
+        if isinstance(entry, ClosingEntry):
+            files = of_range.get(entry.group)
+            if files is not None:
+                files.closed.append(entry)
+                files.is_sound &= is_chosen or not (entry.problems or entry.unread)
+            continue
+        range_number, number = map(int, entry.chunk.split("-")[1:])
+        if files := of_range.get(range_number):
+            own = [file for file in entry.files if not file.name.startswith(QUARANTINE)]
+            within = (file.name.rpartition("/")[0] for file in own)
+            folders = frozenset(known.setdefault(name, name) for name in within)
+            about = _Chunk(entry.file_name, entry.rows_written, sum(file.bytes for file in own), folders)
+            chunks[files.numbers.start].append(((range_number, number), about))
+            files.is_sound &= not entry.problems
+    for files in every:
+        files.chunks = [chunk for _, chunk in sorted(chunks[files.numbers.start], key=lambda one: one[0])]
+        files.closed.sort(key=lambda end: end.group)
+        if len(files.closed) != len(files.numbers):
+            raise OutputError(f"{folder.path} is damaged: a closing entry is missing. --resume repairs this")
+    return every
+
+
+def _joined(every: Iterable[_Files], part_rows: int) -> Iterator[_Joined]:
+    """The ranges that are to be made, each of files whose parts are small, in their order."""
+    held: list[_Files] = []
+    size = _Size()
+    for files in every:
+        if files.is_sound and not _Size().plus(files.chunks).has_large_parts(part_rows):
+            held.append(files)
+            if size.plus(files.chunks).is_full(part_rows):
+                yield from _range_of(held, part_rows)
+                held, size = [], _Size()
+    yield from _range_of(held, part_rows)
+
+
+def _range_of(held: list[_Files], part_rows: int) -> Iterator[_Joined]:
+    """One range of files, if it has fewer parts than these."""
+    joined = _Joined(held, _cut([chunk for one in held for chunk in one.chunks], part_rows))
+    if joined.saves:
+        yield joined
+
+
+def _cut(chunks: Iterable[_Chunk], part_rows: int) -> list[list[_Chunk]]:
+    """Which chunks become one; the last ones, if they are few, go with those before them."""
+    cut: list[list[_Chunk]] = []
+    size = _Size()
+    for chunk in chunks:
+        if not cut or size.is_full(part_rows):
+            cut.append([])
+            size = _Size()
+        cut[-1].append(chunk)
+        size.plus([chunk])
+    if len(cut) > 1 and not size.is_full(part_rows // 2):
+        last = cut.pop()
+        cut[-1] += last
+    return cut
+
+
+def _replace(
+    folder: OutputFolder, manifest: Manifest, plan: SavedPlan, joined: Sequence[_Joined], part_rows: int
+) -> None:
+    """Write the ranges, and have them take the place of those that they are made of.
+
+    Parameters
+    ----------
+    folder : OutputFolder
+        The folder of the job.
+    manifest, plan
+        What is saved there; the plan with those of all updates.
+    joined : sequence of _Joined
+        The ranges.
+    part_rows : int
+        The target, which the plan records.
+
+    """
+    job, number, schema = manifest.fingerprint.id, len(manifest.updates) + 1, folder.schema(manifest)
+    own = _plan(plan, joined, part_rows)
+    saved = [folder.plan_of(manifest, n) for n in range(number)]
+    whole = together([*(one for one in saved if one is not None), own])
+    data = msgspec.json.encode(own) + b"\n"
+    check = partial(_check, folder, manifest, number, sha256(data).digest())
+    folder.begin_update(number, data, job)
+    with _undone_if_stopped(folder, manifest, number, own):
+        counted = {entry.chunk: entry.digest for entry in _written(folder, manifest, schema, own, joined, check)}
+        totals = folder.totals(whole, job, {*groups_of(whole)} - {*(own.withdrawn or ())})
+        check()
+        finish(folder, totals, schema, job, counted, number, len(manifest.updates))
+
+
+def _plan(plan: SavedPlan, joined: Sequence[_Joined], part_rows: int) -> SavedPlan:
+    """The plan of the compaction."""
+    of = [one.of for one in joined]
+    return msgspec.structs.replace(
+        plan,
+        version=COMPACTING,
+        files=tuple(file for together in of for files in together for file in files.files),
+        groups=tuple(sum(len(files.files) for files in together) for together in of),
+        parts=UNSET,
+        first_group=plan.ranges,
+        problems=(),
+        unread=(),
+        whole=UNSET,
+        withdrawn=tuple(number for together in of for files in together for number in files.numbers),
+        compacted=part_rows,
+    )
+
+
+def _check(folder: OutputFolder, manifest: Manifest, number: int, plan: bytes) -> None:
+    """Raise OutputError where another job has taken the folder, or gone on there. plan: the digest of ours."""
+    check_claim(folder.store, manifest.fingerprint.id)
+    name = update_plan(number, manifest.fingerprint.id)
+    if not folder.store.has(name) or sha256(folder.store.read(name)).digest() != plan:
+        raise OutputError(
+            f"the parts of {folder.path} were not joined: a job has gone on there meanwhile. No label is lost; join "
+            "them when it is done"
+        )
+
+
+@contextmanager
+def _undone_if_stopped(folder: OutputFolder, manifest: Manifest, number: int, plan: SavedPlan) -> Iterator[None]:
+    """Where the block raises, remove what the compaction has written, unless its parts count already."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(BroadsheetError):  # else it is undone when the folder is used next
+            if folder.manifest() == manifest and folder.compaction_under_way(manifest) == (number, plan):
+                folder.discard_compaction(manifest)
+                folder.store.add(SUCCESS, b"", partial(check_claim, folder.store, manifest.fingerprint.id))
+        if isinstance(error, OutputError):
+            remedy = f"then join the parts again. The labels in {folder.path} are as they were"
+            raise OutputError(re.sub("then continue with --resume.*", remedy, error.message)) from error
+        raise
+
+
+def _written(
+    folder: OutputFolder,
+    manifest: Manifest,
+    schema: pa.Schema,
+    plan: SavedPlan,
+    joined: Sequence[_Joined],
+    check: Callable[[], None],
+) -> Iterator[Entry]:
+    """Write all ranges; the entry of each of their chunks.
+
+    Parameters
+    ----------
+    folder, manifest
+        The folder of the job, and its manifest.
+    schema : pyarrow.Schema
+        Of its parts.
+    plan : SavedPlan
+        The plan of the compaction.
+    joined : sequence of _Joined
+        Its ranges.
+    check : callable
+        Raises where nothing may be written any more.
+
+    """
+    store, job = folder.store, manifest.fingerprint.id
+    at_once = min(_MOST_AT_ONCE, available_cores())
+    with _threads(store.readers) as readers, _threads(at_once) as pool:
+        join = partial(_join, store, manifest, schema, check, readers)
+        calls = (
+            partial(join, part_name(number, at), [chunk.entry for chunk in chunks])
+            for number, one in enumerate(joined, plan.first_group)
+            for at, chunks in enumerate(one.chunks)
+        )
+        yield from in_order(pool, calls, lambda: at_once)
+        closings = (one.closing(number, job) for number, one in enumerate(joined, plan.first_group))
+        list(readers.map(lambda end: store.add(end.file_name, to_json(end), check), closings))
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool that waits for calls that run, also where it is left by an error: what they write is then removed."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _join(
+    store: Store,
+    manifest: Manifest,
+    schema: pa.Schema,
+    check: Callable[[], None],
+    readers: Executor,
+    chunk: str,
+    names: Sequence[str],
+) -> Entry:
+    """Commit a chunk of the rows of others, as `commit_chunk` does. Returns its entry.
+
+    Parameters
+    ----------
+    store : Store
+        The store of the folder.
+    manifest : Manifest
+        That of the job.
+    schema : pyarrow.Schema
+        Of its parts.
+    check : callable
+        Raises where nothing may be written any more.
+    readers : concurrent.futures.Executor
+        Reads entries, and puts parts together.
+    chunk : str
+        The name of the chunk.
+    names : sequence of str
+        The entries of the others, in order.
+
+    """
+    job, of_parts = manifest.fingerprint.id, manifest.fingerprint.settings.names
+    entries = list(readers.map(lambda name: from_json(store.read(name), Entry, store.root / name), names))
+    join = partial(joined_parts, schema=schema)
+    tasks: list[_Task] = [(name, files, join) for name, files in _parts(entries, of_parts, chunk, job).items()]
+    quarantined = [file for entry in entries for file in entry.files if file.name.startswith(QUARANTINE)]
+    if quarantined:
+        tasks.append((quarantine_file(chunk, job), quarantined, lambda contents, name: b"".join(contents)))
+
+    def write(task: _Task) -> FileRecord:
+        name, files, join_all = task
+        data = join_all([read_committed(store, file) for file in files], name)
+        store.add(name, data, check)
+        return FileRecord(name, sum(file.rows for file in files), len(data), sha256(data).hexdigest())
+
+    entry = _sum(entries, chunk, job, tuple(readers.map(write, tasks)))
+    store.add(entry.file_name, to_json(entry), check)
+    return entry
+
+
+def _parts(entries: Iterable[Entry], names: PartNames, chunk: str, job: str) -> dict[str, list[FileRecord]]:
+    """The parts of a chunk by name, in the order of an entry, and of which files each is made."""
+    of: dict[tuple[str | None, ...], list[FileRecord]] = defaultdict(list)
+    for file in (file for entry in entries for file in entry.files if file.name.startswith(f"{PARTS}/")):
+        of[tuple(folder_values(file.name).values())].append(file)
+    return {name: of[values] for name, values in names.files(chunk, job, of)}
+
+
+def _sum(entries: Sequence[Entry], chunk: str, job: str, files: tuple[FileRecord, ...]) -> Entry:
+    """The entry of the rows of several."""
+    counts = Counts()
+    for entry in entries:
+        counts.count(entry)
+    totals = counts.totals
+    return Entry(
+        **{name: getattr(totals, name) for name in Accounted.__struct_fields__},
+        chunk=chunk,
+        job=job,
+        sources=tuple(_together(source for entry in entries for source in entry.sources)),
+        multi_label=entries[0].multi_label,
+        problems=(),
+        files=files,
+    )
+
+
+def _together(sources: Iterable[RowRange]) -> list[RowRange]:
+    """Ranges of rows, those as one of which the second begins where the first ends."""
+    one_by_one: list[RowRange] = []
+    for source in sources:
+        last = one_by_one[-1] if one_by_one else None
+        if last is not None and last.path == source.path and last.first + last.rows == source.first:
+            one_by_one[-1] = last._replace(rows=last.rows + source.rows)
+        else:
+            one_by_one.append(source)
+    return one_by_one
