@@ -23,11 +23,13 @@ from ..model.charcnn import Model
 from ..model.encoder import Encoder
 from ..model.layers import BIAS
 from ..model.scores import log_scores
+from ..model.torch_encoder import TorchEncoder
 from ..model.wordpiece import Tokens
 from ..processes.threads import SINGLE_THREADED_BLAS, available_cores
 from ..telemetry.spans import Span, span
 from .base import ALONE, Backend, Engine, Predictions, Texts
 from .cpu import architecture
+from .torch_encoder import OnTorch
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -144,13 +146,17 @@ _OUT_OF_MEMORY = 2  # CUDA's cudaErrorMemoryAllocation
 
 
 def compute_on(
-    encoder: Encoder, device: str, precision: str = "auto", kernels: str = "auto", threads: int | None = None
+    encoder: Encoder | TorchEncoder,
+    device: str,
+    precision: str = "auto",
+    kernels: str = "auto",
+    threads: int | None = None,
 ) -> Compute:
-    """What computes an encoder on a device, "cpu" or "cuda". Raises as `OnCuda` does.
+    """What computes an encoder on a device, "cpu" or "cuda". Raises as `OnCuda` and `OnTorch` do.
 
     Parameters
     ----------
-    encoder : Encoder
+    encoder : Encoder or TorchEncoder
         The encoder.
     device : str
         "cpu" or "cuda".
@@ -160,6 +166,11 @@ def compute_on(
         Compute threads of a CPU. Default: the cores that this process may use.
 
     """
+    if isinstance(encoder, TorchEncoder):
+        if precision == "int8" or kernels != "auto":
+            what = f"{encoder.settings.family} is computed by PyTorch, in fp32, fp16 or bf16"
+            raise UsageError(f"{what}: leave out --kernels and --precision int8")
+        return OnTorch(encoder, device, precision, threads or available_cores())
     return OnCuda(encoder, precision, kernels) if device == "cuda" else OnCpu(encoder, threads or available_cores())
 
 

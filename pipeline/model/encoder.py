@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 import numpy as np
 from msgspec import Meta, Struct, to_builtins
 from numpy.typing import NDArray
 
 from ..errors import ModelError
 from .layers import check_tensors, refuse_missing
-from .wordpiece import Rules, Tokens, WordPiece
+from .wordpiece import FRAMING, Rules, Tokens, WordPiece
 
 Floats = NDArray[np.float32]
 Activation = Literal["gelu", "gelu_tanh", "relu"]
@@ -94,11 +95,27 @@ class Encoder:
     weights: Mapping[str, NDArray[Any]] = field(repr=False)
 
     feature: ClassVar[str] = "encoder"
+    runs_in: ClassVar[str] = "own kernels"
 
     @property
     def about(self) -> Any:
         """What decides scores beside the tensors, as JSON values."""
         return to_builtins(self.settings)
+
+    @property
+    def framing(self) -> int:
+        """Tokens that are put before a text and after it."""
+        return FRAMING
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights."""
+        return sum(tensor.size for tensor in self.weights.values())
+
+    @property
+    def computed_weights(self) -> int:
+        """The number of weights that each token is multiplied with."""
+        return sum(t.size for name, t in self.weights.items() if name not in ("embedding", "places"))
 
     @property
     def width(self) -> int:
@@ -148,6 +165,12 @@ class Encoder:
         if classes is not None:
             expected["last"] = (width, classes)
         check_tensors(self.weights, expected, model)
+
+    def as_vectors(self) -> Encoder:
+        """The same encoder for vectors of length one, without the last product."""
+        head = self.settings.head if self.settings.head[-1:] == (NORMALISE,) else (*self.settings.head, NORMALISE)
+        weights = {name: tensor for name, tensor in self.weights.items() if name != "last"}
+        return replace(self, settings=msgspec.structs.replace(self.settings, head=head), weights=weights)
 
     @cached_property
     def _floats(self) -> dict[str, Floats]:

@@ -208,6 +208,21 @@ MODULES = {
 """The config.json of each module that follows the encoder."""
 
 
+class NotInKernels(ModelError):
+    """A folder that is whole, and that our own kernels do not compute; PyTorch may.
+
+    Attributes
+    ----------
+    reason : str
+        What they do not compute.
+
+    """
+
+    def __init__(self, name: str, what: str, known: str) -> None:
+        self.reason = f"{what}, and {known} known to our kernels"
+        super().__init__(f"{name} is not computed by our kernels: {self.reason}")
+
+
 def refused(name: str, what: str, known: str) -> ModelError:
     """The error for a folder that is whole, and of which something is not computed here."""
     return ModelError(f"{name} cannot be computed: {what}, and {known} known here")

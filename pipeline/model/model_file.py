@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError, UsageError, install
 from .alphabet import MAX_SYMBOLS
 from .cascade import Cascade
+from .encoder import Encoder
 from .encoder import Settings as Encoding
 from .fasttext import MOST_BYTES, FastText, Settings
 from .layers import CLASSES, LENGTHS, Frame, parameter_count
@@ -37,11 +38,12 @@ from .learned import MOST_HASH_BYTES
 from .learned import About as Learned
 from .ngrams import MOST_TABLE_BYTES, Kinds, NGrams
 from .scores import ByClass, Heads, Levels
+from .torch_encoder import TorchEncoder, TorchSettings
 
 FORMAT = "broadsheet-charcnn/2"
 FEATURES = (
     "frame", "scales", "temperature", "ngrams", "thresholds", "ngrams_alone", "cascade", "fasttext", "levels",
-    "heads", "by_class", "preparation", "encoder", "learned",
+    "heads", "by_class", "preparation", "encoder", "torch_encoder", "learned",
 )  # fmt: skip
 _FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
@@ -103,6 +105,7 @@ class About(Struct):
     by_class: ByClass | None = None
     preparation: list[dict[str, Any]] | None = None
     encoder: Encoding | None = None
+    torch_encoder: TorchSettings | None = None
     learned: Learned | None = None
 
 
@@ -157,6 +160,13 @@ def branch_of(about: About, tensors: dict[str, NDArray[Any]], name: str) -> NGra
     if about.fasttext is not None:
         return FastText.of_file(about.fasttext, tensors, name)
     return None if about.ngrams is None else NGrams.of_file(about.ngrams, tensors, name)
+
+
+def encoder_of(about: About, tensors: dict[str, NDArray[Any]], name: str) -> Encoder | TorchEncoder | None:
+    """The encoder of a model; its tensors are taken out of `tensors`."""
+    if about.torch_encoder is not None:
+        return TorchEncoder.of_file(about.torch_encoder, tensors, name)
+    return None if about.encoder is None else Encoder.of_file(about.encoder, tensors, name)
 
 
 def encode(tensors: Mapping[str, NDArray[Any]], about: About, layers: list[dict[str, Any]], digest: str) -> bytes:
