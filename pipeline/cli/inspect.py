@@ -156,25 +156,22 @@ def about_model(model: Model) -> dict[str, object]:
 def _about_encoder(encoder: Encoder | TorchEncoder) -> dict[str, Any]:
     from ..model.encoder import Encoder
 
-    settings, entries = encoder.about, 0
+    settings = encoder.about
     if isinstance(encoder, Encoder):
         del settings["rules"]
-        entries = len(encoder.tokens.ends)
-    else:
-        entries = encoder.tokens.entries
-    return {**settings, "runs_in": encoder.runs_in, "width": encoder.width, "entries": entries}
+    return {**settings, "runs_in": encoder.runs_in, "width": encoder.width, "entries": encoder.tokens.size}
 
 
 def _of_encoder(encoder: Encoder | TorchEncoder) -> dict[str, str]:
     from ..model.encoder import NORMALISE, Encoder
 
     settings, width = encoder.settings, encoder.width
-    most = f"{settings.most:,} tokens, with the {encoder.framing} that frame a text, of"
+    most = f"{settings.most:,} tokens, with the {encoder.framing} that frame a text, of {encoder.tokens.size:,}"
     if not isinstance(encoder, Encoder):
         return {
             "encoder": f"{encoder.settings.family}, of {width} values",
             "runs in": f"{encoder.runs_in}, on a GPU and on a CPU",
-            "reads": f"{most} {encoder.tokens.entries:,}",
+            "reads": most,
         }
     layers = counted(encoder.settings.layers, "layer")
     steps = encoder.settings.head
@@ -183,7 +180,7 @@ def _of_encoder(encoder: Encoder | TorchEncoder) -> dict[str, str]:
     return {
         "encoder": f"{layers} of {width} values and {encoder.settings.heads} heads, {encoder.settings.activation}",
         "runs in": f"{encoder.runs_in} on a GPU, NumPy on a CPU",
-        "reads": f"{most} {len(encoder.tokens.ends):,}",
+        "reads": most,
         "head": f"of {of}: {head}",
     }
 

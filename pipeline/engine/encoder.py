@@ -24,7 +24,7 @@ from ..model.encoder import Encoder
 from ..model.layers import BIAS
 from ..model.scores import log_scores
 from ..model.torch_encoder import TorchEncoder
-from ..model.wordpiece import Tokens
+from ..model.wordpiece import Tokens, WordPiece
 from ..processes.threads import SINGLE_THREADED_BLAS, available_cores
 from ..telemetry.spans import Span, span
 from .base import ALONE, Backend, Engine, Predictions, Texts
@@ -43,6 +43,7 @@ class Compute(Protocol):
 
     device_name: str
     backend: Backend
+    reads_gpu_texts: bool
 
     def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
         """The logits without the model's bias, or vectors, [N, outputs], and which texts have more tokens than are
@@ -56,6 +57,7 @@ class OnCpu:
     """Groups of texts on `threads` threads, each with a single-threaded BLAS."""
 
     device_name = "cpu"
+    reads_gpu_texts = False
 
     def __init__(self, encoder: Encoder, threads: int) -> None:
         self.encoder = encoder
@@ -101,6 +103,7 @@ class OnCuda:
                 f"and {encoder.width:,}. Add --device cpu"
             )
         self._device, self.device_name = device, f"cuda:{number_on_host(device.id)}"
+        self.reads_gpu_texts = isinstance(encoder.tokens, WordPiece)  # others make tokens on the host
         with self._failures("the encoder"):
             self._computed = DeviceEncoder(encoder, operations(generation, precision, device))
         self.backend = Backend("cuda", generation, f"sm_{digits}, {compiler_name()}", precision)
@@ -182,7 +185,7 @@ class EncoderEngine:
     def __init__(self, model: Model, compute: Compute, first: Engine | None = None) -> None:
         self.model, self.first, self._compute = model, first, compute
         self.device_name, self.backend = compute.device_name, compute.backend
-        self.reads_gpu_texts = isinstance(compute, OnCuda) and first is None
+        self.reads_gpu_texts = compute.reads_gpu_texts and first is None
         self._bias = model.tensors[BIAS].astype(np.float32)
         self.memory_ready = time.time()
 

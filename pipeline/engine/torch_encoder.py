@@ -94,6 +94,8 @@ class OnTorch:
 
     """
 
+    reads_gpu_texts = False
+
     def __init__(self, encoder: TorchEncoder, device: str, precision: str, threads: int) -> None:
         try:
             import torch

@@ -40,9 +40,12 @@ from .encoder_tokens import (
     word_piece,
 )
 from .fasttext import MOST_BYTES
+from .library_tokenizer import load
 from .model_file import HUB_FILE, read_file
 from .scores import Levels, of_levels
+from .stored_tokenizer import StoredTokenizer
 from .torch_encoder import TorchEncoder
+from .wordpiece import WordPiece
 
 CONFIG_FILE, MODULES_FILE = "config.json", "modules.json"
 SENTENCE_TRANSFORMERS_FILE = "config_sentence_transformers.json"
@@ -85,8 +88,10 @@ class _Body(NamedTuple):
         What is added to the variance that vectors are normalised by; None where config.json says it.
     layer, queries, products, norms : str or tuple of str
         What a layer's weights are called: those of queries, keys and values; "mix", "inner" and "outer"; both norms.
-    before, step : str
-        The product before the last one of a classifier, and what follows it.
+    before, step, last : str
+        The product before the last one of a classifier, what follows it, and the last one.
+    counts_padding : bool
+        Whether places are counted from the padding token's number on, and it has a place of its own.
 
     """
 
@@ -104,6 +109,8 @@ class _Body(NamedTuple):
     norms: tuple[str, str]
     before: str
     step: str
+    last: str = "classifier"
+    counts_padding: bool = False
 
 
 _BODIES = {
@@ -123,6 +130,10 @@ _BODIES = {
         "pre_classifier", "relu",
     ),
 }  # fmt: skip
+_ROBERTA = _BODIES["bert"]._replace(
+    prefix="roberta.", before="classifier.dense", last="classifier.out_proj", counts_padding=True
+)
+_BODIES |= dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _ROBERTA)
 
 
 class Read(NamedTuple):
@@ -208,7 +219,9 @@ def _read(folder: Path, name: str) -> Read:
         raise ModelError(f"{name} has no {CONFIG_FILE}: name the folder of an encoder")
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in _BODIES:
-        raise NotInKernels(name, f"it is of the kind {kind!r:.40}", "BERT and DistilBERT are")
+        raise NotInKernels(
+            name, f"it is of the kind {kind!r:.40}", "BERT, DistilBERT, RoBERTa, XLM-R and CamemBERT are"
+        )
     check_keys(config, CONFIG[kind], CONFIG_FILE, name)
     for file, what in (
         (ADAPTER, "an adapter of PEFT"),
@@ -244,7 +257,7 @@ def _read(folder: Path, name: str) -> Read:
             )
         classes, of_head = classes_of(config, name)
         head.add(body.step, tensors[f"{body.before}.weight"], tensors[f"{body.before}.bias"])
-        weights["last"], bias = _turned(tensors["classifier.weight"]), tensors["classifier.bias"].astype(np.float32)
+        weights["last"], bias = _turned(tensors[f"{body.last}.weight"]), tensors[f"{body.last}.bias"].astype(np.float32)
         outputs = 1 if of_head == "number" else len(classes)
         if len(bias) != outputs:
             what = f"id2label or num_labels in {CONFIG_FILE} is of {outputs} labels"
@@ -260,24 +273,67 @@ def _read(folder: Path, name: str) -> Read:
     transformer = {} if modules is None else _transformer(folder, name)
     if modules is not None:
         head.cut(read_keys(folder / SENTENCE_TRANSFORMERS_FILE, SENTENCE_TRANSFORMERS, name).get("truncate_dim"), name)
-    built = build(folder, config.get("tokenizer_class"), name)
-    tokens = word_piece(built.tokenizer, bool(transformer.get("do_lower_case")), len(weights["embedding"]), name)
-    of_text = transformer.get("max_seq_length")
-    limit = of_text or built.most or MOST_TOKENS + 1
-    most = min(len(weights["places"]), int(limit))
+    tokens, of_tokenizer = _tokens(
+        folder, config, bool(transformer.get("do_lower_case")), len(weights["embedding"]), name
+    )
+    limit = transformer.get("max_seq_length") or of_tokenizer or MOST_TOKENS + 1
+    padding = int(config.get("pad_token_id", 1)) if body.counts_padding else None
+    first = 0 if padding is None else padding + 1
+    most = min(len(weights["places"]) - first, int(limit))
     if not _LEAST_TOKENS <= most <= MOST_TOKENS:
         what = f"by max_seq_length, model_max_length or max_position_embeddings it reads {most:,} tokens of a text"
         raise refused(name, what, f"{_LEAST_TOKENS} to {MOST_TOKENS:,} are")
-    weights["places"] = weights["places"][:most]
+    of_padding = weights["places"][first - 1 : first]
+    weights["places"] = np.concatenate([weights["places"][first : first + most], of_padding])
     settings = Settings(
         layers, config.get(body.heads, body.usual[1]),
         body.epsilon or config.get("layer_norm_eps", 1e-12), _ACTIVATIONS[activation], pooling, tuple(head.steps), most,
-        tokens.rules,
+        tokens.rules if isinstance(tokens, WordPiece) else None, padding,
     )  # fmt: skip
     return Read(Encoder(settings, tokens, weights), classes, bias, of_head, levels)
 
 
 _LEAST_TOKENS = 3
+
+
+def _tokens(
+    folder: Path, config: Json, lower: bool, entries: int, name: str
+) -> tuple[WordPiece | StoredTokenizer, int | None]:
+    """The tokenizer, and how many tokens of a text it reads, if its files say that.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    config : dict
+        The content of config.json.
+    lower : bool
+        Whether texts are made lower case first.
+    entries : int
+        Vectors that the model has.
+    name : str
+        What the folder is called in messages.
+
+    """
+    if config["model_type"] in _OF_BERT:
+        try:
+            built = build(folder, config.get("tokenizer_class"), name)
+            return word_piece(built.tokenizer, lower, entries, name), built.most
+        except NotInKernels:  # its tokens are not WordPiece's
+            pass
+    tokens, most, _ = load(folder, name, lower)
+    if tokens.cut != "right" or tokens.framing < 1:
+        what = "its tokenizer cuts texts at their beginning, or puts no token before or after them"
+        raise NotInKernels(name, what, "tokenizers that cut at the end are")
+    if tokens.size > entries:
+        raise ModelError(
+            f"{name}: its tokenizer has tokens up to number {tokens.size - 1:,}, and its model vectors for "
+            f"{entries:,}: save the folder again after resize_token_embeddings"
+        )
+    return tokens, most
+
+
+_OF_BERT = ("bert", "distilbert")
 
 
 def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:

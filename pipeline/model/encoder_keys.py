@@ -109,6 +109,9 @@ CONFIG = {
         },
     ),
 }
+CONFIG |= dict.fromkeys(
+    ("roberta", "xlm-roberta", "camembert"), CONFIG["bert"]._replace(read=f"{CONFIG['bert'].read} pad_token_id")
+)
 """config.json, by the kind of the model."""
 
 TOKENIZER_CONFIG = Keys(

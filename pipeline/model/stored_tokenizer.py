@@ -67,7 +67,7 @@ class StoredTokenizer:
         return int(self.library.num_special_tokens_to_add(False))
 
     @property
-    def entries(self) -> int:
+    def size(self) -> int:
         """One more than the largest number of a token."""
         return 1 + max(self.library.get_vocab().values(), default=0)
 

@@ -6,11 +6,6 @@ pickle is read.
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +27,9 @@ from .encoder_file import (
 )
 from .encoder_keys import TRANSFORMER_FILES, Json, read_json, refused
 from .fasttext import MOST_BYTES
+from .library_tokenizer import is_installed, load, said_by_transformers
 from .model_file import HUB_FILE, read_file
 from .scores import Levels, of_levels
-from .stored_tokenizer import StoredTokenizer
 from .torch_encoder import ACTIVATION, TorchEncoder, TorchSettings, tensors_of
 
 KNOWN_MODULES = ("Pooling", "Dense", "Normalize", "LayerNorm", "Dropout")
@@ -64,7 +59,7 @@ def read(folder: Path, name: str, reason: str) -> Read:
 
     """
     for module, package in (("torch", "PyTorch"), ("transformers", "transformers")):
-        if not _is_installed(module):
+        if not is_installed(module):
             raise UsageError(
                 f"{name} is not computed by our kernels: {reason}. PyTorch can compute it, and {package} is not "
                 f"installed: {install('torch')}"
@@ -76,23 +71,12 @@ def read(folder: Path, name: str, reason: str) -> Read:
         raise ModelError(f"{name} is damaged, or its files hold other values than usual ({what})") from error
 
 
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ImportError:
-        return False
-
-
 def _read(folder: Path, name: str) -> Read:
     about = read_json(folder / CONFIG_FILE, name)
     _refuse(folder, about, name)
     config = _config(about, name)
     listed = read_json(folder / MODULES_FILE, name)
     files = {CONFIG_FILE: _bytes(folder / CONFIG_FILE), **_weights(folder, name)}
-    tokenizer = _tokenizer(folder, name)
-    names = tuple(one for one in tokenizer.model_input_names if one in _INPUTS)
-    if unknown := {*tokenizer.model_input_names} - {*_INPUTS}:
-        raise refused(name, f"its tokenizer makes {sorted(unknown)[0]!r:.60} too", f"{', '.join(_INPUTS)} are")
     classes: tuple[str, ...] = ()
     bias, kind, levels, last = np.zeros(0, np.float32), "", None, {}
     width = outputs = int(config.hidden_size)
@@ -119,18 +103,21 @@ def _read(folder: Path, name: str) -> Read:
         limit, lower = transformer.get("max_seq_length"), bool(transformer.get("do_lower_case"))
     else:
         refuse_setfit(folder, name)
-    stored = StoredTokenizer(_json_of(tokenizer, lower), tokenizer.truncation_side)
-    if stored.entries > config.vocab_size:
+    stored, longest, names = load(folder, name, lower)
+    if unknown := {*names} - {*_INPUTS}:
+        raise refused(name, f"its tokenizer makes {sorted(unknown)[0]!r:.60} too", f"{', '.join(_INPUTS)} are")
+    if stored.size > config.vocab_size:
         raise ModelError(
-            f"{name}: its tokenizer has tokens up to number {stored.entries - 1:,}, and its model vectors for "
+            f"{name}: its tokenizer has tokens up to number {stored.size - 1:,}, and its model vectors for "
             f"{config.vocab_size:,}: save the folder again after resize_token_embeddings"
         )
-    most = _most(config, tokenizer, limit)
+    most = _most(config, limit or longest)
     if most <= stored.framing:
         raise refused(name, f"it reads {most:,} tokens of a text", f"{stored.framing + 1} or more are")
     task: Any = "classifier" if classes else "vectors"
     family = str(about["model_type"])
-    settings = TorchSettings(family, task, width, outputs, most, names, stored.cut, prompt)
+    inputs: Any = names
+    settings = TorchSettings(family, task, width, outputs, most, inputs, stored.cut, prompt)
     return Read(TorchEncoder(settings, stored, files, last), classes, bias, kind, levels)
 
 
@@ -170,7 +157,7 @@ def _config(about: Json, name: str) -> Any:
         raise ModelError(
             f"{name} cannot be computed: transformers {version} has no models of the kind {kind!r:.40}: upgrade it"
         )
-    with _said_by_the_library(name, "config"):
+    with said_by_transformers(name, "config"):
         config = transformers.CONFIG_MAPPING[kind].from_dict(dict(about))
     if type(config) not in (classifiers if is_classifier(about) else bodies):
         what = "classifies texts" if is_classifier(about) else "makes vectors"
@@ -178,49 +165,13 @@ def _config(about: Json, name: str) -> Any:
     return config
 
 
-@contextmanager
-def _said_by_the_library(name: str, what: str) -> Iterator[None]:
-    """Raise ModelError for what a library raises, of any kind, about a part of the folder; keep its warnings quiet."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    except Exception as error:
-        said = " ".join(str(error).split())[:300]
-        raise ModelError(f"{name} cannot be computed: transformers does not load its {what}: {said}") from error
-    finally:
-        logger.setLevel(level)
-
-
-def _tokenizer(folder: Path, name: str) -> Any:
-    from transformers import AutoTokenizer
-
-    with _said_by_the_library(name, "tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    if not tokenizer.is_fast:
-        what = f"its tokenizer, {type(tokenizer).__name__}, is a program in Python"
-        raise refused(name, what, "those that the library tokenizers computes are")
-    return tokenizer
-
-
-def _json_of(tokenizer: Any, lower: bool) -> NDArray[np.uint8]:
-    """The tokenizer as JSON. lower: whether texts are made lower case first."""
-    about = json.loads(tokenizer.backend_tokenizer.to_str())
-    if lower:
-        steps = [{"type": "Lowercase"}, about["normalizer"]] if about["normalizer"] else [{"type": "Lowercase"}]
-        about["normalizer"] = {"type": "Sequence", "normalizers": steps}
-    about["padding"] = about["truncation"] = None
-    return np.frombuffer(json.dumps(about, ensure_ascii=False).encode(), np.uint8)
-
-
-def _most(config: Any, tokenizer: Any, limit: int | None) -> int:
+def _most(config: Any, limit: int) -> int:
     """Tokens of a text that are read: as many as the tokenizer says, and as the model has places for."""
     places = getattr(config, "max_position_embeddings", None) or MOST_TOKENS
     places = MOST_TOKENS if places < 0 else places
     if config.model_type in _PADDED_PLACES:
         places -= int(config.pad_token_id) + 1
-    return int(min(limit or tokenizer.model_max_length, places, MOST_TOKENS))
+    return int(min(limit, places, MOST_TOKENS))
 
 
 def _bytes(path: Path) -> NDArray[np.uint8]:

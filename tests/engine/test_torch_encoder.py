@@ -17,11 +17,6 @@ from conftest import CommandHere, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow.parquet import read_table
-
-torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
-pytest.importorskip("transformers", reason="transformers is not installed (extra torch)")
-pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (extra torch)")
-
 from torch_folders import (
     CORPUS,
     FAMILIES,
@@ -42,6 +37,9 @@ from broadsheet.pipeline.errors import ModelError, UsageError, install
 from broadsheet.pipeline.model import encoder_folder
 from broadsheet.pipeline.model.charcnn import Model, carried, load_model, taken
 
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
+pytest.importorskip("transformers", reason="transformers is not installed (extra torch)")
+pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (extra torch)")
 pytestmark = pytest.mark.filterwarnings("ignore")
 torch.set_num_threads(1)
 
