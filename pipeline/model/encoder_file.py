@@ -41,7 +41,7 @@ from .encoder_tokens import (
 )
 from .fasttext import MOST_BYTES
 from .library_tokenizer import load
-from .model_file import HUB_FILE, read_file
+from .model_file import HUB_FILE, SHARDS, read_file
 from .scores import Levels, of_levels
 from .stored_tokenizer import StoredTokenizer
 from .torch_encoder import TorchEncoder
@@ -50,12 +50,12 @@ from .wordpiece import WordPiece
 CONFIG_FILE, MODULES_FILE = "config.json", "modules.json"
 SENTENCE_TRANSFORMERS_FILE = "config_sentence_transformers.json"
 SETFIT_HEAD, SETFIT_CONFIG = "model_head.pkl", "config_setfit.json"
-SHARDS, ADAPTER = "model.safetensors.index.json", "adapter_config.json"
+ADAPTER = "adapter_config.json"
 _CHAT, _CHATS = "chat_template.jinja", "additional_chat_templates"
 FILES = (
     CONFIG_FILE, HUB_FILE, MODULES_FILE, TOKENIZER, TOKENIZER_CONFIG_FILE, VOCABULARY, SPECIAL_TOKENS_MAP, ADDED_TOKENS,
     *TRANSFORMER_FILES, SENTENCE_TRANSFORMERS_FILE, SETFIT_CONFIG, SHARDS, ADAPTER, _CHAT, f"{_CHATS}/*",
-    "*/config.json", "*/model.safetensors",
+    "*/config.json", "*/model.safetensors", "model-*-of-*.safetensors", "merges.txt", "vocab.json", "*.model",
 )  # fmt: skip
 """What is read of a folder, and fetched of a repository."""
 

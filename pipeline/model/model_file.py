@@ -320,6 +320,9 @@ HUB = "hf://"
 HUB_FILE = "model.safetensors"
 """The model in a repository."""
 
+SHARDS = "model.safetensors.index.json"
+"""What names the files of weights, where there are several."""
+
 
 class Fetched(NamedTuple):
     """A file in the cache, and what it is called: with the commit that it is of."""
@@ -349,12 +352,16 @@ def fetch_from_hub(url: str, others: Sequence[str]) -> Fetched:
     repository, revision = repository_of(url)
     try:
         from huggingface_hub import hf_hub_download, snapshot_download
+        from huggingface_hub.errors import EntryNotFoundError
     except ImportError as error:
         raise UsageError(f"huggingface_hub is not installed: {install('hub')}") from error
     try:
-        path = Path(hf_hub_download(repository, HUB_FILE, revision=revision, library_name="broadsheet"))
+        try:
+            path = Path(hf_hub_download(repository, HUB_FILE, revision=revision, library_name="broadsheet"))
+        except EntryNotFoundError:  # the weights of a large encoder are in several files
+            path = Path(hf_hub_download(repository, SHARDS, revision=revision, library_name="broadsheet"))
         folder = path.parent
-        if not _is_ours(path):
+        if path.name == SHARDS or not _is_ours(path):
             path = Path(snapshot_download(repository, revision=revision, allow_patterns=[*others]))
     except Exception as error:  # of HTTP, the name or the cache, each of another library
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -19,7 +19,6 @@ from .encoder_file import (
     CONFIG_FILE,
     MODULES_FILE,
     SENTENCE_TRANSFORMERS_FILE,
-    SHARDS,
     Read,
     classes_of,
     is_classifier,
@@ -28,7 +27,7 @@ from .encoder_file import (
 from .encoder_keys import TRANSFORMER_FILES, Json, read_json, refused
 from .fasttext import MOST_BYTES
 from .library_tokenizer import is_installed, load, said_by_transformers
-from .model_file import HUB_FILE, read_file
+from .model_file import HUB_FILE, SHARDS, read_file
 from .scores import Levels, of_levels
 from .torch_encoder import ACTIVATION, TorchEncoder, TorchSettings, tensors_of
 
