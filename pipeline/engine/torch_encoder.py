@@ -110,7 +110,7 @@ class OnTorch:
         precision = {"cpu": "fp32", "cuda": "fp16"}[device] if precision == "auto" else precision
         self._budget, self._group = _TOKENS_AT_ONCE[device], _TEXTS_AT_ONCE[device]
         with self._failures("the encoder"):
-            self._model = _Forward(encoder, getattr(torch, _PRECISIONS[precision]), self._device)
+            self._model = Forward(encoder, getattr(torch, _PRECISIONS[precision]), self._device)
         self._exact = self._model if precision == "fp32" else None
         versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
         versions += f", tokenizers {version('tokenizers')}, {_chip(device)}"
@@ -153,7 +153,7 @@ class OnTorch:
                 pending.append(self._tokenizing.submit(tokens_of, first))
             yield group
 
-    def _computed(self, model: _Forward, encoded: list[Any]) -> Floats:
+    def _computed(self, model: Forward, encoded: list[Any]) -> Floats:
         """What a model makes of texts, float32 [texts, outputs], in the order of the texts."""
         import torch
 
@@ -186,7 +186,7 @@ class OnTorch:
             yield slice(first, last)
             first = last
 
-    def _in_halves(self, model: _Forward, encoded: list[Any]) -> list[Any]:
+    def _in_halves(self, model: Forward, encoded: list[Any]) -> list[Any]:
         """A batch, which is parted where the GPU has no room for it."""
         import torch
 
@@ -207,7 +207,7 @@ class OnTorch:
         rows = np.flatnonzero(~np.isfinite(found).all(axis=1))
         if len(rows) and self._exact is not self._model:
             if self._exact is None:
-                self._exact = _Forward(self.encoder, torch.float32, self._device)
+                self._exact = Forward(self.encoder, torch.float32, self._device)
             found[rows] = self._computed(self._exact, [encoded[row] for row in rows])
         return found
 
@@ -234,7 +234,7 @@ class OnTorch:
             torch.cuda.empty_cache()
 
 
-class _Forward:
+class Forward:
     """A model of transformers with what follows it, on a device.
 
     Attributes
@@ -243,13 +243,17 @@ class _Forward:
         Whether texts of several lengths are computed together.
     takes_several : bool
         Whether several texts are.
+    device : torch.device
+        Where it computes.
+    body, modules : torch.nn.Module, list of torch.nn.Module
+        The model of transformers, and what follows it.
 
     """
 
     def __init__(self, encoder: TorchEncoder, dtype: Any, device: Any) -> None:
         import transformers
 
-        self._device, self._inputs = device, encoder.settings.inputs
+        self.device, self._inputs = device, encoder.settings.inputs
         self._is_classifier = encoder.settings.task == "classifier"
         about = encoder.config
         config = transformers.CONFIG_MAPPING[encoder.settings.family].from_dict(about)
@@ -261,8 +265,8 @@ class _Forward:
         ends = config.eos_token_id
         self._of_nothing = [(ends[0] if isinstance(ends, list) else ends) or self._pad]
         with _quiet():
-            self._body = _loaded(_class_of(encoder, config), encoder, config, dtype).to(device).eval()
-            self._modules = [] if self._is_classifier else [one.to(device, dtype) for one in _modules(encoder)]
+            self.body = _loaded(_class_of(encoder, config), encoder, config, dtype).to(device).eval()
+            self.modules = [] if self._is_classifier else [one.to(device, dtype) for one in _modules(encoder)]
         self._outputs, self._is_normalised = encoder.settings.outputs, encoder.settings.is_normalised
 
     def __call__(self, encoded: list[Any]) -> Any:
@@ -277,12 +281,12 @@ class _Forward:
             given["input_ids"][row, : len(own)] = own
             given["attention_mask"][row, : len(own)] = 1
             given["token_type_ids"][row, : len(one.type_ids)] = one.type_ids
-        tensors = {name: torch.from_numpy(array).to(self._device, non_blocking=True) for name, array in given.items()}
-        computed = self._body(**{name: tensors[name] for name in self._inputs})
+        tensors = {name: torch.from_numpy(array).to(self.device, non_blocking=True) for name, array in given.items()}
+        computed = self.body(**{name: tensors[name] for name in self._inputs})
         if self._is_classifier:
             return computed.logits
         features = {"token_embeddings": computed.last_hidden_state, "attention_mask": tensors["attention_mask"]}
-        for module in self._modules:
+        for module in self.modules:
             features = module(features)
         vectors = features["sentence_embedding"][:, : self._outputs].float()
         return torch.nn.functional.normalize(vectors, dim=1) if self._is_normalised else vectors
