@@ -29,7 +29,7 @@ from ..errors import BroadsheetError, ModelError, NoRoom, UsageError, install
 from ..model.stored_tokenizer import strings
 from ..model.torch_encoder import ACTIVATION, CONFIG, TorchEncoder
 from ..telemetry.spans import Span, span
-from .base import Backend, Texts
+from .base import TORCH, Backend, Texts
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -115,7 +115,7 @@ class OnTorch:
         versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
         versions += f", tokenizers {version('tokenizers')}, {_chip(device)}"
         self._tokenizing = ThreadPoolExecutor(1, "broadsheet-tokens")
-        self.backend = Backend(device, "torch", versions, precision)
+        self.backend = Backend(device, TORCH, versions, precision)
 
     def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
         """As of `Compute`."""
