@@ -322,9 +322,11 @@ def _tokens(
         except NotInKernels:  # its tokens are not WordPiece's
             pass
     tokens, most, _ = load(folder, name, lower)
-    if tokens.cut != "right" or tokens.framing < 1:
-        what = "its tokenizer cuts texts at their beginning, or puts no token before or after them"
-        raise NotInKernels(name, what, "tokenizers that cut at the end are")
+    if tokens.cut != "right":
+        raise NotInKernels(name, f"its truncation_side is {tokens.cut!r}", "only 'right' is")
+    if tokens.framing < 1:
+        what = "the post_processor of its tokenizer.json puts no token before a text or after it"
+        raise NotInKernels(name, what, "only tokenizers that do so are")
     if tokens.size > entries:
         raise ModelError(
             f"{name}: its tokenizer has tokens up to number {tokens.size - 1:,}, and its model vectors for "

@@ -191,8 +191,8 @@ def _fine_tuned(
 
     if len(prepared.held) < _LEAST_HELD_OUT:
         raise UsageError(
-            f"{len(prepared.held)} held-out rows cannot choose how long an encoder is to learn: give more rows, or a "
-            "larger --hold-out"
+            f"{len(prepared.held)} held-out rows cannot choose how long an encoder is to learn: give more rows, or "
+            "hold more of them out"
         )
     tuning = Tuning.of(len(prepared.fit), request.settings or (), answers.steps is None and answers.labels.ndim == 1)
     device = "cuda" if sees_gpu(request.device) else "cpu"
