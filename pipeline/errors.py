@@ -15,7 +15,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _DISTRIBUTION = "broadsheet"
 
 FLAGS = {
-    **dict.fromkeys(("balanced", "input", "keep-network", "keep-teacher", "multi-label", "tls"), True),
+    **dict.fromkeys(("balanced", "fine-tune", "input", "keep-network", "keep-teacher", "multi-label", "tls"), True),
     **dict.fromkeys(
         ("classes", "encoder", "held-out", "label-separator", "learning-rate", "map-labels", "model"), False
     ),

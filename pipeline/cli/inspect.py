@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..model.encoder import Encoder
     from ..model.fasttext import FastText
     from ..model.ngrams import NGrams
+    from ..model.torch_encoder import TorchEncoder
     from ..output.look import Facts
 
 _WHAT = "A shipped model's name, a file, hf://USER/NAME, or an output folder."
@@ -155,22 +156,35 @@ def about_model(model: Model) -> dict[str, object]:
     }
 
 
-def _about_encoder(encoder: Encoder) -> dict[str, Any]:
+def _about_encoder(encoder: Encoder | TorchEncoder) -> dict[str, Any]:
+    from ..model.encoder import Encoder
+
     settings = encoder.about
-    del settings["rules"]
-    return {**settings, "width": encoder.width, "entries": len(encoder.tokens.ends)}
+    if isinstance(encoder, Encoder):
+        del settings["rules"]
+    return {**settings, "runs_in": encoder.runs_in, "width": encoder.width, "entries": encoder.tokens.size}
 
 
-def _of_encoder(encoder: Encoder) -> dict[str, str]:
-    from ..model.encoder import NORMALISE
+def _of_encoder(encoder: Encoder | TorchEncoder) -> dict[str, str]:
+    from ..model.encoder import NORMALISE, Encoder
 
     settings, width = encoder.settings, encoder.width
-    layers = counted(settings.layers, "layer")
-    head = ", ".join([*(f"product, {step}" if step != NORMALISE else step for step in settings.head), "product"])
+    most = f"{settings.most:,} tokens, with the {encoder.framing} that frame a text, of {encoder.tokens.size:,}"
+    if not isinstance(encoder, Encoder):
+        return {
+            "encoder": f"{encoder.settings.family}, of {width} values",
+            "runs in": f"{encoder.runs_in}, on a GPU and on a CPU",
+            "reads": most,
+        }
+    layers = counted(encoder.settings.layers, "layer")
+    steps = encoder.settings.head
+    head = ", ".join([*(f"product, {step}" if step != NORMALISE else step for step in steps), "product"])
+    of = "the first token" if encoder.settings.pooling == "cls" else "the mean of all tokens"
     return {
-        "encoder": f"{layers} of {width} values and {settings.heads} heads, {settings.activation}",
-        "reads": f"{settings.most:,} tokens, with the two that frame a text, of {len(encoder.tokens.ends):,}",
-        "head": f"of {'the first token' if settings.pooling == 'cls' else 'the mean of all tokens'}: {head}",
+        "encoder": f"{layers} of {width} values and {encoder.settings.heads} heads, {encoder.settings.activation}",
+        "runs in": f"{encoder.runs_in} on a GPU, NumPy on a CPU",
+        "reads": most,
+        "head": f"of {of}: {head}",
     }
 
 

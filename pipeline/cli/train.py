@@ -108,8 +108,9 @@ def command(
         checkpoint.unlink()
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
     settings = [f"{name}={value}" for name, value in given.items() if value is not None] + (set_ or [])
-    epochs = Recipe().with_settings(settings).epochs
-    watch = TrainingProgress(PlainConsole(stderr=True, quiet=quiet), epochs)
+    is_fine_tuning = bool(options.get("fine_tune"))
+    epochs = 0 if is_fine_tuning else Recipe().with_settings(settings).epochs  # it says how many it needs
+    watch = TrainingProgress(PlainConsole(stderr=True, quiet=quiet), epochs, "encoder" if is_fine_tuning else "network")
     about: dict[str, Any] = {"command": shlex.join(["broadsheet", *sys.argv[1:]])}
     if note:
         about["note"] = note

@@ -24,10 +24,21 @@ _LONG = 600.0  # seconds for which a GPU is worth a line
 
 
 class TrainingProgress:
-    """Prints what a run reports as it goes on: what it costs, how far it is, and how good the model is."""
+    """Prints what a run reports as it goes on: what it costs, how far it is, and how good the model is.
 
-    def __init__(self, console: PlainConsole, epochs: int) -> None:
-        self._console, self._epochs = console, epochs
+    Parameters
+    ----------
+    console : PlainConsole
+        Where to.
+    epochs : int
+        How many there are; 0 if the run says that itself.
+    learns : str
+        What learns: the "network" or the "encoder".
+
+    """
+
+    def __init__(self, console: PlainConsole, epochs: int, learns: str = "network") -> None:
+        self._console, self._epochs, self._learns = console, epochs, learns
         self._began = self._last = time.monotonic()
         self._phases = Phases(console)
         self._held_out = self._measured = "held out"
@@ -104,6 +115,7 @@ class TrainingProgress:
 
     def _cost(self, cost: Cost) -> None:
         whole = cost.seconds * cost.epochs
+        self._epochs = self._epochs or cost.epochs
         self._console.print(f"on {cost.device}: {cost.rows:,} articles an epoch", soft_wrap=True)
         self._console.print(f"  an epoch takes about {about(cost.seconds)}, {cost.epochs} epochs {about(whole)}")
         if cost.seconds_on_gpu is not None and whole > _LONG:
@@ -125,7 +137,8 @@ class TrainingProgress:
 
     def _step(self, step: Step) -> None:
         done, most = (step.epoch - 1) * step.steps + step.done, self._epochs * step.steps
-        self._phases("network", done, most, "steps", f"epoch {step.epoch:>3}/{self._epochs}")
+        loss = "" if step.loss is None else f", loss {step.loss:.3f}"
+        self._phases(self._learns, done, most, "steps", f"epoch {step.epoch:>3}/{self._epochs}{loss}")
 
     def _epoch(self, epoch: Epoch) -> None:
         now = time.monotonic()

@@ -26,6 +26,8 @@ ALONE: AbstractContextManager[object] = nullcontext()
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "fp16", "bf16", "int8")
 KERNELS = ("auto", "simt", "sm75", "sm80", "sm90")
+TORCH = "torch"
+"""In place of kernels, where PyTorch computes."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,8 @@ class Backend:
     device : str
         "cpu" or "cuda".
     kernels : str
-        "numpy" on a CPU; on a GPU the generation of CUDA kernels: "simt", "sm75", "sm80" or "sm90".
+        "numpy" on a CPU; on a GPU the generation of CUDA kernels: "simt", "sm75", "sm80" or "sm90". On both "torch",
+        where PyTorch computes.
     architecture : str
         The code that runs: NumPy, BLAS and SIMD versions, or compute capability and compiler.
     precision : str
@@ -228,7 +231,8 @@ class Backend:
     precision: str
 
     def __str__(self) -> str:
-        return f"{self.device} {self.precision}, {self.kernels} kernels ({self.architecture})"
+        by = "PyTorch" if self.kernels == TORCH else f"{self.kernels} kernels"
+        return f"{self.device} {self.precision}, {by} ({self.architecture})"
 
 
 class Engine(Protocol):

@@ -23,11 +23,13 @@ from ..model.charcnn import Model
 from ..model.encoder import Encoder
 from ..model.layers import BIAS
 from ..model.scores import log_scores
-from ..model.wordpiece import Tokens
+from ..model.torch_encoder import TorchEncoder
+from ..model.wordpiece import Tokens, WordPiece
 from ..processes.threads import SINGLE_THREADED_BLAS, available_cores
 from ..telemetry.spans import Span, span
 from .base import ALONE, Backend, Engine, Predictions, Texts
 from .cpu import architecture
+from .torch_encoder import OnTorch
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -41,6 +43,7 @@ class Compute(Protocol):
 
     device_name: str
     backend: Backend
+    reads_gpu_texts: bool
 
     def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
         """The logits without the model's bias, or vectors, [N, outputs], and which texts have more tokens than are
@@ -54,6 +57,7 @@ class OnCpu:
     """Groups of texts on `threads` threads, each with a single-threaded BLAS."""
 
     device_name = "cpu"
+    reads_gpu_texts = False
 
     def __init__(self, encoder: Encoder, threads: int) -> None:
         self.encoder = encoder
@@ -99,6 +103,7 @@ class OnCuda:
                 f"and {encoder.width:,}. Add --device cpu"
             )
         self._device, self.device_name = device, f"cuda:{number_on_host(device.id)}"
+        self.reads_gpu_texts = isinstance(encoder.tokens, WordPiece)  # others make tokens on the host
         with self._failures("the encoder"):
             self._computed = DeviceEncoder(encoder, operations(generation, precision, device))
         self.backend = Backend("cuda", generation, f"sm_{digits}, {compiler_name()}", precision)
@@ -144,13 +149,17 @@ _OUT_OF_MEMORY = 2  # CUDA's cudaErrorMemoryAllocation
 
 
 def compute_on(
-    encoder: Encoder, device: str, precision: str = "auto", kernels: str = "auto", threads: int | None = None
+    encoder: Encoder | TorchEncoder,
+    device: str,
+    precision: str = "auto",
+    kernels: str = "auto",
+    threads: int | None = None,
 ) -> Compute:
-    """What computes an encoder on a device, "cpu" or "cuda". Raises as `OnCuda` does.
+    """What computes an encoder on a device, "cpu" or "cuda". Raises as `OnCuda` and `OnTorch` do.
 
     Parameters
     ----------
-    encoder : Encoder
+    encoder : Encoder or TorchEncoder
         The encoder.
     device : str
         "cpu" or "cuda".
@@ -160,6 +169,11 @@ def compute_on(
         Compute threads of a CPU. Default: the cores that this process may use.
 
     """
+    if isinstance(encoder, TorchEncoder):
+        if precision == "int8" or kernels != "auto":
+            what = f"{encoder.settings.family} is computed by PyTorch, in fp32, fp16 or bf16"
+            raise UsageError(f"{what}: leave out --kernels and --precision int8")
+        return OnTorch(encoder, device, precision, threads or available_cores())
     return OnCuda(encoder, precision, kernels) if device == "cuda" else OnCpu(encoder, threads or available_cores())
 
 
@@ -171,7 +185,7 @@ class EncoderEngine:
     def __init__(self, model: Model, compute: Compute, first: Engine | None = None) -> None:
         self.model, self.first, self._compute = model, first, compute
         self.device_name, self.backend = compute.device_name, compute.backend
-        self.reads_gpu_texts = isinstance(compute, OnCuda) and first is None
+        self.reads_gpu_texts = compute.reads_gpu_texts and first is None
         self._bias = model.tensors[BIAS].astype(np.float32)
         self.memory_ready = time.time()
 

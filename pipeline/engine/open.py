@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..errors import NoRoom, UsageError, install
 from ..model.charcnn import Model
 from ..model.encoder import Encoder, Floats
+from ..model.torch_encoder import TorchEncoder
 from ..processes.threads import available_cores
 from .base import DEVICES, KERNELS, PRECISIONS, Engine, Texts, Wrapped
 from .cpu import CpuEngine
@@ -121,7 +122,7 @@ def _open_encoder(model: Model, device: str, precision: str, threads: int | None
 
 
 def vectors(
-    encoder: Encoder,
+    encoder: Encoder | TorchEncoder,
     data: NDArray[np.uint8],
     offsets: NDArray[np.int64],
     device: str = "auto",
@@ -131,7 +132,7 @@ def vectors(
 
     Parameters
     ----------
-    encoder : Encoder
+    encoder : Encoder or TorchEncoder
         The encoder.
     data, offsets
         The texts, as in `WordPiece.of_texts`.

@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct
 
+from ..engine.base import TORCH
 from ..errors import BroadsheetError, UsageError
 from ..model.model_file import SHIPPED
 from ..model.several import Models
@@ -133,7 +134,7 @@ def options_of(job: Fingerprint) -> dict[str, Any]:
     options = {name: getattr(held, name) for name in Settings.__struct_fields__ if name in TABLE}
     options |= {"text_column": held.text_columns, "label_column": held.truth_column, "id_column": held.kept_columns}
     options |= {"device": backend.device, "precision": backend.precision}
-    options["kernels"] = "auto" if backend.device == "cpu" else backend.kernels
+    options["kernels"] = "auto" if backend.device == "cpu" or backend.kernels == TORCH else backend.kernels
     if held.windows is not UNSET:
         options |= zip(("windows", "overlap", "window_score"), held.windows, strict=True)
     return {name: value for name, value in options.items() if value is not UNSET and value != TABLE[name].default}

@@ -381,7 +381,7 @@ def _pieces(pitch: int) -> int:
 
 
 def encoder_kernels(
-    generation: str, precision: str, architecture: str, pitch: int, head: int, longest: int,
+    generation: str, precision: str, architecture: str, pitch: int, head: int, longest: int | None,
     activations: Sequence[Activation] = ACTIVATIONS,
 ) -> list[Kernel]:  # fmt: skip
     """Every kernel that an encoder may launch; its products differ in the activation alone.
@@ -394,15 +394,16 @@ def encoder_kernels(
         Values of a row.
     head : int
         Values of a head's vector, 32 or 64.
-    longest : int
-        Code points of a word that is cut.
+    longest : int or None
+        Code points of a word that is cut; None where the host makes the tokens.
     activations : sequence of str
         What may follow a product.
 
     """
     stored, layer = STORAGE[generation][precision], encoder_layer("", pitch, pitch)
     element, at = stored.features, product_tile(generation, precision, architecture, layer)
-    kernels = [wordpiece_kernel(longest), embed_kernel(element, pitch), add_norm_kernel(element, pitch)]
+    kernels = [embed_kernel(element, pitch), add_norm_kernel(element, pitch)]
+    kernels += [] if longest is None else [wordpiece_kernel(longest)]
     kernels += [attention_kernel(generation, element, head, is_long) for is_long in (False, True)]
     kernels += [product_kernel(stored, layer, at, activation) for activation in activations]
     return [*kernels, *(encoder_head_kernel(element, pitch, texts) for texts in HEAD_TEXTS)]

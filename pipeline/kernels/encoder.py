@@ -20,9 +20,11 @@ from cupyx import empty_pinned
 from numpy.typing import NDArray
 
 from ..model.encoder import Encoder
+from ..model.stored_tokenizer import StoredTokenizer
+from ..model.wordpiece import WordPiece
 from . import catalog
 from .catalog import ATTENTION_ROWS, Activation
-from .ops import Operations
+from .ops import Operations, or_null
 from .storage import FLOAT
 from .tables import encoder_layer, encoder_shape, head_tables, most_tokens, vocabulary_record, vocabulary_tables
 from .tiles import product_tile
@@ -68,7 +70,8 @@ class DeviceEncoder:
         assert shape is not None
         self._shape = shape
         follows = self._follows = cast("Activation", settings.activation.upper())
-        ops.prepare(catalog.encoder_kernels(*of, shape.pitch, shape.head, settings.rules.longest, ("NONE", follows)))
+        longest = None if settings.rules is None else settings.rules.longest
+        ops.prepare(catalog.encoder_kernels(*of, shape.pitch, shape.head, longest, ("NONE", follows)))
         self._layers = {layer.name: layer for layer in shape.layers}
         pitches = {"x": shape.pitch, "mixed": self._layers["mix"].inputs}
         pitches |= {name: self._layers[name].outputs for name in ("queries", "inner", "outer")}
@@ -76,7 +79,8 @@ class DeviceEncoder:
         self._rows = max(min(rows or _ROWS_OF_AN_SM * ops.sms, ((1 << 32) - 1) // max(pitches.values())), settings.most)
         self._stream = cp.cuda.Stream(non_blocking=True)
         with self._stream:
-            self._upload_vocabulary()
+            if isinstance(encoder.tokens, WordPiece):
+                self._upload_vocabulary(encoder.tokens)
             self._weights = {name: self._uploaded(name) for name in weights if not name.startswith(("head.", "last"))}
             self._heads = {is_logits: head_tables(encoder, is_logits) for is_logits in (False, True)}
             self._head_arrays = {
@@ -87,8 +91,8 @@ class DeviceEncoder:
             }
         self._stream.synchronize()
 
-    def _upload_vocabulary(self) -> None:
-        tokens, tables = self.encoder.tokens, vocabulary_tables(self.encoder.tokens)
+    def _upload_vocabulary(self, tokens: WordPiece) -> None:
+        tables = vocabulary_tables(tokens)
         self._tables = [cp.asarray(np.append(table.view(np.uint8), np.uint8(0))) for table in tables]  # none is empty
         self._most_tokens = most_tokens(tables)
         self._vocabulary = vocabulary_record(tokens, tables, [table.data.ptr for table in self._tables])
@@ -156,14 +160,19 @@ class DeviceEncoder:
         return np.concatenate(found), np.concatenate(is_cut)
 
     def tokens(self, data: Any, offsets: Integers) -> DeviceTokens:
-        """Begin what makes tokens of texts: on CuPy's current stream, whose order they have."""
+        """Begin what makes tokens of texts: on CuPy's current stream, whose order they have. A stored tokenizer makes
+        them on the host, while the GPU computes the texts before.
+        """
+        if isinstance(self.encoder.tokens, StoredTokenizer):
+            return self._tokens_of_host(data, offsets)
         most, texts = self.encoder.settings.most, len(offsets) - 1
         rooms = np.concatenate([[0], np.cumsum(np.minimum(most, 2 + self._most_tokens * np.diff(offsets)))[:-1]])
         size = int(rooms[-1]) + most
         ids, counts, is_cut = cp.empty(size, np.int32), cp.empty(texts, np.int32), cp.empty(texts, np.uint8)
         on_device, rooms_there = cp.asarray(offsets), cp.asarray(rooms)
         text = cp.asarray(data) if len(data) else cp.zeros(1, np.uint8)
-        kernel = catalog.wordpiece_kernel(self.encoder.tokens.rules.longest)
+        assert self.encoder.settings.rules is not None
+        kernel = catalog.wordpiece_kernel(self.encoder.settings.rules.longest)
         self._ops.launch(
             kernel,
             (-(-texts // kernel.threads),),
@@ -173,7 +182,22 @@ class DeviceEncoder:
         counts.get(out=on_host, blocking=False)
         done = cp.cuda.Event(disable_timing=True)
         done.record()
-        return DeviceTokens(ids, rooms_there, on_host, is_cut, done)
+        return DeviceTokens(ids, None, rooms_there, on_host, is_cut, done)
+
+    def _tokens_of_host(self, data: Any, offsets: Integers) -> DeviceTokens:
+        """Make tokens on the host, and begin to copy them. It also finds their places, which spelled-out padding
+        changes.
+        """
+        found = self.encoder.tokens_of(cp.asnumpy(data), offsets - offsets[0])
+        places = None
+        if self.encoder.settings.padding is not None:
+            places = cp.asarray(self.encoder.places_of(found.ids, found.ends).astype(np.int32))
+        counts = np.diff(found.ends).astype(np.int32)
+        on_device = cp.asarray(found.ids.astype(np.int32)), places, cp.asarray(found.ends[:-1])
+        is_cut = cp.asarray(found.is_cut.astype(np.uint8))
+        done = cp.cuda.Event(disable_timing=True)
+        done.record()
+        return DeviceTokens(*on_device, counts, is_cut, done)
 
     def _vectors(self, tokens: DeviceTokens, is_logits: bool, timed: Timed) -> cp.ndarray:
         """Begin what computes texts that have their tokens: float32 [texts, outputs]."""
@@ -224,8 +248,8 @@ class DeviceEncoder:
         with timed("embedding"):
             ops.launch(
                 catalog.embed_kernel(element, shape.pitch), (len(ends) - 1,),
-                (tokens.ids, tokens.rooms[first:], of_ends, weights["embedding"], weights["places"], *norm("norm"),
-                 *sizes, x),
+                (tokens.ids, or_null(tokens.places), tokens.rooms[first:], of_ends, weights["embedding"],
+                 weights["places"], *norm("norm"), *sizes, x),
             )  # fmt: skip
         scale = np.float32(math.log2(math.e) / math.sqrt(self.encoder.width // settings.heads))
         pitches = np.int32(layers["queries"].outputs), scale, np.int32(layers["mix"].inputs)
@@ -255,6 +279,8 @@ class DeviceTokens(NamedTuple):
     ----------
     ids : int32
         Tokens, those of text i from ``rooms[i]`` on.
+    places : int32, or None
+        Of each token, which place's vector is added; None where that is its number in its text.
     rooms : int64 [texts]
         Where they begin.
     counts : int32 [texts]
@@ -267,6 +293,7 @@ class DeviceTokens(NamedTuple):
     """
 
     ids: cp.ndarray
+    places: cp.ndarray | None
     rooms: cp.ndarray
     counts: NDArray[np.int32]
     is_cut: cp.ndarray

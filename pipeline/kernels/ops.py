@@ -118,7 +118,7 @@ class Operations:
 
     def fasttext(self, texts: DeviceTexts, branch: DeviceFastText, out: cp.ndarray) -> None:
         """The mean rows of texts, fp32 [N, columns]."""
-        kinds, pruned = branch.kinds, _or_null(branch.pruned)
+        kinds, pruned = branch.kinds, or_null(branch.pruned)
         self.launch(
             catalog.fasttext_kernel(branch.shape),
             (-(-texts.most // catalog.WARPS), branch.shape.slabs),
@@ -262,7 +262,7 @@ class Operations:
             grid, size = (-(-rows // at.positions), -(-most // at.articles)), (_int(first.ids),)
         else:
             grid, size = (self.sms * max(1, _blocks_an_sm(self.architecture, kernel)),), ()
-        of_bytes = (np.float32(steps_in_one), _or_null(saturated)) if at.writes_bytes else ()
+        of_bytes = (np.float32(steps_in_one), or_null(saturated)) if at.writes_bytes else ()
         self.launch(
             kernel,
             grid,
@@ -390,7 +390,7 @@ class Operations:
         self.launch(
             kernel,
             (-(-len(x) // articles),),
-            (x, weight, bias, _or_null(beside), _or_null(statistics), _or_null(rows), count,
+            (x, weight, bias, or_null(beside), or_null(statistics), or_null(rows), count,
              np.float32(1 / temperature), _int(link), _int(layer.outputs), _int(out.labels.shape[1]), *out),
         )  # fmt: skip
 
@@ -427,8 +427,8 @@ class Operations:
             kernel,
             (-(-most // (kernel.threads // catalog.WARP)),),
             (bias, out.logits, np.float32(1 / temperature), _int(link), count, _int(classes),
-             _int(out.labels.shape[1]), out.scores, out.labels, out.best, np.float32(margin or 0), _or_null(cuts),
-             _or_null(rows), _or_null(asked_count)),
+             _int(out.labels.shape[1]), out.scores, out.labels, out.best, np.float32(margin or 0), or_null(cuts),
+             or_null(rows), or_null(asked_count)),
         )  # fmt: skip
 
     def gather(self, ids: cp.ndarray, asked: Asked, out: cp.ndarray) -> None:
@@ -516,9 +516,9 @@ class Operations:
         at = self.tiles.get(layer.name) or product_tile(self.generation, self.precision, self.architecture, layer)
         kernel = catalog.product_kernel(self.stored, layer, at, activation)
         m_tiles, n_tiles = -(-most * layer.product_pool // at.rows), layer.outputs // at.outputs
-        packing: tuple[Any, ...] = (count, _or_null(closing), _or_null(constant))
+        packing: tuple[Any, ...] = (count, or_null(closing), or_null(constant))
         if at.writes_bytes:
-            packing = (*packing, _or_null(saturated))
+            packing = (*packing, or_null(saturated))
         if isinstance(at, Sm90Tile):
             clusters = min(self.sms // at.cluster, -(-m_tiles // at.cluster) * n_tiles)
             slabs = (_int(layer.inputs * self.stored.read_by(layer).bytes // SLAB_BYTES), _int(n_tiles))
@@ -608,5 +608,6 @@ def _int(value: int) -> np.int32:
     return np.int32(value)
 
 
-def _or_null(array: cp.ndarray | None) -> Any:
+def or_null(array: cp.ndarray | None) -> Any:
+    """An argument of a kernel: an array, or a null pointer."""
     return np.uint64(0) if array is None else array

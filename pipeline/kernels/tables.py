@@ -403,7 +403,8 @@ def encoder_shape(encoder: Encoder, tile_outputs: int = 128) -> EncoderShape | N
     slab = SLAB_BYTES // 2
     pitch, head = _up(width, slab), 32 if width // heads <= 32 else 64
     longest = max(head_tables(encoder, is_logits).longest for is_logits in (False, True))
-    if width // heads > head or pitch > 2048 or longest > 8192 or encoder.settings.rules.longest > 256:
+    rules = encoder.settings.rules
+    if width // heads > head or pitch > 2048 or longest > 8192 or (rules is not None and rules.longest > 256):
         return None
     sizes = {
         "queries": (pitch, 3 * heads * head), "mix": (_up(heads * head, slab), width), "inner": (pitch, inner),

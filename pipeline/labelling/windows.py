@@ -28,7 +28,8 @@ from ..model.preparation import buffers_of, column_of
 from ..model.reference import top_k as best_of
 from ..model.scores import parts_of
 from ..model.several import Models
-from ..model.wordpiece import FRAMING, WordPiece
+from ..model.stored_tokenizer import StoredTokenizer
+from ..model.wordpiece import WordPiece
 from ..telemetry.spans import Span
 
 SCORES = ("mean", "best", "worst")
@@ -96,10 +97,10 @@ class Windows:
         """Characters, or tokens, of a window of a text that this model labels."""
         if self._tokens_of(model):
             assert model.encoder is not None
-            return (self.size or model.encoder.settings.most) - FRAMING
+            return (self.size or model.encoder.settings.most) - model.encoder.framing
         return model.window if self.size is None else self.size
 
-    def _tokens_of(self, model: Model) -> WordPiece | None:
+    def _tokens_of(self, model: Model) -> WordPiece | StoredTokenizer | None:
         """Those in which its windows are counted, of an encoder."""
         return model.encoder.tokens if model.encoder is not None and (self.in_tokens or self.size is None) else None
 
@@ -116,9 +117,9 @@ class Windows:
                 raise UsageError(f"windows of tokens are for models of fastText's, and encoders, not {model.name}")
             length, most, framing, unit = self.length(model), model.window, 0, "characters"
             if self._tokens_of(model) and model.encoder is not None:
-                most, framing, unit = model.encoder.settings.most, FRAMING, "tokens"
+                most, framing, unit = model.encoder.settings.most, model.encoder.framing, "tokens"
             if length < 1:
-                raise UsageError(f"a window of {self.size} tokens has none of a text: two frame it")
+                raise UsageError(f"a window of {self.size} tokens has none of a text: {framing} frame it")
             what = "overlap" if self.overlap >= length else "a window"
             if self.overlap >= length or length + framing > most:
                 given, least = (self.overlap, "below") if what == "overlap" else (length + framing, "at most")
@@ -223,7 +224,7 @@ class Windows:
         if len(rows := np.flatnonzero((counts > 1) | (self.part == "last"))):
             yield _Piece(rows, self._slice(texts.take(pa.array(rows)), -length, None))
 
-    def _words(self, text: str, tokens: WordPiece, length: int) -> tuple[list[str], bool]:
+    def _words(self, text: str, tokens: WordPiece | StoredTokenizer, length: int) -> tuple[list[str], bool]:
         """The windows of a text, each of as many whole words as have `length` tokens, and whether they leave words out.
         A word that has more is a window of its own.
         """

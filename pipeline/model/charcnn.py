@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..errors import ModelError, UsageError
 from ..storage.disk import write_file
-from . import encoder_file, fasttext_file, model_file, scores
+from . import encoder_file, encoder_folder, fasttext_file, model_file, scores
 from .alphabet import PUBLISHED, Alphabet
 from .cascade import ASKS, Cascade
 from .encoder import Encoder
@@ -42,6 +42,7 @@ from .learned import LearnedRows
 from .model_file import MEANT_FOR, SHIPPED, ActivationScales
 from .ngrams import NGrams
 from .scores import ByClass, Levels
+from .torch_encoder import TorchEncoder
 
 if TYPE_CHECKING:
     from .preparation import Preparation
@@ -89,7 +90,7 @@ class Model:
         What `calibrate` found with `by_class`: how likely a label is right, from its score, of each class.
     preparation : Preparation, optional
         What is done to a text before the model reads it.
-    encoder : Encoder, optional
+    encoder : Encoder or TorchEncoder, optional
         What computes the scores in place of a network, with ``fc3.bias`` as its last bias. With n-grams and a cascade,
         these have scores of their own, and the encoder is asked about some texts only.
     learned : LearnedRows, optional
@@ -127,7 +128,7 @@ class Model:
     heads: tuple[tuple[str, int], ...] | None = field(default=None, repr=False)
     by_class: ByClass | None = field(default=None, repr=False)
     preparation: Preparation | None = field(default=None, repr=False)
-    encoder: Encoder | None = field(default=None, repr=False)
+    encoder: Encoder | TorchEncoder | None = field(default=None, repr=False)
     learned: LearnedRows | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -273,7 +274,7 @@ class Model:
     @property
     def parameters(self) -> int:
         """The number of weights: of the network, and in the table of n-grams."""
-        of_encoder = 0 if self.encoder is None else sum(t.size for t in self.encoder.weights.values())
+        of_encoder = 0 if self.encoder is None else self.encoder.parameters
         in_table = 0 if self.ngrams is None else self.ngrams.table.size
         return sum(t.size for t in self.tensors.values()) + in_table + of_encoder
 
@@ -308,7 +309,7 @@ class Model:
             "heads": self.heads,
             "by_class": self.by_class and [self.by_class.slopes, self.by_class.shifts],
             "preparation": self.preparation and self.preparation.id,
-            "encoder": self.encoder and self.encoder.about,
+            **({self.encoder.feature: self.encoder.about} if self.encoder else {}),
         }
         about: list[Any] = [self.alphabet.symbols, self.classes, self.length]
         about += [{name: value} for name, value in features.items() if value is not None]
@@ -354,7 +355,8 @@ class Model:
             temperature=None if self.temperature == 1 else self.temperature, thresholds=self.thresholds,
             ngrams_alone=(self._has_bias_alone and self.encoder is None) or None,
             cascade=self.cascade, levels=self.levels, heads=self.heads, by_class=self.by_class,
-            encoder=None if self.encoder is None else self.encoder.settings,
+            encoder=self.encoder.settings if isinstance(self.encoder, Encoder) else None,
+            torch_encoder=self.encoder.settings if isinstance(self.encoder, TorchEncoder) else None,
             learned=None if self.learned is None else self.learned.about,
             **({} if self.ngrams is None else {self.ngrams.feature: self.ngrams.kinds}),  # type: ignore[arg-type]
         )  # fmt: skip
@@ -410,7 +412,7 @@ class Model:
         tensors, about, record = model_file.decode(data, name)
         alphabet, card = _alphabet(about.alphabet, name), about.card
         branch = model_file.branch_of(about, tensors, name)
-        encoder = None if about.encoder is None else Encoder.of_file(about.encoder, tensors, name)
+        encoder = model_file.encoder_of(about, tensors, name)
         preparation = None
         if about.preparation is not None:
             from .preparation import of_file  # PyArrow takes time to load
@@ -529,7 +531,7 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
     return from_params(data, sidecar.classes, sidecar.alphabet, str(path), sidecar.card, sidecar.frame)
 
 
-def load_encoder(source: str | os.PathLike[str]) -> Encoder:
+def load_encoder(source: str | os.PathLike[str]) -> Encoder | TorchEncoder:
     """The encoder of a folder or repository, with or without a head, or of one of our files: without the last product,
     and with vectors of length one.
 
@@ -538,22 +540,19 @@ def load_encoder(source: str | os.PathLike[str]) -> Encoder:
     path, name = Path(source), str(source)
     if name.startswith(model_file.HUB):
         path, name = model_file.fetch_from_hub(name, encoder_file.FILES)
-    encoder = encoder_file.read(path, name).encoder if path.is_dir() else load_model(path).encoder
+    encoder = encoder_folder.read(path, name)[0].encoder if path.is_dir() else load_model(path).encoder
     if encoder is None:
         raise ModelError(f"{name} has no encoder: name a folder, a repository of the Hub, or a model that has one")
-    head = encoder.settings.head
-    head = head if head[-1:] == ("normalise",) else (*head, "normalise")
-    weights = {name: tensor for name, tensor in encoder.weights.items() if name != "last"}
-    return replace(encoder, settings=msgspec.structs.replace(encoder.settings, head=head), weights=weights)
+    return encoder.as_vectors()
 
 
 def _of_encoder(path: Path, name: str) -> Model:
-    encoder, classes, bias, kind, levels = encoder_file.read(path, name)
+    (encoder, classes, bias, kind, levels), of_card = encoder_folder.read(path, name)
     if not classes:
         encoder_file.refuse_setfit(path, name)
         raise ModelError(f"{name} gives vectors and no labels: train a head on them, with --encoder")
     thresholds = (scores.DEFAULT_THRESHOLD,) * len(classes) if kind == "several" else None
-    card = {"origin": f"converted from {name}"}
+    card = {"origin": f"converted from {name}", **of_card}
     of_head = {"thresholds": thresholds, "levels": levels, "encoder": encoder}
     return Model(ALPHABET, classes, WHOLE, {BIAS: bias}, card, name, "text", **of_head)  # type: ignore[arg-type]
 

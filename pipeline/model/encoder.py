@@ -1,4 +1,4 @@
-"""Encoders with a head (BERT and its small kin), in NumPy: the specification, and the CPU backend.
+"""Encoders with a head (BERT, RoBERTa and their kin), in NumPy: the specification, and the CPU backend.
 
 Each token has a vector: that of its entry in the vocabulary, and of its place. Each layer adds to every vector what
 attention makes of all of the text's, and then what two products with an activation between make of the vector itself;
@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 import numpy as np
 from msgspec import Meta, Struct, to_builtins
 from numpy.typing import NDArray
 
 from ..errors import ModelError
 from .layers import check_tensors, refuse_missing
+from .stored_tokenizer import StoredTokenizer
 from .wordpiece import Rules, Tokens, WordPiece
 
 Floats = NDArray[np.float32]
@@ -33,11 +35,12 @@ PREFIX = "encoder."
 """Of its tensors in a model file."""
 
 VOCABULARY = ("words", "ends", "pages", "characters", "sequences")
+TOKENIZER = "tokenizer"
 MOST_LAYERS, MOST_TOKENS = 128, 8192
 NORMALISE = "normalise"
 
 
-class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What decides the vector of a text beside the weights.
 
     Attributes
@@ -55,8 +58,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         that is followed by "tanh", "relu", "gelu", or "identity".
     most : int
         Tokens of a text that are read, with the ones that begin and end it.
-    rules : Rules
-        What decides the tokens of a text.
+    rules : Rules or None
+        What decides the tokens of a text; None where a stored tokenizer does.
+    padding : int, optional
+        A token that has a place of its own, the last one, and that is not counted in the places of others: RoBERTa's
+        padding, which a text may spell out.
 
     """
 
@@ -67,7 +73,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     pooling: Pooling
     head: tuple[Literal["normalise", "tanh", "relu", "gelu", "identity"], ...]
     most: Annotated[int, Meta(ge=3, le=MOST_TOKENS)]
-    rules: Rules
+    rules: Rules | None
+    padding: Annotated[int, Meta(ge=0)] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,27 +85,43 @@ class Encoder:
     ----------
     settings : Settings
         What decides its vectors beside the weights.
-    tokens : WordPiece
+    tokens : WordPiece or StoredTokenizer
         Its vocabulary.
     weights : mapping of str to ndarray
-        float32 or float16: "embedding" [entries, width], "places" [most or more, width], and "norm.weight" and
-        "norm.bias" [width]; of each layer, "0.", "1." and so on: "queries" [width, 3 width] of queries, keys and
-        values, "mix" [width, width], "inner" [width, inner], "outer" [inner, width], each with ".bias", and two norms,
-        "norm1" and "norm2"; of the head "head.0" and so on, [inputs, outputs] with ".bias", and "last" [inputs,
-        classes], whose bias is the model's. Without "last" it gives vectors and no scores.
+        float32 or float16: "embedding" [entries, width], "places" [most, width], or one more where padding has one, and
+        "norm.weight" and "norm.bias" [width]; of each layer, "0.", "1." and so on: "queries" [width, 3 width] of
+        queries, keys and values, "mix" [width, width], "inner" [width, inner], "outer" [inner, width], each with
+        ".bias", and two norms, "norm1" and "norm2"; of the head "head.0" and so on, [inputs, outputs] with ".bias", and
+        "last" [inputs, classes], whose bias is the model's. Without "last" it gives vectors and no scores.
 
     """
 
     settings: Settings
-    tokens: WordPiece
+    tokens: WordPiece | StoredTokenizer
     weights: Mapping[str, NDArray[Any]] = field(repr=False)
 
     feature: ClassVar[str] = "encoder"
+    runs_in: ClassVar[str] = "own kernels"
 
     @property
     def about(self) -> Any:
         """What decides scores beside the tensors, as JSON values."""
         return to_builtins(self.settings)
+
+    @property
+    def framing(self) -> int:
+        """Tokens that are put before a text and after it."""
+        return self.tokens.framing
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights."""
+        return sum(tensor.size for tensor in self.weights.values())
+
+    @property
+    def computed_weights(self) -> int:
+        """The number of weights that each token is multiplied with."""
+        return sum(t.size for name, t in self.weights.items() if name not in ("embedding", "places"))
 
     @property
     def width(self) -> int:
@@ -113,26 +136,35 @@ class Encoder:
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """All, by their names in a model file."""
-        vocabulary = {name: getattr(self.tokens, name) for name in VOCABULARY}
+        vocabulary = (
+            {TOKENIZER: self.tokens.json}
+            if isinstance(self.tokens, StoredTokenizer)
+            else {name: getattr(self.tokens, name) for name in VOCABULARY}
+        )
         return {f"{PREFIX}{name}": array for name, array in {**vocabulary, **self.weights}.items()}
 
     @classmethod
     def of_file(cls, settings: Settings, tensors: dict[str, NDArray[Any]], model: str) -> Encoder:
         """Take its tensors out of those of a model file. Raises ModelError where one is missing."""
-        refuse_missing((f"{PREFIX}{name}" for name in VOCABULARY), tensors, model)
+        names = (TOKENIZER,) if settings.rules is None else VOCABULARY
+        refuse_missing((f"{PREFIX}{name}" for name in names), tensors, model)
         own = {name.removeprefix(PREFIX): tensors.pop(name) for name in [*tensors] if name.startswith(PREFIX)}
-        return cls(settings, WordPiece(settings.rules, *(own.pop(name) for name in VOCABULARY)), own)
+        parts = [own.pop(name) for name in names]
+        tokens = StoredTokenizer(parts[0]) if settings.rules is None else WordPiece(settings.rules, *parts)
+        return cls(settings, tokens, own)
 
     def check(self, classes: int | None, model: str) -> None:
         """Raise ModelError unless the tensors fit the settings, and each other. classes: None for vectors."""
-        self.tokens.check(model)
-        width = self.weights["embedding"].shape[-1] if "embedding" in self.weights else 0
+        entries, width = self.weights["embedding"].shape if "embedding" in self.weights else (0, 0)
+        if isinstance(self.tokens, WordPiece):
+            self.tokens.check(model)
+            entries = self.tokens.size
         inner = self.weights["0.inner"].shape[-1] if "0.inner" in self.weights else 0
         if width == 0 or width % self.settings.heads:
             raise ModelError(f"{model}: vectors of {width} values for {self.settings.heads} heads of attention")
         expected: dict[str, tuple[int, ...]] = {
-            "embedding": (len(self.tokens.ends), width),
-            "places": (self.settings.most, width),
+            "embedding": (entries, width),
+            "places": (self.settings.most + (self.settings.padding is not None), width),
             **_norm("norm", width),
         }
         for layer in range(self.settings.layers):
@@ -149,13 +181,33 @@ class Encoder:
             expected["last"] = (width, classes)
         check_tensors(self.weights, expected, model)
 
+    def as_vectors(self) -> Encoder:
+        """The same encoder for vectors of length one, without the last product."""
+        head = self.settings.head if self.settings.head[-1:] == (NORMALISE,) else (*self.settings.head, NORMALISE)
+        weights = {name: tensor for name, tensor in self.weights.items() if name != "last"}
+        return replace(self, settings=msgspec.structs.replace(self.settings, head=head), weights=weights)
+
     @cached_property
     def _floats(self) -> dict[str, Floats]:
         return {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in self.weights.items()}
 
     def tokens_of(self, data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Tokens:
         """The tokens of N texts in valid UTF-8; texts as in `WordPiece.of_texts`."""
-        return self.tokens.of_texts(data, offsets, self.settings.most)
+        tokens = self.tokens.of_texts(data, offsets, self.settings.most)
+        if tokens.ids.max(initial=0) >= len(self.weights["embedding"]):
+            raise ModelError(
+                "the tokenizer of this encoder has more tokens than its embedding has rows: convert it again"
+            )
+        return tokens
+
+    def places_of(self, ids: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of each token of N texts: which row of "places" is added to its vector. ids, ends: as in `Tokens`."""
+        begins = np.repeat(ends[:-1], np.diff(ends))
+        if self.settings.padding is None:
+            return np.arange(len(ids)) - begins
+        is_padding = ids == self.settings.padding
+        counted = np.append(0, np.cumsum(~is_padding))
+        return np.where(is_padding, self.settings.most, counted[:-1] - counted[begins])
 
     def logits(self, ids: NDArray[np.int64], ends: NDArray[np.int64]) -> Floats:
         """Of N texts: the logits without the model's bias, float32 [N, classes]. ids, ends: as in `Tokens`."""
@@ -170,8 +222,7 @@ class Encoder:
         """
         texts = [slice(first, last) for first, last in pairwise(ends.tolist())]
         x: Floats = self._floats["embedding"][ids]
-        for text in texts:
-            x[text] += self._floats["places"][: text.stop - text.start]
+        x += self._floats["places"][self.places_of(ids, ends)]
         x = self._normed(x, "norm")
         for layer in range(self.settings.layers):
             x = self._normed(x + self._attention(x, texts, layer), f"{layer}.norm1")

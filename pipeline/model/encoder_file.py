@@ -24,6 +24,7 @@ from .encoder_keys import (
     TRANSFORMER,
     TRANSFORMER_FILES,
     Json,
+    NotInKernels,
     check_keys,
     read_json,
     read_keys,
@@ -39,18 +40,22 @@ from .encoder_tokens import (
     word_piece,
 )
 from .fasttext import MOST_BYTES
-from .model_file import HUB_FILE, read_file
+from .library_tokenizer import load
+from .model_file import HUB_FILE, SHARDS, read_file
 from .scores import Levels, of_levels
+from .stored_tokenizer import StoredTokenizer
+from .torch_encoder import TorchEncoder
+from .wordpiece import WordPiece
 
 CONFIG_FILE, MODULES_FILE = "config.json", "modules.json"
 SENTENCE_TRANSFORMERS_FILE = "config_sentence_transformers.json"
 SETFIT_HEAD, SETFIT_CONFIG = "model_head.pkl", "config_setfit.json"
-_SHARDS, _ADAPTER = "model.safetensors.index.json", "adapter_config.json"
+ADAPTER = "adapter_config.json"
 _CHAT, _CHATS = "chat_template.jinja", "additional_chat_templates"
 FILES = (
     CONFIG_FILE, HUB_FILE, MODULES_FILE, TOKENIZER, TOKENIZER_CONFIG_FILE, VOCABULARY, SPECIAL_TOKENS_MAP, ADDED_TOKENS,
-    *TRANSFORMER_FILES, SENTENCE_TRANSFORMERS_FILE, SETFIT_CONFIG, _SHARDS, _ADAPTER, _CHAT, f"{_CHATS}/*",
-    "*/config.json", "*/model.safetensors",
+    *TRANSFORMER_FILES, SENTENCE_TRANSFORMERS_FILE, SETFIT_CONFIG, SHARDS, ADAPTER, _CHAT, f"{_CHATS}/*",
+    "*/config.json", "*/model.safetensors", "model-*-of-*.safetensors", "merges.txt", "vocab.json", "*.model",
 )  # fmt: skip
 """What is read of a folder, and fetched of a repository."""
 
@@ -83,8 +88,10 @@ class _Body(NamedTuple):
         What is added to the variance that vectors are normalised by; None where config.json says it.
     layer, queries, products, norms : str or tuple of str
         What a layer's weights are called: those of queries, keys and values; "mix", "inner" and "outer"; both norms.
-    before, step : str
-        The product before the last one of a classifier, and what follows it.
+    before, step, last : str
+        The product before the last one of a classifier, what follows it, and the last one.
+    counts_padding : bool
+        Whether places are counted from the padding token's number on, and it has a place of its own.
 
     """
 
@@ -102,6 +109,8 @@ class _Body(NamedTuple):
     norms: tuple[str, str]
     before: str
     step: str
+    last: str = "classifier"
+    counts_padding: bool = False
 
 
 _BODIES = {
@@ -121,6 +130,10 @@ _BODIES = {
         "pre_classifier", "relu",
     ),
 }  # fmt: skip
+_ROBERTA = _BODIES["bert"]._replace(
+    prefix="roberta.", before="classifier.dense", last="classifier.out_proj", counts_padding=True
+)
+_BODIES |= dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _ROBERTA)
 
 
 class Read(NamedTuple):
@@ -128,7 +141,7 @@ class Read(NamedTuple):
 
     Attributes
     ----------
-    encoder : Encoder
+    encoder : Encoder or TorchEncoder
         The encoder, with its head where there is one.
     classes : tuple of str
         The names of the head's outputs; none without a head.
@@ -143,7 +156,7 @@ class Read(NamedTuple):
 
     """
 
-    encoder: Encoder
+    encoder: Encoder | TorchEncoder
     classes: tuple[str, ...]
     bias: NDArray[np.float32]
     kind: str
@@ -162,10 +175,11 @@ def has_head(folder: Path) -> bool:
     config = read_json(folder / CONFIG_FILE, str(folder))
     if not isinstance(config, dict):
         raise ModelError(f"{folder}: {CONFIG_FILE} is no JSON object: download or save the folder again")
-    return _is_classifier(config)
+    return is_classifier(config)
 
 
-def _is_classifier(config: Json) -> bool:
+def is_classifier(config: Json) -> bool:
+    """Whether config.json says that there is a head for classes or a number."""
     return any(str(one).endswith("ForSequenceClassification") for one in config.get("architectures") or ())
 
 
@@ -179,10 +193,10 @@ def refuse_setfit(folder: Path, name: str) -> None:
 
 
 def read(folder: Path, name: str) -> Read:
-    """Read a folder.
+    """Read a folder of an encoder that our kernels compute.
 
-    Raises ModelError for an architecture, a tokenizer, a module or a key that is not computed here, which it names, and
-    for files that are missing or damaged; UsageError without `tokenizers`.
+    Raises NotInKernels for one that they do not compute, and that PyTorch may; ModelError for a key that is not known
+    here, which it names, and for files that are missing or damaged; UsageError without `tokenizers`.
 
     Parameters
     ----------
@@ -205,10 +219,12 @@ def _read(folder: Path, name: str) -> Read:
         raise ModelError(f"{name} has no {CONFIG_FILE}: name the folder of an encoder")
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in _BODIES:
-        raise refused(name, f"it is of the kind {kind!r:.40}", "BERT and DistilBERT are")
+        raise NotInKernels(
+            name, f"it is of the kind {kind!r:.40}", "BERT, DistilBERT, RoBERTa, XLM-R and CamemBERT are"
+        )
     check_keys(config, CONFIG[kind], CONFIG_FILE, name)
     for file, what in (
-        (_ADAPTER, "an adapter of PEFT"),
+        (ADAPTER, "an adapter of PEFT"),
         (_CHAT, "a template of chats"),
         (_CHATS, "templates of chats"),
     ):
@@ -217,7 +233,7 @@ def _read(folder: Path, name: str) -> Read:
     body = _BODIES[kind]
     activation = config.get(body.activation, "gelu")
     if activation not in _ACTIVATIONS:
-        raise refused(name, f"its {body.activation} is {activation!r:.40}", f"{', '.join(_ACTIVATIONS)} are")
+        raise NotInKernels(name, f"its {body.activation} is {activation!r:.40}", f"{', '.join(_ACTIVATIONS)} are")
     modules = _modules(folder, name)
     tensors = _Tensors(folder / HUB_FILE, name, body.prefix)
     layers = config.get(body.layers, body.usual[0])
@@ -234,14 +250,14 @@ def _read(folder: Path, name: str) -> Read:
     classes: tuple[str, ...] = ()
     bias, of_head, levels = np.zeros(0, np.float32), "", None
     pooling: Pooling = "cls"
-    if _is_classifier(config):
+    if is_classifier(config):
         if modules is not None:
             raise refused(
                 name, f"it has a classifier and modules of sentence-transformers ({MODULES_FILE})", "one of the two is"
             )
-        classes, of_head = _classes(config, name)
+        classes, of_head = classes_of(config, name)
         head.add(body.step, tensors[f"{body.before}.weight"], tensors[f"{body.before}.bias"])
-        weights["last"], bias = _turned(tensors["classifier.weight"]), tensors["classifier.bias"].astype(np.float32)
+        weights["last"], bias = _turned(tensors[f"{body.last}.weight"]), tensors[f"{body.last}.bias"].astype(np.float32)
         outputs = 1 if of_head == "number" else len(classes)
         if len(bias) != outputs:
             what = f"id2label or num_labels in {CONFIG_FILE} is of {outputs} labels"
@@ -257,24 +273,69 @@ def _read(folder: Path, name: str) -> Read:
     transformer = {} if modules is None else _transformer(folder, name)
     if modules is not None:
         head.cut(read_keys(folder / SENTENCE_TRANSFORMERS_FILE, SENTENCE_TRANSFORMERS, name).get("truncate_dim"), name)
-    built = build(folder, config.get("tokenizer_class"), name)
-    tokens = word_piece(built.tokenizer, bool(transformer.get("do_lower_case")), len(weights["embedding"]), name)
-    of_text = transformer.get("max_seq_length")
-    limit = of_text or built.most or MOST_TOKENS + 1
-    most = min(len(weights["places"]), int(limit))
+    tokens, of_tokenizer = _tokens(
+        folder, config, bool(transformer.get("do_lower_case")), len(weights["embedding"]), name
+    )
+    limit = transformer.get("max_seq_length") or of_tokenizer or MOST_TOKENS + 1
+    padding = int(config.get("pad_token_id", 1)) if body.counts_padding else None
+    first = 0 if padding is None else padding + 1
+    most = min(len(weights["places"]) - first, int(limit))
     if not _LEAST_TOKENS <= most <= MOST_TOKENS:
         what = f"by max_seq_length, model_max_length or max_position_embeddings it reads {most:,} tokens of a text"
         raise refused(name, what, f"{_LEAST_TOKENS} to {MOST_TOKENS:,} are")
-    weights["places"] = weights["places"][:most]
+    of_padding = weights["places"][first - 1 : first]
+    weights["places"] = np.concatenate([weights["places"][first : first + most], of_padding])
     settings = Settings(
         layers, config.get(body.heads, body.usual[1]),
         body.epsilon or config.get("layer_norm_eps", 1e-12), _ACTIVATIONS[activation], pooling, tuple(head.steps), most,
-        tokens.rules,
+        tokens.rules if isinstance(tokens, WordPiece) else None, padding,
     )  # fmt: skip
     return Read(Encoder(settings, tokens, weights), classes, bias, of_head, levels)
 
 
 _LEAST_TOKENS = 3
+
+
+def _tokens(
+    folder: Path, config: Json, lower: bool, entries: int, name: str
+) -> tuple[WordPiece | StoredTokenizer, int | None]:
+    """The tokenizer, and how many tokens of a text it reads, if its files say that.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    config : dict
+        The content of config.json.
+    lower : bool
+        Whether texts are made lower case first.
+    entries : int
+        Vectors that the model has.
+    name : str
+        What the folder is called in messages.
+
+    """
+    if config["model_type"] in _OF_BERT:
+        try:
+            built = build(folder, config.get("tokenizer_class"), name)
+            return word_piece(built.tokenizer, lower, entries, name), built.most
+        except NotInKernels:  # its tokens are not WordPiece's
+            pass
+    tokens, most, _ = load(folder, name, lower)
+    if tokens.cut != "right":
+        raise NotInKernels(name, f"its truncation_side is {tokens.cut!r}", "only 'right' is")
+    if tokens.framing < 1:
+        what = "the post_processor of its tokenizer.json puts no token before a text or after it"
+        raise NotInKernels(name, what, "only tokenizers that do so are")
+    if tokens.size > entries:
+        raise ModelError(
+            f"{name}: its tokenizer has tokens up to number {tokens.size - 1:,}, and its model vectors for "
+            f"{entries:,}: save the folder again after resize_token_embeddings"
+        )
+    return tokens, most
+
+
+_OF_BERT = ("bert", "distilbert")
 
 
 def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:
@@ -289,8 +350,8 @@ def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:
     check_keys(about, SENTENCE_TRANSFORMERS, SENTENCE_TRANSFORMERS_FILE, name)
     prompt = (about.get("prompts") or {}).get(about.get("default_prompt_name"))
     if prompt:
-        raise refused(
-            name, f"each text would begin with the prompt {prompt!r:.60} (default_prompt_name)", "no prompts are"
+        raise NotInKernels(
+            name, f"each text begins with the prompt {prompt!r:.60} (default_prompt_name)", "no prompts are"
         )
     modules = []
     for one in listed:
@@ -357,7 +418,7 @@ def _add_modules(modules: list[tuple[str, Path]], head: _Head, name: str) -> Poo
             function = about.get("activation_function", "torch.nn.Tanh")
             package, _, kind = function.rpartition(".")
             if package.split(".")[0] != "torch" or kind not in _DENSE:
-                raise refused(
+                raise NotInKernels(
                     name,
                     f"the activation_function of a Dense module is {function!r:.60}",
                     f"{', '.join(_DENSE)} of torch.nn are",
@@ -417,9 +478,9 @@ class _Tensors:
     """
 
     def __init__(self, path: Path, name: str, prefix: str = "") -> None:
-        if (path.parent / _SHARDS).is_file() and not path.is_file():
+        if (path.parent / SHARDS).is_file() and not path.is_file():
             raise ModelError(
-                f"{name} has its weights in several files ({_SHARDS}), and one is read here: save it again with "
+                f"{name} has its weights in several files ({SHARDS}), and one is read here: save it again with "
                 "save_pretrained(DIR, max_shard_size='100GB')"
             )
         if not path.is_file():
@@ -457,7 +518,7 @@ class _Tensors:
 _STORED_AS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
 
 
-def _classes(config: Json, name: str) -> tuple[tuple[str, ...], str]:
+def classes_of(config: Json, name: str) -> tuple[tuple[str, ...], str]:
     """The names of a head's outputs, and its kind, by which transformers chooses how scores follow from them."""
     names = config.get("id2label")
     count = config.get("num_labels", 2) if names is None else len(names)
@@ -477,5 +538,5 @@ def _pooling(about: Json, name: str) -> Pooling:
     modes = about.get("pooling_mode") or [mode for key, mode in POOLING_FLAGS.items() if about.get(key)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
     if len(modes) != 1 or modes[0] not in _POOLINGS:
-        raise refused(name, f"its pooling_mode is {' and '.join(map(str, modes))!r:.60}", "cls and mean are")
+        raise NotInKernels(name, f"its pooling_mode is {' and '.join(map(str, modes))!r:.60}", "cls and mean are")
     return _POOLINGS[modes[0]]

@@ -109,6 +109,9 @@ CONFIG = {
         },
     ),
 }
+CONFIG |= dict.fromkeys(
+    ("roberta", "xlm-roberta", "camembert"), CONFIG["bert"]._replace(read=f"{CONFIG['bert'].read} pad_token_id")
+)
 """config.json, by the kind of the model."""
 
 TOKENIZER_CONFIG = Keys(
@@ -206,6 +209,21 @@ MODULES = {
     "Dropout": Keys("", {}, {"it acts in training alone": "dropout"}),
 }
 """The config.json of each module that follows the encoder."""
+
+
+class NotInKernels(ModelError):
+    """A folder that is whole, and that our own kernels do not compute; PyTorch may.
+
+    Attributes
+    ----------
+    reason : str
+        What they do not compute.
+
+    """
+
+    def __init__(self, name: str, what: str, known: str) -> None:
+        self.reason = f"{what}, and {known} known to our kernels"
+        super().__init__(f"{name} is not computed by our kernels: {self.reason}")
 
 
 def refused(name: str, what: str, known: str) -> ModelError:

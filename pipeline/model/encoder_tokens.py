@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ModelError, UsageError, install
-from .encoder_keys import TOKENIZER_CONFIG, Json, check_keys, read_json, refused
+from .encoder_keys import TOKENIZER_CONFIG, Json, NotInKernels, check_keys, read_json, refused
 from .model_file import MOST_TOKENIZER_BYTES, read_file
 from .wordpiece import ALONE, MOST_SPECIAL, SPACE, Rules, WordPiece
 
@@ -82,7 +82,7 @@ def build(folder: Path, class_of_config: str | None, name: str) -> Built:
     kind = str(about.get("tokenizer_class") or class_of_config or _BERT[0]).removesuffix("Fast")
     if kind not in (*_BERT, *_AS_STORED):
         known = ", ".join((*_BERT, _AS_STORED[0]))
-        raise refused(name, f"its tokenizer_class is {kind!r:.60}", f"{known} and their fast kinds are")
+        raise NotInKernels(name, f"its tokenizer_class is {kind!r:.60}", f"{known} and their fast kinds are")
     for key in ("do_lower_case", "tokenize_chinese_chars"):
         if not isinstance(about.get(key, True), bool):
             raise refused(name, f"its {key} is {about[key]!r:.40}", "true and false are")
@@ -125,16 +125,16 @@ def word_piece(tokenizer: Any, lower: bool, entries: int, name: str) -> WordPiec
     for part, known in zip(("normalizer", "pre_tokenizer", "model"), _KINDS, strict=True):
         kind = (about[part] or {}).get("type")
         if kind != known:
-            raise refused(name, f"the {part} of its {TOKENIZER} is {kind!r:.60}", f"only {known} is")
+            raise NotInKernels(name, f"the {part} of its {TOKENIZER} is {kind!r:.60}", f"only {known} is")
     model, added = about["model"], about["added_tokens"]
     for token in added:
         for key in ("normalized", "single_word"):
             if token[key]:
-                raise refused(
+                raise NotInKernels(
                     name, f"its added token {token['content']!r:.40} is {key}", f"only tokens that are not {key} are"
                 )
     if len(added) > MOST_SPECIAL:
-        raise refused(name, f"it has {len(added):,} added tokens", f"up to {MOST_SPECIAL} are")
+        raise NotInKernels(name, f"it has {len(added):,} added tokens", f"up to {MOST_SPECIAL} are")
     if model["unk_token"] not in model["vocab"]:
         raise ModelError(
             f"{name}: its vocabulary lacks the unk_token {model['unk_token']!r:.40}: save the folder again"
@@ -189,7 +189,7 @@ def _of_bert(folder: Path, about: Json, stored: Json | None, name: str) -> Any:
     if stored is not None:
         kind = stored["model"].get("type", _KINDS[2])
         if kind != _KINDS[2]:
-            raise refused(name, f"its {TOKENIZER} holds {kind!r:.40}", f"{_KINDS[2]} is")
+            raise NotInKernels(name, f"its {TOKENIZER} holds {kind!r:.40}", f"{_KINDS[2]} is")
         model = models.WordPiece(stored["model"]["vocab"], unk_token=str(named["unk_token"]))
     elif (folder / VOCABULARY).is_file():
         model = models.WordPiece.from_file(str(folder / VOCABULARY), unk_token=str(named["unk_token"]))
@@ -366,7 +366,7 @@ def _frame(processor: Json | None, name: str) -> tuple[int, int]:
             ] if len(tokens[first]["ids"]) == len(tokens[last]["ids"]) == 1:
                 return tokens[first]["ids"][0], tokens[last]["ids"][0]
     what = f"the post_processor of its {TOKENIZER} ({kind}) does not put one token before a text and one after it"
-    raise refused(name, what, "only tokenizers that do so are")
+    raise NotInKernels(name, what, "only tokenizers that do so are")
 
 
 @lru_cache(maxsize=4)

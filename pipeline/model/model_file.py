@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from ..errors import ModelError, UsageError, install
 from .alphabet import MAX_SYMBOLS
 from .cascade import Cascade
+from .encoder import Encoder
 from .encoder import Settings as Encoding
 from .fasttext import MOST_BYTES, FastText, Settings
 from .layers import CLASSES, LENGTHS, Frame, parameter_count
@@ -37,11 +38,12 @@ from .learned import MOST_HASH_BYTES
 from .learned import About as Learned
 from .ngrams import MOST_TABLE_BYTES, Kinds, NGrams
 from .scores import ByClass, Heads, Levels
+from .torch_encoder import TorchEncoder, TorchSettings
 
 FORMAT = "broadsheet-charcnn/2"
 FEATURES = (
     "frame", "scales", "temperature", "ngrams", "thresholds", "ngrams_alone", "cascade", "fasttext", "levels",
-    "heads", "by_class", "preparation", "encoder", "learned",
+    "heads", "by_class", "preparation", "encoder", "torch_encoder", "learned",
 )  # fmt: skip
 _FIRST_FORMAT = "broadsheet-charcnn/1"
 MOST_HEADER_BYTES = 4 << 20
@@ -103,6 +105,7 @@ class About(Struct):
     by_class: ByClass | None = None
     preparation: list[dict[str, Any]] | None = None
     encoder: Encoding | None = None
+    torch_encoder: TorchSettings | None = None
     learned: Learned | None = None
 
 
@@ -156,6 +159,13 @@ def branch_of(about: About, tensors: dict[str, NDArray[Any]], name: str) -> NGra
     if about.fasttext is not None:
         return FastText.of_file(about.fasttext, tensors, name)
     return None if about.ngrams is None else NGrams.of_file(about.ngrams, tensors, name)
+
+
+def encoder_of(about: About, tensors: dict[str, NDArray[Any]], name: str) -> Encoder | TorchEncoder | None:
+    """The encoder of a model; its tensors are taken out of `tensors`."""
+    if about.torch_encoder is not None:
+        return TorchEncoder.of_file(about.torch_encoder, tensors, name)
+    return None if about.encoder is None else Encoder.of_file(about.encoder, tensors, name)
 
 
 def encode(tensors: Mapping[str, NDArray[Any]], about: About, layers: list[dict[str, Any]], digest: str) -> bytes:
@@ -309,6 +319,9 @@ HUB = "hf://"
 HUB_FILE = "model.safetensors"
 """The model in a repository."""
 
+SHARDS = "model.safetensors.index.json"
+"""What names the files of weights, where there are several."""
+
 
 class Fetched(NamedTuple):
     """A file in the cache, and what it is called: with the commit that it is of."""
@@ -338,12 +351,16 @@ def fetch_from_hub(url: str, others: Sequence[str]) -> Fetched:
     repository, revision = repository_of(url)
     try:
         from huggingface_hub import hf_hub_download, snapshot_download
+        from huggingface_hub.errors import EntryNotFoundError
     except ImportError as error:
         raise UsageError(f"huggingface_hub is not installed: {install('hub')}") from error
     try:
-        path = Path(hf_hub_download(repository, HUB_FILE, revision=revision, library_name="broadsheet"))
+        try:
+            path = Path(hf_hub_download(repository, HUB_FILE, revision=revision, library_name="broadsheet"))
+        except EntryNotFoundError:  # the weights of a large encoder are in several files
+            path = Path(hf_hub_download(repository, SHARDS, revision=revision, library_name="broadsheet"))
         folder = path.parent
-        if not _is_ours(path):
+        if path.name == SHARDS or not _is_ours(path):
             path = Path(snapshot_download(repository, revision=revision, allow_patterns=[*others]))
     except Exception as error:  # of HTTP, the name or the cache, each of another library
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -214,8 +214,7 @@ def _loaded(name: str, network: str, states: tuple[tuple[str, int, int, int, int
 def _cost(model: Model) -> float:
     share = 1.0 if model.cascade is None else model.cascade.share
     if model.encoder is not None:
-        weights = (t.size for name, t in model.encoder.weights.items() if name not in ("embedding", "places"))
-        return _NGRAMS_COST + share * sum(weights) / _ENCODER_WEIGHTS
+        return _NGRAMS_COST + share * model.encoder.computed_weights / _ENCODER_WEIGHTS
     if not model.has_network:
         return _NGRAMS_COST
     return _NGRAMS_COST + share * (_DENSE_COST if model.frame == "dense" else 1.0)

@@ -157,6 +157,16 @@ class WordPiece:
         return _Pieces({word: number for number, word in enumerate(self.entries)}, self.rules)
 
     @property
+    def size(self) -> int:
+        """How many entries there are."""
+        return len(self.ends)
+
+    @property
+    def framing(self) -> int:
+        """How many tokens are put before a text and after it."""
+        return FRAMING
+
+    @property
     def entries(self) -> list[str]:
         """Of the vocabulary, in their order."""
         data, ends = self.words.tobytes(), [0, *self.ends.tolist()]

@@ -87,7 +87,7 @@ class TrainKeywords(ReadKeywords, total=False):
     hold_out_share: Annotated[float | None, _input("Share of each class not trained on.",
         None, "SHARE", "by the model", flag="hold-out", more="It is up to 0.5; rows with the same text are held out "
         "together, and the accuracy on them is computed after each epoch. Default: 0.05; where only n-grams are fitted "
-        "none, since cross-validation gives their accuracy, or with `soft_labels` 0.2.")]
+        "none, since cross-validation gives their accuracy, or with `soft_labels` 0.2, with `fine_tune` 0.1.")]
     test: Annotated[SOURCE, _input("Rows to evaluate the finished model on, once.", None, "DATA")]
     init: Annotated[MODEL, _network("Model whose network to begin with, all but its last layer.", None, "MODEL",
         more="A shipped model's name, a model file, or a loaded `Model`. These weights are learned at a lower rate, "
@@ -110,8 +110,12 @@ class TrainKeywords(ReadKeywords, total=False):
         "installed and there are at most 10,000 labelled rows.")]
     encoder: Annotated[FILE, _network(
         "An encoder, to whose vectors a linear head is fitted, in place of n-grams and network.", None, "WHAT",
-        more="A folder of BERT's or DistilBERT's kind, as transformers or sentence-transformers saves it, with or "
-        "without a head; ``hf://user/name``; or a model file that has one. The encoder itself stays as it is.")]
+        more="A folder, as transformers or sentence-transformers saves it, with or without a head; "
+        "``hf://user/name``; or a model file that has one. Without `fine_tune` the encoder stays as it is.")]
+    fine_tune: Annotated[bool, _network("With --encoder: its weights learn as well, by PyTorch.", False,
+        more="Held-out rows choose the epoch, and Ctrl-C keeps the best so far. It takes much longer than a head, and "
+        "says first how long. `settings` may be epochs, batch_size and learning_rate. Fewer than 2,000 rows also learn "
+        "from all pairs of texts in a batch.")]
     keep_network: Annotated[bool, _network("Keep the network even where it does not help on held-out rows.",
         False, seldom=True)]
     keep_teacher: Annotated[bool, _teachers(
@@ -194,18 +198,21 @@ class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
         for_network = self.keep_network or self.device == "cuda" or self.needs_network
         if self.learns_numbers:
             both = self.target_column is not None and self.soft_labels is not None
-            if for_network or self.label_column or self.multi_label or both or self.balanced:
+            if (for_network and not self.fine_tune) or self.label_column or self.multi_label or both or self.balanced:
                 raise UsageError(
                     "numbers, of a target column or a teacher, are learned by n-grams alone, on a CPU: leave out label "
                     "column, other soft labels, balanced classes, and what is for the network"
                 )
             self._set("dtype", "float32")
+        if self.fine_tune and self.encoder is None:
+            raise UsageError("--fine-tune is of an encoder: name it, with --encoder")
         if self.encoder is not None:
             excluded = {
                 "several label columns": len(self.label_column) > 1, "word vectors": self.vectors not in ("auto", None),
-                "n-grams": self.ngrams is not None, "a GPU": self.device == "cuda",
-                "a teacher to keep": self.keep_teacher,
-                "a network": self.needs_network or self.keep_network or self.alphabet or self.length or self.frame,
+                "n-grams": self.ngrams is not None, "a teacher to keep": self.keep_teacher,
+                "a GPU": self.device == "cuda" and not self.fine_tune, "several GPUs": self.client or self.gpus,
+                "a network": self._needs_more_than_settings or (self.settings and not self.fine_tune)
+                or self.keep_network or self.alphabet or self.length or self.frame,
             }  # fmt: skip
             if found := [what for what, asked in excluded.items() if asked]:
                 raise UsageError(f"with an encoder there are no options for {', '.join(found)}: leave them out")
@@ -239,5 +246,8 @@ class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
     @property
     def needs_network(self) -> bool:
         """Whether something is asked for that only a network has."""
-        asked = self.init is not None or self.recipe is not None or self.ngrams == 0
-        return asked or bool(self.client or self.gpus or self.settings)
+        return self._needs_more_than_settings or bool(self.client or self.gpus or self.settings)
+
+    @property
+    def _needs_more_than_settings(self) -> bool:
+        return self.init is not None or self.recipe is not None or self.ngrams == 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,11 @@ from .recipe import Beginning, Recipe, beginning, fits_on_gpu, kinds_for, need_p
 from .teachers import SoftLabels, Taught, hold_out_labelled
 from .vectors import chosen_vectors, read_vectors
 
+if TYPE_CHECKING:
+    from ..model.encoder import Encoder
+    from ..model.torch_encoder import TorchEncoder
+    from .fine_tune import Tuned
+
 __all__ = [
     "Cost", "Epoch", "Fit", "Note", "Odd", "Oddities", "Recipe", "RowsDone", "SoftLabels", "Step", "Trained",
     "odd_rows", "train",
@@ -55,6 +60,7 @@ __all__ = [
 
 CHECKPOINT = ".checkpoint"
 _HELD_OUT = 0.05
+_HELD_OUT_OF_TUNED, _LEAST_HELD_OUT = 0.1, 4
 _HELD_OUT_OF_TAUGHT = 0.2  # a teacher that learned from labels tells them on: rows in turn would be no measure
 
 
@@ -133,10 +139,12 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     without = request.learns_numbers or request.keep_teacher or request.encoder is not None
     alone = without or not (request.needs_network or sees_gpu(request.device))
     encoder = None if request.encoder is None else load_encoder(request.encoder)
-    if not alone:
-        need_pytorch()
-    share = request.hold_out_share
-    if share is None:
+    if request.fine_tune or not alone:
+        need_pytorch("fine-tuning" if request.fine_tune else "the network")
+    share, history, tuning = request.hold_out_share, tuple[Epoch, ...](), dict[str, Any]()
+    if share is None and request.fine_tune:
+        share = _HELD_OUT_OF_TUNED
+    elif share is None:
         share = (0.0 if request.soft_labels is None else _HELD_OUT_OF_TAUGHT) if alone else _HELD_OUT
     prepared = _read(source, request, begin, share)
     job = _job_of(request, begin, prepared)
@@ -149,15 +157,19 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     if encoder is not None:
         request.tell(Note(f"{request.encoder} makes a vector of each text, and to these a head is fitted"))
         answers = _answers(request, prepared)
+        if request.fine_tune:
+            encoder, history, tuning = _fine_tuned(encoder, answers, request, prepared)
         branch: Branch | None = fit_head(encoder, data.text, answers, prepared.fit, prepared.held, request.tell)
     else:
         branch = None if bits is None else _fit_ngrams(request, prepared, begin.length, bits)
     outcome = without_network(job) if alone else _train_network(request, job, prepared)
     if alone and not without:
-        request.tell(Note("the model has n-grams only; to train the network too without a GPU, give --epochs"))
+        request.tell(Note("the model has n-grams only; to train the network too without a GPU, set the number of epochs"))
     card = {**(request.about or {}), **repeated.about(), COLUMNS_CARD: _columns(request)}
     if request.encoder is not None:
         card["encoder"] = str(request.encoder)
+        if tuning:
+            card["fine-tuning"] = tuning
     if request.soft_labels:
         right = {} if prepared.taught_right is None else {"teacher_accuracy": round(prepared.taught_right, 6)}
         card["soft_labels"] = {**request.soft_labels.about(), **right}
@@ -168,7 +180,25 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     if outcome.is_trained and not model.has_network:
         reason = "the held-out rows are not clearly likelier with the network, which --keep-network would keep"
         request.tell(Note(f"the model has n-grams only: {reason}"))
-    return Trained(model, outcome.history, compared.get(""), compared if data.heads else {}, suspects)
+    return Trained(model, history or outcome.history, compared.get(""), compared if data.heads else {}, suspects)
+
+
+def _fine_tuned(
+    encoder: Encoder | TorchEncoder, answers: Answers, request: TrainRequest, prepared: TrainingData
+) -> Tuned:
+    """The encoder with weights that have learned the rows. Raises UsageError for too few held-out rows."""
+    from .fine_tune import Tuning, fine_tune
+
+    if len(prepared.held) < _LEAST_HELD_OUT:
+        raise UsageError(
+            f"{len(prepared.held)} held-out rows cannot choose how long an encoder is to learn: give more rows, or "
+            "hold more of them out"
+        )
+    tuning = Tuning.of(len(prepared.fit), request.settings or (), answers.steps is None and answers.labels.ndim == 1)
+    device = "cuda" if sees_gpu(request.device) else "cpu"
+    with interrupts_noted() as stop:
+        rows = prepared.data.text, answers, prepared.fit, prepared.held
+        return fine_tune(encoder, *rows, tuning, device, request.seed, request.tell, stop)
 
 
 def _columns(request: TrainRequest) -> dict[str, Any]:

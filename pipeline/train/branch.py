@@ -26,6 +26,7 @@ from ..evaluation.rows import strata
 from ..model.encoder import Encoder
 from ..model.ngrams import Grams, Kinds, NGrams, counted, find, scores
 from ..model.scores import Heads, of_levels, parts_of
+from ..model.torch_encoder import TorchEncoder
 from ..source.labels import NO_TRUTH
 from .data import TextBuffers
 from .linear import MOST_ROWS, Fitted, Fitter, GpuFitter, NewtonFitter, NumberFitter, ProductFitter, Singles, products
@@ -226,7 +227,7 @@ class Branch(NamedTuple):
         The same by a plain linear model on words, to compare with.
     vectors : WordVectors, optional
         Word vectors that were tried.
-    encoder : Encoder, optional
+    encoder : Encoder or TorchEncoder, optional
         An encoder with a head in place of n-grams.
 
     """
@@ -238,7 +239,7 @@ class Branch(NamedTuple):
     logits: Floats
     plain: Floats
     vectors: WordVectors | None = None
-    encoder: Encoder | None = None
+    encoder: Encoder | TorchEncoder | None = None
 
     def logits_of(self, text: TextBuffers) -> Floats:
         """The logits of other texts but for the bias, [N, classes]."""
@@ -378,13 +379,13 @@ def fit_branch(
 
 
 def fit_head(
-    encoder: Encoder, text: TextBuffers, answers: Answers, fit: RowNumbers, held: RowNumbers, tell: Tell
+    encoder: Encoder | TorchEncoder, text: TextBuffers, answers: Answers, fit: RowNumbers, held: RowNumbers, tell: Tell
 ) -> Branch:
     """Fit a linear head on an encoder's vectors, as `fit_branch` fits n-grams.
 
     Parameters
     ----------
-    encoder : Encoder
+    encoder : Encoder or TorchEncoder
         Without a last product.
     text, answers, fit, held, tell
         As of `fit_branch`.

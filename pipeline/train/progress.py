@@ -94,12 +94,15 @@ class Step(NamedTuple):
         Its number, from 1.
     done, steps : int
         Steps that are done, and how many there are.
+    loss : float, optional
+        The mean training loss of the epoch so far, where it is known.
 
     """
 
     epoch: int
     done: int
     steps: int
+    loss: float | None = None
 
 
 class Epoch(NamedTuple):

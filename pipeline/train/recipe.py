@@ -167,12 +167,12 @@ def fits_on_gpu(device: str) -> bool:
     return device != "cpu" and find_spec("cupy") is not None and _finds_gpu()
 
 
-def need_pytorch() -> None:
-    """Raise UsageError where it is missing."""
+def need_pytorch(what: str) -> None:
+    """Raise UsageError where it is missing. what: that needs it."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        raise UsageError(f"the network needs PyTorch ({error}): {install('train-network')}") from error
+        raise UsageError(f"{what} needs PyTorch ({error}): {install('train-network')}") from error
 
 
 def recipe_for(rows: int, settings: Sequence[str] = ()) -> Recipe:

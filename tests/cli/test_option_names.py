@@ -108,7 +108,9 @@ def test_known_flags_are_keywords_of_public_functions() -> None:
     functions = (pipeline.select, classify, pipeline.verify, pipeline.calibrate, evaluate_labels, connect)
     found = {name: p.default for function in functions for name, p in inspect.signature(function).parameters.items()}
     found["learning_rate"] = 0.001  # of `train.Recipe`
-    found |= dict.fromkeys(("balanced", "keep_network", "keep_teacher", "multi_label"), False)  # of `train.train`
+    found |= dict.fromkeys(
+        ("balanced", "fine_tune", "keep_network", "keep_teacher", "multi_label"), False
+    )  # of `train.train`
     found["classes"] = None  # of `model.charcnn.from_params`
     found["encoder"] = None  # of `train.train`
     for flag, is_switch in FLAGS.items():

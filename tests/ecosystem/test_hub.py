@@ -13,12 +13,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import ROOT
 from encoders import needs_minilm, saved
+from torch_folders import classifier
 
 from broadsheet import pipeline
 from broadsheet.pipeline.errors import UsageError
@@ -211,6 +213,27 @@ def test_an_encoder_is_fetched_with_all_that_it_is_read_from(hub: tuple[type[Hub
     assert model.card["origin"] == f"converted from hf://user/encoder@{_commit(0)}"
     got = {asked.rpartition("/")[2] for asked in server.asked if asked.startswith("GET") and "/resolve/" in asked}
     assert got == {*files}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed (extra torch)")
+def test_an_encoder_of_pytorch_is_fetched_in_all_its_files(hub: tuple[type[Hub], str], tmp_path: Path) -> None:
+    import transformers
+
+    server, url = hub
+    folder = classifier(tmp_path / "folder", "modernbert")
+    whole = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    whole.save_pretrained(folder, max_shard_size="50KB")
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    server.repositories["user/large"] = [{**files, "modeling.py": b"raise SystemExit('code of a repository has run')"}]
+    env = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-m", "broadsheet", "convert", "hf://user/large", tmp_path / "it.safetensors"]
+    done = subprocess.run(command, env={**os.environ, **env}, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert load_model(tmp_path / "it.safetensors").digest == load_model(folder).digest
+    got = {asked.rpartition("/")[2] for asked in server.asked if asked.startswith("GET") and "/resolve/" in asked}
+    assert "modeling.py" not in got
 
 
 def test_what_a_repository_is_called(small_model: Model) -> None:

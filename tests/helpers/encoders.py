@@ -125,5 +125,5 @@ def logits(folder: Path, texts: Sequence[str]) -> NDArray[np.float32]:
     with torch.no_grad():
         for text in texts:
             given = tokens(text, return_tensors="pt", truncation=True, max_length=tokens.model_max_length)
-            out.append(model(**{name: given[name] for name in known}).logits[0].numpy())
+            out.append(model(**{name: given[name] for name in known if name in given}).logits[0].numpy())
     return np.stack(out)

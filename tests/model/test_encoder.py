@@ -18,9 +18,9 @@ from texts import TEXTS
 
 from broadsheet.pipeline.ecosystem.push import model_card
 from broadsheet.pipeline.engine.base import Texts
-from broadsheet.pipeline.engine.open import open_engine
+from broadsheet.pipeline.engine.open import open_engine, vectors
 from broadsheet.pipeline.errors import ModelError
-from broadsheet.pipeline.model import encoder_file
+from broadsheet.pipeline.model import encoder_file, encoder_folder
 from broadsheet.pipeline.model.charcnn import Model, carried, load_model, taken
 
 pytestmark = needs_minilm
@@ -95,21 +95,13 @@ def changed(folder: Path, file: str, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("kind", "of the kind 'modernbert'"),
         ("positions", "position_embedding_type is 'relative_key'"),
-        ("activation", "hidden_act is 'swish'"),
-        ("tokenizer", "tokenizer.json holds 'BPE'"),
-        ("tokenizer class", "tokenizer_class is 'XLMRobertaTokenizer'"),
-        ("normalizer", "normalizer of its tokenizer.json is 'Lowercase'"),
         ("module", "a module 'sentence_transformers.models.Asym'"),
         ("foreign module", "a module 'mine.Dense'"),
-        ("pooling", "pooling_mode is 'max_tokens'"),
-        ("poolings", "pooling_mode is 'cls and mean'"),
         ("unknown", "config.json has the key 'surprise'"),
         ("setfit", "model_head.pkl, which can run any code"),
         ("shards", "max_shard_size"),
         ("integers", "'classifier.bias' in I64"),
-        ("prompt", "the prompt 'query: '"),
         ("pickle", "no model.safetensors"),
         ("weight", "lacks the tensor 'classifier.bias'"),
         ("short", "model.safetensors is damaged"),
@@ -123,25 +115,13 @@ def test_what_is_not_computed_is_refused_by_name(
     tmp_path: Path, what: str, message: str, broadsheet_here: CommandHere
 ) -> None:
     folder = tmp_path / "folder"
-    if what in ("module", "foreign module", "pooling", "poolings", "prompt", "headless", "setfit"):
+    if what in ("module", "foreign module", "headless", "setfit"):
         shutil.copytree(minilm(), folder)
     else:
         saved(folder)
     match what:
-        case "kind":
-            changed(folder, "config.json", model_type="modernbert")
         case "positions":
             changed(folder, "config.json", position_embedding_type="relative_key")
-        case "activation":
-            changed(folder, "config.json", hidden_act="swish")
-        case "tokenizer":
-            model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
-            changed(folder, "tokenizer.json", model=model, added_tokens=[], post_processor=None)
-        case "tokenizer class":
-            changed(folder, "tokenizer_config.json", tokenizer_class="XLMRobertaTokenizer")
-        case "normalizer":
-            changed(folder, "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
-            changed(folder, "tokenizer.json", normalizer={"type": "Lowercase"})
         case "unknown":
             changed(folder, "config.json", surprise=1)
         case "types":
@@ -151,17 +131,10 @@ def test_what_is_not_computed_is_refused_by_name(
         case "shards":
             (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
             (folder / "model.safetensors.index.json").write_text("{}")
-        case "poolings":
-            (folder / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode": ["cls", "mean"]}))
         case "module" | "foreign module":
             about = json.loads((folder / "modules.json").read_text())
             about[2]["type"] = "sentence_transformers.models.Asym" if what == "module" else "mine.Dense"
             (folder / "modules.json").write_text(json.dumps(about))
-        case "pooling":
-            changed(folder, "1_Pooling/config.json", pooling_mode_mean_tokens=False, pooling_mode_max_tokens=True)
-        case "prompt":
-            values = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
-            changed(folder, "config_sentence_transformers.json", **values)
         case "both":
             shutil.copy(minilm() / "modules.json", folder)
         case "pickle":
@@ -184,6 +157,48 @@ def test_what_is_not_computed_is_refused_by_name(
     assert code != 0
     assert str(folder) in said.replace("\n", "")
     assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize("what", ["activation", "normalizer", "added token"])
+def test_scores_of_what_only_the_libraries_know_are_theirs(tmp_path: Path, what: str) -> None:
+    """PyTorch computes another activation; other tokens are those of `tokenizers`, before our own layers."""
+    folder = saved(tmp_path / "folder", **({"hidden_act": "swish"} if what == "activation" else {}))
+    if what == "normalizer":
+        changed(folder, "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+        changed(folder, "tokenizer.json", normalizer={"type": "Lowercase"})
+    elif what == "added token":
+        about = json.loads((folder / "tokenizer_config.json").read_text())
+        token = {"content": "oil", "lstrip": False, "rstrip": False, "normalized": True, "single_word": True}
+        decoder = about.get("added_tokens_decoder", {}) | {"3514": token | {"special": False}}
+        changed(folder, "tokenizer_config.json", added_tokens_decoder=decoder)
+    model = load_model(folder)
+    assert model.encoder is not None
+    assert model.encoder.runs_in == ("PyTorch" if what == "activation" else "own kernels")
+    np.testing.assert_allclose(
+        classified(model, texts()).all_scores, softmax(logits(folder, texts()), axis=1), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("what", ["pooling", "poolings", "prompt"])
+def test_vectors_that_our_kernels_do_not_compute_are_pytorchs(tmp_path: Path, what: str) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    folder = tmp_path / "folder"
+    shutil.copytree(minilm(), folder)
+    if what == "pooling":
+        changed(folder, "1_Pooling/config.json", pooling_mode_mean_tokens=False, pooling_mode_max_tokens=True)
+    elif what == "poolings":
+        (folder / "1_Pooling/config.json").write_text(
+            json.dumps({"embedding_dimension": 384, "pooling_mode": ["cls", "mean"]})
+        )
+    else:
+        values = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+        changed(folder, "config_sentence_transformers.json", **values)
+    (encoder, *_), card = encoder_folder.read(folder, "it")
+    assert card[encoder_folder.CARD].startswith("PyTorch, since ")
+    data = Texts.of([text.encode() for text in texts()])
+    expected = SentenceTransformer(str(folder), device="cpu").encode(texts())
+    np.testing.assert_allclose(vectors(encoder, data.data, data.offsets, "cpu"), expected, atol=1e-5)
 
 
 def test_a_folder_with_an_old_vocabulary_is_the_same_model(tmp_path: Path) -> None:

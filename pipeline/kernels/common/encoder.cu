@@ -49,16 +49,19 @@ __device__ __forceinline__ void normed_sum(const T* one, const T* other, const f
 }
 
 // The first vectors of the tokens of texts, a block each. ids, rooms: as common/wordpiece.cu leaves them. ends [texts +
-// 1]: rows of each text. embedding [entries, pitch], places [most, pitch].
+// 1]: rows of each text. embedding [entries, pitch], places [most or one more, pitch]. place_of: of each token its row of
+// places, beside ids; null where that is its number in its text.
 template <typename T, int PIECES, int WARPS>
 __global__ void __launch_bounds__(WARPS * WARP)
-    embed(const int* ids, const int64* rooms, const int* ends, const T* embedding, const T* places, const float* gamma,
-          const float* beta, float epsilon, int width, int pitch, T* out) {
+    embed(const int* ids, const int* place_of, const int64* rooms, const int* ends, const T* embedding, const T* places,
+          const float* gamma, const float* beta, float epsilon, int width, int pitch, T* out) {
     const int first = ends[blockIdx.x], rows = ends[blockIdx.x + 1] - first;
-    const int* own = ids + rooms[blockIdx.x];
-    for (int row = threadIdx.x / WARP; row < rows; row += WARPS)
-        normed_sum<T, PIECES>(embedding + (int64)own[row] * pitch, places + (int64)row * pitch, gamma, beta, epsilon,
+    const int64 room = rooms[blockIdx.x];
+    for (int row = threadIdx.x / WARP; row < rows; row += WARPS) {
+        const int64 place = place_of == nullptr ? row : place_of[room + row];
+        normed_sum<T, PIECES>(embedding + (int64)ids[room + row] * pitch, places + place * pitch, gamma, beta, epsilon,
                               width, pitch, out + (int64)(first + row) * pitch);
+    }
 }
 
 // rows [count, pitch] = norm(rows + added), a warp each. added [count, added_pitch].

@@ -1,0 +1,416 @@
+"""What computes encoders that our kernels do not know: PyTorch, with the models of transformers and the modules of
+sentence-transformers.
+
+Texts are sorted by length, and computed in batches of as many tokens as there is room for. Families that are tested
+with padding have padded batches; of others, only texts of equal length are computed together, so that no model sees a
+token that is not of its text. A text of which there is no token is read as the token that ends texts.
+
+Which texts stand beside a text can change the last bits of its scores, since PyTorch chooses its products by the shape
+of a batch: in fp32 by less than 1e-5, in 16 bits by less than 2e-3.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import BroadsheetError, ModelError, NoRoom, UsageError, install
+from ..model.stored_tokenizer import strings
+from ..model.torch_encoder import ACTIVATION, CONFIG, TorchEncoder
+from ..telemetry.spans import Span, span
+from .base import TORCH, Backend, Texts
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+PADDED = (
+    "albert", "bert", "camembert", "data2vec-text", "deberta", "deberta-v2", "distilbert", "electra", "ernie",
+    "eurobert", "gte", "jina_embeddings_v3", "modernbert", "mpnet", "nomic_bert", "roberta", "roformer", "xlm-roberta",
+)  # fmt: skip
+"""Families that a test computes in padded batches."""
+
+_TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 1 << 15}
+"""Of a batch, padding included."""
+
+_TEXTS_AT_ONCE = {"cpu": 512, "cuda": 8192}
+"""Texts that become tokens, and are sorted, together: meanwhile the tokens of those before are computed."""
+
+_T5 = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel", "longt5": "LongT5EncoderModel"}
+"""Of models with an encoder and a decoder, the class of the first alone, which makes vectors."""
+
+_STORED_AS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64", "I64": "int64", "I32": "int32"}
+_PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_MODULES = {
+    "Pooling": "sentence_transformer.modules.pooling",
+    "LayerNorm": "sentence_transformer.modules.layer_norm",
+    "Dense": "base.modules.dense",
+    "Normalize": "base.modules.normalize",
+}
+
+
+class _Group(NamedTuple):
+    """Texts that become tokens together.
+
+    Attributes
+    ----------
+    encoded : list of tokenizers.Encoding
+        Their tokens.
+    is_cut : bool [texts]
+        Which have more tokens than are read.
+
+    """
+
+    encoded: list[Any]
+    is_cut: NDArray[np.bool_]
+
+
+class OnTorch:
+    """An encoder on a GPU or the CPU, by PyTorch.
+
+    Raises UsageError where PyTorch or its CUDA is missing, ModelError for weights that do not fit the model, NoRoom
+    where the GPU is full.
+
+    Parameters
+    ----------
+    encoder : TorchEncoder
+        The encoder.
+    device : str
+        "cpu" or "cuda".
+    precision : str
+        "auto", "fp32", "fp16" or "bf16"; on a CPU only the first two.
+    threads : int
+        Compute threads of a CPU.
+
+    """
+
+    reads_gpu_texts = False
+
+    def __init__(self, encoder: TorchEncoder, device: str, precision: str, threads: int) -> None:
+        try:
+            import torch
+            import transformers
+        except ImportError as error:
+            by = f"{encoder.settings.family} is computed by PyTorch and transformers"
+            raise UsageError(f"{by}, and {error.name} is not installed: {install('torch')}") from error
+        self.encoder, self._threads = encoder, threads
+        self.device_name, self._device = "cpu", torch.device("cpu")
+        if device == "cuda":
+            self.device_name, self._device = _gpu()
+        precision = {"cpu": "fp32", "cuda": "fp16"}[device] if precision == "auto" else precision
+        self._budget, self._group = _TOKENS_AT_ONCE[device], _TEXTS_AT_ONCE[device]
+        with self._failures("the encoder"):
+            self._model = Forward(encoder, getattr(torch, _PRECISIONS[precision]), self._device)
+        self._exact = self._model if precision == "fp32" else None
+        versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+        versions += f", tokenizers {version('tokenizers')}, {_chip(device)}"
+        self._tokenizing = ThreadPoolExecutor(1, "broadsheet-tokens")
+        self.backend = Backend(device, TORCH, versions, precision)
+
+    def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
+        """As of `Compute`."""
+        import torch
+
+        data = texts.data if isinstance(texts.data, np.ndarray) else texts.data.get()  # CuPy's
+        if self._device.type == "cpu":
+            torch.set_num_threads(self._threads)
+        parts, cut = [np.empty((0, self.encoder.outputs), np.float32)], [np.empty(0, np.bool_)]
+        with self._failures(f"a batch of {len(texts):,} texts"), torch.inference_mode():
+            for group in self._groups(data, texts.offsets, spans):
+                with span("encoder", spans, "compute", self.device_name):
+                    found = self._computed(self._model, group.encoded)
+                    found = self._of_overflowed(found, group.encoded)
+                parts.append(found)
+                cut.append(group.is_cut)
+        found = np.concatenate(parts)
+        last = self.encoder.weights.get("last")
+        return (found @ last if is_logits and last is not None else found), np.concatenate(cut)
+
+    def _groups(self, data: NDArray[np.uint8], offsets: Integers, spans: list[Span] | None) -> Iterator[_Group]:
+        """The tokens of texts; those of the next ones are made while these are computed."""
+        settings = self.encoder.settings
+
+        def tokens_of(first: int) -> _Group:
+            with span("tokens", spans, "compute", self.device_name):
+                own = [settings.prompt + text for text in strings(data, offsets[first : first + self._group + 1])]
+                encoded = self.encoder.tokens.encoded(own, settings.most)
+                return _Group(encoded, np.array([bool(one.overflowing) for one in encoded], np.bool_))
+
+        pending = [self._tokenizing.submit(tokens_of, first) for first in range(0, len(offsets) - 1, self._group)[:1]]
+        for first in range(self._group, len(offsets) - 1 + self._group, self._group):
+            group = pending.pop().result()
+            if first < len(offsets) - 1:
+                pending.append(self._tokenizing.submit(tokens_of, first))
+            yield group
+
+    def _computed(self, model: Forward, encoded: list[Any]) -> Floats:
+        """What a model makes of texts, float32 [texts, outputs], in the order of the texts."""
+        import torch
+
+        sizes = np.array([len(one.ids) for one in encoded], np.int64)
+        order = np.argsort(-sizes, kind="stable")
+        done: list[Any] = []
+        for rows in self._batches(sizes[order]):
+            done += self._in_halves(model, [encoded[row] for row in order[rows]])
+        out = np.empty((len(encoded), self.encoder.outputs), np.float32)
+        if done:
+            found = torch.cat(done).float().cpu().numpy()
+            if found.shape != out.shape:
+                raise ModelError(
+                    f"{self.encoder.settings.family} gives {found.shape[1:]} values for a text, not {out.shape[1:]}: "
+                    "save its folder again"
+                )
+            out[order] = found
+        return out
+
+    def _batches(self, sizes: Integers) -> Iterator[slice]:
+        """Runs of texts, whose sizes in tokens fall."""
+        first = 0
+        while first < len(sizes):
+            longest = max(int(sizes[first]), 1)
+            last = first + max(1, self._budget // longest)
+            if not self._model.is_padded:
+                last = min(last, first + int(np.searchsorted(-sizes[first:], -sizes[first], side="right")))
+            if not self._model.takes_several:
+                last = first + 1
+            yield slice(first, last)
+            first = last
+
+    def _in_halves(self, model: Forward, encoded: list[Any]) -> list[Any]:
+        """A batch, which is parted where the GPU has no room for it."""
+        import torch
+
+        try:
+            return [model(encoded)]
+        except torch.cuda.OutOfMemoryError:
+            if len(encoded) == 1:
+                raise
+        torch.cuda.empty_cache()
+        self._budget = max(self._budget // 2, 1)
+        middle = len(encoded) // 2
+        return self._in_halves(model, encoded[:middle]) + self._in_halves(model, encoded[middle:])
+
+    def _of_overflowed(self, found: Floats, encoded: list[Any]) -> Floats:
+        """The same, with texts that overflow in 16 bits computed in fp32."""
+        import torch
+
+        rows = np.flatnonzero(~np.isfinite(found).all(axis=1))
+        if len(rows) and self._exact is not self._model:
+            if self._exact is None:
+                self._exact = Forward(self.encoder, torch.float32, self._device)
+            found[rows] = self._computed(self._exact, [encoded[row] for row in rows])
+        return found
+
+    @contextmanager
+    def _failures(self, what: str) -> Iterator[None]:
+        """Raise NoRoom where the GPU has no memory for this, BroadsheetError for its other errors."""
+        import torch
+
+        try:
+            yield
+        except torch.cuda.OutOfMemoryError as error:
+            said = str(error).partition(".")[0]
+            raise NoRoom(f"{self.device_name} has no room for {what}: {said}. Stop other programs on it") from error
+        except (RuntimeError, ValueError, IndexError) as error:
+            said = " ".join(str(error).split())[:300]
+            raise BroadsheetError(f"{self.device_name} failed with {what} in PyTorch: {said}") from error
+
+    def close(self) -> None:
+        import torch
+
+        self._tokenizing.shutdown()
+        del self._model, self._exact
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+class Forward:
+    """A model of transformers with what follows it, on a device.
+
+    Attributes
+    ----------
+    is_padded : bool
+        Whether texts of several lengths are computed together.
+    takes_several : bool
+        Whether several texts are.
+    device : torch.device
+        Where it computes.
+    body, modules : torch.nn.Module, list of torch.nn.Module
+        The model of transformers, and what follows it.
+
+    """
+
+    def __init__(self, encoder: TorchEncoder, dtype: Any, device: Any) -> None:
+        import transformers
+
+        self.device, self._inputs = device, encoder.settings.inputs
+        self._is_classifier = encoder.settings.task == "classifier"
+        about = encoder.config
+        config = transformers.CONFIG_MAPPING[encoder.settings.family].from_dict(about)
+        self.is_padded = encoder.settings.family in PADDED and config.pad_token_id is not None
+        # Others find the end of a text by a token, of which each text must then have as many.
+        finds_ends = config.pad_token_id is not None and not config.is_encoder_decoder
+        self.takes_several = finds_ends or not self._is_classifier
+        self._pad = config.pad_token_id or 0
+        ends = config.eos_token_id
+        self._of_nothing = [(ends[0] if isinstance(ends, list) else ends) or self._pad]
+        with _quiet():
+            self.body = _loaded(_class_of(encoder, config), encoder, config, dtype).to(device).eval()
+            self.modules = [] if self._is_classifier else [one.to(device, dtype) for one in _modules(encoder)]
+        self._outputs, self._is_normalised = encoder.settings.outputs, encoder.settings.is_normalised
+
+    def __call__(self, encoded: list[Any]) -> Any:
+        """What is computed of texts, a tensor [texts, outputs] on the device."""
+        import torch
+
+        ids = [one.ids or self._of_nothing for one in encoded]
+        longest = max(map(len, ids))
+        given = {"input_ids": np.full((len(encoded), longest), self._pad, np.int64)}
+        given |= {name: np.zeros_like(given["input_ids"]) for name in ("attention_mask", "token_type_ids")}
+        for row, (own, one) in enumerate(zip(ids, encoded, strict=True)):
+            given["input_ids"][row, : len(own)] = own
+            given["attention_mask"][row, : len(own)] = 1
+            given["token_type_ids"][row, : len(one.type_ids)] = one.type_ids
+        tensors = {name: torch.from_numpy(array).to(self.device, non_blocking=True) for name, array in given.items()}
+        computed = self.body(**{name: tensors[name] for name in self._inputs})
+        if self._is_classifier:
+            return computed.logits
+        features = {"token_embeddings": computed.last_hidden_state, "attention_mask": tensors["attention_mask"]}
+        for module in self.modules:
+            features = module(features)
+        vectors = features["sentence_embedding"][:, : self._outputs].float()
+        return torch.nn.functional.normalize(vectors, dim=1) if self._is_normalised else vectors
+
+
+def _class_of(encoder: TorchEncoder, config: Any) -> Any:
+    import transformers
+
+    if encoder.settings.task == "classifier":
+        return transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
+    if encoder.settings.family in _T5:
+        return getattr(transformers, _T5[encoder.settings.family])
+    found = transformers.MODEL_MAPPING[type(config)]
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _loaded(kind: Any, encoder: TorchEncoder, config: Any, dtype: Any) -> Any:
+    """A model of transformers with its weights. Raises ModelError where one is missing, which would be random."""
+    import torch
+
+    state = {}
+    for name, one in encoder.stored().items():
+        if one.dtype not in _STORED_AS:
+            raise ModelError(f"its tensor {name!r} is of {one.dtype}; known are {', '.join(_STORED_AS)}")
+        values = torch.from_numpy(np.array(one.data)).view(getattr(torch, _STORED_AS[one.dtype]))
+        state[name] = values.reshape(one.shape)
+    config._attn_implementation = None  # a file may name kernels that would be downloaded
+    ways = ("sdpa", "eager") if getattr(kind, "_supports_sdpa", False) else ("eager",)
+    try:
+        model, told = kind.from_pretrained(
+            None, config=config, state_dict=state, dtype=dtype, attn_implementation=ways[0], output_loading_info=True
+        )
+    except (RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise ModelError(f"transformers does not load this {encoder.settings.family}: {said}") from error
+    is_needed = encoder.settings.task == "classifier"
+    missing = sorted(name for name in told["missing_keys"] if is_needed or not name.startswith("pooler."))
+    if missing:
+        raise ModelError(
+            f"the weights of this {encoder.settings.family} lack {missing[0]!r}, which would be drawn at random "
+            f"({len(missing)} in all): download or save the folder again"
+        )
+    return model
+
+
+def _modules(encoder: TorchEncoder) -> list[Any]:
+    """The modules of sentence-transformers that follow a model: by default, the mean of all tokens' vectors."""
+    import json
+
+    try:
+        importlib.import_module("sentence_transformers")
+    except ImportError as error:
+        raise UsageError(f"sentence-transformers is not installed: {install('torch')}") from error
+    files = {name: data for name, data in encoder.files.items() if "/" in name}
+    listed = encoder.files.get("modules.json")
+    if listed is None:
+        return [_module_class("Pooling")(encoder.settings.width, "mean")]
+    made = []
+    with tempfile.TemporaryDirectory(prefix="broadsheet-") as folder:
+        for name, data in files.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data.tobytes())
+        for one in json.loads(listed.tobytes())[1:]:
+            kind = one["type"].rpartition(".")[2]
+            if kind == "Dropout":  # it acts in training alone
+                continue
+            about = json.loads(files.get(f"{one['path']}/{CONFIG}", np.frombuffer(b"{}", np.uint8)).tobytes())
+            function = str(about.get("activation_function", "torch.nn.Tanh"))
+            if kind == "Dense" and not ACTIVATION.fullmatch(function):
+                raise ModelError(f"the activation_function of a Dense module is {function!r:.60}, not one of torch.nn")
+            made.append(_module_class(kind).load(str(Path(folder, one["path"]))))
+    return [module.eval() for module in made]
+
+
+def _module_class(kind: str) -> Any:
+    """A class of sentence-transformers: from the place that version 6 has it in, or the one that all versions have."""
+    try:
+        return getattr(importlib.import_module(f"sentence_transformers.{_MODULES[kind]}"), kind)
+    except ImportError:
+        return getattr(importlib.import_module("sentence_transformers.models"), kind)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the reports and progress bars of transformers: what matters in them is an error here."""
+    from transformers.utils import logging as of_library
+
+    logger = logging.getLogger("transformers")
+    level, had_bars = logger.level, of_library.is_progress_bar_enabled()
+    logger.setLevel(logging.ERROR)
+    of_library.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+        if had_bars:
+            of_library.enable_progress_bar()
+
+
+def _gpu() -> tuple[str, Any]:
+    """The name and the device of the GPU that this process uses. Raises UsageError where PyTorch has no CUDA."""
+    import cupy as cp
+    import torch
+
+    from .cuda import number_on_host
+
+    if not torch.cuda.is_available():
+        build = "is a build without CUDA" if torch.version.cuda is None else "finds no GPU"
+        raise UsageError(
+            f"there is a GPU, and PyTorch {torch.__version__} {build}: install one with CUDA (docs/encoders.md), or "
+            "add --device cpu"
+        )
+    number = cp.cuda.Device().id
+    return f"cuda:{number_on_host(number)}", torch.device("cuda", number)
+
+
+def _chip(device: str) -> str:
+    """What computes, as far as it decides bits."""
+    import torch
+
+    if device == "cpu":
+        return str(torch.backends.cpu.get_cpu_capability())
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}, CUDA {torch.version.cuda}"

@@ -1,0 +1,122 @@
+"""A tokenizer as a model file holds it: the JSON of `tokenizers`, which makes the tokens.
+
+What this library calls a token depends on its version, so an engine names the version in its backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ModelError, UsageError, install
+from .wordpiece import Tokens
+
+Integers = NDArray[np.int64]
+
+_LONGEST_WORD = 16
+"""Tokens of a word from which on it may be parted between any two of them: some scripts have no spaces."""
+
+
+@dataclass(frozen=True)
+class StoredTokenizer:
+    """A tokenizer of any kind; immutable.
+
+    Attributes
+    ----------
+    json : uint8 [bytes]
+        What is in a file ``tokenizer.json``, in UTF-8.
+    cut : str
+        Which side of a text is left out where it has more tokens than are read: "right" or "left".
+
+    """
+
+    json: NDArray[np.uint8] = field(repr=False)
+    cut: Literal["right", "left"] = "right"
+
+    @cached_property
+    def library(self) -> Any:
+        """The `tokenizers.Tokenizer`, which neither pads nor cuts. Raises UsageError without `tokenizers`, ModelError
+        where it does not read the JSON.
+        """
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise UsageError(f"tokenizers is not installed: {install('pieces')}") from error
+        try:
+            tokenizer = Tokenizer.from_str(self.json.tobytes().decode())
+        except Exception as error:  # of Rust's, without a class of its own
+            raise ModelError(f"tokenizers does not read the tokenizer of this model: {str(error)[:200]}") from error
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return tokenizer
+
+    @cached_property
+    def _cutting(self) -> dict[int, Any]:
+        """The tokenizers that cut texts, by the tokens that are read."""
+        return {}
+
+    @property
+    def framing(self) -> int:
+        """How many tokens are put before a text and after it."""
+        return int(self.library.num_special_tokens_to_add(False))
+
+    @property
+    def size(self) -> int:
+        """One more than the largest number of a token."""
+        return 1 + max(self.library.get_vocab().values(), default=0)
+
+    def encoded(self, texts: list[str], most: int) -> list[Any]:
+        """The `tokenizers.Encoding` of each text, cut to `most` tokens, on all cores."""
+        if most not in self._cutting:
+            cutting = type(self.library).from_str(self.library.to_str())
+            cutting.enable_truncation(most, direction=self.cut)
+            self._cutting[most] = cutting
+        return list(self._cutting[most].encode_batch(texts))
+
+    def of_texts(self, data: NDArray[np.uint8], offsets: Integers, most: int) -> Tokens:
+        """The tokens of N texts in valid UTF-8, with the ones that frame each.
+
+        Parameters
+        ----------
+        data : uint8 [bytes]
+            The texts, one after another.
+        offsets : int64 [N + 1]
+            Text i is ``data[offsets[i]:offsets[i + 1]]``.
+        most : int
+            Tokens of a text; what is beyond is cut off.
+
+        """
+        encoded = self.encoded([*strings(data, offsets)], most)
+        ends = np.cumsum([0, *(len(one.ids) for one in encoded)], dtype=np.int64)
+        ids = np.fromiter((token for one in encoded for token in one.ids), np.int64, int(ends[-1]))
+        return Tokens(ids, ends, np.array([bool(one.overflowing) for one in encoded], np.bool_))
+
+    def words_of(self, text: str) -> tuple[Integers, Integers]:
+        """Of one text: where each word begins, in code points, and how many tokens it has, [words].
+
+        A word is what the tokenizer takes for one before it looks for tokens. One of more than 16 tokens, as in scripts
+        without spaces, may end after any of its tokens.
+        """
+        encoded = self.library.encode(text, add_special_tokens=False)
+        if not encoded.ids:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        words = np.array([-1 if word is None else word for word in encoded.word_ids], np.int64)
+        starts = np.array([start for start, _ in encoded.offsets], np.int64)
+        begins = np.append(True, words[1:] != words[:-1])
+        sizes = np.diff(np.append(np.flatnonzero(begins), len(words)))
+        begins |= np.repeat(sizes > _LONGEST_WORD, sizes)
+        begins[1:] &= starts[1:] > np.maximum.accumulate(starts)[:-1]  # several tokens can be of one character
+        first = np.flatnonzero(begins)
+        return starts[first], np.diff(np.append(first, len(words)))
+
+
+def strings(data: NDArray[np.uint8], offsets: Integers) -> Iterator[str]:
+    """The texts of a buffer, as in `StoredTokenizer.of_texts`."""
+    for first, last in pairwise(offsets.tolist()):
+        yield data[first:last].tobytes().decode()

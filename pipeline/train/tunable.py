@@ -1,0 +1,162 @@
+"""An encoder as a module of PyTorch, whose weights can learn, and the encoder with the weights that were learned.
+
+Of encoders that our kernels compute, the module is `model/encoder.py` in PyTorch, by the same names. Of others it is
+the model of transformers with what follows it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..engine.torch_encoder import Forward
+from ..model.encoder import NORMALISE, Encoder
+from ..model.model_file import HUB_FILE
+from ..model.torch_encoder import TorchEncoder
+
+Integers = NDArray[np.int64]
+
+_DROPOUT = 0.1
+"""As BERT was trained with."""
+
+
+class OwnEncoder(nn.Module):
+    """An encoder that our kernels compute.
+
+    Parameters
+    ----------
+    encoder : Encoder
+        The encoder, whose weights it begins with.
+
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+        for name, weight in encoder.weights.items():
+            value = torch.from_numpy(np.array(weight, np.float32))
+            self.register_parameter(name.replace(".", "/"), nn.Parameter(value))
+
+    def forward(self, texts: Sequence[Integers]) -> Tensor:
+        """The vectors of texts that have their tokens, fp32 [texts, outputs]."""
+        settings, device = self.encoder.settings, self._of("embedding").device
+        longest = max(map(len, texts))
+        ids, places = np.zeros((2, len(texts), longest), np.int64)
+        mask = np.zeros((len(texts), longest), np.bool_)
+        for row, own in enumerate(texts):
+            ids[row, : len(own)] = own
+            places[row, : len(own)] = self.encoder.places_of(own, np.array([0, len(own)]))
+            mask[row, : len(own)] = True
+        seen = torch.from_numpy(mask).to(device)
+        x = self._of("embedding")[torch.from_numpy(ids).to(device)]
+        x = x + self._of("places")[torch.from_numpy(places).to(device)]
+        x = self._dropped(self._normed(x, "norm"))
+        for layer in range(settings.layers):
+            x = self._normed(x + self._dropped(self._attention(x, seen, layer)), f"{layer}.norm1")
+            inner = _ACTIVATIONS[settings.activation](self._product(x, f"{layer}.inner"))
+            x = self._normed(x + self._dropped(self._product(inner, f"{layer}.outer")), f"{layer}.norm2")
+        vector = x[:, 0]
+        if settings.pooling == "mean":
+            counted = seen[:, :, None].to(x.dtype)
+            vector = (x * counted).sum(dim=1) / counted.sum(dim=1)
+        products = 0
+        for step in settings.head:
+            if step == NORMALISE:
+                vector = functional.normalize(vector.float(), dim=1)
+            else:
+                vector = _ACTIVATIONS[step](self._product(vector, f"head.{products}"))
+                products += 1
+        return vector.float()
+
+    def learned(self) -> Encoder:
+        """The encoder with the weights as they are now."""
+        weights = {name: self._of(name).detach().float().cpu().numpy().copy() for name in self.encoder.weights}
+        return replace(self.encoder, weights=weights)
+
+    def _of(self, name: str) -> Tensor:
+        return self.get_parameter(name.replace(".", "/"))
+
+    def _product(self, x: Tensor, name: str) -> Tensor:
+        return x @ self._of(name) + self._of(f"{name}.bias")
+
+    def _normed(self, x: Tensor, name: str) -> Tensor:
+        weight, bias = self._of(f"{name}.weight"), self._of(f"{name}.bias")
+        return functional.layer_norm(x, weight.shape, weight, bias, self.encoder.settings.epsilon)
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, _DROPOUT, self.training)
+
+    def _attention(self, x: Tensor, seen: Tensor, layer: int) -> Tensor:
+        heads, size = self.encoder.settings.heads, x.shape[2] // self.encoder.settings.heads
+        parts = self._product(x, f"{layer}.queries").reshape(*x.shape[:2], 3, heads, size)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        dropout = _DROPOUT if self.training else 0.0
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=seen[:, None, None, :], dropout_p=dropout, scale=1 / math.sqrt(size)
+        )
+        return self._product(mixed.transpose(1, 2).reshape(x.shape), f"{layer}.mix")
+
+
+_ACTIVATIONS: dict[str, Any] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "tanh": torch.tanh,
+    "identity": lambda x: x,
+}
+
+
+class LibraryEncoder(nn.Module):
+    """An encoder of a family that PyTorch computes.
+
+    Parameters
+    ----------
+    encoder : TorchEncoder
+        The encoder, for vectors.
+
+    """
+
+    def __init__(self, encoder: TorchEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self._forward = Forward(encoder, torch.float32, torch.device("cpu"))
+        self.body = self._forward.body
+        self.after = nn.ModuleList(self._forward.modules)
+
+    def forward(self, texts: Sequence[Any]) -> Tensor:
+        """The vectors of texts that have their `tokenizers.Encoding`, fp32 [texts, outputs]."""
+        self._forward.device = next(self.body.parameters()).device
+        if self._forward.is_padded:
+            return self._vectors(texts)
+        return torch.cat([self._vectors([one]) for one in texts])
+
+    def _vectors(self, texts: Sequence[Any]) -> Tensor:
+        found: Tensor = self._forward([*texts])
+        return found
+
+    def learned(self) -> TorchEncoder:
+        """The encoder with the weights as they are now. Those of modules after it stay as they were."""
+        from safetensors.torch import save
+
+        state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.body.state_dict().items()}
+        weights = [name for name in self.encoder.files if name.endswith(".safetensors") and "/" not in name]
+        files = {name: data for name, data in self.encoder.files.items() if name not in weights}
+        files[HUB_FILE] = np.frombuffer(save(state), np.uint8)
+        return replace(self.encoder, files=files)
+
+
+def tunable(encoder: Encoder | TorchEncoder) -> OwnEncoder | LibraryEncoder:
+    """The module of an encoder for vectors. Modules after an encoder of transformers do not learn."""
+    if isinstance(encoder, Encoder):
+        return OwnEncoder(encoder)
+    module = LibraryEncoder(encoder)
+    module.after.requires_grad_(False)
+    return module
