@@ -164,7 +164,7 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
         branch = None if bits is None else _fit_ngrams(request, prepared, begin.length, bits)
     outcome = without_network(job) if alone else _train_network(request, job, prepared)
     if alone and not without:
-        request.tell(Note("the model has n-grams only; to train the network too without a GPU, set the number of epochs"))
+        request.tell(Note("the model has n-grams only; to train a network too without a GPU, set the epochs"))
     card = {**(request.about or {}), **repeated.about(), COLUMNS_CARD: _columns(request)}
     if request.encoder is not None:
         card["encoder"] = str(request.encoder)
