@@ -366,15 +366,25 @@ def _estimate(
     """
     from ...cluster.protocol import count_gpus
     from ..job.estimate import dry_run
+    from ..source.inputs import Paths
 
-    where, count = connection["where"], of_gpus or connection["workers"]
+    where, count = connection["where"], connection["workers"]
     module, extra = _EXTRAS.get(where, (None, None))
     if module is not None and extra is not None and find_spec(module) is None:
         raise UsageError(f"--cluster {where} needs an extra: {install(extra)}")
-    gpus = 1 if where == "local" else count_gpus()
-    machines, workers = (count or 1, gpus) if where == "slurm" else (1, count or gpus)
-    started = workers or None if _names_a_cluster(connection) or gpus > 1 else _workers_here(source, options)
-    how: dict[str, Any] = {"machines": machines, "workers": of_gpus or started, "price": price}
+    gpus = 0 if where == "local" or options.get("device") == "cpu" else count_gpus()
+    files = source if isinstance(source, Paths) else ()
+    if gpus and count is None and where in ("auto", "cuda") and is_long(files):
+        count = workers_for_gpus(model, options, gpus)
+    if of_gpus is not None:
+        machines, workers = of_gpus, 1
+    elif where == "slurm":
+        machines, workers = count or 1, gpus or None
+    elif count is not None or _names_a_cluster(connection) or gpus > 1:
+        machines, workers = 1, count or gpus or 1
+    else:
+        machines, workers = 1, _workers_here(source, options)
+    how: dict[str, Any] = {"machines": machines, "workers": workers, "price": price}
     estimate = dry_run(source, place and str(place), model=model, **how, **options)
     if of_gpus is not None and estimate.device != "cuda":
         raise UsageError("--gpus: the sample was labelled on a CPU. Make the estimate on a machine with such a GPU")

@@ -177,8 +177,8 @@ def dry_run(
     source, output, model
         As for `classify`; an iterator or a Dask DataFrame is refused, since it would have to be computed.
     machines : int
-        Machines like this one that are to share the work. Of each, `workers` GPUs are used; on CPUs a worker more or
-        less makes no difference to the time.
+        Machines like this one that are to share the work. On each, `workers` workers have a GPU each, as far as there
+        are GPUs: two that share one count as one GPU. On CPUs a worker more or less makes no difference to the time.
     price : float, optional
         What an hour of one GPU costs, or without a GPU of this machine.
     **options
@@ -211,7 +211,7 @@ def dry_run(
         judged, rates = _label(sampled_rows, engines, columns.scoring)
         backend = engines[0].backend
     on_gpu = backend.device == "cuda"
-    units = machines * (settings.workers or 1 if on_gpu else 1)
+    units = machines * (_gpus_of(settings.workers or 1) if on_gpu else 1)
     bins = columns.models[0].counts(judged.predictions[0])
     rows, usual = sample.rows, usual_chunk_rows(backend.device, settings.cost_of_row(models))
     chunk_rows = settings.chunk_size or usual
@@ -269,6 +269,13 @@ def dry_run(
     warnings += _warnings(estimate, judged, settings, path, columns.scoring[0], models.first)
     warnings += [*files.remarks, *sample.notes, *filter(None, [slow_to_read(files.found)])]
     return replace(estimate, warnings=tuple(warnings))
+
+
+def _gpus_of(workers: int) -> int:
+    """How many of this machine's GPUs so many workers use."""
+    import cupy
+
+    return min(workers, int(cupy.cuda.runtime.getDeviceCount()))
 
 
 def sampled(

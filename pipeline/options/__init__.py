@@ -50,7 +50,7 @@ class EngineKeywords(TypedDict, total=False):
     device: Annotated[str, _computing("auto: the GPU, if there is one that works.", "auto", "auto|cpu|cuda",
         more='Otherwise, and with "cpu", it is the CPU; with "cuda" it must be a GPU.')]
     precision: Annotated[str, _computing("Number format to compute in; a CPU has fp32, and int8, which is slower there "
-        "and needs `quantise`.", "auto", "auto|fp32|fp16|bf16|int8")]
+        "and needs a model with int8 scales.", "auto", "auto|fp32|fp16|bf16|int8")]
     kernels: Annotated[str, _computing("Generation of CUDA kernels to use.",
         "auto", "auto|simt|sm75|sm80|sm90", seldom=True,
         more='They are "simt", "sm75", "sm80" and "sm90"; "auto" chooses.')]
@@ -174,7 +174,7 @@ class OptionKeywords(LabelKeywords, ReadKeywords, total=False):
         more="The job's other options must be the same. Files that have changed or are gone are told, and keep their "
         "labels. An update that was interrupted is continued. Where there is no job yet, it is begun.")]
     changed: Annotated[bool, _job(
-        "With --update, label files that have changed again, and remove the labels of those that are gone.", False,
+        "With --update, label again the files that have changed, and remove the labels of those that are gone.", False,
         more="Small files are read together: those that are read with such a file are labelled again too. The result "
         "is that of a new job over the files as they are.")]
     max_quarantined: Annotated[str | int, _job("Exit with code 3 if more rows than this cannot be read.", "50%", "N|N%",

@@ -323,7 +323,8 @@ def _verdict(
     few = max(d.chunks for d in devices) < _FEW_CHUNKS
     larger = "more cores for each worker (chunks are as large as they can be)" if whole else "larger chunks"
     can_share = gpu and not shared  # two workers on a GPU do not wait for each other's Python
-    in_parts = "more cores for each worker, or Parquet in place of another format"
+    other = "uncompressed JSON Lines or CSV" if gpu else "Parquet in place of another format"
+    in_parts = f"more cores for each worker, or {other}"
     change = {
         "store": "again once it answers every request, or with fewer workers and jobs at a time",
         "reader": "uncompressed or several files: the client reads this input alone" if streamed else in_parts,
