@@ -32,8 +32,8 @@ in_scratch='
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/broadsheet-XXXXXXXX") || exit 1
 starts=$1
 shift
-for number in $(seq "$starts"); do
-  "$@" --local-directory "$scratch/$number" &
+for _ in $(seq "$starts"); do
+  "$@" --local-directory "$scratch" & # in which each worker makes a folder of its own
 done
 workers=$(jobs -p)
 trap "kill $(echo $workers) 2> /dev/null" TERM INT

@@ -376,8 +376,9 @@ def _estimate(
     files = source if isinstance(source, Paths) else ()
     if gpus and count is None and where in ("auto", "cuda") and is_long(files):
         count = workers_for_gpus(model, options, gpus)
+    workers: int | None = 1
     if of_gpus is not None:
-        machines, workers = of_gpus, 1
+        machines = of_gpus
     elif where == "slurm":
         machines, workers = count or 1, gpus or None
     elif count is not None or _names_a_cluster(connection) or gpus > 1:

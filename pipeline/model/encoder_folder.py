@@ -24,6 +24,7 @@ def read(folder: Path, name: str) -> tuple[encoder_file.Read, dict[str, str]]:
         What it is called in messages.
 
     """
+    torch_folder.refuse(folder, name)
     try:
         return encoder_file.read(folder, name), {}
     except NotInKernels as error:

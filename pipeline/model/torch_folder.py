@@ -72,7 +72,6 @@ def read(folder: Path, name: str, reason: str) -> Read:
 
 def _read(folder: Path, name: str) -> Read:
     about = read_json(folder / CONFIG_FILE, name)
-    _refuse(folder, about, name)
     config = _config(about, name)
     listed = read_json(folder / MODULES_FILE, name)
     files = {CONFIG_FILE: _bytes(folder / CONFIG_FILE), **_weights(folder, name)}
@@ -120,8 +119,18 @@ def _read(folder: Path, name: str) -> Read:
     return Read(TorchEncoder(settings, stored, files, last), classes, bias, kind, levels)
 
 
-def _refuse(folder: Path, about: Json, name: str) -> None:
-    """Raise ModelError for what is a model, but not one that makes scores or vectors of one text as it is stored."""
+def refuse(folder: Path, name: str) -> None:
+    """Raise ModelError for what is a model, but not one that makes scores or vectors of one text as it is stored.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    name : str
+        What it is called in messages.
+
+    """
+    about = read_json(folder / CONFIG_FILE, name) or {}
     if (folder / ADAPTER).exists():
         remedy = "merge it into its model (merge_and_unload) and save that"
         raise ModelError(f"{name} cannot be computed: it has an adapter of PEFT, {ADAPTER}: {remedy}")
@@ -131,7 +140,8 @@ def _refuse(folder: Path, about: Json, name: str) -> None:
             "model before that"
         )
     if isinstance(about.get("sentence_transformers"), dict):
-        raise refused(name, "it is a CrossEncoder, which scores pairs of texts", "models of one text are")
+        what = f"it is a CrossEncoder, which scores pairs of texts (sentence_transformers in {CONFIG_FILE})"
+        raise refused(name, what, "models of one text are")
     whole = read_json(folder / SENTENCE_TRANSFORMERS_FILE, name) or {}
     if whole.get("model_type", "SentenceTransformer") != "SentenceTransformer":
         what = f"in {SENTENCE_TRANSFORMERS_FILE} its model_type is {whole['model_type']!r:.40}"

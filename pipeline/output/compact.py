@@ -211,16 +211,12 @@ class _Joined:
         )
 
 
-def _untold(about: Compacted) -> None:
-    """For a compaction that nobody watches."""
-
-
 def compact(
     path: str | os.PathLike[str],
     part_rows: int = PART_ROWS,
     *,
     endpoint: str | None = None,
-    told: Callable[[Compacted], None] = _untold,
+    told: Callable[[Compacted], None] | None = None,
 ) -> Compacted:
     """Put small parts of a finished job together, in its folder.
 
@@ -238,7 +234,7 @@ def compact(
         4,194,304 rows and 1 GiB.
     endpoint : str, optional
         As `classify` takes it.
-    told : callable
+    told : callable, optional
         Called with what is to be done, before it is.
 
     Returns
@@ -265,7 +261,7 @@ def compact(
     return compact_folder(OutputFolder(place_of(path, endpoint)), part_rows, told)
 
 
-def compact_folder(folder: OutputFolder, part_rows: int, told: Callable[[Compacted], None]) -> Compacted:
+def compact_folder(folder: OutputFolder, part_rows: int, told: Callable[[Compacted], None] | None) -> Compacted:
     """`compact` of a folder."""
     manifest, plan = _taken_up(folder)
     every = _files_of(folder, manifest, plan)
@@ -273,7 +269,8 @@ def compact_folder(folder: OutputFolder, part_rows: int, told: Callable[[Compact
     parts = sum(len(chunk.folders) for files in every for chunk in files.chunks)
     replaced = sum(len(chunk.folders) for one in joined for files in one.of for chunk in files.chunks)
     about = Compacted(parts, parts - sum(one.saves for one in joined), replaced)
-    told(about)
+    if told is not None:
+        told(about)
     if joined:
         _replace(folder, manifest, plan, joined, part_rows)
     return about

@@ -207,7 +207,7 @@ def test_weights_in_several_files_and_in_bf16_are_read(tmp_path: Path) -> None:
         ("pickle", "has no model.safetensors: save it with safetensors"),
         ("short", "model.safetensors is damaged"),
         ("weight", "lack 'classifier.out_proj.bias', which would be drawn at random"),
-        ("sizes", "transformers does not load this xlm-roberta"),
+        ("sizes", "transformers does not load this electra"),
         ("tokens", "save the folder again after resize_token_embeddings"),
         ("no tokenizer", "transformers does not load its tokenizer"),
         ("numbers", "its problem_type is 'regression' with 3 outputs"),
@@ -217,7 +217,7 @@ def test_weights_in_several_files_and_in_bf16_are_read(tmp_path: Path) -> None:
 def test_what_neither_computes_is_refused_by_name(
     tmp_path: Path, what: str, message: str, broadsheet_here: CommandHere
 ) -> None:
-    folder = classifier(tmp_path / "folder", "xlm-roberta")
+    folder = classifier(tmp_path / "folder", "electra")
     weights = folder / "model.safetensors"
     match what:
         case "code":
@@ -265,12 +265,12 @@ def _input(folder: Path) -> tuple[object, ...]:
 
 @pytest.mark.parametrize(("module", "package"), [("torch", "PyTorch"), ("transformers", "transformers")])
 def test_without_a_package_the_message_says_which_and_why(tmp_path: Path, module: str, package: str) -> None:
-    folder = classifier(tmp_path / "folder", "xlm-roberta")
+    folder = classifier(tmp_path / "folder", "electra")
     command = [sys.executable, "-c", WITHOUT_PYTORCH, module]
     done = subprocess.run([*command, "inspect", str(folder)], capture_output=True, text=True, timeout=120)
     said = " ".join(done.stderr.split())
     assert done.returncode == 2, said
-    for words in ("of the kind 'xlm-roberta'", f"{package} is not installed: {install('torch')}"):
+    for words in ("of the kind 'electra'", f"{package} is not installed: {install('torch')}"):
         assert words in said
     load_model(folder).save(tmp_path / "it.safetensors")  # which is read without, and not computed
     done = subprocess.run([*command, "inspect", str(tmp_path / "it.safetensors")], capture_output=True, text=True)

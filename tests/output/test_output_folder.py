@@ -46,8 +46,8 @@ def test_a_folder_whose_files_changed_is_whole_and_refused_by_builds_before_that
     assert (totals.chunks, totals.rows_read, totals.rows_written, totals.rows_filtered) == (2, 4, 2, 1)
     versions = {file.name: json.loads(file.read_text()).get("version") for file in folder.rglob("*.json")}
     assert {name for name, version in versions.items() if version != 4} == {"_plan-1-6701fb77.json"}
-    with pytest.raises(OutputError, match=r"_plan-1.json is of version 6, this version of broadsheet reads version 4"):
-        from_json(b'{"version": 6}', SavedPlan, "_plan-1.json")
+    with pytest.raises(OutputError, match=r"_plan-1.json is of version 7, this version of broadsheet reads version 4"):
+        from_json(b'{"version": 7}', SavedPlan, "_plan-1.json")
 
 
 @pytest.mark.parametrize("version", [4, 5])

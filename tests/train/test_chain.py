@@ -375,7 +375,7 @@ def test_what_is_no_encoder_of_one_label_makes_no_chain(class_judge: Path, stude
     several = replace(load_model(class_judge), thresholds=(0.5,) * 3)
     for teachers in ((student,), (several,), (class_judge, class_judge)):
         soft = SoftLabels(models=teachers, device="cpu")
-        with pytest.raises(UsageError, match=r"needs one teacher that is an encoder|only one label can be taught"):
+        with pytest.raises(UsageError, match=r"needs one teacher: an encoder with a head|only one label can be taught"):
             train(rows, soft_labels=soft, keep_teacher=True, top="10%", **QUICK)
     soft = SoftLabels(models=(class_judge,), device="cpu")
     for options, message in (

@@ -221,7 +221,7 @@ def test_ctrl_c_leaves_the_best_so_far(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoder": None}, "--fine-tune is of an encoder"),
+        ({"encoder": None}, "fine.tune(=True)? is of an encoder"),
         ({"settings": ("dropout=0.5",)}, "no setting 'dropout': choose one of epochs, batch_size, learning_rate"),
         ({"settings": ("epochs=0",)}, "epochs is 0, it must be above 0"),
         ({"settings": ("epochs=many",)}, "epochs is 'many', it must be an integer"),
