@@ -465,8 +465,9 @@ def _memory(memory: JobMemory) -> str:
         parts.append(f"{decimal(memory.reader)} of each of {count:,} processes that read")
     if memory.shared:
         parts.append(f"{decimal(memory.shared)} of tables that all share")
-    work = f"{decimal(memory.model)} of this is the model, {decimal(memory.in_flight)} is rows in flight"
-    return f"about {decimal(memory.whole)}: {', '.join(parts)}; in each worker {work}"
+    where = "in each worker" if memory.workers else "of this"
+    work = f"{where} {decimal(memory.model)} for the model, {decimal(memory.in_flight)} for rows in flight"
+    return f"about {decimal(memory.whole)}: {', '.join(parts)}; {work}"
 
 
 def _sample(estimate: Estimate) -> str:
