@@ -125,7 +125,7 @@ def test_the_command_warns_and_fits_a_terminal(
     assert max(map(len, told.splitlines())) <= 80 + len(str(tmp_path))
     for part in (
         "files  2", "rows  100", "20 without a label", "about", "core-hours", "B free)",
-        "of the command", "is the model",
+        "of the command", "for the model",
         "outside the model's alphabet", "longer than the 123 characters", "20% of the rows cannot be labelled",
         "the text is null", f"skipped  {tmp_path}/in/notes.md", "in/b.csv: the file holds no record",
         "Nothing was written",
