@@ -67,7 +67,7 @@ def connect(
         configured by `site.yaml`), or the address of a running scheduler.
     workers : int, optional
         Workers of a cluster on this machine. Default: one for each GPU, or one for every four cores. Two workers may
-        share a GPU: a fast model labels more texts a second so, if it has at least eight cores. For "slurm", the
+        share a GPU: with eight cores for each GPU, a fast model then labels more texts a second. For "slurm", the
         largest number of nodes.
     processes : bool
         False: one CPU worker within this process. It starts at once, and a script needs no

@@ -222,7 +222,7 @@ def _join_parts(folder: OutputFolder, request: Request, run: RunFacts) -> None:
     """Join small parts, where that is asked for."""
     if request.options.part_rows is not None:
         request.progress.phase("joining small parts")
-        run.compacted = compact_folder(folder, request.options.part_rows, lambda _: None)
+        run.compacted = compact_folder(folder, request.options.part_rows, None)
 
 
 def plan(prepared: Prepared, engines: Engines | None) -> Planned:

@@ -224,7 +224,6 @@ def _read(folder: Path, name: str) -> Read:
         )
     check_keys(config, CONFIG[kind], CONFIG_FILE, name)
     for file, what in (
-        (ADAPTER, "an adapter of PEFT"),
         (_CHAT, "a template of chats"),
         (_CHATS, "templates of chats"),
     ):

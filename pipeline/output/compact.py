@@ -384,7 +384,7 @@ def _cut(chunks: Iterable[_Chunk], part_rows: int) -> list[list[_Chunk]]:
 def _replace(
     folder: OutputFolder, manifest: Manifest, plan: SavedPlan, joined: Sequence[_Joined], part_rows: int
 ) -> None:
-    """Write the ranges, and have them take the place of those that they are made of.
+    """Write the new ranges, and withdraw the ranges that they replace.
 
     Parameters
     ----------
