@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import dask
 from distributed import Client, LocalCluster, Nanny, Worker, WorkerPlugin
 from distributed.core import Status
 
@@ -36,6 +35,7 @@ from .settings import (
     forked,
     silenced,
     with_settings,
+    worker_preloads,
 )
 from .tls import make_certificates, tls_settings
 from .unguarded import end_in_a_worker, noticed
@@ -105,8 +105,8 @@ def cuda_cluster(protocol: str, workers: int | None) -> Iterator[Client]:
         raise UsageError(f"{count} workers are too many for {counted(gpus, 'GPU')}: at most two share a GPU")
     if protocol == "ucx":
         _start_ucx_without_a_context()
-    preloads = dask.config.get("distributed.worker.preload")  # dask-cuda would drop them for its own
-    options = {"n_workers": count, "host": "127.0.0.1", "preload": [*preloads]}
+    # Without this argument, dask-cuda replaces the preloads that are set by its own.
+    options = {"n_workers": count, "host": "127.0.0.1", "preload": worker_preloads()}
     with _running(SharedGpus, options, protocol, count) as client:
         yield client
 

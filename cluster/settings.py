@@ -92,6 +92,12 @@ def settings() -> dict[str, Any]:
     return chosen
 
 
+def worker_preloads() -> list[str]:
+    """The modules or files that Dask's workers are set to run as they start. Dask also takes one name by itself."""
+    preloads = dask.config.get("distributed.worker.preload")
+    return [preloads] if isinstance(preloads, str) else list(preloads)
+
+
 def dashboard_settings(token: str) -> dict[str, str]:
     """The settings of a scheduler whose dashboard opens only by a link with this token: the token, and the link."""
     link, default = dask.config.get(LINK), dask.config.get(LINK, config=dask.config.merge(*dask.config.defaults))

@@ -12,12 +12,10 @@ import shlex
 import sys
 from pathlib import Path
 
-import dask
-
 from ...pipeline.errors import BroadsheetError
 from ..private import make_private, new_token
 from ..protocol import choose
-from ..settings import WORKER_OPTIONS, dashboard_settings, export
+from ..settings import WORKER_OPTIONS, dashboard_settings, export, worker_preloads
 from ..tls import make_certificates, tls_settings
 
 _LOG_LEVEL = "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED"
@@ -37,9 +35,7 @@ def main(asked: str, hosts: str, tls: str, folder: str) -> None:
         make_certificates(certificates)
         more |= tls_settings(certificates)
     print(*export(more), sep="\n")
-    preloads = dask.config.get("distributed.worker.preload")
-    named = [preloads] if isinstance(preloads, str) else preloads
-    print(f"preloads=({shlex.join(part for name in named for part in ('--preload', name))})")
+    print(f"preloads=({shlex.join(part for name in worker_preloads() for part in ('--preload', name))})")
     print(f"protocol={protocol}\nworker_options=({shlex.join(WORKER_OPTIONS)})\ndashboard_token={token}")
 
 

@@ -86,10 +86,12 @@ def test_a_worker_that_shares_a_gpu_may_be_killed(news: Path, tmp_path: Path) ->
 
 @pytest.mark.gpu
 @needs_gpu
-def test_workers_on_gpus_run_the_preloads_that_dask_is_set_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_list", [True, False])  # a variable of the environment sets one name without a list
+def test_workers_on_gpus_run_the_preloads_that_dask_is_set_to(tmp_path: Path, is_list: bool) -> None:
     preload = tmp_path / "preload.py"
     preload.write_text("import os\nos.environ['OF_A_PRELOAD'] = 'here'\n")
-    with dask.config.set({"distributed.worker.preload": [str(preload)]}), connect("cuda", workers=2 * GPUS) as client:
+    preloads = [str(preload)] if is_list else str(preload)
+    with dask.config.set({"distributed.worker.preload": preloads}), connect("cuda", workers=2 * GPUS) as client:
         assert set(client.run(lambda: os.environ.get("OF_A_PRELOAD")).values()) == {"here"}
 
 
