@@ -40,6 +40,9 @@ PADDED = (
 )  # fmt: skip
 """Families that a test computes in padded batches."""
 
+_IN_FP32 = ("fnet",)
+"""Families that a GPU computes in fp32 alone: cuFFT has no bf16, and fp16 only for lengths that are powers of two."""
+
 _TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 1 << 15}
 """Of a batch, padding included."""
 
@@ -107,7 +110,11 @@ class OnTorch:
         self.device_name, self._device = "cpu", torch.device("cpu")
         if device == "cuda":
             self.device_name, self._device = _gpu()
-        precision = {"cpu": "fp32", "cuda": "fp16"}[device] if precision == "auto" else precision
+        is_in_fp32 = device == "cpu" or encoder.settings.family in _IN_FP32
+        if precision == "auto":
+            precision = "fp32" if is_in_fp32 else "fp16"
+        elif precision != "fp32" and encoder.settings.family in _IN_FP32:
+            raise UsageError(f"{encoder.settings.family} is computed in fp32 alone: leave --precision {precision} out")
         self._budget, self._group = _TOKENS_AT_ONCE[device], _TEXTS_AT_ONCE[device]
         with self._failures("the encoder"):
             self._model = Forward(encoder, getattr(torch, _PRECISIONS[precision]), self._device)

@@ -22,7 +22,7 @@ from broadsheet.pipeline.model.charcnn import load_model
 from broadsheet.pipeline.model.encoder import Encoder
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
-pytest.importorskip("transformers", reason="transformers is not installed (extra torch)")
+pytest.importorskip("transformers", "5.24", reason="transformers of the extra torch is not installed")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}"),
@@ -44,7 +44,7 @@ def scores_of(engine: Engine, texts: list[str]) -> Any:
     return engine.classify(as_texts(texts), all_scores=True).all_scores
 
 
-@pytest.mark.parametrize("family", ["albert", "deberta-v2", "electra", "fnet", "gpt2", "gte", "modernbert", "t5"])
+@pytest.mark.parametrize("family", ["albert", "deberta-v2", "electra", "gpt2", "gte", "modernbert", "t5"])
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("fp16", HALF), ("bf16", 2e-2)])
 def test_pytorch_gives_on_a_gpu_what_it_gives_on_a_cpu(
     tmp_path: Path, family: str, precision: str, tolerance: float
@@ -58,6 +58,16 @@ def test_pytorch_gives_on_a_gpu_what_it_gives_on_a_cpu(
     np.testing.assert_allclose(found.all_scores, expected.all_scores, atol=tolerance)
     assert found.truncated.tolist() == expected.truncated.tolist()
     assert found.n_chars.tolist() == expected.n_chars.tolist()
+
+
+def test_fnet_is_computed_in_32_bits(tmp_path: Path) -> None:
+    model = load_model(classifier(tmp_path / "folder", "fnet"))
+    with closing(open_engine(model, "cuda")) as engine:
+        assert engine.backend.precision == "fp32"
+        found = scores_of(engine, TEXTS)
+    np.testing.assert_allclose(found, classified(model, TEXTS).all_scores, atol=1e-5)
+    with pytest.raises(UsageError, match="fnet is computed in fp32 alone"):
+        open_engine(model, "cuda", "fp16")
 
 
 @pytest.fixture(scope="module", params=["deberta-v2", "modernbert", "xlm-roberta"])

@@ -112,9 +112,13 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> Path:
     import torch
 
     generator = torch.Generator().manual_seed(1)
-    for weight in model.parameters():  # else all texts have nearly the same scores
+    # With the weights that a new model has, all texts have nearly the same scores.
+    for name, weight in model.named_parameters():
         if weight.dim() > 1:
-            weight.data.normal_(0, 1.5 / weight.shape[-1] ** 0.5, generator=generator)
+            deviation = 1.25 / weight.shape[-1] ** 0.5
+            if name.endswith("Attention.q.weight"):  # T5 has its factor of attention in these weights
+                deviation /= model.config.d_kv**0.5
+            weight.data.normal_(0, deviation, generator=generator)
     model.eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
