@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 _PACKAGES = (
     "numpy", "pyarrow", "dask", "distributed", "dask-cuda", "cupy-cuda13x", "cupy-cuda12x", "torch", "triton", "isal",
-    "duckdb", "scipy", "scikit-learn", "fasttext-community", "zlib-ng", "zstandard", "backports.zstd", "lz4",
+    "duckdb", "scipy", "scikit-learn", "transformers", "tokenizers", "sentence-transformers", "setfit",
+    "fasttext-community", "zlib-ng", "zstandard", "backports.zstd", "lz4",
     "nvidia-cudnn-cu13",
 )  # fmt: skip
 
