@@ -41,7 +41,8 @@ def by_broadsheet(texts: list[str], labels: Labels, encoder: str, device: str, s
     """A head on an encoder, which is fine-tuned or frozen."""
     table = pa.table({"text": texts, "label": labels})
     columns = {"text_column": "text", "label_column": "label"}
-    trained = train(table, **columns, encoder=encoder, fine_tune=is_tuned, device=device, seed=seed)
+    more = {"fine_tune": True, "device": device} if is_tuned else {}  # a head is fitted on the CPU
+    trained = train(table, **columns, encoder=encoder, seed=seed, **more)
     return lambda tested: np.array(load(trained.model, device=device).predict(tested))
 
 
@@ -125,8 +126,8 @@ def _runs(options: argparse.Namespace, done: list[dict[str, Any]]) -> Any:
     with ProcessPoolExecutor(options.at_once, spawn, max_tasks_per_child=1) as pool:
         futures = [
             pool.submit(measure, options.folder / name, options.rows, seed, way, options.encoder, options.device)
-            for name in names
             for seed in options.seeds
+            for name in names
             for way in options.ways
             if (name, options.rows, seed, way, options.at_once, options.device) not in there
         ]

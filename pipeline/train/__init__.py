@@ -51,7 +51,6 @@ from .vectors import chosen_vectors, read_vectors
 if TYPE_CHECKING:
     from ..model.encoder import Encoder
     from ..model.torch_encoder import TorchEncoder
-    from .fine_tune import Tuned
 
 __all__ = [
     "Cost", "Epoch", "Fit", "Note", "Odd", "Oddities", "Recipe", "RowsDone", "SoftLabels", "Step", "Trained",
@@ -158,8 +157,9 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
         request.tell(Note(f"{request.encoder} makes a vector of each text, and to these a head is fitted"))
         answers = _answers(request, prepared)
         if request.fine_tune:
-            encoder, history, tuning = _fine_tuned(encoder, answers, request, prepared)
-        branch: Branch | None = fit_head(encoder, data.text, answers, prepared.fit, prepared.held, request.tell)
+            branch, history, tuning = _fine_tuned(encoder, answers, request, prepared)
+        else:
+            branch = fit_head(encoder, data.text, answers, prepared.fit, prepared.held, request.tell)
     else:
         branch = None if bits is None else _fit_ngrams(request, prepared, begin.length, bits)
     outcome = without_network(job) if alone else _train_network(request, job, prepared)
@@ -185,9 +185,13 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
 
 def _fine_tuned(
     encoder: Encoder | TorchEncoder, answers: Answers, request: TrainRequest, prepared: TrainingData
-) -> Tuned:
-    """The encoder with weights that have learned the rows. Raises UsageError for too few held-out rows."""
-    from .fine_tune import Tuning, fine_tune
+) -> tuple[Branch, tuple[Epoch, ...], dict[str, Any]]:
+    """An encoder that has learned the rows, with a head; the epochs, and what the card says of them.
+
+    Few rows are learned twice: first without the held-out ones, which then say how good such a model is, and again
+    with them, since a tenth more of few rows makes a model better. Raises UsageError for too few held-out rows.
+    """
+    from .fine_tune import FEW_ROWS, Tuning, fine_tune
 
     if len(prepared.held) < _LEAST_HELD_OUT:
         raise UsageError(
@@ -195,10 +199,24 @@ def _fine_tuned(
             "hold more of them out"
         )
     tuning = Tuning.of(len(prepared.fit), request.settings or (), answers.steps is None and answers.labels.ndim == 1)
-    device = "cuda" if sees_gpu(request.device) else "cpu"
+    how: dict[str, Any] = {"tuning": tuning, "seed": request.seed, "tell": request.tell}
+    how["device"] = "cuda" if sees_gpu(request.device) else "cpu"
+    text, fit, held = prepared.data.text, prepared.fit, prepared.held
     with interrupts_noted() as stop:
-        rows = prepared.data.text, answers, prepared.fit, prepared.held
-        return fine_tune(encoder, *rows, tuning, device, request.seed, request.tell, stop)
+        tuned = fine_tune(encoder, text, answers, fit, held, **how, stop=stop)
+        if stop():
+            request.tell(Note(f"interrupted: the model has the encoder of epoch {tuned.about['epoch']}"))
+        branch = fit_head(tuned.encoder, text, answers, fit, held, request.tell)
+        if len(fit) < FEW_ROWS and not stop():
+            every, none = np.sort(np.concatenate([fit, held])), held[:0]
+            request.tell(Note(f"the encoder now learns all {len(every):,} rows, with those that were held out"))
+            again = fine_tune(encoder, text, answers, every, none, **how, stop=stop)
+            if stop():
+                request.tell(Note("interrupted: the model is the one that has not learned the held-out rows"))
+            else:
+                whole = fit_head(again.encoder, text, answers, every, none, request.tell)
+                branch = branch._replace(encoder=whole.encoder, bias=whole.bias, has_learned_held=True)
+    return branch, tuned.history, tuned.about | {"learned held-out rows": branch.has_learned_held}
 
 
 def _columns(request: TrainRequest) -> dict[str, Any]:

@@ -329,7 +329,10 @@ class Parts:
             ngrams=None if branch is None else branch.ngrams, thresholds=thresholds, cascade=cascade, levels=levels,
             heads=data.heads, encoder=encoder,
         )  # fmt: skip
-        learned = LearnedRows.of(data.text.rows(self.prepared.fit).column, min(model.reads, MOST_READ))
+        rows = self.prepared.fit
+        if branch is not None and branch.has_learned_held:
+            rows = np.concatenate([rows, self.prepared.held])
+        learned = LearnedRows.of(data.text.rows(rows).column, min(model.reads, MOST_READ))
         model = replace(model, learned=learned)
         return with_scales(model, data.ids[self._sample]) if self._has_network else model
 

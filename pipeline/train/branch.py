@@ -229,6 +229,8 @@ class Branch(NamedTuple):
         Word vectors that were tried.
     encoder : Encoder or TorchEncoder, optional
         An encoder with a head in place of n-grams.
+    has_learned_held : bool
+        Whether the encoder has learned the held-out rows too, after another one had given their logits.
 
     """
 
@@ -240,6 +242,7 @@ class Branch(NamedTuple):
     plain: Floats
     vectors: WordVectors | None = None
     encoder: Encoder | TorchEncoder | None = None
+    has_learned_held: bool = False
 
     def logits_of(self, text: TextBuffers) -> Floats:
         """The logits of other texts but for the bias, [N, classes]."""

@@ -3,7 +3,10 @@
 The head's loss is the cross-entropy of labels, or the squared error of numbers, as in Devlin et al., "BERT" (2019).
 Few rows say little that way, so a second loss pulls texts of one class together and pushes others apart, all pairs of a
 batch at once: Khosla et al., "Supervised Contrastive Learning" (2020). SetFit (Tunstall et al., 2022) learns from pairs
-as well. The weights that are kept are those after the epoch that is best on held-out rows.
+as well.
+
+Held-out rows choose the epoch whose weights are kept. Of few rows, so few are held out that chance would choose: the
+last epoch is kept, and the held-out rows only say how good it is.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ from .tunable import tunable
 RowNumbers = NDArray[np.int64]
 
 FEW_ROWS = 2_000
+"""Fewer than so many are learned with pairs, and the held-out ones among them in the end."""
+
 SETTINGS = ("epochs", "batch_size", "learning_rate")
 _SCORED_AT_ONCE = 64
 _MOST_TOKENS = 128
@@ -223,7 +228,7 @@ def fine_tune(
     text, answers
         All rows.
     fit, held : RowNumbers
-        The rows that are learned, and those that choose the epoch, two at least.
+        The rows that are learned, and those that choose the epoch, if `fit` are not few. `held` may be empty.
     tuning : Tuning
         How.
     device : str
@@ -238,7 +243,8 @@ def fine_tune(
     Returns
     -------
     Tuned
-        The encoder with the weights after the best epoch, or those that it had, where none was completed.
+        The encoder with the weights after the best epoch, of few rows after the last, or those that it had, where none
+        was completed.
 
     Raises
     ------
@@ -250,7 +256,8 @@ def fine_tune(
     with torch.random.fork_rng(devices=cuda):
         torch.manual_seed(seed)
         run = _Run(encoder, answers, tuning, torch.device(device))
-        learned, judged = _rows_of(encoder, text, answers, fit), _rows_of(encoder, text, answers, held)
+        learned = _rows_of(encoder, text, answers, fit)
+        judged = _rows_of(encoder, text, answers, held) if len(held) else None
         return _learned(run, learned, judged, np.random.default_rng(seed), tell, stop)
 
 
@@ -272,7 +279,7 @@ def _rows_of(encoder: Encoder | TorchEncoder, text: TextBuffers, answers: Answer
 
 
 def _learned(
-    run: _Run, rows: _Rows, held: _Rows, rng: np.random.Generator, tell: Tell, stop: Callable[[], bool]
+    run: _Run, rows: _Rows, held: _Rows | None, rng: np.random.Generator, tell: Tell, stop: Callable[[], bool]
 ) -> Tuned:
     """Learn, epoch after epoch.
 
@@ -280,8 +287,10 @@ def _learned(
     ----------
     run : _Run
         The encoder and its head.
-    rows, held : _Rows
-        Those that are learned, and those that choose the epoch.
+    rows : _Rows
+        Those that are learned.
+    held : _Rows, optional
+        Those that choose the epoch, if `rows` are not few.
     rng : Generator
         Which puts the rows in order.
     tell, stop
@@ -290,9 +299,11 @@ def _learned(
     """
     tuning, history = run.tuning, list[Epoch]()
     steps = -(-len(rows) // tuning.batch_size)
-    _tell_costs(run, rows, steps, tell)
+    if held is not None:  # the second time, few rows cost what the first time has told
+        _tell_costs(run, rows, steps, tell)
     schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, _rates(tuning.epochs * steps))
     best, kept = (-np.inf, -np.inf), None
+    are_few = held is None or len(rows) < FEW_ROWS
     run.module.train()
     for number in range(1, tuning.epochs + 1):
         losses = []
@@ -312,23 +323,22 @@ def _learned(
                 break
         if stop() and len(losses) < steps:
             break
-        share, loss_of_held = run.measured(held)
+        share, loss_of_held = (np.nan, np.nan) if held is None else run.measured(held)
         history.append(Epoch(number, float(np.mean(losses)), share))
         tell(history[-1])
-        if (share, -loss_of_held) > best:
+        if are_few or (share, -loss_of_held) > best:
             best, kept = (share, -loss_of_held), (number, run.module.learned())
         if stop():
             break
-    if stop():
-        tell(Note(f"interrupted: the model has the encoder of epoch {kept[0] if kept else 0}, the best so far"))
-    elif kept is not None:
+    if held is not None and kept is not None and not are_few and not stop():
         tell(Note(f"the encoder is that of epoch {kept[0]}, the best on {len(held):,} held-out rows"))
     encoder = run.module.encoder if kept is None else kept[1]
     return Tuned(encoder, tuple(history), asdict(tuning) | {"epoch": kept[0] if kept else 0})
 
 
 def _tell_costs(run: _Run, rows: _Rows, steps: int, tell: Tell) -> None:
-    """Say what the run costs, and a head alone, by a batch of the usual length that is computed for that."""
+    """Report what the run costs, and a head alone, by a batch of the usual length that is computed for that."""
+    times = 2 if len(rows) < FEW_ROWS else 1
     at = np.linspace(0, len(rows) - 1, min(run.tuning.batch_size, len(rows))).astype(np.int64)
     seconds = []
     for _ in range(2):  # the first one also loads what PyTorch needs
@@ -343,7 +353,7 @@ def _tell_costs(run: _Run, rows: _Rows, steps: int, tell: Tell) -> None:
     device = (
         torch.cuda.get_device_name() + ", bf16" if run.device.type == "cuda" else f"{torch.get_num_threads()} cores"
     )
-    tell(Cost(device, len(rows), run.tuning.epochs, seconds[-1] * steps, None))
+    tell(Cost(device, len(rows), times * run.tuning.epochs, seconds[-1] * steps, None))
     tell(Note(f"  without --fine-tune, vectors for a head take about {max(1, round(forward * steps)):,} s"))
 
 

@@ -117,7 +117,7 @@ def test_what_learns_is_what_our_engine_computes(tmp_path: Path, folder: Path, f
 
 
 def test_it_learns_what_a_head_alone_cannot(folder: Path) -> None:
-    table, test = rows(1000), rows(300, seed=1)
+    table, test = rows(2500), rows(300, seed=1)
     frozen = right(train(table, encoder=folder, label_column="kind", device="cpu").model, test)
     told: list[Any] = []
     found = tuned(table, folder, settings=("epochs=4", "learning_rate=2e-3"), tell=told.append)
@@ -127,15 +127,28 @@ def test_it_learns_what_a_head_alone_cannot(folder: Path) -> None:
     shares = [epoch.accuracy for epoch in found.history]
     assert len(found.history) == 4
     assert about["epoch"] == 1 + int(np.argmax(shares))
-    assert found.model.card["data"]["held_out_rows"] == 100
+    assert found.model.card["data"]["held_out_rows"] == 250
     steps = [what for what in told if isinstance(what, Step)]
-    assert len(steps) == 4 * steps[0].steps == 4 * -(-900 // 32)
+    assert len(steps) == 4 * steps[0].steps == 4 * -(-2250 // 32)
     assert all(what.loss is not None for what in steps)
     notes = [what.text for what in told if isinstance(what, Note)]
     assert any("without --fine-tune, vectors for a head take about" in note for note in notes)
-    assert any(f"is that of epoch {about['epoch']}, the best on 100 held-out rows" in note for note in notes)
+    assert any(f"is that of epoch {about['epoch']}, the best on 250 held-out rows" in note for note in notes)
     assert found.history[-1].loss < found.history[0].loss
     assert isinstance(found.history[0], Epoch)
+
+
+def test_few_rows_are_learned_twice_and_measured_once(folder: Path) -> None:
+    table = rows(400)
+    told: list[Any] = []
+    found = tuned(table, folder, settings=("epochs=3", "learning_rate=2e-3"), tell=told.append)
+    steps = [what for what in told if isinstance(what, Step)]
+    assert len(steps) == 3 * -(-360 // 32) + 3 * -(-400 // 32)
+    assert [what.number for what in told if isinstance(what, Epoch)] == [1, 2, 3, 1, 2, 3]
+    card = found.model.card
+    assert (card["data"]["held_out_rows"], card["fine-tuning"]["epoch"]) == (40, 3)
+    assert found.model.learned is not None
+    assert found.model.learned.about.rows == 400
 
 
 def test_seeds_reproduce(folder: Path) -> None:
