@@ -111,12 +111,10 @@ def measure(corpus: Corpus, gpus: int, options: argparse.Namespace) -> dict[str,
         corpus = replace(corpus, files=corpus.files // gpus)
     inputs = write_corpus(options.articles_csv, options.folder, corpus)
     sizes = [file.stat().st_size for file in inputs.iterdir()]
-    # The command, too, gives Parquet one worker a GPU: decoding it needs the cores of a second worker.
-    workers_per_gpu = options.workers_per_gpu or (1 if corpus.ending == ".parquet" else 2)
-    given = {"where": "cuda", "workers": gpus * workers_per_gpu, "model": options.model}
+    given = {"where": "cuda", "workers": gpus * options.workers_per_gpu, "model": options.model}
     given |= {"chunk_rows": options.chunk_rows, "protocol": options.protocol, "network": options.network}
     run: dict[str, Any] = {"name": corpus.name, "files": len(sizes), "stored_bytes": sum(sizes), "gpus": gpus}
-    run["workers_per_gpu"] = workers_per_gpu
+    run["workers_per_gpu"] = options.workers_per_gpu
     run["job"] = job(ROOT, inputs, options.folder / "labels", given)
     if options.before:
         run["before"] = job(options.before, inputs, options.folder / "labels", given | {"workers": gpus})
@@ -133,7 +131,7 @@ def main() -> None:
     command.add_argument("--before", type=Path, help="the checkout of an older Broadsheet, with a worker for each GPU")
     command.add_argument("--protocol", default="auto", choices=("auto", "tcp", "ucx"))
     command.add_argument("--gpus", type=int, nargs="+", default=[1])
-    command.add_argument("--workers-per-gpu", type=int, choices=(1, 2), help="default: two, and one for Parquet")
+    command.add_argument("--workers-per-gpu", type=int, default=2, choices=(1, 2))
     command.add_argument("--corpora", nargs="+", default=[c.name for c in CORPORA], choices=[c.name for c in CORPORA])
     command.add_argument("--chunk-rows", type=int, help="default: that of the product")
     command.add_argument("--network", default="uncertain", choices=("all", "uncertain"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.chaos import files, processes, servers
@@ -62,6 +63,8 @@ def missing(kind: Kind, cluster: str = "local") -> str | None:
         return "mounting a small disk needs root"
     if kind is set_the_clock and shutil.which("cc") is None:
         return "no C compiler to build the clock with"
+    if kind is processes.kill_a_choice and find_spec("duckdb") is None:
+        return "`select` needs DuckDB, which is not installed"
     return None
 
 

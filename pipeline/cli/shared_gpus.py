@@ -12,8 +12,6 @@ from ..storage.names import is_url
 _LONG_BYTES = 32 << 30
 """Bytes of input from which on a second worker on each GPU saves more time than it takes to start: some seconds."""
 
-_PARQUET = ".parquet"
-
 
 def is_long(inputs: Sequence[str]) -> bool:
     """Whether the input may be so large that two workers on each GPU are worth their start.
@@ -22,10 +20,10 @@ def is_long(inputs: Sequence[str]) -> bool:
     ----------
     inputs : sequence of str
         Files, folders, globs or URLs. What a URL names is taken for large, since to list it takes as long as a worker
-        takes to start. Parquet does not count: its readers decode it, and need the cores of a second worker.
+        takes to start.
 
     """
-    if any(is_url(name) and not name.endswith(_PARQUET) for name in inputs):
+    if any(is_url(name) for name in inputs):
         return True
     held = 0
     for size in _sizes(inputs):
@@ -36,14 +34,14 @@ def is_long(inputs: Sequence[str]) -> bool:
 
 
 def _sizes(inputs: Sequence[str]) -> Iterator[int]:
-    """The sizes in bytes of local files that are not Parquet; one that cannot be looked at is the job's to report."""
+    """The sizes in bytes of local files; the job itself reports a file that it cannot open."""
     for name in inputs:
         for path in [name] if os.path.exists(name) else iglob(name, recursive=True):
             files = [path]
             if os.path.isdir(path):
                 files = [os.path.join(folder, file) for folder, _, names in os.walk(path) for file in names]
             for file in files:
-                if os.path.isfile(file) and not file.endswith(_PARQUET):
+                if os.path.isfile(file):
                     yield os.path.getsize(file)
 
 

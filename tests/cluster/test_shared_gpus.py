@@ -28,22 +28,13 @@ ROWS, CHUNK_ROWS = 20_000, 1_000
 def test_a_job_is_long_from_32_gib_of_input_on(tmp_path: Path) -> None:
     """Folders, globs and files; sparse files, which take no room."""
     for number in range(3):
-        (tmp_path / f"{number}.jsonl").touch()
-        os.truncate(tmp_path / f"{number}.jsonl", 11 << 30)
-    assert is_long([str(tmp_path)])
-    assert is_long([str(tmp_path / "*.jsonl")])
-    assert is_long(["s3://bucket/in"])
-    assert not is_long([str(tmp_path / "0.jsonl"), str(tmp_path / "1.jsonl"), str(tmp_path / "absent.jsonl")])
-    assert not is_long([])
-
-
-def test_parquet_is_left_to_one_worker_on_a_gpu(tmp_path: Path) -> None:
-    """Its readers need the cores that a second worker would take."""
-    for number in range(3):
         (tmp_path / f"{number}.parquet").touch()
-        os.truncate(tmp_path / f"{number}.parquet", 20 << 30)
-    assert not is_long([str(tmp_path)])
-    assert not is_long(["s3://bucket/in/*.parquet"])
+        os.truncate(tmp_path / f"{number}.parquet", 11 << 30)
+    assert is_long([str(tmp_path)])
+    assert is_long([str(tmp_path / "*.parquet")])
+    assert is_long(["s3://bucket/in"])
+    assert not is_long([str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet"), str(tmp_path / "absent.jsonl")])
+    assert not is_long([])
 
 
 @pytest.fixture(scope="module")
