@@ -210,6 +210,15 @@ def leads(runs: list[Result], peer: str) -> float:
     return mean(run["ours, vectors"] - run[peer] for run in runs)
 
 
+def tuned_beside(fine_tuning: Result) -> list[tuple[str, Result, Result]]:
+    """Each set and draw of which there is a run of ours, fine-tuned, and one of SetFit; the set's name, and both."""
+    by_draw: dict[tuple[str, int], dict[str, Result]] = defaultdict(dict)
+    for run in fine_tuning.runs:
+        by_draw[run.set, run.seed][run.way] = run
+    both = {draw: ways for draw, ways in by_draw.items() if {"tuned", "SetFit"} <= ways.keys()}
+    return [(name, ways["tuned"], ways["SetFit"]) for (name, _), ways in both.items()]
+
+
 # reliability.md
 
 

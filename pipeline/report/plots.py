@@ -136,7 +136,11 @@ def roofline(profile: Profile, width: float = WIDE) -> Figure:
 
 
 def _labels(judged: list[Judged]) -> list[tuple[tuple[float, float], str]]:
-    """The labels and their positions: kernels close to each other share a label, below the lowest of them."""
+    """The labels and their positions.
+
+    Kernels close to each other share a label, below the lowest of them: their names and rates, the highest first, as
+    their dots lie.
+    """
     groups: list[list[Judged]] = []
     for j in sorted(judged, key=lambda j: j.intensity):
         last = groups[-1][-1] if groups else None
@@ -147,7 +151,11 @@ def _labels(judged: list[Judged]) -> list[tuple[tuple[float, float], str]]:
     labels = []
     for group in groups:
         middle, lowest = np.exp(np.mean(np.log([j.intensity for j in group]))), min(j.flop_per_second for j in group)
-        labels.append(((float(middle), lowest), "\n".join(j.kernel.name for j in group)))
+        names = [
+            f"{j.kernel.name}, {in_words(j.flop_per_second, 'FLOP/s')}" if len(group) > 1 else j.kernel.name
+            for j in sorted(group, key=lambda j: -j.flop_per_second)
+        ]
+        labels.append(((float(middle), lowest), "\n".join(names)))
     return labels
 
 
