@@ -11,8 +11,8 @@ that `train --suspects` lists: as many as have a wrong label, twice and two and 
 TF-IDF of words and pairs with logistic regression, cross-validated, whose rows are sorted by the probability of their
 own label.
 
-`next` trains, has 100 of up to 5,000 other rows chosen by `next`, and trains again with their labels; beside it with 100 rows
-drawn at random. Both are evaluated on up to 6,000 test rows. There are no word vectors but with `--vectors`.
+`next` trains, has 100 of up to 5,000 other rows chosen by `next`, and trains again with their labels; beside it with
+100 rows drawn at random. Both are evaluated on up to 6,000 test rows. There are no word vectors but with `--vectors`.
 """
 
 from __future__ import annotations
