@@ -212,16 +212,24 @@ def _of_tokens(weights: Path, tokenizer: Path, wanted: Sequence[str]) -> dict[st
     own = (token[1:] if begins else token for _, token in by_number if not begins or token[:1] in _SPACE_MARKS)
     words = _with_own(wanted, own)
     space = "" if any(token[:1] == _SPACE_MARKS[0] for _, token in by_number) or not begins else " "
-    spelled = [[space + form for form in (word, word.capitalize(), word.upper())] for word in words]
-    split = splitter.encode_batch([form for forms in spelled for form in forms], add_special_tokens=False)
+    ignores_case = splitter.normalizer is not None and splitter.normalizer.normalize_str("A") == "a"
+    spell = (str,) if ignores_case else (str, str.capitalize, str.upper)
+    forms = [space + form(word) for word in words for form in spell]
+    split = splitter.encode_batch(forms, add_special_tokens=False)
     unknown = splitter.token_to_id(getattr(splitter.model, "unk_token", None) or "")
-    by_word: dict[str, Vectors] = {}
+    tokens_of: dict[str, list[int]] = {}
     for at, word in enumerate(words):
-        whole = (ids for form in split[3 * at : 3 * at + 3] if (ids := form.ids) and unknown not in ids)
+        of_forms = split[len(spell) * at : len(spell) * (at + 1)]
+        whole = (ids for form in of_forms if (ids := form.ids) and unknown not in ids)
         fewest = min(whole, key=len, default=[])
         if fewest and max(fewest) < len(table):
-            by_word[word] = table[fewest].mean(axis=0)
-    return by_word
+            tokens_of[word] = fewest
+    if not tokens_of:
+        return {}
+    counts = np.array([*map(len, tokens_of.values())])
+    tokens = np.concatenate([*tokens_of.values()])
+    means = np.add.reduceat(table[tokens], np.cumsum(counts) - counts, axis=0) / counts[:, None]
+    return dict(zip(tokens_of, means, strict=True))
 
 
 def _table(path: Path) -> Vectors:
