@@ -20,7 +20,7 @@ other training rows without their labels.
 scikit-learn use all cores, and ours a GPU, with one epoch of the network; it records seconds of a clock.
 
 There are two trials with worse rows. `--trial noise` gives 10 % of the training rows a wrong label. `--trial imbalance`
-keeps a tenth of the training rows of every other class; macro-F1 is told beside accuracy, and balanced weights are
+keeps a tenth of the training rows of every other class; it records macro-F1 beside accuracy, and balanced weights are
 tried, ours and scikit-learn's. And `--trial fasttext` has `fasttext supervised` in place of scikit-learn, as it is and
 with what cross-validation chooses.
 """
