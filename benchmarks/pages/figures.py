@@ -279,3 +279,8 @@ def first_listed(run: Result) -> int:
 def of_first(run: Result, way: str) -> int:
     """How many wrong labels are among so many rows."""
     return run[f"{way}, first {first_listed(run)}"]
+
+
+def median_first(runs: list[Result], way: str) -> str:
+    """The median of the same over the draws of a set."""
+    return f"{median(of_first(run, way) for run in runs):g}"
