@@ -363,8 +363,8 @@ def main() -> None:
     command.add_argument("--trial", choices=list(TRIALS), default="")
     command.add_argument("--encoder", help="folder of a sentence-transformers model, for more peers")
     options = command.parse_args()
-    kept = options.output and options.output.exists()
-    runs: list[dict[str, Any]] = json.loads(options.output.read_text())["runs"] if kept else []
+    goes_on = options.output and options.output.exists()
+    runs: list[dict[str, Any]] = json.loads(options.output.read_text())["runs"] if goes_on else []
     there = {(run["set"], run["rows"], run["seed"], run["trial"]): run for run in runs}
     with ExitStack() as stack:
         more: dict[str, Any] = {}

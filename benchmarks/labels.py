@@ -113,8 +113,8 @@ def main() -> None:
     command.add_argument("--vectors", help="word vectors, such as wordllama")
     options = command.parse_args()
     folders = sorted(path.parent for path in options.sets.glob("*/train.csv"))
-    kept = options.output and options.output.exists()
-    found: list[dict[str, Any]] = json.loads(options.output.read_text())["runs"] if kept else []
+    goes_on = options.output and options.output.exists()
+    found: list[dict[str, Any]] = json.loads(options.output.read_text())["runs"] if goes_on else []
     there = {(run["set"], run["rows"], run["seed"]) for run in found if run["trial"] == options.trial}
     record = {"about": about(options, vectors=options.vectors or "none"), "runs": found}
     for folder, rows, seed in itertools.product(folders, options.rows, options.seeds):

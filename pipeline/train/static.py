@@ -45,7 +45,9 @@ def is_static(folder: Path) -> bool:
     return [len(shape) for shape in shapes].count(2) == 1
 
 
-def static_folder(encoder: Path, device: str, begins: Callable[[Path], None], done: Callable[[int, int], None]) -> Path:
+def static_folder(
+    encoder: Path, device: str, begins: Callable[[Path], None], report: Callable[[int, int], None]
+) -> Path:
     """The folder with the static vectors of an encoder's tokens, which this function fills the first time.
 
     Parameters
@@ -56,7 +58,7 @@ def static_folder(encoder: Path, device: str, begins: Callable[[Path], None], do
         The device that computes, as of `open_engine`.
     begins : callable
         Called with the folder before it is filled, which takes some minutes of a core.
-    done : callable
+    report : callable
         Called now and then with how many tokens are done, and how many there are.
 
     Returns
@@ -72,23 +74,23 @@ def static_folder(encoder: Path, device: str, begins: Callable[[Path], None], do
         If it has no tokenizer.json, if its vectors are not finite, or if the cache cannot be written.
 
     """
-    kept = cache_folder() / "vectors" / _digest(encoder)
-    if kept.is_dir():
-        return kept
+    target = cache_folder() / "vectors" / _digest(encoder)
+    if target.is_dir():
+        return target
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=kept.parent) as name:
-            begins(kept)
-            made = Path(name) / kept.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as name:
+            begins(target)
+            made = Path(name) / target.name
             made.mkdir()
-            save_file({"embeddings": _distilled(encoder, device, done)}, made / "model.safetensors")
+            save_file({"embeddings": _distilled(encoder, device, report)}, made / "model.safetensors")
             shutil.copyfile(encoder / "tokenizer.json", made / "tokenizer.json")
-            if not kept.is_dir():  # or another process was faster, with the same vectors
-                made.rename(kept)
+            if not target.is_dir():  # or another process was faster, with the same vectors
+                made.rename(target)
     except OSError as error:
         remedy = "set BROADSHEET_CACHE_DIR to a folder with room that you may write to"
-        raise UsageError(f"static vectors cannot be kept in {kept.parent} ({error}): {remedy}") from error
-    return kept
+        raise UsageError(f"static vectors cannot be kept in {target.parent} ({error}): {remedy}") from error
+    return target
 
 
 def _digest(folder: Path) -> str:
@@ -101,13 +103,13 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def _distilled(folder: Path, device: str, done: Callable[[int, int], None]) -> NDArray[np.float16]:
+def _distilled(folder: Path, device: str, report: Callable[[int, int], None]) -> NDArray[np.float16]:
     """The vectors of an encoder's tokens [tokens, dimensions]: 0 of a token that is no word and no part of a word."""
     encoder = load_encoder(str(folder))
     of_tokens = _texts_of_tokens(folder / "tokenizer.json")
     words = sorted({text for text in of_tokens if text}, key=lambda text: (len(text), text))
     texts = Texts.of([word.encode() for word in words])
-    vectors = vectors_of(encoder, texts.data, texts.offsets, device, lambda count: done(count, len(words)))
+    vectors = vectors_of(encoder, texts.data, texts.offsets, device, lambda count: report(count, len(words)))
     if not np.isfinite(vectors).all():
         raise UsageError(f"the vectors of {folder} are not all finite: name another encoder")
     centred = vectors - vectors.mean(axis=0)
