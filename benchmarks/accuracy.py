@@ -13,11 +13,14 @@ these and fastText (the package fasttext-community); with `--encoder FOLDER`, a 
 and model2vec (packages of these names, best on a GPU) too, and with ours that the encoder has taught by up to 6,000
 other training rows without their labels.
 
+`--trial vectors` compares word vectors: those of wordllama, and joined with them the static vectors of the tokens of
+`--encoder FOLDER`, which it distils first; the record says in how many seconds.
+
 `--trial network` compares n-grams alone, the network alone, and both; it needs a GPU. `--trial fits` lets ours and
 scikit-learn use all cores, and ours a GPU, with one epoch of the network; it records seconds of a clock.
 
 There are two trials with worse rows. `--trial noise` gives 10 % of the training rows a wrong label. `--trial imbalance`
-keeps a tenth of the training rows of every other class; macro-F1 is told beside accuracy, and balanced weights are
+keeps a tenth of the training rows of every other class; it records macro-F1 beside accuracy, and balanced weights are
 tried, ours and scikit-learn's. And `--trial fasttext` has `fasttext supervised` in place of scikit-learn, as it is and
 with what cross-validation chooses.
 """
@@ -27,11 +30,13 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import os
 import re
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +55,7 @@ from sklearn.svm import LinearSVC
 from benchmarks.record import about, parser, write
 from broadsheet.pipeline.classifier import load
 from broadsheet.pipeline.train import train
+from broadsheet.pipeline.train.static import static_folder
 from broadsheet.pipeline.train.teachers import SoftLabels
 
 MOST_TESTED = 6000
@@ -262,6 +268,14 @@ def model2vec(texts: list[str], labels: Labels, tested: list[str], encoder: str)
     return np.asarray(model.fit(texts, labels.tolist()).predict(tested))
 
 
+def distilled(encoder: str, cache: str) -> float:
+    """Distil the static vectors of an encoder's tokens into a cache folder; the seconds of a core that this takes."""
+    os.environ["BROADSHEET_CACHE_DIR"] = cache
+    began = time.process_time()
+    static_folder(Path(encoder), "cpu", lambda folder: None, lambda done, most: None)
+    return round(time.process_time() - began, 1)
+
+
 def taught(texts: list[str], labels: Labels, tested: list[str], encoder: str, unlabelled: list[str]) -> Labels:
     """The labels of `tested` by a model of ours, with an encoder as a teacher of rows without a label too.
 
@@ -287,6 +301,7 @@ def _static(encoder: str) -> Any:
 
 
 PEERS = {"ours, vectors": partial(ours, vectors="wordllama"), "fastText": fasttext_for_few}
+WITH_ENCODER = "ours, vectors of an encoder too"
 WAYS = {"ours": ours, "words": words, "words or characters": words_or_characters}
 BALANCED = {
     "ours, balanced": partial(ours, balanced=True),
@@ -301,6 +316,7 @@ ALL_CORES = {
     "ours, GPU": partial(ours, device="cuda", settings=("epochs=1",)),
     "words or characters": partial(words_or_characters, jobs=-1),
 }
+TRIALS |= {"vectors": {"ours, vectors": partial(ours, vectors="wordllama")}}
 TRIALS |= {"network": OF_NETWORK, "fits": ALL_CORES, "noise": WAYS, "imbalance": WAYS | BALANCED}
 
 
@@ -347,25 +363,30 @@ def main() -> None:
     command.add_argument("--trial", choices=list(TRIALS), default="")
     command.add_argument("--encoder", help="folder of a sentence-transformers model, for more peers")
     options = command.parse_args()
-    if options.encoder:
-        TRIALS["peers"] |= {name: partial(way, encoder=options.encoder) for name, way in OF_ENCODER.items()}
-    kept = options.output and options.output.exists()
-    runs: list[dict[str, Any]] = json.loads(options.output.read_text())["runs"] if kept else []
+    goes_on = options.output and options.output.exists()
+    runs: list[dict[str, Any]] = json.loads(options.output.read_text())["runs"] if goes_on else []
     there = {(run["set"], run["rows"], run["seed"], run["trial"]): run for run in runs}
-    for rows in options.rows:
-        for folder in sorted(path.parent for path in options.sets.glob("*/train.csv")):
-            for seed in options.seeds if len(read(folder / "train.csv")[0]) >= rows else ():
-                case = {"set": folder.name, "rows": rows, "seed": seed, "trial": options.trial}
-                run = there.get(tuple(case.values()), case)
-                ways = [way for way in TRIALS[options.trial] if way not in run]
-                if ways:
-                    measure(folder, run, ways)
-                    runs += [run] if run is case else []
-                    print(run, flush=True)
-                    if options.output:
-                        write({"about": about(options), "runs": runs}, options.output)
+    with ExitStack() as stack:
+        more: dict[str, Any] = {}
+        if options.encoder:
+            TRIALS["peers"] |= {name: partial(way, encoder=options.encoder) for name, way in OF_ENCODER.items()}
+            TRIALS["vectors"] |= {WITH_ENCODER: partial(ours, vectors=f"wordllama,{options.encoder}")}
+        if options.encoder and options.trial == "vectors":
+            more["distilling, s"] = distilled(options.encoder, stack.enter_context(tempfile.TemporaryDirectory()))
+        record = {"about": about(options, **more), "runs": runs}
+        folders = sorted(path.parent for path in options.sets.glob("*/train.csv"))
+        for rows, seed, folder in itertools.product(options.rows, options.seeds, folders):
+            case = {"set": folder.name, "rows": rows, "seed": seed, "trial": options.trial}
+            run = there.get(tuple(case.values()), case)
+            ways = [way for way in TRIALS[options.trial] if way not in run]
+            if ways and len(read(folder / "train.csv")[0]) >= rows:
+                measure(folder, run, ways)
+                runs += [run] if run is case else []
+                print(run, flush=True)
+                if options.output:
+                    write(record, options.output)
     if not options.output:
-        write({"about": about(options), "runs": runs}, None)
+        write(record, None)
 
 
 if __name__ == "__main__":

@@ -4,19 +4,21 @@
     python -m benchmarks.labels SETS --trial next --rows 300 1000 --seeds 0 1 2 3 4
 
 SETS has a folder for each set, with train.csv and test.csv, of columns text and label. A seed draws the training rows.
+Measured figures are kept, so that you can call the command again for more.
 
 `suspects` gives 2 % of the rows another label, drawn at random, and counts how many of these rows are among the first
 that `train --suspects` lists: as many as have a wrong label, twice and two and a half times as many. Beside it stands
 TF-IDF of words and pairs with logistic regression, cross-validated, whose rows are sorted by the probability of their
 own label.
 
-`next` trains, has 100 of 5,000 other rows chosen by `next`, and trains again with their labels; beside it with 100 rows
-drawn at random. Both are evaluated on up to 6,000 test rows. There are no word vectors but with `--vectors`.
+`next` trains, has 100 of up to 5,000 other rows chosen by `next`, and trains again with their labels; beside it with
+100 rows drawn at random. Both are evaluated on up to 6,000 test rows. There are no word vectors but with `--vectors`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -93,17 +95,13 @@ def chosen_rows(folder: Path, rows: int, seed: int, vectors: str | None) -> dict
     return figures
 
 
-def runs(options: Any) -> Iterator[dict[str, Any]]:
-    for folder in sorted(path.parent for path in options.sets.glob("*/train.csv")):
-        texts, labels = read(folder / "train.csv")
-        for rows in options.rows:
-            for seed in options.seeds if len(texts) >= rows + POOL or options.trial == "suspects" else ():
-                case = {"set": folder.name, "rows": rows, "seed": seed, "trial": options.trial}
-                if options.trial == "next":
-                    yield case | chosen_rows(folder, rows, seed, options.vectors)
-                else:
-                    drawn = np.random.default_rng(seed).permutation(len(labels))[:rows]
-                    yield case | suspects([texts[i] for i in drawn], labels[drawn], seed, options.vectors)
+def measured(folder: Path, case: dict[str, Any], vectors: str | None) -> dict[str, Any]:
+    """The figures of a set, a number of rows, a seed and a trial."""
+    if case["trial"] == "next":
+        return case | chosen_rows(folder, case["rows"], case["seed"], vectors)
+    texts, labels = read(folder / "train.csv")
+    drawn = np.random.default_rng(case["seed"]).permutation(len(labels))[: case["rows"]]
+    return case | suspects([texts[i] for i in drawn], labels[drawn], case["seed"], vectors)
 
 
 def main() -> None:
@@ -114,14 +112,20 @@ def main() -> None:
     command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="that draw them")
     command.add_argument("--vectors", help="word vectors, such as wordllama")
     options = command.parse_args()
-    found = []
-    for run in runs(options):
-        found.append(run)
-        print(run, flush=True)
-        if options.output:
-            write({"about": about(options, vectors=options.vectors or "none"), "runs": found}, options.output)
+    folders = sorted(path.parent for path in options.sets.glob("*/train.csv"))
+    goes_on = options.output and options.output.exists()
+    found: list[dict[str, Any]] = json.loads(options.output.read_text())["runs"] if goes_on else []
+    there = {(run["set"], run["rows"], run["seed"]) for run in found if run["trial"] == options.trial}
+    record = {"about": about(options, vectors=options.vectors or "none"), "runs": found}
+    for folder, rows, seed in itertools.product(folders, options.rows, options.seeds):
+        if (folder.name, rows, seed) not in there:
+            case = {"set": folder.name, "rows": rows, "seed": seed, "trial": options.trial}
+            found.append(measured(folder, case, options.vectors))
+            print(found[-1], flush=True)
+            if options.output:
+                write(record, options.output)
     if not options.output:
-        write({"about": about(options, vectors=options.vectors or "none"), "runs": found}, None)
+        write(record, None)
 
 
 if __name__ == "__main__":

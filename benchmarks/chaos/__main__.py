@@ -69,7 +69,7 @@ def told(trials: list[dict[str, Any]]) -> str:
 
 
 def _recorded(output: Path | None, seed: int) -> tuple[list[dict[str, Any]], list[str]]:
-    """The trials in the output file of a run that was ended, and the commits they are of."""
+    """The trials in the output file of a run that was ended, and their commits."""
     if output is None or not output.exists():
         return [], []
     recorded = json.loads(output.read_text())

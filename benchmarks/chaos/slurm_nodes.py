@@ -1,7 +1,7 @@
 """A real Slurm of four nodes on this machine: each slurmd in a network namespace with its own address and host name.
 
-Each node has one of this machine's GPUs; where there are fewer than four, nodes share them. Not real: limits on cores,
-memory and devices (there is no cgroup plugin), and the GPU where the machine has none.
+Each node has one of this machine's GPUs; where there are fewer than four, nodes share them. Limits on cores, memory
+and devices are not real (there is no cgroup plugin), nor is the GPU where the machine has none.
 """
 
 from __future__ import annotations

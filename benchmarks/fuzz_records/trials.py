@@ -76,7 +76,7 @@ class Look:
     most_ranges : int
         So many ranges are read at most.
     is_guessed : bool
-        Whether no range is told where its first record begins.
+        Whether each range guesses where its first record begins.
 
     """
 

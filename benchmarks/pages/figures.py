@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 from math import floor, log10
@@ -162,6 +163,8 @@ def one_gpu(training: Result, run: Result) -> Result:
 
 # accuracy.md
 
+WITH_ENCODER = "ours, vectors of an encoder too"
+
 
 def cases(accuracy: Result, trial: str) -> list[list[Result]]:
     """The runs of a trial by rows and set, each with several seeds."""
@@ -198,6 +201,27 @@ def beside(peers: Result) -> list[tuple[int, str, list[list[Result]]]]:
             if peer in run:
                 by_peer[run.rows, peer][run.set].append(run)
     return [(rows, peer, list(sets.values())) for (rows, peer), sets in by_peer.items()]
+
+
+def by_set(measured: Result) -> list[list[Result]]:
+    """The runs of each set, in the order of the sets' names."""
+    runs = sorted(measured.runs, key=lambda run: str(run["set"]))
+    return [list(group) for _, group in itertools.groupby(runs, key=lambda run: run["set"])]
+
+
+def vectors_right(vectors: Result) -> list[float]:
+    """The mean accuracy over the sets with wordllama's vectors, and with an encoder's too."""
+    return [over_sets(by_set(vectors), way) for way in ("ours, vectors", WITH_ENCODER)]
+
+
+def vectors_seconds(vectors: Result) -> list[float]:
+    """The mean seconds of the same."""
+    return [over_sets(by_set(vectors), f"{way}, s") for way in ("ours, vectors", WITH_ENCODER)]
+
+
+def with_encoder(vectors: Result, runs: list[Result]) -> str:
+    """The accuracy with an encoder's vectors too, on the set of these runs."""
+    return mean_of([run for run in vectors.runs if run["set"] == runs[0]["set"]], WITH_ENCODER)
 
 
 def over_sets(sets: list[list[Result]], way: str) -> float:
@@ -251,6 +275,11 @@ def latency(row: Result, number: int) -> str:
 # docs/wrong_labels.md
 
 
+def gain(next_rows: Result, way: str) -> float:
+    """The points of accuracy that more rows add, as a mean over the sets."""
+    return over_sets(by_set(next_rows), way) - over_sets(by_set(next_rows), "before")
+
+
 def first_listed(run: Result) -> int:
     """Twice as many rows as have a wrong label."""
     return 2 * run.wrong
@@ -259,3 +288,8 @@ def first_listed(run: Result) -> int:
 def of_first(run: Result, way: str) -> int:
     """How many wrong labels are among so many rows."""
     return run[f"{way}, first {first_listed(run)}"]
+
+
+def median_first(runs: list[Result], way: str) -> str:
+    """The median of the same over the draws of a set."""
+    return f"{median(of_first(run, way) for run in runs):g}"

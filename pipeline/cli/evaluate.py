@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,16 +58,13 @@ def command(
         if picture and find_spec("matplotlib") is None:
             raise UsageError(f"{flag} needs Matplotlib: {install('report')}")
     from ..evaluation.evaluate import evaluate
-    from ..evaluation.rows import columns_of, learned_columns
     from ..model.charcnn import load_model
     from ..report.phases import Phases
     from ..source.inputs import Paths, local_paths
 
     refuse_outputs(pictures, overwrite, lambda: [model, *local_paths(Paths(data))])
     loaded = load_model(model)
-    texts, label = columns_of(loaded, text_column or (), label_column)
-    if not (text_column and label_column) and any(learned_columns(loaded)):
-        say(f"columns: text {', '.join(texts or ['text'])}; label {label}", error=True)
+    texts, label = chosen_columns(loaded, text_column, label_column)
     options = {"text_column": texts, "label_column": label, **keywords(flags, SCORE)}
     options["progress"] = Phases(PlainConsole(stderr=True))
     network = options.pop("network", SCORE["network"].default)
@@ -107,6 +105,21 @@ def command(
         save_png(confusion_matrix(result.confusion), plot)
     if reliability:
         save_png(reliability_diagram(result.reliability, result.uncalibrated), reliability)
+
+
+def chosen_columns(
+    model: Model, text_column: list[str] | None, label_column: str | None
+) -> tuple[str | Iterable[str], str]:
+    """The columns of text and label that are named, else those that a model learned from, which it prints.
+
+    Raises UsageError where neither says which column has the label.
+    """
+    from ..evaluation.rows import columns_of, learned_columns
+
+    texts, label = columns_of(model, text_column or (), label_column)
+    if not (text_column and label_column) and any(learned_columns(model)):
+        say(f"columns: text {', '.join(texts or ['text'])}; label {label}", error=True)
+    return texts, label
 
 
 def _evaluate_labels(model: Model, data: list[str], as_json: bool, options: dict[str, Any]) -> None:

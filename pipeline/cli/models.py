@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _LABELLED = "Labelled articles that the model was not trained on: files, folders, globs or URLs."
 _HELD_OUT = "Use only the rows of DATA that `train --hold-out SHARE` kept out."
-_LABEL = "Column with the true class, by name or number."
+_LABEL = "Column with the true class, by name or number.  [default: that of the training]"
 _BY_CLASS = "Also fit the scores of each class that has 100 rows or more by themselves."
 _INT8 = "Prepare the model for `--precision int8`."
 _AGREEMENT = "Share of labels that stay where the network is asked about some texts only."
@@ -61,10 +61,12 @@ def calibrate(
     from ..evaluation import fitting
     from ..evaluation.chain import promised
     from ..model import cascade
+    from ..model.charcnn import load_model
     from ..model.scores import BY_CLASS, CARD
     from ..report.phases import Phases
     from ..source.inputs import Paths, local_paths
     from ..source.label_map import unmatched_line
+    from .evaluate import chosen_columns
 
     refuse_outputs({"-o": output}, overwrite, lambda: [model, *local_paths(Paths(data))])
     read: dict[str, Any] = {"text_column": text_column or (), **keywords(flags, READ)}
@@ -78,7 +80,10 @@ def calibrate(
     read |= {"held_out": held_out, "agreement": agreement, "device": device, "precision": precision}
     read |= {"by_class": by_class, "top": top, "top_of": top_of, "recall": recall}
     read["progress"] = Phases(PlainConsole(stderr=True))
-    calibrated = fitting.calibrate(begun, Paths(data), label_column=label_column, **read)
+    loaded = load_model(begun)
+    if not (loaded.encoder is not None and loaded.cascade is not None):  # a chain needs no labels
+        read["text_column"], label_column = chosen_columns(loaded, text_column, label_column)
+    calibrated = fitting.calibrate(loaded, Paths(data), label_column=label_column, **read)
     calibrated.save(output)
     if "promise" in calibrated.card.get(cascade.CARD, {}):
         say(f"{output}: {promised(calibrated.card[cascade.CARD])}")

@@ -71,6 +71,7 @@ def command(
     try:
         from ..train import CHECKPOINT, Recipe, odd_rows, train
         from ..train.progress import plot_curve
+        from ..train.vectors import chosen_vectors
         from .training import TrainingProgress, print_oddities
     except ModuleNotFoundError as error:
         raise UsageError(f"training needs scikit-learn ({error}): {install('train')}") from error
@@ -90,7 +91,8 @@ def command(
     options["suspects"] = suspects is not None
     resume = options.get("resume", False)
     read = [*data, *options.get("test", ()), *(unlabelled or ())]
-    models = [*(teacher or ()), *(str(options[name]) for name in ("init", "alphabet", "vectors") if name in options)]
+    models = [*(teacher or ()), *(str(options[name]) for name in ("init", "alphabet") if name in options)]
+    models += chosen_vectors(options.get("vectors"), 0)
     _resolve_inputs(options, teacher or (), soft_labels or (), unlabelled, soft_share)
     if dry_run:
         print_oddities(odd_rows(Paths(data), **options), PlainConsole())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -161,6 +163,13 @@ def print_oddities(found: Sequence[Odd], console: PlainConsole) -> None:
     for odd in found:
         table.add_row(odd.what, f"{odd.rows:,}", odd.which, odd.remedy)
     console.print(table)
+    lines = [odd.map_line for odd in found if odd.map_line is not None]
+    if lines:
+        example = io.StringIO()
+        csv.writer(example, lineterminator="\n").writerows([("label", "class"), *lines])
+        console.print("for --map-labels, a CSV file such as this one (rows of a label without a class are left out):")
+        for line in example.getvalue().splitlines():
+            console.print(f"  {line}", soft_wrap=True)
 
 
 def _numbers(figures: Mapping[str, Any]) -> str:

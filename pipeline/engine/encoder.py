@@ -219,7 +219,7 @@ class EncoderEngine:
         return replace(first, all_scores=first.all_scores if all_scores else None, asked=int(rows.sum()))
 
     def _open(self, first: Predictions) -> NDArray[np.bool_]:
-        """Of which texts the n-grams leave open what they are, [N]; among them all on which they overflow."""
+        """Say for each of N texts whether the n-grams leave its label open; they do so where they overflow."""
         cascade = self.model.cascade
         assert cascade is not None
         assert first.all_scores is not None

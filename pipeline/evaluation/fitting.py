@@ -41,7 +41,7 @@ from ..source.label_map import unmatched
 from ..source.labels import NO_TRUTH
 from ..source.sample import sample_input, with_class_numbers
 from .chain import Top, with_promise
-from .rows import NewRows, RowProgress, chosen_input, files_of, hold_out, numbered, scored_rows
+from .rows import NewRows, RowProgress, chosen_input, columns_of, files_of, hold_out, numbered, scored_rows
 
 Doubles = NDArray[np.float64]
 _FOLDS = 5
@@ -88,9 +88,9 @@ def calibrate(
         Anything that `classify` takes: labelled articles that the model was not trained on; for a chain any texts.
         Rows that the model has learned from are left out.
     text_column : str or iterable of str
-        Column with the text, "text" by default. Several are joined by a space.
+        Column with the text. Several are joined by a space. Default: those that the model learned from, or "text".
     label_column : str, optional
-        Column with the true class, by name or by number; of a chain none.
+        Column with the true class, by name or by number; of a chain none. Default: the one that the model learned from.
     held_out : float, optional
         `source` is what the model was trained on, with this share held out: only those rows are used.
     agreement : float
@@ -154,8 +154,7 @@ def calibrate(
         return with_promise(given_model, source, text_column, *how, options, progress)
     if top is not None or top_of is not None:
         raise UsageError(f"--top is what a chain is to find, and {given_model.name} is none: train --keep-teacher")
-    if label_column is None:
-        raise UsageError("--label-column names the column with the true class; only --int8 and a chain need none")
+    text_column, label_column = columns_of(given_model, text_column, label_column)
     loaded = given_model.asking("all")
     if loaded.is_multi_label:
         raise UsageError(f"{loaded.name} gives a text several labels: it has thresholds, and no temperature")

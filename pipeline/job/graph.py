@@ -252,7 +252,7 @@ class _Run:
         is drawn from the client, whose memory and the workers' hold it. Workers come and go, so they are counted again
         from time to time.
 
-        Not before the first chunks are submitted: a small job has no others.
+        They are not counted before the first chunks are submitted: a small job has no others.
         """
         if self.live and time.monotonic() - self._asked > _SECONDS_BETWEEN_COUNTS:
             threads = self._client.nthreads()

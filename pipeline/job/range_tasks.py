@@ -109,8 +109,8 @@ def label_range(part: Range, content: Chunk | None, alone: bool, job: Job) -> Ch
     Raises
     ------
     SourceError, UsageError, BroadsheetError
-        As `infer` and `write` do; what was committed by then stays. Not for a file that cannot be read, which is a
-        problem of the range's end, unless the job is strict or the file is read in parts.
+        As `infer` and `write` do; what was committed by then stays. A file that cannot be read is a problem
+        of the range's end; it raises only if the job is strict or the file is read in parts.
 
     """
     read_again = 0
@@ -246,7 +246,7 @@ class _Chunks(AbstractContextManager["_Chunks"]):
 
     @property
     def may_read(self) -> bool:
-        """Not where a chunk has failed, the job is stopped, or nobody wants the result any longer."""
+        """Whether to read on: no chunk has failed, the job is not stopped, and its result is wanted."""
         return not self._failed and run_of(self._key) not in STATE.stopped and self._is_wanted
 
     @property
@@ -353,8 +353,8 @@ class _Chunks(AbstractContextManager["_Chunks"]):
         self._room = None
 
     def _secede(self) -> None:
-        """Have another task of the worker read meanwhile. Not where the worker closes: it holds Dask's lock of threads
-        while it waits for this one, which would wait for the lock.
+        """Have another task of the worker read meanwhile, unless the worker closes: it then holds Dask's lock of
+        threads while it waits for this one, which would wait for the lock.
         """
         if not self._has_seceded and self._worker.status not in _ENDING:
             secede()

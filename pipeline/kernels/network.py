@@ -323,8 +323,8 @@ class Network:
         return Reader(self._ngrams, shape.bits).means(*text)
 
     def start_kept(self, slot: Slot, ids: cp.ndarray, units: int, wanted: Wanted) -> None:
-        """Start a batch whose ids, uint8 [N, pitch], are on the GPU: those that another network has kept. Not for a
-        model with a branch, which needs the text.
+        """Start a batch whose ids, uint8 [N, pitch], are on the GPU: those that another network has kept. A model
+        with a branch cannot do this, since it needs the text.
         """
         slot.input["count"][:] = len(ids)
         record(slot.copy_begun, self._in)

@@ -44,7 +44,7 @@ class About(Struct, frozen=True, forbid_unknown_fields=True):
     halvings : int
         How often the range of the hashes was halved: kept are those below 2^(64 - halvings).
     reads : int
-        Characters of a text that its hash is of.
+        Characters of a text that its hash covers.
     sha256 : str
         Of the hashes, as the file has them.
 
@@ -94,7 +94,7 @@ class LearnedRows:
     halvings : int
         Kept are the hashes below 2^(64 - halvings).
     reads : int
-        Characters of a text that its hash is of.
+        Characters of a text that its hash covers.
 
     """
 

@@ -324,7 +324,7 @@ SHARDS = "model.safetensors.index.json"
 
 
 class Fetched(NamedTuple):
-    """A file in the cache, and what it is called: with the commit that it is of."""
+    """A file in the cache, and its name, which contains the commit."""
 
     path: Path
     name: str

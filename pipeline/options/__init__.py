@@ -67,9 +67,9 @@ class TruthKeywords(TypedDict, total=False):
         "are numbers that can count the classes in one way only; which one is reported.")]
     fold_labels: Annotated[bool, _input("Take labels that differ only by case, spaces or Unicode form as one class.",
         False, recorded=True, seldom=True)]
-    map_labels: Annotated[FILE, _input("CSV file with the columns label and class: the class that a label stands for.",
-        None, "FILE.csv", recorded=True, more="Rows whose label has an empty class there are left out. What no row has "
-        "is reported.")]
+    map_labels: Annotated[FILE, _input("CSV file: a line label,class, then lines such as Sprots,Sports.",
+        None, "FILE.csv", recorded=True, more="Rows with the label Sprots then have the class Sports. Rows "
+        "whose label has an empty class there are left out. What no row has is reported.")]
 
 
 class LabelKeywords(EngineKeywords, TruthKeywords, total=False):

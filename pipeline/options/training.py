@@ -104,7 +104,8 @@ class TrainKeywords(ReadKeywords, total=False):
     ngrams: Annotated[int | None, _network("Buckets for n-grams, a power of two; 0: none.",
         None, "N", "by the classes", seldom=True,
         more="They are of words and characters. Default: about a million for few classes, fewer for many.")]
-    vectors: Annotated[FILE, _network("Pretrained word vectors for the n-grams: wordllama, a file, a folder, or none.",
+    vectors: Annotated[FILE, _network("Word vectors for the n-grams: wordllama, a file, an encoder's folder, several "
+        "with commas, or none.",
         "auto", "WHAT", more="In Python None for none (docs/train_options.md lists the formats). How much they count "
         'is chosen by cross-validation, and may be nothing. Default: "auto", those of wordllama where that package is '
         "installed and there are at most 10,000 labelled rows.")]

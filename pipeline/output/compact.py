@@ -182,7 +182,7 @@ class _Joined:
     of : list of _Files
         The files that it has, one after the other.
     chunks : list of list of _Chunk
-        The chunks that each of its chunks is made of.
+        The chunks that make up each of its chunks.
 
     """
 

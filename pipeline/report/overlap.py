@@ -6,6 +6,7 @@ from ..measures.overlap import Overlap
 from .shares import share_text
 
 _REMEDY = "measure on rows that it has not seen"
+_MOSTLY = 0.5  # of the rows
 
 
 def overlap_line(overlap: Overlap | None, others: str | None = None) -> str | None:
@@ -26,4 +27,6 @@ def overlap_line(overlap: Overlap | None, others: str | None = None) -> str | No
         return f"{line}. These figures tell what the model remembers, not how good it is: {_REMEDY}"
     if others is None:
         others = f"accuracy {share_text(overlap.right, overlap.others)}"
+    if overlap.share > _MOSTLY:
+        line += f". These figures tell mostly what the model remembers: {_REMEDY}"
     return f"{line}. On the {overlap.others:,} other rows: {others}"

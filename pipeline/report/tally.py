@@ -119,7 +119,7 @@ class Tally(Counts):
         return msgspec.structs.replace(
             super().totals,
             labels={name: self.labels[name] for name in self.classes if self.labels[name]},
-            problems=tuple(sorted({*problems, *self.problems})),  # one that stays is told by each update
+            problems=tuple(sorted({*problems, *self.problems})),  # each update reports one that stays
             unread=tuple(sorted({*unread, *self.unread}, key=str)),
         )
 

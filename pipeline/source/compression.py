@@ -135,7 +135,7 @@ class Compression:
     suffix : str
         The end of a file's name that promises it.
     unit : str
-        What a file is a sequence of.
+        The unit whose repetition makes a file.
     begins : callable
         Whether a unit has this beginning, also if it is cut off within it.
 

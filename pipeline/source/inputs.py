@@ -409,7 +409,7 @@ def chunks_here(job_input: JobInput) -> Iterator[Chunk]:
     """Every chunk in input order, read in this process.
 
     Raises SourceError for a file that is not wholly readable; single bad rows are in the quarantine of their chunk, and
-    those in another encoding are told in a warning at the end.
+    a warning at the end names those in another encoding.
     """
     undecoded: Counter[str] = Counter()
     if job_input.problems:

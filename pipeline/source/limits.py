@@ -11,8 +11,9 @@ MOST_CHUNK_ROWS = {"cpu": 32_768, "cuda": 262_144}
 """Where a model is faster."""
 
 _ROWS_AT_COST_1 = 525
-"""Of which a CPU labels some 470 a second and thread, if they are ordinary texts. A kill costs a chunk, and that should
-be 30 s at most: long texts cost 3.5 times as much, and a network that is asked about some may be asked about all.
+"""A CPU labels some 470 such rows a second and thread, if they are ordinary texts. A kill costs a chunk, and that
+should be 30 s at most: long texts cost 3.5 times as much, and a network that is asked about some may be asked about
+all.
 """
 
 _FEWEST = 8

@@ -277,7 +277,7 @@ def _fit_ngrams(request: TrainRequest, prepared: TrainingData, length: int, bits
     data, answers = prepared.data, _answers(request, prepared)
     kinds = kinds_for(data.text, length)
     named = chosen_vectors(request.vectors, len(prepared.fit))
-    known = None if named is None else read_vectors(named, data.text)
+    known = read_vectors(named, data.text, request.device, request.tell) if named else None
     in_one_process = request.client is None and (request.gpus or 1) == 1  # of several, the GPUs are for them
     on_gpu = in_one_process and fits_on_gpu(request.device)
     learned, settings = (data.text, answers, prepared.fit, prepared.held), (kinds, bits, request.balanced, known)

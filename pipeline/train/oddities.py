@@ -49,7 +49,8 @@ def oddities(
         alike = spelled_alike(counts)
         near = one_letter_off(counts)
         found += _spellings(counts, alike, f"spellings of one class{where}", "--fold-labels makes them one class")
-        found += _spellings(counts, near, f"one letter apart{where}", "if they are one class: --map-labels FILE")
+        apart = _spellings(counts, near, f"one letter apart{where}", "if they are one class: --map-labels FILE")
+        found += [odd._replace(map_line=(names[1], names[0])) for odd, names in zip(apart, near, strict=True)]
         if data.levels is None:
             found += _contradictions(data, column, where)
             spelled = {name for names in (*alike, *near) for name in names[1:]}
@@ -106,8 +107,9 @@ def _rare(counts: dict[str, int], where: str, balanced: bool) -> Iterator[Odd]:
         ([] if balanced else seldom, "rare classes, which are seldom given", "--balanced, if they matter as much"),
     ):
         if names:
-            rows = sum(counts[name] for name in names)
-            yield Odd(f"{what}{where}", rows, _with_counts(counts, sorted(names, key=counts.__getitem__)), remedy)
+            rows, rarest_first = sum(counts[name] for name in names), sorted(names, key=counts.__getitem__)
+            map_line = (rarest_first[0], "") if "--map-labels" in remedy else None
+            yield Odd(f"{what}{where}", rows, _with_counts(counts, rarest_first), remedy, map_line)
 
 
 def _with_counts(counts: dict[str, int], names: list[str]) -> str:

@@ -137,6 +137,8 @@ class Odd(NamedTuple):
         Which classes or texts.
     remedy : str
         What becomes of these rows, or what would help.
+    map_line : tuple of str, optional
+        A label and its class, or "" to leave its rows out: an example of what a file for --map-labels would say.
 
     """
 
@@ -144,6 +146,7 @@ class Odd(NamedTuple):
     rows: int
     which: str
     remedy: str
+    map_line: tuple[str, str] | None = None
 
 
 class Oddities(NamedTuple):

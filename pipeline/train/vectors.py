@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -27,6 +27,8 @@ from ..model.fasttext_file import is_fasttext
 from ..model.fasttext_file import read_vectors as read_vectors_of_fasttext
 from ..model.ngrams import Kinds, find
 from .data import TextBuffers
+from .progress import Note, RowsDone, Told
+from .static import is_static, static_folder
 
 Vectors = NDArray[np.float32]
 
@@ -41,7 +43,10 @@ _MOST_OF_ROWS = 200_000  # distinct words, the most frequent ones
 _MOST_OWN = 50_000  # words of the vectors' own
 _WORD = re.compile(r"\w+")
 _SPACE_MARKS = "▁Ġ"  # before a token that begins a word
-_FORMS = "safetensors with a vocabulary, text of word2vec, GloVe or fastText (.vec), its .bin, or a folder of model2vec"
+_FORMS = (
+    "safetensors with a vocabulary, text of word2vec, GloVe or fastText (.vec), its .bin, or the folder of an encoder "
+    "or of model2vec"
+)
 
 
 class WordVectors(NamedTuple):
@@ -73,18 +78,64 @@ class WordVectors(NamedTuple):
         return buckets, vectors
 
 
-def chosen_vectors(what: str | Path | None, rows: int) -> str | None:
-    """The vectors that a fit to so many labelled rows takes: a name, file or folder, or None."""
-    if what is None or str(what) != AUTO:
-        return None if what is None else str(what)  # of the command, names too are paths
-    return WORDLLAMA if rows <= _FEW_ROWS and find_spec(WORDLLAMA) and find_spec("tokenizers") else None
+def chosen_vectors(what: str | Path | None, rows: int) -> list[str]:
+    """The vectors that a fit to so many labelled rows takes: names, files or folders, or none.
+
+    Several stand with commas between. A path with a comma is one path where a file or folder has that name.
+    """
+    if what is None:
+        return []
+    if str(what) == AUTO:
+        return [WORDLLAMA] if rows <= _FEW_ROWS and find_spec(WORDLLAMA) and find_spec("tokenizers") else []
+    return [str(what)] if Path(what).exists() else [name.strip() for name in str(what).split(",")]
 
 
-def read_vectors(what: str, text: TextBuffers) -> WordVectors:
+def read_vectors(
+    named: Sequence[str],
+    text: TextBuffers,
+    device: str = "auto",
+    tell: Callable[[Told], None] = lambda what: None,
+) -> WordVectors:
     """The vectors of the words of some texts, and of the words that are the most frequent where the vectors come from.
 
-    Raises UsageError where they cannot be read.
+    Several tables become one: the numbers of a word stand side by side. So that each table counts the same, its vectors
+    have a mean of zero and a mean length of one; a word that it lacks has zeros.
+
+    Parameters
+    ----------
+    named : sequence of str
+        ``"wordllama"``, files and folders.
+    text : TextBuffers
+        The texts.
+    device : str
+        The device that computes an encoder's vectors, as of `open_engine`.
+    tell : callable
+        Called with a note and the progress, where an encoder is distilled.
+
+    Raises
+    ------
+    UsageError
+        If a table cannot be read, or has no vector of a word of the texts.
+
     """
+    tables = [_read_table(name, text, device, tell) for name in named]
+    if len(tables) == 1:
+        return tables[0]
+    words = list(dict.fromkeys(word for table in tables for word in table.words))
+    row_of = {word: row for row, word in enumerate(words)}
+    parts = []
+    for table in tables:
+        centred = table.vectors - table.vectors.mean(axis=0)
+        part = np.zeros((len(words), centred.shape[1]), np.float32)
+        part[[row_of[word] for word in table.words]] = centred / max(np.linalg.norm(centred, axis=1).mean(), 1e-12)
+        parts.append(part)
+    vectors = np.hstack(parts)
+    name = " and ".join(table.about["name"] for table in tables)
+    return WordVectors(words, vectors, {"name": name, "words": len(words), "dimensions": vectors.shape[1]})
+
+
+def _read_table(what: str, text: TextBuffers, device: str, tell: Callable[[Told], None]) -> WordVectors:
+    """The vectors of one name, file or folder. The parameters are those of `read_vectors`."""
     wanted = _words_of(text)
     if what == WORDLLAMA:
         spec = find_spec(WORDLLAMA)
@@ -98,20 +149,31 @@ def read_vectors(what: str, text: TextBuffers) -> WordVectors:
         path = Path(what)
         with _readable(path):
             if path.is_dir():
-                by_word = _of_tokens(path / "model.safetensors", path / "tokenizer.json", wanted)
+                folder = path if is_static(path) else _distilled(path, device, tell)
+                by_word = _of_tokens(folder / "model.safetensors", folder / "tokenizer.json", wanted)
             elif path.suffix == ".safetensors":
                 by_word = _of_vocabulary(path, wanted)
             elif is_fasttext(path):
                 by_word = _of_fasttext(path, wanted)
             else:
                 by_word = _of_text(path, wanted)
-        about = {"name": path.name}
+        about = {"name": path.resolve().name}
     if not by_word:
         raise UsageError(f"{what} has a vector of no word of the texts")
     vectors = np.stack(list(by_word.values())).astype(np.float32)
     if not np.isfinite(vectors).all():
         raise UsageError(f"{what} holds a value that is not finite")
     return WordVectors(list(by_word), vectors, {**about, "words": len(by_word), "dimensions": vectors.shape[1]})
+
+
+def _distilled(encoder: Path, device: str, tell: Callable[[Told], None]) -> Path:
+    """The folder with static vectors of an encoder's tokens. The parameters are those of `read_vectors`."""
+    what = f"static vectors of {encoder.resolve().name}"
+
+    def begins(folder: Path) -> None:
+        tell(Note(f"{what}, for the first time: a few minutes of a CPU core. They are kept in {folder}"))
+
+    return static_folder(encoder, device, begins, lambda done, most: tell(RowsDone(what, done, most)))
 
 
 @contextmanager
@@ -150,16 +212,24 @@ def _of_tokens(weights: Path, tokenizer: Path, wanted: Sequence[str]) -> dict[st
     own = (token[1:] if begins else token for _, token in by_number if not begins or token[:1] in _SPACE_MARKS)
     words = _with_own(wanted, own)
     space = "" if any(token[:1] == _SPACE_MARKS[0] for _, token in by_number) or not begins else " "
-    spelled = [[space + form for form in (word, word.capitalize(), word.upper())] for word in words]
-    split = splitter.encode_batch([form for forms in spelled for form in forms], add_special_tokens=False)
+    ignores_case = splitter.normalizer is not None and splitter.normalizer.normalize_str("A") == "a"
+    spell = (str,) if ignores_case else (str, str.capitalize, str.upper)
+    forms = [space + form(word) for word in words for form in spell]
+    split = splitter.encode_batch(forms, add_special_tokens=False)
     unknown = splitter.token_to_id(getattr(splitter.model, "unk_token", None) or "")
-    by_word: dict[str, Vectors] = {}
+    tokens_of: dict[str, list[int]] = {}
     for at, word in enumerate(words):
-        whole = (ids for form in split[3 * at : 3 * at + 3] if (ids := form.ids) and unknown not in ids)
+        of_forms = split[len(spell) * at : len(spell) * (at + 1)]
+        whole = (ids for form in of_forms if (ids := form.ids) and unknown not in ids)
         fewest = min(whole, key=len, default=[])
         if fewest and max(fewest) < len(table):
-            by_word[word] = table[fewest].mean(axis=0)
-    return by_word
+            tokens_of[word] = fewest
+    if not tokens_of:
+        return {}
+    counts = np.array([*map(len, tokens_of.values())])
+    tokens = np.concatenate([*tokens_of.values()])
+    means = np.add.reduceat(table[tokens], np.cumsum(counts) - counts, axis=0) / counts[:, None]
+    return dict(zip(tokens_of, means, strict=True))
 
 
 def _table(path: Path) -> Vectors:

@@ -1,10 +1,11 @@
-"""A model's card has the columns that it learned from, and `evaluate` and `next` take them from there."""
+"""A model's card has the columns that it learned from, and `evaluate`, `calibrate` and `next` take them from there."""
 
 from __future__ import annotations
 
 import csv
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
 from conftest import Command
@@ -34,6 +35,14 @@ def test_a_model_that_was_trained_here_needs_no_columns_to_be_named(
     assert evaluate(model, test, device="cpu").to_dict() == in_python.to_dict()
     with pytest.raises(UsageError, match="label_column= names the column with the true class: the card of ag-news"):
         evaluate("ag-news", test, device="cpu")
+    fitted, doubtful = tmp_path / "fitted.safetensors", tmp_path / "doubtful.csv"
+    labels = table.column(1).to_pylist()
+    some_wrong = [labels[row - 1] if row % 5 == 0 else label for row, label in enumerate(labels)]
+    pa_csv.write_csv(pa.table({"words": table.column(0), "topic": some_wrong}), doubtful)
+    given = ["calibrate", str(model), str(doubtful), "-o", str(fitted), "--device", "cpu", "--overwrite"]
+    of_card = broadsheet_in_process(*given)
+    assert (of_card.returncode, "columns: text words; label topic" in of_card.stderr) == (0, True), of_card.stderr
+    assert broadsheet_in_process(*given, *named).stdout == of_card.stdout
     assert next_rows(model, test, count=3, device="cpu").num_rows == 3
     chosen = tmp_path / "next.csv"
     found = broadsheet_in_process("next", str(model), str(test), "--count", "3", "-o", str(chosen), "--device", "cpu")

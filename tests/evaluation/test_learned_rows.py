@@ -112,6 +112,9 @@ def test_a_job_says_so_too(known: pa.Table, fresh: pa.Table, model_file: Path, t
     )
     assert report.to_dict()["models"][0]["learned_rows"] == expected
     assert "rows it learned from: 120 of 420. On the 300 other rows" in " ".join(str(report).split())
+    rows = pa.concat_tables([known, fresh.slice(0, 20)])
+    mostly = classify(rows, output=tmp_path / "mostly", model=model_file, **COLUMNS)
+    assert "These figures tell mostly what the model remembers" in " ".join(str(mostly).split())
 
 
 def test_a_pipe_says_so_too(known: pa.Table, model_file: Path, tmp_path: Path, broadsheet: Command) -> None:

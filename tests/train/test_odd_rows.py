@@ -127,6 +127,13 @@ def test_a_dry_run_prints_the_table_alone_and_writes_nothing(broadsheet_here: Co
     assert plain.startswith("what is odd")
     assert "--fold-labels" in plain
     assert "each row by a model" not in plain
+    example = shown.rstrip().splitlines()[-3:]
+    assert [line.strip() for line in example] == ["label,class", "Sport,Sports", "Space,"]
+    (tmp_path / "map.csv").write_text("\n".join(line.strip() for line in example))
+    of_map = ("--map-labels", tmp_path / "map.csv", "--dry-run")
+    code, shown = broadsheet_here("train", tmp_path / "rows.csv", "--label-column", "kind", *of_map)
+    assert (code, "Space" in shown, "Sport'" in shown, "Sprots" in shown) == (0, False, False, True)
+    (tmp_path / "map.csv").unlink()
     assert [file.name for file in tmp_path.iterdir()] == ["rows.csv"]
     code, shown = broadsheet_here("train", tmp_path / "rows.csv", "--label-column", "kind")
     assert (code, "-o MODEL.safetensors" in shown) == (2, True)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 
+import encoder_folders
 import numpy as np
 import pyarrow as pa
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from broadsheet.pipeline.classifier import load
 from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.model.fasttext_file import MAGIC
 from broadsheet.pipeline.model.ngrams import Kinds
-from broadsheet.pipeline.train import Note, Trained, train
+from broadsheet.pipeline.train import Note, RowsDone, Trained, train
 from broadsheet.pipeline.train.branch import Answers, BranchSettings, _Fold, bags, fit_branch
 from broadsheet.pipeline.train.data import TextBuffers
 from broadsheet.pipeline.train.vectors import AUTO, chosen_vectors, read_vectors
@@ -114,7 +116,7 @@ def test_words_that_no_row_has_are_known(files: dict[str, Path]) -> None:
 def test_vectors_of_every_form_are_the_same(files: dict[str, Path]) -> None:
     text = buffers([" ".join(WORDS[:40]).upper(), "unknown"])
     for path in files.values():
-        found = read_vectors(path, text)
+        found = read_vectors([str(path)], text)
         assert sorted(found.words) == sorted(WORDS), path
         order = np.argsort(found.words)
         assert found.vectors[order] == pytest.approx(vectors()[np.argsort(WORDS)], rel=1e-6), path
@@ -126,7 +128,7 @@ def test_the_folded_weights_are_those_of_the_mean_vector(files: dict[str, Path])
     """
     table = rows(60, WORDS)
     text, labels = buffers(table["text"].to_pylist()), labels_of(table)
-    found = bags(*text, Kinds(2, (0, 0), 1014), 16, read_vectors(files["glove.txt"], text))
+    found = bags(*text, Kinds(2, (0, 0), 1014), 16, read_vectors([str(files["glove.txt"])], text))
     every = np.arange(len(labels))
     fold = _Fold(found, Answers.of(labels, 3), every, every, 0.5)
     fold.weigh(BranchSettings(0.01, vectors=0.5))
@@ -145,7 +147,7 @@ def test_vectors_that_say_nothing_are_left_out(files: dict[str, Path], tmp_path:
     table = rows(150, WORDS)
     text, answers = buffers(table["text"].to_pylist()), Answers.of(labels_of(table), 3)
     every, none = np.arange(150), np.empty(0, np.int64)
-    known = read_vectors(tmp_path / "random.txt", text)
+    known = read_vectors([str(tmp_path / "random.txt")], text)
     with_them = fit_branch(text, answers, every, none, KINDS, 16, False, known)
     without = fit_branch(text, answers, every, none, KINDS, 16, False)
     assert with_them.settings == without.settings
@@ -168,7 +170,7 @@ def test_vectors_of_fasttext_are_those_of_the_original(tmp_path: Path, subwords:
         thread=1,
     )
     made.save_model(str(tmp_path / "some.bin"))
-    found = read_vectors(tmp_path / "some.bin", buffers([f"{WORDS[0]} paris unheardof"]))
+    found = read_vectors([str(tmp_path / "some.bin")], buffers([f"{WORDS[0]} paris unheardof"]))
     assert ("unheardof" in found.words) == bool(subwords)
     assert {"paris", *WORDS[:50]} <= {*found.words}
     for ours, theirs in (("paris", "Paris"), *((word, word) for word in found.words if word != "paris")):
@@ -195,18 +197,94 @@ def test_vectors_that_cannot_be_read_are_told(tmp_path: Path) -> None:
         ("few.safetensors", "1 words for 300"), ("empty", "no word vectors"), ("cut.bin", "cut off"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=message):
-            read_vectors(tmp_path / name, text)
+            read_vectors([str(tmp_path / name)], text)
 
 
 def test_the_package_is_taken_where_it_is_installed_and_rows_are_few() -> None:
-    assert chosen_vectors(AUTO, 10_000) == "wordllama"
-    assert chosen_vectors(AUTO, 10_001) is None
-    assert chosen_vectors(None, 10) is None
-    assert chosen_vectors(Path("wordllama"), 10_001) == "wordllama"  # as the command has it
-    found = read_vectors("wordllama", buffers(["Iraq and microsoft"]))
+    assert chosen_vectors(AUTO, 10_000) == ["wordllama"]
+    assert chosen_vectors(AUTO, 10_001) == []
+    assert chosen_vectors(None, 10) == []
+    assert chosen_vectors(Path("wordllama"), 10_001) == ["wordllama"]  # as the command has it
+    found = read_vectors(["wordllama"], buffers(["Iraq and microsoft"]))
     assert found.words[:3] == ["iraq", "and", "microsoft"]
     assert found.about["name"].startswith("wordllama ")
     assert len(found.words) > 10_000  # and those of its own
     iraq, football = (found.vectors[found.words.index(word)] for word in ("iraq", "football"))
     kuwait = found.vectors[found.words.index("war")]
     assert iraq @ kuwait / np.linalg.norm(kuwait) > iraq @ football / np.linalg.norm(football)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sentence_transformers")
+    return encoder_folders.vectors(tmp_path_factory.mktemp("encoders") / "harbour", stored=True)
+
+
+def test_an_encoder_gives_each_token_its_own_vector(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens are as far apart as sentence-transformers has them, and other words are the means of their tokens."""
+    monkeypatch.setenv("BROADSHEET_CACHE_DIR", str(tmp_path))
+    told: list[object] = []
+    found = read_vectors([str(encoder)], buffers(["ferry harbour late the covid harbouring"]), "cpu", told.append)
+    words = ["ferry", "harbour", "late", "the", "covid"]
+    ours = found.vectors[[found.words.index(word) for word in words]]
+    theirs = np.stack(encoder_folders.vectors_of_the_original(encoder, words))
+    theirs = theirs / np.linalg.norm(theirs, axis=1)[:, None]
+    apart, theirs_apart = (np.linalg.norm(one[:, None] - one, axis=2) for one in (ours, theirs))
+    assert apart == pytest.approx(theirs_apart, abs=2e-3)  # fp16
+    harbour, ing = (found.vectors[found.words.index(word)] for word in ("harbour", "ing"))
+    assert found.vectors[found.words.index("harbouring")] == pytest.approx((harbour + ing) / 2, abs=2e-3)
+    assert found.about["name"] == "harbour"
+    assert str(tmp_path) in next(one.text for one in told if isinstance(one, Note))
+    assert any(isinstance(one, RowsDone) and one.done == one.most for one in told)
+
+
+def test_an_encoder_is_distilled_once(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache is read until the encoder changes, or another version of it lies in the same folder."""
+    monkeypatch.setenv("BROADSHEET_CACHE_DIR", str(tmp_path / "cache"))
+    folder = tmp_path / "encoder"
+    shutil.copytree(encoder, folder)
+    text = buffers(["ferry harbour"])
+
+    def read() -> tuple[np.ndarray, bool]:
+        told: list[object] = []
+        vectors = read_vectors([str(folder)], text, "cpu", told.append).vectors
+        return vectors, bool(told)
+
+    first, told_first = read()
+    again, told_again = read()
+    assert (told_first, told_again) == (True, False)
+    assert (first == again).all()
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: 2 * weight for name, weight in weights.items()}, folder / "model.safetensors")
+    changed, told_of_change = read()
+    assert told_of_change
+    assert np.abs(changed - first).max() > 0.01
+
+
+def test_a_cache_that_cannot_be_written_is_told_with_the_remedy(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BROADSHEET_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="set BROADSHEET_CACHE_DIR"):
+        read_vectors([str(encoder)], buffers(["ferry"]), "cpu")
+
+
+def test_several_tables_stand_side_by_side(files: dict[str, Path], tmp_path: Path) -> None:
+    """Each counts the same, however large its numbers; a word that one lacks has zeros there."""
+    lines = [f"{WORDS[0]} 1000 0\n", f"{WORDS[1]} 0 3000\n", "other 500 500\n"]
+    (tmp_path / "with,comma.txt").write_text("".join(lines))
+    (tmp_path / "small.txt").write_text("".join(lines))
+    text = buffers([" ".join(WORDS)])
+    joined = read_vectors([str(files["glove.txt"]), str(tmp_path / "small.txt")], text)
+    assert joined.about == {"name": "glove.txt and small.txt", "words": 301, "dimensions": 22}
+    assert np.linalg.norm(joined.vectors[:300, :20], axis=1).mean() == pytest.approx(1)
+    small = joined.vectors[:, 20:]
+    has_one = np.isin(joined.words, [WORDS[0], WORDS[1], "other"])
+    assert np.linalg.norm(small[has_one], axis=1).mean() == pytest.approx(1)
+    assert not small[~has_one].any()
+    assert not joined.vectors[joined.words.index("other"), :20].any()
+    assert chosen_vectors(f"wordllama, {tmp_path}", 10) == ["wordllama", str(tmp_path)]
+    assert chosen_vectors(tmp_path / "with,comma.txt", 10) == [str(tmp_path / "with,comma.txt")]

@@ -226,7 +226,7 @@ def divided(files: Files, shard: str, known: Container[str] | None) -> Files:
     """A share of the files, which is the same wherever these are listed. known: the files that it had before.
 
     The largest file first, each goes to the share that has the fewest bytes so far, and of several such to the first.
-    What could not be listed, and what is skipped, is told by the first share alone.
+    The first share alone reports what could not be listed, and what is skipped.
     """
     number, count = share_of(shard)
     taken: set[int] = set()
