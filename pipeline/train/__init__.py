@@ -29,7 +29,8 @@ from ..processes.threads import free_cores
 from ..source.label_map import read_label_map, unmatched
 from ..source.labels import class_numbers_line
 from .after import Compared, Parts, model_of
-from .branch import Answers, Branch, fit_branch, fit_head
+from .answers import Answers
+from .branch import Branch, fit_branch, fit_head
 from .copies import copies
 from .corrections import corrected
 from .data import (

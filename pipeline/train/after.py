@@ -33,7 +33,8 @@ from ..model.ngrams import MOST_READ
 from ..model.quantised import SCALE_ROWS, with_scales
 from ..model.scores import CARD, DEFAULT_THRESHOLD, LEAST_ROWS, Levels, assigned, best_thresholds, fitted, probabilities
 from ..source.labels import NO_TRUTH
-from .branch import Answers, Branch, plain_on_words
+from .answers import Answers
+from .branch import Branch, plain_on_words
 from .data import LabelledArticles, TrainingData
 from .job import Outcome, TrainingJob, without_network
 from .suspects import suspects

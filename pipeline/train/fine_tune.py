@@ -26,7 +26,7 @@ from ..errors import BroadsheetError, UsageError
 from ..model.encoder import Encoder
 from ..model.stored_tokenizer import strings
 from ..model.torch_encoder import TorchEncoder
-from .branch import Answers
+from .answers import Answers
 from .data import TextBuffers
 from .progress import Cost, Epoch, Note, Step, Tell
 from .tunable import tunable

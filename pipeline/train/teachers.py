@@ -32,7 +32,8 @@ from ..model.scores import Levels
 from ..model.several import load_one
 from ..source.chunk import Chunk
 from ..source.labels import class_of_each
-from .branch import Answers, folds_of, on_vectors
+from .answers import Answers
+from .branch import folds_of, on_vectors
 from .data import ArticleReader, LabelledArticles, TextBuffers, indices_of, joined, sorted_names, with_first_number
 from .progress import RowsDone, Tell
 

@@ -26,7 +26,8 @@ from broadsheet.pipeline.engine.open import open_engine
 from broadsheet.pipeline.errors import ModelError, UsageError
 from broadsheet.pipeline.model.charcnn import Model, load_model
 from broadsheet.pipeline.train import train
-from broadsheet.pipeline.train.branch import Answers, folds_of, on_vectors
+from broadsheet.pipeline.train.answers import Answers
+from broadsheet.pipeline.train.branch import folds_of, on_vectors
 
 pytestmark = needs_minilm
 

@@ -19,7 +19,8 @@ from broadsheet.pipeline.errors import UsageError
 from broadsheet.pipeline.model.fasttext_file import MAGIC
 from broadsheet.pipeline.model.ngrams import Kinds
 from broadsheet.pipeline.train import Note, RowsDone, Trained, train
-from broadsheet.pipeline.train.branch import Answers, BranchSettings, _Fold, bags, fit_branch
+from broadsheet.pipeline.train.answers import Answers
+from broadsheet.pipeline.train.branch import BranchSettings, _Fold, bags, fit_branch
 from broadsheet.pipeline.train.data import TextBuffers
 from broadsheet.pipeline.train.vectors import AUTO, chosen_vectors, read_vectors
 
