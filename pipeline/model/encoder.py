@@ -129,8 +129,8 @@ class Encoder:
         queries, keys and values, "mix" [width, width], "inner" [width, inner], "outer" [inner, width], each with
         ".bias", and two norms, "norm1" and "norm2"; of the head "head.0" and so on, [inputs, outputs] with ".bias",
         "head.norm", and "last" [inputs, classes], whose bias is the model's. Without "last" it gives vectors and no
-        scores. With rotary embeddings there are no "places"; where norms come first, there is one more, "final", and
-        there may be no "0.norm1"; where there are gates, "inner" is [width, 2 inner].
+        scores. With rotary embeddings there are no "places"; where norms come first, there is "final" and no "0.norm1",
+        since the first layer reads what "norm" leaves; where there are gates, "inner" is [width, 2 inner].
 
     """
 
@@ -213,7 +213,7 @@ class Encoder:
                 "inner": (width, inner * (1 + settings.is_gated)), "outer": (inner, width),
             }.items():  # fmt: skip
                 expected |= {f"{layer}.{name}": shape, f"{layer}.{name}.bias": shape[1:]}
-            if self.has_norm_before_attention(layer) or not settings.is_pre_norm:
+            if layer > 0 or not settings.is_pre_norm:
                 expected |= _norm(f"{layer}.norm1", width)
             expected |= _norm(f"{layer}.norm2", width)
         if settings.is_pre_norm:
@@ -230,10 +230,6 @@ class Encoder:
         if classes is not None:
             expected["last"] = (width, classes)
         check_tensors(self.weights, expected, model)
-
-    def has_norm_before_attention(self, layer: int) -> bool:
-        """Whether a layer normalises what its attention reads. ModernBERT's first layer reads what is normalised."""
-        return self.settings.is_pre_norm and (layer > 0 or "0.norm1.weight" in self.weights)
 
     def as_vectors(self) -> Encoder:
         """The same encoder for vectors of length one, without the last product."""
@@ -282,8 +278,7 @@ class Encoder:
         x = self._normed(x, "norm")
         for layer in range(self.settings.layers):
             if self.settings.is_pre_norm:
-                is_normed = self.has_norm_before_attention(layer)
-                read = self._normed(x.copy(), f"{layer}.norm1") if is_normed else x
+                read = self._normed(x.copy(), f"{layer}.norm1") if layer else x  # which is normalised at first
                 x = x + self._attention(read, texts, places, layer)
                 inner = self._inner(self._normed(x.copy(), f"{layer}.norm2"), texts, layer)
                 x += self._products(inner, texts, f"{layer}.outer")
@@ -348,7 +343,7 @@ class Encoder:
         for text in texts:
             of_heads, out = queries[text].transpose(1, 2, 0, 3), mixed[text].transpose(1, 0, 2)
             if window is None:
-                _attend(*of_heads, out)
+                _attend(of_heads[0], of_heads[1], of_heads[2], out)
                 continue
             step = window + 1
             for first in range(0, text.stop - text.start, step):  # what lies outside the window is not computed

@@ -59,7 +59,7 @@ def _base(config: Json, kind: str, name: str) -> float:
         raise NotInKernels(name, f"its rope_type is {about['rope_type']!r:.40}", "'default' is")
     check_keys(about, ROPE, f"rope_parameters of {kind}", name)
     key, usual = _BASES[kind]
-    base = float(about.get("rope_theta", config.get(key, usual)))
+    base = float(about.get("rope_theta") or config.get(key) or usual)
     if not base > 1:
         raise refused(name, f"the rope_theta of {kind} is {base:g}", "those above 1 are")
     return base
