@@ -381,15 +381,16 @@ def attention_kernel(generation: str, element: Element, head: int, is_long: bool
         For texts of more than ATTENTION_ROWS, of which a block has twice as many queries: by twice the warps, or in
         `sm80` twice as many by each.
     is_windowed : bool
-        Whether tokens attend only to those near them.
+        Whether tokens attend only to those near them. Masks take registers, so a warp has no more queries then.
 
     """
     is_sm90, blocks = generation == "sm90", 2 if is_long else 1
-    launch = Launch((4 * blocks if is_sm90 else 4) * WARP, 2 * (blocks + 2) * ATTENTION_ROWS * 2 * head)
-    of_an_sm = 2 if is_long else 4 if is_sm90 else 3
-    of = f"{element.name}, {head}, {1 if is_sm90 else blocks}"
+    by_each = 1 if is_sm90 or is_windowed else blocks
+    launch = Launch(4 * blocks // by_each * WARP, 2 * (blocks + 2) * ATTENTION_ROWS * 2 * head)
+    of_an_sm = {(True, True): 2, (True, False): 4, (False, True): 2 if by_each == 2 else 1, (False, False): 3}
+    of = f"{element.name}, {head}, {by_each}"
     windowed = "true" if is_windowed else "false"
-    instance = f"attention<Products<{of}>, {of}, {of_an_sm}, {windowed}, {launch}>"
+    instance = f"attention<Products<{of}>, {of}, {of_an_sm[is_sm90, is_long]}, {windowed}, {launch}>"
     return Kernel("attention", f"{generation}/attention.cu", instance, *launch)
 
 

@@ -139,10 +139,7 @@ __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
     const uint32 all_values = all_keys + 2 * TILE_BYTES;
     const int own = threadIdx.x / 32 * WARP_ROWS, lane = threadIdx.x % 32;
     const int begin = ends[texts[blockIdx.x]], size = ends[texts[blockIdx.x] + 1] - begin, first = firsts[blockIdx.x];
-    // The first piece, and the end of the keys, of which a query of this block sees one.
-    const int first_piece = WINDOWED ? max(first - window, 0) / TILE : 0;
-    const int end = WINDOWED ? min(first + QUERY_ROWS + window, size) : size;
-    const int together = first + own / Products::ROWS * Products::ROWS;  // of the queries that are multiplied together
+    const int first_piece = WINDOWED ? max(first - window, 0) / TILE : 0;  // of which a query sees a key
 
     // A thread copies 16 bytes of every STEP-th row. Rows are permuted alike each eight.
     constexpr int STEP = THREADS / PIECES;
@@ -173,13 +170,14 @@ __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
         wait_for_copies<0>();
         Products::publish();
         __syncthreads();
-        const bool is_last = (piece + 1) * TILE >= end;
+        const bool is_last = (piece + 1) * TILE >= (WINDOWED ? min(first + QUERY_ROWS + window, size) : size);
         if (is_last) fetch_piece(step + 1, turn + 1, head + gridDim.y, first_piece);
         else fetch_piece(step + 1, turn, head, piece + 1);
         if (piece == first_piece)
 #pragma unroll
             for (int m = 0; m < M_BLOCKS; m++) softmax[m].begin();
-        if (!WINDOWED || (piece * TILE < together + Products::ROWS + window && (piece + 1) * TILE > together - window)) {
+        const int ahead = first + own / Products::ROWS * Products::ROWS - piece * TILE;  // of those multiplied together
+        if (!WINDOWED || (ahead + Products::ROWS + window > 0 && ahead - window < TILE)) {
             float score[M_BLOCKS][TILE / 2];
             uint32 power[M_BLOCKS][TILE / 16][4];
             Products::score(score, all_queries + turn % 2 * QUERY_BYTES, all_keys + step % 2 * TILE_BYTES);
