@@ -159,7 +159,7 @@ def test_several_labels_and_numbers_are_learned_too(folder: Path, options: dict[
 
 
 def test_an_encoder_of_pytorch_learns_too(tmp_path: Path) -> None:
-    folder = sentences(tmp_path / "folder", "modernbert")
+    folder = sentences(tmp_path / "folder", "gte")
     table = rows(300)
     model = tuned(table, folder, settings=("epochs=3", "learning_rate=3e-3")).model
     assert isinstance(model.encoder, TorchEncoder)
