@@ -18,7 +18,7 @@ from ..model.ngrams import Kinds
 from .memory_plan import CLOSING, articles_for_a_full_one, most_units
 from .storage import STORAGE, Element, Storage
 from .tables import FastTextShape, encoder_layer, lanes
-from .tiles import Launch, LookupTile, ProductTile, Tile, lookup_tile, product_tile, shared_limit
+from .tiles import Launch, LookupTile, ProductTile, Tile, dense_outputs, lookup_tile, product_tile, shared_limit
 
 WARP = 32
 WARPS = 8
@@ -52,6 +52,9 @@ HEAD_TEXTS = 1, 4
 
 ATTENTION_ROWS = 64
 """Queries of a block for short texts, and keys of a piece."""
+
+EMBEDDED_ROWS = 64
+"""Of the longest text, by each of the blocks that share a text, where places are no vectors."""
 
 _MOST_TEXTS = 1 << 20
 """Texts of a batch, for a model that reads whole texts."""
@@ -426,15 +429,18 @@ def encoder_kernels(
         What may follow a product.
 
     """
-    stored, layer = STORAGE[generation][precision], encoder_layer("", pitch, pitch)
-    element, at = stored.features, product_tile(generation, precision, architecture, layer)
+    of = generation, precision, architecture
+    stored = STORAGE[generation][precision]
+    element, layers = stored.features, [encoder_layer("", pitch, outputs) for outputs in dense_outputs(*of)]
     kernels = [embed_kernel(element, pitch), add_norm_kernel(element, pitch)]
     if "ROTARY" in activations:
         kernels += [embed_tokens_kernel(element, pitch), add_then_norm_kernel(element, pitch)]
         kernels += [attention_kernel(generation, element, head, is_long, True) for is_long in (False, True)]
     kernels += [] if longest is None else [wordpiece_kernel(longest)]
     kernels += [attention_kernel(generation, element, head, is_long) for is_long in (False, True)]
-    kernels += [product_kernel(stored, layer, at, activation) for activation in activations]
+    for number, layer in enumerate(layers):
+        follows = activations if number == 0 else ("NONE",)
+        kernels += [product_kernel(stored, layer, product_tile(*of, layer), activation) for activation in follows]
     return [*kernels, *(encoder_head_kernel(element, pitch, texts) for texts in HEAD_TEXTS)]
 
 

@@ -27,7 +27,6 @@ from .catalog import ATTENTION_ROWS, Activation
 from .ops import Operations, or_null
 from .storage import FLOAT
 from .tables import (
-    encoder_layer,
     encoder_shape,
     head_tables,
     most_tokens,
@@ -37,7 +36,7 @@ from .tables import (
     vocabulary_tables,
     weight_table,
 )
-from .tiles import product_tile
+from .tiles import dense_outputs
 from .weights import to_device
 
 Floats = NDArray[np.float32]
@@ -76,7 +75,7 @@ class DeviceEncoder:
         settings, weights = encoder.settings, encoder.weights
         self._element = ops.stored.features
         of = ops.generation, ops.precision, ops.architecture
-        shape = encoder_shape(encoder, product_tile(*of, encoder_layer("", 1, 1)).outputs)
+        shape = encoder_shape(encoder, dense_outputs(*of))
         assert shape is not None
         self._shape = shape
         gate = "GATED_" if settings.is_gated else ""
@@ -237,24 +236,25 @@ class DeviceEncoder:
         of_ends, *shares = cp.split(plan, np.cumsum([len(array) for array in arrays])[:-1].tolist())
         batch = _Batch(int(ends[-1]), of_ends, shares, timed)
         with timed("embedding"):
-            self._embed(tokens, first, of_ends)
+            self._embed(tokens, first, of_ends, int(np.diff(ends).max()))
         if self.encoder.settings.is_pre_norm:
             self._layers_norm_first(batch)
         else:
             self._layers_norm_last(batch)
         return of_ends
 
-    def _embed(self, tokens: DeviceTokens, first: int, ends: cp.ndarray) -> None:
+    def _embed(self, tokens: DeviceTokens, first: int, ends: cp.ndarray, longest: int) -> None:
+        """Leave the first vectors in "x". longest: tokens of the longest text."""
         weights, element, pitch = self._weights, self._element, self._shape.pitch
         norm, x = (*self._norm("norm"), *self._sizes()), self._buffers["x"]
         ids, rooms, embedding = tokens.ids, tokens.rooms[first:], weights["embedding"]
         if self.encoder.settings.rotary:
-            kernel = catalog.embed_tokens_kernel(element, pitch)
+            kernel, of_text = catalog.embed_tokens_kernel(element, pitch), -(-longest // catalog.EMBEDDED_ROWS)
             arguments: tuple[Any, ...] = (ids, rooms, ends, embedding, *norm, x, self._row_places)
         else:
-            kernel = catalog.embed_kernel(element, pitch)
+            kernel, of_text = catalog.embed_kernel(element, pitch), 1
             arguments = (ids, or_null(tokens.places), rooms, ends, embedding, weights["places"], *norm, x)
-        self._ops.launch(kernel, (len(ends) - 1,), arguments)
+        self._ops.launch(kernel, (len(ends) - 1, of_text), arguments)
 
     def _layers_norm_last(self, batch: _Batch) -> None:
         """As BERT has them: vectors are normalised after attention, and after the two products."""

@@ -393,11 +393,11 @@ class EncoderShape(NamedTuple):
     layers: tuple[Layer, ...]
 
 
-def encoder_shape(encoder: Encoder, tile_outputs: int = 128) -> EncoderShape | None:
+def encoder_shape(encoder: Encoder, tile_outputs: Sequence[int] = (128,)) -> EncoderShape | None:
     """The shape of an encoder; None where the kernels have none: for more than 64 values a head, 2,048 of a vector,
     8,192 of the head's, or 256 code points of a word.
 
-    tile_outputs: of a product, which writes whole tiles.
+    tile_outputs: as of `dense_outputs`. A layer gets the ones with the least to fill up, if nothing is gated or turned.
     """
     width, heads, inner = encoder.width, encoder.settings.heads, encoder.weights["0.outer"].shape[0]
     slab = SLAB_BYTES // 2
@@ -406,16 +406,14 @@ def encoder_shape(encoder: Encoder, tile_outputs: int = 128) -> EncoderShape | N
     rules = encoder.settings.rules
     if width // heads > head or pitch > 2048 or longest > 8192 or (rules is not None and rules.longest > 256):
         return None
-    between = _up(inner, tile_outputs)
-    sizes = {
-        "queries": (pitch, 3 * heads * head), "mix": (_up(heads * head, slab), width),
-        "inner": (pitch, between * (1 + encoder.settings.is_gated)), "outer": (between, width),
-    }  # fmt: skip
-    return EncoderShape(
-        pitch,
-        head,
-        tuple(encoder_layer(name, inputs, _up(outputs, tile_outputs)) for name, (inputs, outputs) in sizes.items()),
+    between, filled = _up(inner, tile_outputs[0]), min(_up(width, outputs) for outputs in tile_outputs)
+    layers = (
+        encoder_layer("queries", pitch, _up(3 * heads * head, tile_outputs[0])),
+        encoder_layer("mix", _up(heads * head, slab), filled),
+        encoder_layer("inner", pitch, between * (1 + encoder.settings.is_gated)),
+        encoder_layer("outer", between, filled),
     )
+    return EncoderShape(pitch, head, layers)
 
 
 def encoder_layer(name: str, inputs: int, outputs: int) -> Layer:

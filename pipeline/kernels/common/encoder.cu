@@ -21,16 +21,22 @@ struct Row {
         }
     }
 
+    // Both are fetched whole before anything waits for them.
     __device__ __forceinline__ void load_sum(const T* one, const T* other, int pitch) {
+        Vector16 first[PIECES] = {}, second[PIECES] = {};
 #pragma unroll
-        for (int p = 0; p < PIECES; p++) {
-            if (at(p) >= pitch) break;
-            float more[PIECE];
-            load8(one + at(p), value[p]);
-            load8(other + at(p), more);
+        for (int p = 0; p < PIECES; p++)
+            if (at(p) < pitch) {
+                first[p] = *reinterpret_cast<const Vector16*>(one + at(p));
+                second[p] = *reinterpret_cast<const Vector16*>(other + at(p));
+            }
 #pragma unroll
-            for (int i = 0; i < PIECE; i++) value[p][i] += more[i];
-        }
+        for (int p = 0; p < PIECES; p++)
+#pragma unroll
+            for (int i = 0; i < PIECE; i += 2) {
+                const float2 a = unpack<T>(first[p].pair[i / 2]), b = unpack<T>(second[p].pair[i / 2]);
+                value[p][i] = a.x + b.x, value[p][i + 1] = a.y + b.y;
+            }
     }
 
     __device__ __forceinline__ void store(T* to, int pitch) const {
@@ -88,14 +94,15 @@ __global__ void __launch_bounds__(WARPS * WARP)
     }
 }
 
-// The same where places are no vectors: also row_places [rows], the number of each row's token in its text.
+// The same where places are no vectors: also row_places [rows], the number of each row's token in its text. gridDim.y blocks
+// share a text.
 template <typename T, int PIECES, int WARPS>
 __global__ void __launch_bounds__(WARPS * WARP)
     embed_tokens(const int* ids, const int64* rooms, const int* ends, const T* embedding, const float* gamma,
                  const float* beta, float epsilon, int width, int pitch, T* out, int* row_places) {
     const int first = ends[blockIdx.x], rows = ends[blockIdx.x + 1] - first;
     const int64 room = rooms[blockIdx.x];
-    for (int row = threadIdx.x / WARP; row < rows; row += WARPS) {
+    for (int row = blockIdx.y * WARPS + threadIdx.x / WARP; row < rows; row += gridDim.y * WARPS) {
         Row<T, PIECES> own;
         own.load(embedding + (int64)ids[room + row] * pitch, pitch);
         own.store_normed(out + (int64)(first + row) * pitch, gamma, beta, epsilon, width, pitch);

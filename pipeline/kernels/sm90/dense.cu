@@ -4,7 +4,7 @@
 // follows a tile's last product takes a quarter of the time. So one warpgroup multiplies while the other finishes: the
 // producer thread fetches tiles one after another into the one ring, and the warpgroups take every other of them, each
 // once the other has seen all of its own arrive (a barrier tells only two rounds of its stage apart).
-// A tile of 192 outputs divides the widths of most encoders. What an encoder of ModernBERT's kind does to queries, keys and
+// A tile of 192 outputs divides the widths of most encoders; where it does not (1,024), one of 128 may. What an encoder of ModernBERT's kind does to queries, keys and
 // gated outputs is done before a tile is stored, since a kernel of its own would read and write all of it once more.
 #include "common/launch.cuh"
 #include "common/outputs.cuh"
@@ -33,13 +33,13 @@ __device__ __forceinline__ int own_lane() {
 
 template <typename T, int ACTIVATION, int TILE_M, int TILE_N, int STAGES, int CLUSTER>
 struct Dense {
-    static constexpr int M_BLOCKS = TILE_M / 64, BOXES = 3;  // of a tile that is stored: of a head's values, or half of it
+    static constexpr int M_BLOCKS = TILE_M / 64, BOXES = TILE_N / 64;  // a box has 128 bytes of each row, of gated ones 64
     static constexpr int OUT_N = IS_GATED<ACTIVATION> ? TILE_N / 2 : TILE_N, BOX = OUT_N / BOXES;
     static constexpr int BEFORE = ACTIVATION == RELU ? NONE : ACTIVATION;  // rounding is the ReLU
     static constexpr int BOX_ROW = BOX * sizeof(T), BOX_BYTES = STORED_ROWS * BOX_ROW;
     static constexpr int STAGED_BYTES = TILE_N * STORED_ROWS * sizeof(T);  // of a warp
     using F = Feed<1, 1, TILE_M, TILE_N, STAGES, STAGES, 1, CLUSTER, 1, COMPUTE_GROUPS * 4 * STAGED_BYTES>;
-    static_assert(TILE_M % 64 == 0 && TILE_N == 192, "products of 64 x 192");
+    static_assert(TILE_M % 64 == 0 && (TILE_N == 192 || TILE_N == 128), "products of 64 x 192 or 64 x 128");
     static_assert(BOX_ROW == 128 || BOX_ROW == 64, "how a box's rows are permuted");
 
     F feed;
