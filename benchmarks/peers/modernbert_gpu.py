@@ -168,6 +168,8 @@ def main() -> None:
     options = command.parse_args()
     articles = [" ".join(row[1:]) for row in csv.reader(options.articles_csv.open())]
     tokenizer = learned(articles)
+    versions = {"transformers": transformers.__version__, "tokenizers": tokenizers.__version__}
+    place = about(options, gpu=torch.cuda.get_device_name(), **versions)
     rows: list[dict[str, Any]] = []
     for name in options.shape or SHAPES:
         layers, width, _, inner = shape = SHAPES[name]
@@ -183,10 +185,9 @@ def main() -> None:
             rows[-1] |= {"tflop_a_second": tokens * a_token / 1e12 / seconds["ours"]}
             rows[-1] |= {way: tokens / one for way, one in seconds.items()}
             print({way: f"{one:,.0f}" if isinstance(one, float) else one for way, one in rows[-1].items()}, flush=True)
+            write({"about": place, "rows": rows}, options.output)
         del encoder, module
         torch.cuda.empty_cache()
-    versions = {"transformers": transformers.__version__, "tokenizers": tokenizers.__version__}
-    write({"about": about(options, gpu=torch.cuda.get_device_name(), **versions), "rows": rows}, options.output)
 
 
 if __name__ == "__main__":
