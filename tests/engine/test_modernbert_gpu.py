@@ -163,9 +163,12 @@ def test_an_overflow_costs_its_text_alone(model: Callable[[str], Model]) -> None
     assert isinstance(encoder, Encoder)
     rare = int(encoder.tokens_of(*buffers("é"))[0][1])
     weights = {name: tensor.copy() for name, tensor in encoder.weights.items()}
-    weights["embedding"][rare] = np.nan
+    weights["embedding"][rare] = 0
+    weights["embedding"][rare, 0] = 6e4  # which alone is 16 after the norm, and 1e5 after the first product
+    weights["norm.weight"][:] = 1
+    weights["0.queries"][0, : encoder.width] = 9e3
     with closing(open_engine(replace(of, encoder=replace(encoder, weights=weights)), "cuda")) as engine:
-        found = engine.classify(given_texts(["a ferry", "a é", "the oil"]))
+        found = engine.classify(given_texts(["a ferry", "é", "the oil"]))
     assert found.overflowed.tolist() == [False, True, False]
 
 
