@@ -108,9 +108,11 @@ class OwnEncoder(nn.Module):
     def _inner(self, x: Tensor, layer: int) -> Tensor:
         values, activation = self._product(x, f"{layer}.inner"), _ACTIVATIONS[self.encoder.settings.activation]
         if not self.encoder.settings.is_gated:
-            return activation(values)
+            activated: Tensor = activation(values)
+            return activated
         value, gate = values.chunk(2, dim=-1)
-        return activation(value) * gate
+        gated: Tensor = activation(value) * gate
+        return gated
 
     def _attention(self, x: Tensor, seen: Tensor, layer: int) -> Tensor:
         heads, size = self.encoder.settings.heads, x.shape[2] // self.encoder.settings.heads

@@ -103,10 +103,10 @@ __global__ void __launch_bounds__(WARPS * WARP)
     const int first = ends[blockIdx.x], rows = ends[blockIdx.x + 1] - first;
     const int64 room = rooms[blockIdx.x];
     for (int row = blockIdx.y * WARPS + threadIdx.x / WARP; row < rows; row += gridDim.y * WARPS) {
+        if (threadIdx.x % WARP == 0) row_places[first + row] = row;
         Row<T, PIECES> own;
         own.load(embedding + (int64)ids[room + row] * pitch, pitch);
         own.store_normed(out + (int64)(first + row) * pitch, gamma, beta, epsilon, width, pitch);
-        if (threadIdx.x % WARP == 0) row_places[first + row] = row;
     }
 }
 
