@@ -166,7 +166,7 @@ def _about_encoder(encoder: Encoder | TorchEncoder) -> dict[str, Any]:
 
 
 def _of_encoder(encoder: Encoder | TorchEncoder) -> dict[str, str]:
-    from ..model.encoder import NORMALISE, Encoder
+    from ..model.encoder import NO_PRODUCT, Encoder
 
     settings, width = encoder.settings, encoder.width
     most = f"{settings.most:,} tokens, with the {encoder.framing} that frame a text, of {encoder.tokens.size:,}"
@@ -178,12 +178,19 @@ def _of_encoder(encoder: Encoder | TorchEncoder) -> dict[str, str]:
         }
     layers = counted(encoder.settings.layers, "layer")
     steps = encoder.settings.head
-    head = ", ".join([*(f"product, {step}" if step != NORMALISE else step for step in steps), "product"])
+    head = ", ".join(
+        [*(f"product, {step}" if step not in NO_PRODUCT else step.replace("_", " ") for step in steps), "product"]
+    )
     of = "the first token" if encoder.settings.pooling == "cls" else "the mean of all tokens"
+    windows = [one.window for one in encoder.settings.rotary if one.window is not None]
+    places = "rotary"
+    if windows:
+        places += f"; {len(windows)} of {layers} attend to {windows[0]:,} tokens on either side"
     return {
         "encoder": f"{layers} of {width} values and {encoder.settings.heads} heads, {encoder.settings.activation}",
         "runs in": f"{encoder.runs_in} on a GPU, NumPy on a CPU",
         "reads": most,
+        **({"places": places} if encoder.settings.rotary else {}),
         "head": f"of {of}: {head}",
     }
 

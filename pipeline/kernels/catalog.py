@@ -18,7 +18,7 @@ from ..model.ngrams import Kinds
 from .memory_plan import CLOSING, articles_for_a_full_one, most_units
 from .storage import STORAGE, Element, Storage
 from .tables import FastTextShape, encoder_layer, lanes
-from .tiles import Launch, LookupTile, ProductTile, Tile, lookup_tile, product_tile, shared_limit
+from .tiles import Launch, LookupTile, ProductTile, Tile, dense_outputs, lookup_tile, product_tile, shared_limit
 
 WARP = 32
 WARPS = 8
@@ -53,6 +53,9 @@ HEAD_TEXTS = 1, 4
 ATTENTION_ROWS = 64
 """Queries of a block for short texts, and keys of a piece."""
 
+EMBEDDED_ROWS = 64
+"""Of the longest text, by each of the blocks that share a text, where places are no vectors."""
+
 _MOST_TEXTS = 1 << 20
 """Texts of a batch, for a model that reads whole texts."""
 
@@ -62,7 +65,7 @@ _MOST_BLOCKS = 65_535
 _INT32_MAX = (1 << 31) - 1
 
 
-Activation = Literal["NONE", "RELU", "GELU", "GELU_TANH"]
+Activation = Literal["NONE", "RELU", "GELU", "GELU_TANH", "GATED_RELU", "GATED_GELU", "GATED_GELU_TANH", "ROTARY"]
 """What follows a product of an encoder, as common/outputs.cuh names it."""
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
@@ -356,15 +359,41 @@ def add_norm_kernel(element: Element, pitch: int) -> Kernel:
 
 
 @cache
-def attention_kernel(generation: str, element: Element, head: int, is_long: bool) -> Kernel:
-    """head: values of a head's vector, 32 or 64. is_long: for texts of more than ATTENTION_ROWS, of which a block has
-    twice as many queries: by twice the warps, or in `sm80` twice as many by each.
+def embed_tokens_kernel(element: Element, pitch: int) -> Kernel:
+    return Kernel("embedding", "common/encoder.cu", f"embed_tokens<{element.name}, {_pieces(pitch)}, {WARPS}>")
+
+
+@cache
+def add_then_norm_kernel(element: Element, pitch: int) -> Kernel:
+    return Kernel("norm", "common/encoder.cu", f"add_then_norm<{element.name}, {_pieces(pitch)}, {WARPS}>")
+
+
+@cache
+def attention_kernel(generation: str, element: Element, head: int, is_long: bool, is_windowed: bool = False) -> Kernel:
+    """The attention of texts over themselves.
+
+    Parameters
+    ----------
+    generation : str
+        The kernel generation, such as "sm90".
+    element : Element
+        What rows are stored in.
+    head : int
+        Values of a head's vector, 32 or 64.
+    is_long : bool
+        For texts of more than ATTENTION_ROWS, of which a block has twice as many queries: by twice the warps, or in
+        `sm80` twice as many by each.
+    is_windowed : bool
+        Whether tokens attend only to those near them. Masks take registers, so a warp has no more queries then.
+
     """
     is_sm90, blocks = generation == "sm90", 2 if is_long else 1
-    launch = Launch((4 * blocks if is_sm90 else 4) * WARP, 2 * (blocks + 2) * ATTENTION_ROWS * 2 * head)
-    of_an_sm = 2 if is_long else 4 if is_sm90 else 3
-    of = f"{element.name}, {head}, {1 if is_sm90 else blocks}"
-    instance = f"attention<Products<{of}>, {of}, {of_an_sm}, {launch}>"
+    by_each = 1 if is_sm90 or is_windowed else blocks
+    launch = Launch(4 * blocks // by_each * WARP, 2 * (blocks + 2) * ATTENTION_ROWS * 2 * head)
+    of_an_sm = {(True, True): 2, (True, False): 4, (False, True): 2 if by_each == 2 else 1, (False, False): 3}
+    of = f"{element.name}, {head}, {by_each}"
+    windowed = "true" if is_windowed else "false"
+    instance = f"attention<Products<{of}>, {of}, {of_an_sm[is_sm90, is_long]}, {windowed}, {launch}>"
     return Kernel("attention", f"{generation}/attention.cu", instance, *launch)
 
 
@@ -400,12 +429,18 @@ def encoder_kernels(
         What may follow a product.
 
     """
-    stored, layer = STORAGE[generation][precision], encoder_layer("", pitch, pitch)
-    element, at = stored.features, product_tile(generation, precision, architecture, layer)
+    of = generation, precision, architecture
+    stored = STORAGE[generation][precision]
+    element, layers = stored.features, [encoder_layer("", pitch, outputs) for outputs in dense_outputs(*of)]
     kernels = [embed_kernel(element, pitch), add_norm_kernel(element, pitch)]
+    if "ROTARY" in activations:
+        kernels += [embed_tokens_kernel(element, pitch), add_then_norm_kernel(element, pitch)]
+        kernels += [attention_kernel(generation, element, head, is_long, True) for is_long in (False, True)]
     kernels += [] if longest is None else [wordpiece_kernel(longest)]
     kernels += [attention_kernel(generation, element, head, is_long) for is_long in (False, True)]
-    kernels += [product_kernel(stored, layer, at, activation) for activation in activations]
+    for number, layer in enumerate(layers):
+        follows = activations if number == 0 else ("NONE",)
+        kernels += [product_kernel(stored, layer, product_tile(*of, layer), activation) for activation in follows]
     return [*kernels, *(encoder_head_kernel(element, pitch, texts) for texts in HEAD_TEXTS)]
 
 

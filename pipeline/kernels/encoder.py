@@ -26,8 +26,17 @@ from . import catalog
 from .catalog import ATTENTION_ROWS, Activation
 from .ops import Operations, or_null
 from .storage import FLOAT
-from .tables import encoder_layer, encoder_shape, head_tables, most_tokens, vocabulary_record, vocabulary_tables
-from .tiles import product_tile
+from .tables import (
+    encoder_shape,
+    head_tables,
+    most_tokens,
+    rotary_record,
+    turn_table,
+    vocabulary_record,
+    vocabulary_tables,
+    weight_table,
+)
+from .tiles import dense_outputs
 from .weights import to_device
 
 Floats = NDArray[np.float32]
@@ -66,15 +75,20 @@ class DeviceEncoder:
         settings, weights = encoder.settings, encoder.weights
         self._element = ops.stored.features
         of = ops.generation, ops.precision, ops.architecture
-        shape = encoder_shape(encoder, product_tile(*of, encoder_layer("", 1, 1)).outputs)
+        shape = encoder_shape(encoder, dense_outputs(*of))
         assert shape is not None
         self._shape = shape
-        follows = self._follows = cast("Activation", settings.activation.upper())
+        gate = "GATED_" if settings.is_gated else ""
+        self._follows = cast("Activation", gate + settings.activation.upper())
+        self._of_queries: Activation = "ROTARY" if settings.rotary else "NONE"
         longest = None if settings.rules is None else settings.rules.longest
-        ops.prepare(catalog.encoder_kernels(*of, shape.pitch, shape.head, longest, ("NONE", follows)))
+        activations = sorted({"NONE", self._follows, self._of_queries})
+        ops.prepare(catalog.encoder_kernels(*of, shape.pitch, shape.head, longest, activations))
         self._layers = {layer.name: layer for layer in shape.layers}
-        pitches = {"x": shape.pitch, "mixed": self._layers["mix"].inputs}
-        pitches |= {name: self._layers[name].outputs for name in ("queries", "inner", "outer")}
+        pitches = {"x": shape.pitch, "mixed": self._layers["mix"].inputs, "inner": self._layers["outer"].inputs}
+        pitches |= {name: self._layers[name].outputs for name in ("queries", "outer")}
+        if settings.is_pre_norm:
+            pitches["normed"] = shape.pitch
         # Kernels count what is stored in 32 bits.
         self._rows = max(min(rows or _ROWS_OF_AN_SM * ops.sms, ((1 << 32) - 1) // max(pitches.values())), settings.most)
         self._stream = cp.cuda.Stream(non_blocking=True)
@@ -89,6 +103,7 @@ class DeviceEncoder:
             self._buffers = {
                 name: cp.zeros((self._rows, pitch), self._element.dtype) for name, pitch in pitches.items()
             }
+            self._upload_turns()
         self._stream.synchronize()
 
     def _upload_vocabulary(self, tokens: WordPiece) -> None:
@@ -97,27 +112,19 @@ class DeviceEncoder:
         self._most_tokens = most_tokens(tables)
         self._vocabulary = vocabulary_record(tokens, tables, [table.data.ptr for table in self._tables])
 
+    def _upload_turns(self) -> None:
+        """The angles of rotary embeddings, by their base, and room for the place of each row."""
+        rotary, queries = self.encoder.settings.rotary, self._layers["queries"].outputs
+        self._row_places = cp.zeros(self._rows if rotary else 1, np.int32)
+        self._turns = {base: cp.asarray(turn_table(self.encoder, base)) for base in {one.base for one in rotary}}
+        turned = 2 * self.encoder.settings.heads * self._shape.head
+        assert turned <= queries
+        self._rotary = [
+            rotary_record(self._row_places.data.ptr, self._turns[one.base].data.ptr, turned) for one in rotary
+        ]
+
     def _uploaded(self, name: str) -> cp.ndarray:
-        """A weight with zeros where rows and heads are filled up; of products [outputs, inputs]."""
-        weight = np.asarray(self.encoder.weights[name], np.float32)
-        shape, heads = self._shape, self.encoder.settings.heads
-        step = name.removesuffix(".bias").rpartition(".")[2]
-        is_bias = name.endswith(".bias") and step in self._layers
-        if step == "queries" or (step == "mix" and not is_bias):  # by heads
-            axis = -1 if step == "queries" else 0
-            of_heads = 3 * heads if step == "queries" else heads
-            before = weight.shape[:-1] if axis else ()
-            after = weight.shape[1:] if axis == 0 else ()
-            weight = weight.reshape(*before, of_heads, -1, *after)
-            fill = [(0, 0)] * weight.ndim
-            fill[len(before) + 1] = (0, shape.head - weight.shape[len(before) + 1])
-            weight = np.pad(weight, fill).reshape(*before, of_heads * shape.head, *after)
-        if step in self._layers:
-            layer = self._layers[step]
-            sizes = (layer.outputs,) if is_bias else (layer.inputs, layer.outputs)
-            weight = np.pad(weight, [(0, size - have) for size, have in zip(sizes, weight.shape, strict=True)])
-            return to_device(weight.T, FLOAT if is_bias else self._element)
-        weight = np.pad(weight, [*[(0, 0)] * (weight.ndim - 1), (0, shape.pitch - weight.shape[-1])])
+        weight = weight_table(self.encoder, self._shape, name)
         return to_device(weight, FLOAT if weight.ndim == 1 else self._element)
 
     def compute(
@@ -202,74 +209,148 @@ class DeviceEncoder:
     def _vectors(self, tokens: DeviceTokens, is_logits: bool, timed: Timed) -> cp.ndarray:
         """Begin what computes texts that have their tokens: float32 [texts, outputs]."""
         tokens.done.synchronize()
+        settings = self.encoder.settings
+        vectors = self._buffers["normed" if settings.is_pre_norm else "x"]
         head, (steps, weights) = self._heads[is_logits], self._head_arrays[is_logits]
         out = cp.empty((len(tokens.counts), head.outputs), np.float32)
         one, several = catalog.HEAD_TEXTS
-        sizes = [np.int32(n) for n in (self.encoder.width, self._shape.pitch, self.encoder.settings.pooling == "mean")]
+        sizes = [np.int32(n) for n in (self.encoder.width, self._shape.pitch, settings.pooling == "mean")]
         all_ends = np.concatenate([[0], np.cumsum(tokens.counts, dtype=np.int64)])
         for first, last in _groups(all_ends, self._rows, _TEXTS):
             count, ends = last - first, (all_ends[first : last + 1] - all_ends[first]).astype(np.int32)
             rows = self._encoded(tokens, first, ends, timed)
             of_block = several if count > several * self._ops.sms and head.longest <= _HEAD_VALUES else one
             kernel = catalog.encoder_head_kernel(self._element, head.longest, of_block)
-            of_head = (steps, np.int32(len(head.steps)), weights, np.int32(head.longest))
+            of_head = (steps, np.int32(len(head.steps)), weights, np.int32(head.longest), np.float32(settings.epsilon))
             with timed("head"):
-                arguments = (self._buffers["x"], rows, np.int32(count), *sizes, *of_head, out[first:last])
+                arguments = (vectors, rows, np.int32(count), *sizes, *of_head, out[first:last])
                 self._ops.launch(kernel, (-(-count // of_block),), arguments)
         return out
 
     def _encoded(self, tokens: DeviceTokens, first: int, ends: NDArray[np.int32], timed: Timed) -> cp.ndarray:
-        """Leave the vectors of texts from `first` on, which end at `ends`, in the buffer "x"; returns `ends` there."""
-        ops, buffers, layers, shape = self._ops, self._buffers, self._layers, self._shape
-        settings, element, weights = self.encoder.settings, self._element, self._weights
-        count = int(ends[-1])
+        """Leave the vectors of texts from `first` on, which end at `ends`, in a buffer, "normed" where norms
+        come first and else "x"; returns `ends` there.
+        """
         arrays = [ends, *_shares(np.diff(ends), False), *_shares(np.diff(ends), True)]
         plan = cp.asarray(np.concatenate(arrays))
         of_ends, *shares = cp.split(plan, np.cumsum([len(array) for array in arrays])[:-1].tolist())
-        sizes = (np.float32(settings.epsilon), np.int32(self.encoder.width), np.int32(shape.pitch))
-        x = buffers["x"]
-
-        def norm(name: str) -> tuple[cp.ndarray, cp.ndarray]:
-            return weights[f"{name}.weight"], weights[f"{name}.bias"]
-
-        def product(layer: int, step: str, rows: cp.ndarray, follows: Activation = "NONE") -> None:
-            name, out = f"{layer}.{step}", buffers["outer" if step == "mix" else step]
-            with timed(step):
-                ops.dense(rows, layers[step], weights[name], weights[f"{name}.bias"], of_ends[-1:], count, follows, out)
-
-        def add_norm(name: str) -> None:
-            kernel = catalog.add_norm_kernel(element, shape.pitch)
-            with timed("norm"):
-                ops.launch(
-                    kernel, (-(-count // catalog.WARPS),),
-                    (x, buffers["outer"], np.int32(count), *norm(name), *sizes, np.int32(layers["outer"].outputs)),
-                )  # fmt: skip
-
+        batch = _Batch(int(ends[-1]), of_ends, shares, timed)
         with timed("embedding"):
-            ops.launch(
-                catalog.embed_kernel(element, shape.pitch), (len(ends) - 1,),
-                (tokens.ids, or_null(tokens.places), tokens.rooms[first:], of_ends, weights["embedding"],
-                 weights["places"], *norm("norm"), *sizes, x),
-            )  # fmt: skip
-        scale = np.float32(math.log2(math.e) / math.sqrt(self.encoder.width // settings.heads))
-        pitches = np.int32(layers["queries"].outputs), scale, np.int32(layers["mix"].inputs)
-        for layer in range(settings.layers):
-            product(layer, "queries", x)
-            with timed("attention"):
-                for is_long, *both in ((False, *shares[:2]), (True, *shares[2:])):
-                    if len(both[0]):
-                        at_once = max(-(-settings.heads // _HEADS), -(-_BLOCKS_OF_AN_SM * ops.sms // len(both[0])))
-                        ops.launch(
-                            catalog.attention_kernel(ops.generation, element, shape.head, is_long),
-                            (len(both[0]), min(settings.heads, at_once)),
-                            (buffers["queries"], of_ends, *both, np.int32(settings.heads), *pitches, buffers["mixed"]),
-                        )  # fmt: skip
-            product(layer, "mix", buffers["mixed"])
-            add_norm(f"{layer}.norm1")
-            product(layer, "inner", x, self._follows)
-            product(layer, "outer", buffers["inner"])
-            add_norm(f"{layer}.norm2")
+            self._embed(tokens, first, of_ends, int(np.diff(ends).max()))
+        if self.encoder.settings.is_pre_norm:
+            self._layers_norm_first(batch)
+        else:
+            self._layers_norm_last(batch)
         return of_ends
+
+    def _embed(self, tokens: DeviceTokens, first: int, ends: cp.ndarray, longest: int) -> None:
+        """Leave the first vectors in "x". longest: tokens of the longest text."""
+        weights, element, pitch = self._weights, self._element, self._shape.pitch
+        norm, x = (*self._norm("norm"), *self._sizes()), self._buffers["x"]
+        ids, rooms, embedding = tokens.ids, tokens.rooms[first:], weights["embedding"]
+        if self.encoder.settings.rotary:
+            kernel, of_text = catalog.embed_tokens_kernel(element, pitch), -(-longest // catalog.EMBEDDED_ROWS)
+            arguments: tuple[Any, ...] = (ids, rooms, ends, embedding, *norm, x, self._row_places)
+        else:
+            kernel, of_text = catalog.embed_kernel(element, pitch), 1
+            arguments = (ids, or_null(tokens.places), rooms, ends, embedding, weights["places"], *norm, x)
+        self._ops.launch(kernel, (len(ends) - 1, of_text), arguments)
+
+    def _layers_norm_last(self, batch: _Batch) -> None:
+        """As BERT has them: vectors are normalised after attention, and after the two products."""
+        x, mixed, inner = (self._buffers[name] for name in ("x", "mixed", "inner"))
+        for layer in range(self.encoder.settings.layers):
+            self._product(batch, layer, "queries", x)
+            self._attention(batch, layer)
+            self._product(batch, layer, "mix", mixed)
+            self._add_norm(batch, f"{layer}.norm1")
+            self._product(batch, layer, "inner", x)
+            self._product(batch, layer, "outer", inner)
+            self._add_norm(batch, f"{layer}.norm2")
+
+    def _layers_norm_first(self, batch: _Batch) -> None:
+        """As ModernBERT has them: what products read is normalised, and what they make is added to what is not."""
+        normed, mixed, inner = (self._buffers[name] for name in ("normed", "mixed", "inner"))
+        layers = self.encoder.settings.layers
+        read = self._buffers["x"]  # which is normalised at first
+        for layer in range(layers):
+            self._product(batch, layer, "queries", read)
+            self._attention(batch, layer)
+            self._product(batch, layer, "mix", mixed)
+            self._add_norm(batch, f"{layer}.norm2")
+            self._product(batch, layer, "inner", normed)
+            self._product(batch, layer, "outer", inner)
+            self._add_norm(batch, f"{layer + 1}.norm1" if layer + 1 < layers else "final")
+            read = normed
+
+    def _product(self, batch: _Batch, layer: int, step: str, rows: cp.ndarray) -> None:
+        name, out = f"{layer}.{step}", self._buffers["outer" if step == "mix" else step]
+        follows: dict[str, Activation] = {"queries": self._of_queries, "inner": self._follows}
+        rotary = self._rotary[layer] if self._rotary and step == "queries" else None
+        with batch.timed(step):
+            self._ops.dense(
+                rows, self._layers[step], self._weights[name], self._weights[f"{name}.bias"], batch.ends[-1:],
+                batch.rows, follows.get(step, "NONE"), out, rotary,
+            )  # fmt: skip
+
+    def _attention(self, batch: _Batch, layer: int) -> None:
+        settings, ops = self.encoder.settings, self._ops
+        window = settings.rotary[layer].window if settings.rotary else None
+        scale = np.float32(math.log2(math.e) / math.sqrt(self.encoder.width // settings.heads))
+        pitches = np.int32(self._layers["queries"].outputs), scale, np.int32(self._layers["mix"].inputs)
+        with batch.timed("attention" if window is None else "local attention"):
+            for is_long, *both in ((False, *batch.shares[:2]), (True, *batch.shares[2:])):
+                if len(both[0]):
+                    at_once = max(-(-settings.heads // _HEADS), -(-_BLOCKS_OF_AN_SM * ops.sms // len(both[0])))
+                    ops.launch(
+                        catalog.attention_kernel(
+                            ops.generation, self._element, self._shape.head, is_long, window is not None
+                        ),
+                        (len(both[0]), min(settings.heads, at_once)),
+                        (self._buffers["queries"], batch.ends, *both, np.int32(settings.heads), *pitches,
+                         self._buffers["mixed"], np.int32(window or 0)),
+                    )  # fmt: skip
+
+    def _add_norm(self, batch: _Batch, name: str) -> None:
+        """Add what a product left in "outer" to "x", and normalise: "x" itself, or into "normed"."""
+        element, pitch, buffers = self._element, self._shape.pitch, self._buffers
+        arguments: tuple[Any, ...] = (
+            buffers["x"], buffers["outer"], np.int32(batch.rows), *self._norm(name), *self._sizes(),
+            np.int32(self._layers["outer"].outputs),
+        )  # fmt: skip
+        kernel = catalog.add_norm_kernel(element, pitch)
+        if self.encoder.settings.is_pre_norm:
+            kernel, arguments = catalog.add_then_norm_kernel(element, pitch), (*arguments, buffers["normed"])
+        with batch.timed("norm"):
+            self._ops.launch(kernel, (-(-batch.rows // catalog.WARPS),), arguments)
+
+    def _norm(self, name: str) -> tuple[cp.ndarray, cp.ndarray]:
+        return self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
+
+    def _sizes(self) -> tuple[np.float32, np.int32, np.int32]:
+        return np.float32(self.encoder.settings.epsilon), np.int32(self.encoder.width), np.int32(self._shape.pitch)
+
+
+class _Batch(NamedTuple):
+    """Texts that are computed together.
+
+    Attributes
+    ----------
+    rows : int
+        Their tokens.
+    ends : int32 [texts + 1]
+        Rows of each text.
+    shares : list of int32
+        What blocks of attention compute, as `_shares` returns it of short texts, and then of long ones.
+    timed : callable
+        As of `DeviceEncoder.compute`.
+
+    """
+
+    rows: int
+    ends: cp.ndarray
+    shares: list[cp.ndarray]
+    timed: Timed
 
 
 class DeviceTokens(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any
 
 import cupy as cp
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import BroadsheetError
 from ..model.alphabet import head_bytes
@@ -24,12 +25,14 @@ from .catalog import Activation, Kernel
 from .compile import compile_all, kernel_here
 from .memory_plan import most_units
 from .storage import STORAGE, Storage
-from .tables import StatisticsTables
+from .tables import StatisticsTables, rotary_record
 from .tensor_maps import tensor_map
 from .tiles import (
     SLAB_BYTES,
     ProductTile,
     SimtLookupTile,
+    Sm80SplitTile,
+    Sm80Tile,
     Sm90DenseTile,
     Sm90Tile,
     lookup_tile,
@@ -40,6 +43,8 @@ from .weights import DeviceAlphabet, DeviceFastText, DeviceNGrams, DeviceNorm, D
 
 Launched = Callable[[Kernel, tuple[int, ...], tuple[Any, ...]], None]
 """A function that is called with a kernel, its grid and its arguments."""
+
+_NO_ROTARY = rotary_record(0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -446,6 +451,7 @@ class Operations:
         most: int,
         activation: Activation,
         out: cp.ndarray,
+        rotary: NDArray[np.void] | None = None,
     ) -> None:
         """A product of an encoder.
 
@@ -466,24 +472,28 @@ class Operations:
         activation : str
             What follows.
         out : cupy.ndarray
-            [rows, outputs].
+            [rows, outputs]; half as many of gated ones.
+        rotary : void24 [1], optional
+            As `rotary_record` returns it, for an activation of "ROTARY".
 
         """
         at = self.tiles.get(layer.name) or product_tile(self.generation, self.precision, self.architecture, layer)
+        rotary = _NO_ROTARY if rotary is None else rotary
         if not isinstance(at, Sm90DenseTile):
-            return self._product(rows, layer, weight, bias, count, None, None, out, most, None, activation)
+            return self._product(rows, layer, weight, bias, count, None, None, out, most, None, activation, rotary)
         n_tiles = layer.outputs // at.outputs
         clusters = min(self.sms // at.cluster, -(-most // (at.rows * at.cluster)) * n_tiles)
         sizes = _int(layer.inputs * self.stored.read_by(layer).bytes // SLAB_BYTES), _int(n_tiles)
         kernel = catalog.product_kernel(self.stored, layer, at, activation)
         maps = self._tensor_maps(rows, layer, weight, at)
-        stored = tensor_map(out.data.ptr, (len(out), out.strides[0]), (at.stored_rows, SLAB_BYTES))
-        return self.launch(kernel, (clusters * at.cluster,), (*maps, stored, bias, *sizes, count))
+        box = SLAB_BYTES // 2 if activation.startswith("GATED") else SLAB_BYTES
+        stored = tensor_map(out.data.ptr, (len(out), out.strides[0]), (at.stored_rows, box))
+        return self.launch(kernel, (clusters * at.cluster,), (*maps, stored, bias, *sizes, count, rotary))
 
     def _product(
         self, rows: cp.ndarray, layer: Layer, weight: cp.ndarray, bias: cp.ndarray, count: cp.ndarray,
         closing: cp.ndarray | None, constant: cp.ndarray | None, out: cp.ndarray, most: int,
-        saturated: cp.ndarray | None, activation: Activation | None = None,
+        saturated: cp.ndarray | None, activation: Activation | None = None, rotary: NDArray[np.void] | None = None,
     ) -> None:  # fmt: skip
         """Launch the product of a convolution or a linear layer.
 
@@ -511,6 +521,8 @@ class Operations:
             For an output in 8 bits: where saturated values are counted.
         activation : str, optional
             What follows, for an encoder; else the layer says.
+        rotary : void24 [1], optional
+            As of `dense`.
 
         """
         at = self.tiles.get(layer.name) or product_tile(self.generation, self.precision, self.architecture, layer)
@@ -519,6 +531,8 @@ class Operations:
         packing: tuple[Any, ...] = (count, or_null(closing), or_null(constant))
         if at.writes_bytes:
             packing = (*packing, or_null(saturated))
+        if isinstance(at, Sm80Tile) and not isinstance(at, Sm80SplitTile):
+            packing = (*packing, _NO_ROTARY if rotary is None else rotary)
         if isinstance(at, Sm90Tile):
             clusters = min(self.sms // at.cluster, -(-m_tiles // at.cluster) * n_tiles)
             slabs = (_int(layer.inputs * self.stored.read_by(layer).bytes // SLAB_BYTES), _int(n_tiles))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.encoder import NORMALISE, Encoder
+from ..model.encoder import LAYER_NORM, NORMALISE, Encoder, turns
 from ..model.fasttext import END, FIRST_HASH, FastText, Paths, hashed
 from ..model.layers import NORM_EPSILON, Layer
 from ..model.ngrams import NGrams, Script, script
@@ -393,33 +393,120 @@ class EncoderShape(NamedTuple):
     layers: tuple[Layer, ...]
 
 
-def encoder_shape(encoder: Encoder, tile_outputs: int = 128) -> EncoderShape | None:
+def encoder_shape(encoder: Encoder, tile_outputs: Sequence[int] = (128,)) -> EncoderShape | None:
     """The shape of an encoder; None where the kernels have none: for more than 64 values a head, 2,048 of a vector,
     8,192 of the head's, or 256 code points of a word.
 
-    tile_outputs: of a product, which writes whole tiles.
+    tile_outputs: as of `dense_outputs`. A layer gets the ones with the least to fill up, if nothing is gated or turned.
     """
-    width, heads, inner = encoder.width, encoder.settings.heads, encoder.weights["0.inner"].shape[1]
+    width, heads, inner = encoder.width, encoder.settings.heads, encoder.weights["0.outer"].shape[0]
     slab = SLAB_BYTES // 2
-    pitch, head = _up(width, slab), 32 if width // heads <= 32 else 64
+    pitch, head = _up(width, slab), 32 if width // heads <= 32 and not encoder.settings.rotary else ROTARY_HEAD
     longest = max(head_tables(encoder, is_logits).longest for is_logits in (False, True))
     rules = encoder.settings.rules
     if width // heads > head or pitch > 2048 or longest > 8192 or (rules is not None and rules.longest > 256):
         return None
-    sizes = {
-        "queries": (pitch, 3 * heads * head), "mix": (_up(heads * head, slab), width), "inner": (pitch, inner),
-        "outer": (_up(inner, tile_outputs), width),
-    }  # fmt: skip
-    return EncoderShape(
-        pitch,
-        head,
-        tuple(encoder_layer(name, inputs, _up(outputs, tile_outputs)) for name, (inputs, outputs) in sizes.items()),
+    between, filled = _up(inner, tile_outputs[0]), min(_up(width, outputs) for outputs in tile_outputs)
+    layers = (
+        encoder_layer("queries", pitch, _up(3 * heads * head, tile_outputs[0])),
+        encoder_layer("mix", _up(heads * head, slab), filled),
+        encoder_layer("inner", pitch, between * (1 + encoder.settings.is_gated)),
+        encoder_layer("outer", between, filled),
     )
+    return EncoderShape(pitch, head, layers)
 
 
 def encoder_layer(name: str, inputs: int, outputs: int) -> Layer:
     """A product of an encoder."""
     return Layer(name, "dense", inputs, outputs, 1, None, 1, False, 1, 1, 1)
+
+
+def weight_table(encoder: Encoder, shape: EncoderShape, name: str) -> Floats:
+    """A weight as the kernels read it: with zeros where rows and heads are filled up, of products [outputs, inputs].
+
+    Of rotary embeddings, the two values of each pair of a head's queries and keys are neighbours. Of gated outputs, 16
+    are of eight values, in the order in which a thread of a product has them: see `_gated_order`.
+
+    Parameters
+    ----------
+    encoder : Encoder
+        The encoder.
+    shape : EncoderShape
+        How its rows lie.
+    name : str
+        Of the weight.
+
+    """
+    weight = np.asarray(encoder.weights[name], np.float32)
+    settings, layers = encoder.settings, {layer.name: layer for layer in shape.layers}
+    is_bias = name.endswith(".bias")
+    step = name.removesuffix(".bias").rpartition(".")[2]
+    if step not in layers:  # of a norm, or vectors of tokens and places
+        return np.pad(weight, [*[(0, 0)] * (weight.ndim - 1), (0, shape.pitch - weight.shape[-1])])
+    layer = layers[step]
+    weight = weight.T  # [outputs, inputs], or [outputs]
+    if step == "queries":
+        of_heads = weight.reshape(3, settings.heads, -1, *weight.shape[1:])
+        if settings.rotary:
+            of_heads = of_heads.copy()
+            of_heads[:2] = of_heads[:2][:, :, _pairs_together(of_heads.shape[2])]
+        weight = _filled(of_heads, 2, shape.head).reshape(-1, *weight.shape[1:])
+    elif step == "mix" and not is_bias:
+        of_heads = weight.reshape(len(weight), settings.heads, -1)
+        weight = _filled(of_heads, 2, shape.head).reshape(len(weight), -1)
+    elif step == "inner" and settings.is_gated:
+        halves = weight.reshape(2, -1, *weight.shape[1:])
+        halves = _filled(halves, 1, layer.outputs // 2)
+        weight = halves.reshape(-1, *weight.shape[1:])[_gated_order(layer.outputs)]
+    weight = _filled(weight, 0, layer.outputs)
+    return weight if is_bias else _filled(weight, 1, layer.inputs)
+
+
+def _filled(array: Floats, axis: int, size: int) -> Floats:
+    """The array with zeros up to a size of one axis."""
+    fill = [(0, 0)] * array.ndim
+    fill[axis] = (0, size - array.shape[axis])
+    return np.pad(array, fill)
+
+
+def _pairs_together(size: int) -> NDArray[np.intp]:
+    """The order of a head's values in which those that turn together, i and i + size / 2, are neighbours."""
+    return np.arange(size).reshape(2, -1).T.ravel()
+
+
+def _gated_order(outputs: int) -> NDArray[np.intp]:
+    """The order of gated outputs. Before, the first half are the values, the second half their gates.
+
+    Of each 16 columns of a product, a thread t has 2t, 2t + 1, 8 + 2t and 9 + 2t. These are value and gate of its
+    output 2t, and then of its output 2t + 1: neighbours of the eight that the 16 columns make.
+    """
+    group, second, thread, is_gate = np.indices((outputs // 16, 2, 4, 2))
+    order: NDArray[np.intp] = group * 8 + thread * 2 + second + is_gate * (outputs // 2)
+    return order.ravel()
+
+
+ROTARY_HEAD = 64
+"""Values of a head with rotary embeddings, and the most of any head, as in common/rotary.cuh."""
+
+
+def turn_table(encoder: Encoder, base: float) -> Floats:
+    """What common/rotary.cuh reads: cosines and sines, float32 [most, ROTARY_HEAD / 2, 2]. base: as in `Rotary`."""
+    size = encoder.width // encoder.settings.heads
+    return np.ascontiguousarray(_filled(turns(base, size, encoder.settings.most), 1, ROTARY_HEAD // 2))
+
+
+def rotary_record(places: int, table: int, outputs: int) -> NDArray[np.void]:
+    """common/rotary.cuh's `Rotary`, by value.
+
+    Parameters
+    ----------
+    places, table : int
+        Where the place of each row is, and a `turn_table`; 0 for none.
+    outputs : int
+        How many outputs of a product are turned.
+
+    """
+    return np.array([(places, table, outputs, 0)], "u8,u8,i4,i4").view("V24")
 
 
 def _up(size: int, unit: int) -> int:
@@ -446,14 +533,15 @@ class HeadTables(NamedTuple):
     outputs: int
 
 
-_HEAD_STEPS = ("identity", "tanh", "relu", "gelu", NORMALISE)
+_HEAD_STEPS = ("identity", "tanh", "relu", "gelu", NORMALISE, LAYER_NORM)
 """In the order of common/encoder.cu."""
 
 
 def head_tables(encoder: Encoder, is_logits: bool) -> HeadTables:
     """is_logits: with the last product, if there is one."""
     numbers = count()
-    planned = [(step, "" if step == NORMALISE else f"head.{next(numbers)}") for step in encoder.settings.head]
+    without = {NORMALISE: "", LAYER_NORM: "head.norm.weight"}
+    planned = [(step, without[step] if step in without else f"head.{next(numbers)}") for step in encoder.settings.head]
     if is_logits and "last" in encoder.weights:
         planned.append(("identity", "last"))
     steps, parts, size, longest = [], [np.zeros(0, np.float32)], encoder.width, encoder.width
@@ -461,10 +549,10 @@ def head_tables(encoder: Encoder, is_logits: bool) -> HeadTables:
         outputs, at = size, sum(map(len, parts))
         if name:
             weight = np.asarray(encoder.weights[name], np.float32)
-            outputs = weight.shape[1]
-            bias = encoder.weights.get(f"{name}.bias", np.zeros(outputs))
+            outputs = weight.shape[-1]
+            bias = encoder.weights.get(f"{name.removesuffix('.weight')}.bias", np.zeros(outputs))
             parts += [weight.ravel(), np.asarray(bias, np.float32)]
-        steps.append((_HEAD_STEPS.index(step), size, outputs, at, at + size * outputs))
+        steps.append((_HEAD_STEPS.index(step), size, outputs, at, at + sum(map(len, parts[-2:-1]))))
         size, longest = outputs, max(longest, outputs)
     weights = np.concatenate([*parts, np.zeros(1, np.float32)])
     return HeadTables(np.array(steps, np.int32).reshape(-1, 5), weights, longest + longest % 2, size)

@@ -14,11 +14,12 @@ from ..errors import BroadsheetError
 @lru_cache(maxsize=1024)
 def tensor_map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> NDArray[np.void]:
     """A descriptor for Hopper's copy engine (TMA), passed by value to kernels of `sm90/`: 128 bytes, [1] of void128, of
-    the bytes of a C-contiguous array, with the 128-byte swizzle.
+    the bytes of a C-contiguous array, with the swizzle of as many bytes as a row of a box has, 128 or 64.
 
     The type of its numbers does not matter to a copy. shape, box: in bytes, outermost dimension first, as in NumPy; the
-    copy engine's order is the reverse. A row of a box has 128. Raises BroadsheetError where the driver rejects it.
+    copy engine's order is the reverse. Raises BroadsheetError where the driver rejects it.
     """
+    swizzles = driver.CUtensorMapSwizzle
     rank = len(shape)
     strides = [int(np.prod(shape[axis:])) for axis in range(rank - 1, 0, -1)]
     error, descriptor = driver.cuTensorMapEncodeTiled(
@@ -30,7 +31,7 @@ def tensor_map(pointer: int, shape: tuple[int, ...], box: tuple[int, ...]) -> ND
         [driver.cuuint32_t(size) for size in reversed(box)],
         [driver.cuuint32_t(1)] * rank,
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        {128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B, 64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B}[box[-1]],
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )

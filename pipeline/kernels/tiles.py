@@ -334,6 +334,20 @@ class Sm90DenseTile(Sm90Tile):
         return Launch(384, stages + 8 * self.stored_rows * self.outputs * 2)
 
 
+@dataclass(frozen=True)
+class Sm90NarrowTile(Sm90DenseTile):
+    """The same for widths that 192 does not divide.
+
+    Attributes
+    ----------
+    outputs : int
+        Outputs of a tile.
+
+    """
+
+    outputs: ClassVar[int] = 128
+
+
 def _rows_below(layer: Layer) -> int:
     """Rows that are fetched below those of a tile, for the taps: whole groups of eight, the unit of the swizzle."""
     return 8 if layer.kernel > 1 else 0
@@ -382,6 +396,7 @@ _TILES: dict[tuple[str, str], dict[str, Tile]] = {
         "conv1d": Sm90Tile(128, 2, 3, 2),
         "linear": Sm90Tile(128, 4, 4, 2),
         "dense": Sm90DenseTile(128, 4, 4, 2),
+        "narrow": Sm90NarrowTile(192, 4, 4, 2),
         "int8 conv2": Sm90Tile(192, 2, 4, 2),
         "int8 conv1d": Sm90Tile(128, 2, 5, 2),
         "fp32 lookup": SplitLookupTile(64, 32, 64),
@@ -409,8 +424,17 @@ def lookup_tile(generation: str, precision: str, architecture: str, layer: Layer
 def product_tile(generation: str, precision: str, architecture: str, layer: Layer) -> ProductTile:
     """The configuration of a layer that is no look-up."""
     at = _tile(generation, precision, architecture, layer.name, layer.kind)
+    if isinstance(at, Sm90DenseTile) and layer.outputs % at.outputs:
+        at = _tile(generation, precision, architecture, "narrow")
     assert isinstance(at, ProductTile)
     return at
+
+
+def dense_outputs(generation: str, precision: str, architecture: str) -> tuple[int, ...]:
+    """Of which numbers of outputs an encoder's products compute whole tiles; the first can be gated or turned."""
+    at = _tile(generation, precision, architecture, "dense")
+    assert isinstance(at, ProductTile)
+    return (at.outputs, Sm90NarrowTile.outputs) if isinstance(at, Sm90DenseTile) else (at.outputs,)
 
 
 def _tile(generation: str, precision: str, architecture: str, *names: str) -> Tile:

@@ -1,9 +1,14 @@
-"""Encoders with a head (BERT, RoBERTa and their kin), in NumPy: the specification, and the CPU backend.
+"""Encoders with a head (BERT, RoBERTa, ModernBERT and their kin), in NumPy: the specification, and the CPU backend.
 
 Each token has a vector: that of its entry in the vocabulary, and of its place. Each layer adds to every vector what
 attention makes of all of the text's, and then what two products with an activation between make of the vector itself;
 after each of the two, vectors are normalised. The text's vector is that of its first token, or the mean of all; a head
 of products gives the logits. See Vaswani et al., "Attention Is All You Need" (2017), and Devlin et al., "BERT" (2019).
+
+ModernBERT differs in four settings (Warner et al., "Smarter, Better, Faster, Longer", 2024): vectors are normalised
+before attention and before the two products; rotary embeddings of queries and keys tell places (Su et al., "RoFormer",
+2021); in some layers a token attends only to those in a window around it; and a gate is multiplied with the activation
+(Shazeer, "GLU Variants Improve Transformer", 2020).
 
 A text has products of its own, without padding, so that nothing but the text decides its bits.
 """
@@ -28,6 +33,7 @@ from .stored_tokenizer import StoredTokenizer
 from .wordpiece import Rules, Tokens, WordPiece
 
 Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
 Activation = Literal["gelu", "gelu_tanh", "relu"]
 Pooling = Literal["cls", "mean"]
 
@@ -37,7 +43,26 @@ PREFIX = "encoder."
 VOCABULARY = ("words", "ends", "pages", "characters", "sequences")
 TOKENIZER = "tokenizer"
 MOST_LAYERS, MOST_TOKENS = 128, 8192
-NORMALISE = "normalise"
+NORMALISE, LAYER_NORM = "normalise", "layer_norm"
+NO_PRODUCT = (NORMALISE, LAYER_NORM)
+"""Steps of a head without a product."""
+
+
+class Rotary(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How the attention of a layer knows the places of tokens.
+
+    Attributes
+    ----------
+    base : float
+        Of the angles: at place p, values i and i + d / 2 of the d values of a head's queries and keys turn together by
+        p / base ** (2 i / d).
+    window : int, optional
+        How far a token may be from another to attend to it; None for all of the text.
+
+    """
+
+    base: Annotated[float, Meta(gt=1)]
+    window: Annotated[int, Meta(ge=0)] | None = None
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -54,8 +79,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     pooling : str
         What the vector of a text is: that of its first token ("cls"), or the mean of all ("mean").
     head : tuple of str
-        What is done to that vector before the last product, in order: "normalise" to a length of one, or a product
-        that is followed by "tanh", "relu", "gelu", or "identity".
+        What is done to that vector before the last product, in order: "normalise" to a length of one, "layer_norm", or
+        a product that is followed by "tanh", "relu", "gelu", or "identity".
     most : int
         Tokens of a text that are read, with the ones that begin and end it.
     rules : Rules or None
@@ -63,6 +88,14 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     padding : int, optional
         A token that has a place of its own, the last one, and that is not counted in the places of others: RoBERTa's
         padding, which a text may spell out.
+    rotary : tuple of Rotary
+        Of each layer, in place of vectors of places; empty where there are such vectors.
+    is_pre_norm : bool
+        Whether vectors are normalised before attention and before the two products of a layer, and after the last
+        layer, rather than after each.
+    is_gated : bool
+        Whether the first of the two products has twice as many outputs, and the second half of them is multiplied with
+        the activation of the first half.
 
     """
 
@@ -71,10 +104,13 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     epsilon: Annotated[float, Meta(gt=0, lt=1)]
     activation: Activation
     pooling: Pooling
-    head: tuple[Literal["normalise", "tanh", "relu", "gelu", "identity"], ...]
+    head: tuple[Literal["normalise", "layer_norm", "tanh", "relu", "gelu", "identity"], ...]
     most: Annotated[int, Meta(ge=3, le=MOST_TOKENS)]
     rules: Rules | None
     padding: Annotated[int, Meta(ge=0)] | None = None
+    rotary: tuple[Rotary, ...] = ()
+    is_pre_norm: bool = False
+    is_gated: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,8 +127,10 @@ class Encoder:
         float32 or float16: "embedding" [entries, width], "places" [most, width], or one more where padding has one, and
         "norm.weight" and "norm.bias" [width]; of each layer, "0.", "1." and so on: "queries" [width, 3 width] of
         queries, keys and values, "mix" [width, width], "inner" [width, inner], "outer" [inner, width], each with
-        ".bias", and two norms, "norm1" and "norm2"; of the head "head.0" and so on, [inputs, outputs] with ".bias", and
-        "last" [inputs, classes], whose bias is the model's. Without "last" it gives vectors and no scores.
+        ".bias", and two norms, "norm1" and "norm2"; of the head "head.0" and so on, [inputs, outputs] with ".bias",
+        "head.norm", and "last" [inputs, classes], whose bias is the model's. Without "last" it gives vectors and no
+        scores. With rotary embeddings there are no "places"; where norms come first, there is "final" and no "0.norm1",
+        since the first layer reads what "norm" leaves; where there are gates, "inner" is [width, 2 inner].
 
     """
 
@@ -131,7 +169,7 @@ class Encoder:
     @property
     def outputs(self) -> int:
         """Values of a text's vector."""
-        products = [i for i, step in enumerate(s for s in self.settings.head if s != NORMALISE)]
+        products = [i for i, step in enumerate(s for s in self.settings.head if s not in NO_PRODUCT)]
         return int(self.weights[f"head.{products[-1]}"].shape[1]) if products else self.width
 
     def tensors(self) -> dict[str, NDArray[Any]]:
@@ -159,24 +197,36 @@ class Encoder:
         if isinstance(self.tokens, WordPiece):
             self.tokens.check(model)
             entries = self.tokens.size
-        inner = self.weights["0.inner"].shape[-1] if "0.inner" in self.weights else 0
-        if width == 0 or width % self.settings.heads:
-            raise ModelError(f"{model}: vectors of {width} values for {self.settings.heads} heads of attention")
-        expected: dict[str, tuple[int, ...]] = {
-            "embedding": (entries, width),
-            "places": (self.settings.most + (self.settings.padding is not None), width),
-            **_norm("norm", width),
-        }
-        for layer in range(self.settings.layers):
+        settings = self.settings
+        inner = self.weights["0.outer"].shape[0] if "0.outer" in self.weights else 0
+        if width == 0 or width % settings.heads:
+            raise ModelError(f"{model}: vectors of {width} values for {settings.heads} heads of attention")
+        if settings.rotary and (len(settings.rotary) != settings.layers or width // settings.heads % 2):
+            what = f"{len(settings.rotary)} rotary embeddings of {width // settings.heads} values"
+            raise ModelError(f"{model}: {what} for {settings.layers} layers")
+        expected: dict[str, tuple[int, ...]] = {"embedding": (entries, width), **_norm("norm", width)}
+        if not settings.rotary:
+            expected["places"] = (settings.most + (settings.padding is not None), width)
+        for layer in range(settings.layers):
             for name, shape in {
-                "queries": (width, 3 * width), "mix": (width, width), "inner": (width, inner), "outer": (inner, width),
+                "queries": (width, 3 * width), "mix": (width, width),
+                "inner": (width, inner * (1 + settings.is_gated)), "outer": (inner, width),
             }.items():  # fmt: skip
                 expected |= {f"{layer}.{name}": shape, f"{layer}.{name}.bias": shape[1:]}
-            expected |= _norm(f"{layer}.norm1", width) | _norm(f"{layer}.norm2", width)
-        for number, _ in enumerate(step for step in self.settings.head if step != NORMALISE):
-            outputs = self.weights[f"head.{number}"].shape[-1] if f"head.{number}" in self.weights else 0
-            expected |= {f"head.{number}": (width, outputs), f"head.{number}.bias": (outputs,)}
-            width = outputs
+            if layer > 0 or not settings.is_pre_norm:
+                expected |= _norm(f"{layer}.norm1", width)
+            expected |= _norm(f"{layer}.norm2", width)
+        if settings.is_pre_norm:
+            expected |= _norm("final", width)
+        products = 0
+        for step in settings.head:
+            if step == LAYER_NORM:
+                expected |= _norm("head.norm", width)
+            elif step != NORMALISE:
+                name = f"head.{products}"
+                outputs = self.weights[name].shape[-1] if name in self.weights else 0
+                expected |= {name: (width, outputs), f"{name}.bias": (outputs,)}
+                width, products = outputs, products + 1
         if classes is not None:
             expected["last"] = (width, classes)
         check_tensors(self.weights, expected, model)
@@ -222,20 +272,41 @@ class Encoder:
         """
         texts = [slice(first, last) for first, last in pairwise(ends.tolist())]
         x: Floats = self._floats["embedding"][ids]
-        x += self._floats["places"][self.places_of(ids, ends)]
+        places = self.places_of(ids, ends)
+        if not self.settings.rotary:
+            x += self._floats["places"][places]
         x = self._normed(x, "norm")
         for layer in range(self.settings.layers):
-            x = self._normed(x + self._attention(x, texts, layer), f"{layer}.norm1")
-            inner = _ACTIVATIONS[self.settings.activation](self._products(x, texts, f"{layer}.inner"))
-            x = self._normed(x + self._products(inner, texts, f"{layer}.outer"), f"{layer}.norm2")
+            if self.settings.is_pre_norm:
+                read = self._normed(x.copy(), f"{layer}.norm1") if layer else x  # which is normalised at first
+                x = x + self._attention(read, texts, places, layer)
+                inner = self._inner(self._normed(x.copy(), f"{layer}.norm2"), texts, layer)
+                x += self._products(inner, texts, f"{layer}.outer")
+            else:
+                x = self._normed(x + self._attention(x, texts, places, layer), f"{layer}.norm1")
+                inner = self._inner(x, texts, layer)
+                x = self._normed(x + self._products(inner, texts, f"{layer}.outer"), f"{layer}.norm2")
+        if self.settings.is_pre_norm:
+            x = self._normed(x, "final")
         is_cls = self.settings.pooling == "cls"
         return np.stack([self._head(x[text.start] if is_cls else x[text].mean(axis=0)) for text in texts])
+
+    def _inner(self, x: Floats, texts: list[slice], layer: int) -> Floats:
+        """What the second product of a layer reads."""
+        values, activation = self._products(x, texts, f"{layer}.inner"), _ACTIVATIONS[self.settings.activation]
+        if not self.settings.is_gated:
+            return activation(values)
+        half = values.shape[1] // 2
+        gated: Floats = activation(values[:, :half]) * values[:, half:]
+        return gated
 
     def _head(self, vector: Floats) -> Floats:
         products = 0
         for step in self.settings.head:
             if step == NORMALISE:
                 vector = vector / max(np.float32(1e-12), np.sqrt(vector @ vector))
+            elif step == LAYER_NORM:
+                vector = self._normed(vector[None].copy(), "head.norm")[0]
             else:
                 name = f"head.{products}"
                 vector = _ACTIVATIONS[step](vector @ self._floats[name] + self._floats[f"{name}.bias"])
@@ -259,22 +330,84 @@ class Encoder:
         x += self._floats[f"{name}.bias"]
         return x
 
-    def _attention(self, x: Floats, texts: list[slice], layer: int) -> Floats:
+    def _attention(self, x: Floats, texts: list[slice], places: Integers, layer: int) -> Floats:
         heads, size = self.settings.heads, x.shape[1] // self.settings.heads
         queries = self._products(x, texts, f"{layer}.queries").reshape(len(x), 3, heads, size)
+        window = None
+        if self.settings.rotary:
+            rotary = self.settings.rotary[layer]
+            window = rotary.window
+            _turn(queries[:, :2], turns(rotary.base, size, int(places.max(initial=0)) + 1)[places])
         queries[:, 0] *= np.float32(1 / math.sqrt(size))
         mixed = np.empty((len(x), heads, size), np.float32)
         for text in texts:
-            of_heads = queries[text].transpose(1, 2, 0, 3)
-            step = max(1, _IN_CACHE // (text.stop - text.start) ** 2)
-            for some in (slice(first, first + step) for first in range(0, heads, step)):
-                query, key, value = of_heads[:, some]
-                scores = query @ key.transpose(0, 2, 1)
-                scores -= scores.max(axis=2, keepdims=True)
-                np.exp(scores, out=scores)
-                of_some = (scores @ value) / scores.sum(axis=2, keepdims=True)
-                mixed[text, some] = of_some.transpose(1, 0, 2)
+            of_heads, out = queries[text].transpose(1, 2, 0, 3), mixed[text].transpose(1, 0, 2)
+            if window is None:
+                _attend(of_heads[0], of_heads[1], of_heads[2], out)
+                continue
+            step = window + 1
+            for first in range(0, text.stop - text.start, step):  # what lies outside the window is not computed
+                own, near = slice(first, first + step), slice(max(0, first - window), first + step + window)
+                _attend(of_heads[0, :, own], of_heads[1, :, near], of_heads[2, :, near], out[:, own], own, near, window)
         return self._products(mixed.reshape(x.shape), texts, f"{layer}.mix")
+
+
+def turns(base: float, size: int, places: int) -> Floats:
+    """By how much rotary embeddings turn queries and keys: the cosine and the sine of the angle of each pair of values
+    at each place, [places, size / 2, 2].
+
+    Parameters
+    ----------
+    base : float
+        As in `Rotary`.
+    size : int
+        Values of a head.
+    places : int
+        How many places.
+
+    """
+    speeds = (1 / base ** (np.arange(0, size, 2) / size)).astype(np.float32)
+    angles = np.arange(places, dtype=np.float32)[:, None] * speeds
+    return np.stack([np.cos(angles), np.sin(angles)], axis=2)
+
+
+def _turn(queries: Floats, by: Floats) -> None:
+    """Turn queries and keys in place. queries: [tokens, 2, heads, size]; by: of each token, as `turns` returns them."""
+    half = queries.shape[-1] // 2
+    cosine, sine = by[:, None, None, :, 0], by[:, None, None, :, 1]
+    low, high = queries[..., :half].copy(), queries[..., half:]
+    queries[..., :half] = low * cosine - high * sine
+    queries[..., half:] = high * cosine + low * sine
+
+
+def _attend(
+    query: Floats, key: Floats, value: Floats, out: Floats, own: slice | None = None, near: slice | None = None,
+    window: int = 0,
+) -> None:  # fmt: skip
+    """Attention of some tokens of a text to some.
+
+    Parameters
+    ----------
+    query, key, value : float32 [heads, tokens, size]
+        Of each head.
+    out : float32 [heads, queries, size]
+        What is computed.
+    own, near : slice, optional
+        Which tokens of the text have the queries, and which the keys, where a window counts.
+    window : int
+        How far a key may be from a query.
+
+    """
+    heads, count = len(query), key.shape[1]
+    step = max(1, _IN_CACHE // (query.shape[1] * count))
+    for some in (slice(first, first + step) for first in range(0, heads, step)):
+        scores = query[some] @ key[some].transpose(0, 2, 1)
+        if own is not None and near is not None:
+            far = np.arange(near.start, near.start + count) - np.arange(own.start, own.start + query.shape[1])[:, None]
+            scores[:, np.abs(far) > window] = -np.inf
+        scores -= scores.max(axis=2, keepdims=True)
+        np.exp(scores, out=scores)
+        np.divide(scores @ value[some], scores.sum(axis=2, keepdims=True), out=out[some])
 
 
 def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:

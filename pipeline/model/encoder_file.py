@@ -14,7 +14,8 @@ import safetensors
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from .encoder import MOST_LAYERS, MOST_TOKENS, NORMALISE, Activation, Encoder, Pooling, Settings
+from . import modernbert_folder
+from .encoder import LAYER_NORM, MOST_LAYERS, MOST_TOKENS, NORMALISE, Activation, Encoder, Pooling, Settings
 from .encoder_keys import (
     CONFIG,
     MODULE,
@@ -84,8 +85,8 @@ class _Body(NamedTuple):
         products of a layer.
     usual : tuple of int
         How many layers and heads there are where config.json does not say.
-    epsilon : float or None
-        What is added to the variance that vectors are normalised by; None where config.json says it.
+    epsilon : float or str
+        What is added to the variance that vectors are normalised by, or the key of config.json that says it.
     layer, queries, products, norms : str or tuple of str
         What a layer's weights are called: those of queries, keys and values; "mix", "inner" and "outer"; both norms.
     before, step, last : str
@@ -102,9 +103,9 @@ class _Body(NamedTuple):
     width: str
     inner: str
     usual: tuple[int, int]
-    epsilon: float | None
+    epsilon: float | str
     layer: str
-    queries: tuple[str, str, str]
+    queries: tuple[str, ...]
     products: tuple[str, str, str]
     norms: tuple[str, str]
     before: str
@@ -116,7 +117,7 @@ class _Body(NamedTuple):
 _BODIES = {
     "bert": _Body(
         "bert.", "num_hidden_layers", "num_attention_heads", "hidden_act", "hidden_size", "intermediate_size", (12, 12),
-        None, "encoder.layer",
+        "layer_norm_eps", "encoder.layer",
         ("attention.self.query", "attention.self.key", "attention.self.value"),
         ("attention.output.dense", "intermediate.dense", "output.dense"),
         ("attention.output.LayerNorm", "output.LayerNorm"),
@@ -134,6 +135,33 @@ _ROBERTA = _BODIES["bert"]._replace(
     prefix="roberta.", before="classifier.dense", last="classifier.out_proj", counts_padding=True
 )
 _BODIES |= dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _ROBERTA)
+_MODERNBERT = _Body(
+    "model.", "num_hidden_layers", "num_attention_heads", "hidden_activation", "hidden_size", "intermediate_size",
+    (22, 12), "norm_eps", "layers", ("attn.Wqkv",), ("attn.Wo", "mlp.Wi", "mlp.Wo"), ("attn_norm", "mlp_norm"),
+    "head.dense", "gelu",
+)  # fmt: skip
+_BODIES["modernbert"] = _MODERNBERT
+_EPSILONS = {"layer_norm_eps": 1e-12, "norm_eps": 1e-5}
+"""Where config.json does not say, by its key."""
+
+
+class _Trunk(NamedTuple):
+    """An encoder without its tokens and its head.
+
+    Attributes
+    ----------
+    weights : dict of str to ndarray
+        By our names.
+    most : int
+        Tokens of a text that it has places for.
+    settings : dict
+        Those of `Settings` that config.json decides.
+
+    """
+
+    weights: dict[str, Tensor]
+    most: int
+    settings: dict[str, Any]
 
 
 class Read(NamedTuple):
@@ -220,7 +248,7 @@ def _read(folder: Path, name: str) -> Read:
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in _BODIES:
         raise NotInKernels(
-            name, f"it is of the kind {kind!r:.40}", "BERT, DistilBERT, RoBERTa, XLM-R and CamemBERT are"
+            name, f"it is of the kind {kind!r:.40}", "BERT, DistilBERT, RoBERTa, XLM-R, CamemBERT and ModernBERT are"
         )
     check_keys(config, CONFIG[kind], CONFIG_FILE, name)
     for file, what in (
@@ -230,21 +258,9 @@ def _read(folder: Path, name: str) -> Read:
         if (folder / file).exists():
             raise refused(name, f"it has {what}, {file}", "folders without one are")
     body = _BODIES[kind]
-    activation = config.get(body.activation, "gelu")
-    if activation not in _ACTIVATIONS:
-        raise NotInKernels(name, f"its {body.activation} is {activation!r:.40}", f"{', '.join(_ACTIVATIONS)} are")
     modules = _modules(folder, name)
     tensors = _Tensors(folder / HUB_FILE, name, body.prefix)
-    layers = config.get(body.layers, body.usual[0])
-    have = sum(f"{body.layer}.{i}.{body.queries[0]}.weight" in tensors for i in range(MOST_LAYERS))
-    if not 1 <= layers <= have:
-        raise ModelError(f"{name}: its {body.layers} in {CONFIG_FILE} is {layers}, and its weights have {have} layers")
-    weights = _layers(tensors, layers, body)
-    for key, size in _sizes(weights, tensors, body).items():  # transformers would draw other weights at random
-        if config.get(key, size) != size:
-            raise ModelError(
-                f"{name}: its {key} in {CONFIG_FILE} is {config[key]!r:.40}, and its weights have {size:,}"
-            )
+    weights, places, of_trunk = _trunk(config, tensors, body, name)
     head = _Head(weights)
     classes: tuple[str, ...] = ()
     bias, of_head, levels = np.zeros(0, np.float32), "", None
@@ -255,7 +271,10 @@ def _read(folder: Path, name: str) -> Read:
                 name, f"it has a classifier and modules of sentence-transformers ({MODULES_FILE})", "one of the two is"
             )
         classes, of_head = classes_of(config, name)
-        head.add(body.step, tensors[f"{body.before}.weight"], tensors[f"{body.before}.bias"])
+        if body is _MODERNBERT:
+            pooling = _add_head_of_modernbert(head, tensors, config, name)
+        else:
+            head.add(body.step, tensors[f"{body.before}.weight"], tensors[f"{body.before}.bias"])
         weights["last"], bias = _turned(tensors[f"{body.last}.weight"]), tensors[f"{body.last}.bias"].astype(np.float32)
         outputs = 1 if of_head == "number" else len(classes)
         if len(bias) != outputs:
@@ -276,20 +295,66 @@ def _read(folder: Path, name: str) -> Read:
         folder, config, bool(transformer.get("do_lower_case")), len(weights["embedding"]), name
     )
     limit = transformer.get("max_seq_length") or of_tokenizer or MOST_TOKENS + 1
-    padding = int(config.get("pad_token_id", 1)) if body.counts_padding else None
-    first = 0 if padding is None else padding + 1
-    most = min(len(weights["places"]) - first, int(limit))
+    most = min(places, int(limit))
     if not _LEAST_TOKENS <= most <= MOST_TOKENS:
         what = f"by max_seq_length, model_max_length or max_position_embeddings it reads {most:,} tokens of a text"
         raise refused(name, what, f"{_LEAST_TOKENS} to {MOST_TOKENS:,} are")
-    of_padding = weights["places"][first - 1 : first]
-    weights["places"] = np.concatenate([weights["places"][first : first + most], of_padding])
-    settings = Settings(
-        layers, config.get(body.heads, body.usual[1]),
-        body.epsilon or config.get("layer_norm_eps", 1e-12), _ACTIVATIONS[activation], pooling, tuple(head.steps), most,
-        tokens.rules if isinstance(tokens, WordPiece) else None, padding,
-    )  # fmt: skip
+    padding = of_trunk.get("padding")
+    if "places" in weights:
+        first = 0 if padding is None else padding + 1
+        of_padding = weights["places"][first - 1 : first]
+        weights["places"] = np.concatenate([weights["places"][first : first + most], of_padding])
+    rules = tokens.rules if isinstance(tokens, WordPiece) else None
+    settings = Settings(pooling=pooling, head=tuple(head.steps), most=most, rules=rules, **of_trunk)
     return Read(Encoder(settings, tokens, weights), classes, bias, of_head, levels)
+
+
+def _trunk(config: Json, tensors: _Tensors, body: _Body, name: str) -> _Trunk:
+    """Read the weights of an encoder and their settings.
+
+    Parameters
+    ----------
+    config : dict
+        The content of config.json.
+    tensors : _Tensors
+        The weights of the folder.
+    body : _Body
+        What they are called.
+    name : str
+        What the folder is called in messages.
+
+    """
+    activation = config.get(body.activation, "gelu")
+    if activation not in _ACTIVATIONS:
+        raise NotInKernels(name, f"its {body.activation} is {activation!r:.40}", f"{', '.join(_ACTIVATIONS)} are")
+    layers = config.get(body.layers, body.usual[0])
+    have = sum(f"{body.layer}.{i}.{body.queries[0]}.weight" in tensors for i in range(MOST_LAYERS))
+    if not 1 <= layers <= have:
+        raise ModelError(f"{name}: its {body.layers} in {CONFIG_FILE} is {layers}, and its weights have {have} layers")
+    settings: dict[str, Any] = {
+        "layers": layers,
+        "heads": config.get(body.heads, body.usual[1]),
+        "epsilon": (
+            body.epsilon if isinstance(body.epsilon, float) else config.get(body.epsilon, _EPSILONS[body.epsilon])
+        ),
+        "activation": _ACTIVATIONS[activation],
+    }
+    if body is _MODERNBERT:
+        rotary = modernbert_folder.rotary_of(config, layers, name)
+        settings |= {"rotary": rotary, "is_pre_norm": True, "is_gated": True}
+        weights = modernbert_folder.weights_of(tensors, config, layers)
+        most = config.get("max_position_embeddings", MOST_TOKENS)
+    else:
+        padding = int(config.get("pad_token_id", 1)) if body.counts_padding else None
+        settings["padding"] = padding
+        weights = _layers(tensors, layers, body)
+        most = len(weights["places"]) - (0 if padding is None else padding + 1)
+    for key, size in _sizes(weights, tensors, body).items():  # transformers would draw other weights at random
+        if config.get(key, size) != size:
+            raise ModelError(
+                f"{name}: its {key} in {CONFIG_FILE} is {config[key]!r:.40}, and its weights have {size:,}"
+            )
+    return _Trunk(weights, most, settings)
 
 
 _LEAST_TOKENS = 3
@@ -394,12 +459,27 @@ class _Head:
         self._products += 1
         self._width = len(weight)
 
+    def norm(self, weight: Tensor, bias: Tensor) -> None:
+        """A layer norm."""
+        self._weights["head.norm.weight"], self._weights["head.norm.bias"] = weight, bias
+        self.steps.append(LAYER_NORM)
+
     def cut(self, values: int | None, name: str) -> None:
         """Keep the first values of the vector, which is a product with ones and zeros."""
         if values is not None and values < 1:
             raise refused(name, f"its truncate_dim is {values}", "1 or more is")
         if values is not None and values < self._width:
             self.add("identity", np.eye(values, self._width, dtype=np.float32), np.zeros(values, np.float32))
+
+
+def _add_head_of_modernbert(head: _Head, tensors: _Tensors, config: Json, name: str) -> Pooling:
+    """Add what comes before the last product of its classifiers. Returns how a text's vector is made."""
+    pooling, step, has_bias, has_norm_bias = modernbert_folder.head_of(config, name)
+    weight, gamma = tensors["head.dense.weight"], tensors["head.norm.weight"]
+    zeros = np.zeros(len(weight), np.float32)
+    head.add(step, weight, tensors["head.dense.bias"] if has_bias else zeros)
+    head.norm(gamma, tensors["head.norm.bias"] if has_norm_bias else zeros)
+    return pooling
 
 
 def _add_modules(modules: list[tuple[str, Path]], head: _Head, name: str) -> Pooling:
@@ -433,9 +513,10 @@ def _sizes(weights: Mapping[str, Tensor], tensors: _Tensors, body: _Body) -> dic
     sizes = {
         "vocab_size": weights["embedding"].shape[0],
         body.width: weights["embedding"].shape[1],
-        "max_position_embeddings": weights["places"].shape[0],
-        body.inner: weights["0.inner"].shape[1],
+        body.inner: weights["0.outer"].shape[0],
     }
+    if "places" in weights:
+        sizes["max_position_embeddings"] = weights["places"].shape[0]
     if _KINDS_OF_TOKENS in tensors:
         sizes["type_vocab_size"] = tensors[_KINDS_OF_TOKENS].shape[0]
     return sizes
@@ -448,7 +529,7 @@ def _layers(stored: _Tensors, count: int, body: _Body) -> dict[str, Tensor]:
     """The weights by our names, and in the shapes that vectors are multiplied with."""
     weights: dict[str, Tensor] = {"embedding": stored["embeddings.word_embeddings.weight"]}
     weights["places"] = stored["embeddings.position_embeddings.weight"]
-    if body.epsilon is None:  # DistilBERT has no kinds of tokens
+    if isinstance(body.epsilon, str):  # DistilBERT has no kinds of tokens
         # One text is of the first kind, wherever the token is.
         weights["places"] = weights["places"].astype(np.float32) + stored[_KINDS_OF_TOKENS][0]
     weights |= {f"norm.{part}": stored[f"embeddings.LayerNorm.{part}"] for part in ("weight", "bias")}

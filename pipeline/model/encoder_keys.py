@@ -112,7 +112,28 @@ CONFIG = {
 CONFIG |= dict.fromkeys(
     ("roberta", "xlm-roberta", "camembert"), CONFIG["bert"]._replace(read=f"{CONFIG['bert'].read} pad_token_id")
 )
+CONFIG["modernbert"] = Keys(
+    f"{_READ_OF_ALL_KINDS} hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_activation"
+    " norm_eps norm_bias attention_bias mlp_bias layer_types global_attn_every_n_layers local_attention"
+    " rope_parameters global_rope_theta local_rope_theta classifier_pooling classifier_bias classifier_activation",
+    _ONLY_OF_ALL_KINDS | {"causal_mask": (False,), "is_causal": (False,), "rope_scaling": (None,)},
+    _OF_ALL_KINDS
+    | {
+        _IN_TRAINING: (
+            "attention_dropout embedding_dropout mlp_dropout classifier_dropout initializer_range"
+            " initializer_cutoff_factor gradient_checkpointing"
+        ),
+        "they are of models that fill masks": (
+            "decoder_bias sparse_prediction sparse_pred_ignore_index repad_logits_with_grad"
+        ),
+        "they choose among programs of the same function": "deterministic_flash_attn reference_compile",
+        "transformers does not read them for ModernBERT": "layer_norm_eps position_embedding_type cls_token_id",
+    },
+)
 """config.json, by the kind of the model."""
+
+ROPE = Keys("rope_theta", {"rope_type": ("default",)}, {})
+"""What config.json says of one kind of layer in rope_parameters."""
 
 TOKENIZER_CONFIG = Keys(
     "tokenizer_class do_lower_case strip_accents tokenize_chinese_chars model_max_length max_len model_input_names"

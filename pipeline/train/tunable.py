@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..engine.torch_encoder import Forward
-from ..model.encoder import NORMALISE, Encoder
+from ..model.encoder import LAYER_NORM, NORMALISE, Encoder, turns
 from ..model.model_file import HUB_FILE
 from ..model.torch_encoder import TorchEncoder
 
@@ -57,12 +57,21 @@ class OwnEncoder(nn.Module):
             mask[row, : len(own)] = True
         seen = torch.from_numpy(mask).to(device)
         x = self._of("embedding")[torch.from_numpy(ids).to(device)]
-        x = x + self._of("places")[torch.from_numpy(places).to(device)]
+        if not settings.rotary:
+            x = x + self._of("places")[torch.from_numpy(places).to(device)]
         x = self._dropped(self._normed(x, "norm"))
         for layer in range(settings.layers):
-            x = self._normed(x + self._dropped(self._attention(x, seen, layer)), f"{layer}.norm1")
-            inner = _ACTIVATIONS[settings.activation](self._product(x, f"{layer}.inner"))
-            x = self._normed(x + self._dropped(self._product(inner, f"{layer}.outer")), f"{layer}.norm2")
+            if settings.is_pre_norm:
+                read = self._normed(x, f"{layer}.norm1") if layer else x
+                x = x + self._dropped(self._attention(read, seen, layer))
+                inner = self._inner(self._normed(x, f"{layer}.norm2"), layer)
+                x = x + self._dropped(self._product(inner, f"{layer}.outer"))
+            else:
+                x = self._normed(x + self._dropped(self._attention(x, seen, layer)), f"{layer}.norm1")
+                inner = self._inner(x, layer)
+                x = self._normed(x + self._dropped(self._product(inner, f"{layer}.outer")), f"{layer}.norm2")
+        if settings.is_pre_norm:
+            x = self._normed(x, "final")
         vector = x[:, 0]
         if settings.pooling == "mean":
             counted = seen[:, :, None].to(x.dtype)
@@ -71,6 +80,8 @@ class OwnEncoder(nn.Module):
         for step in settings.head:
             if step == NORMALISE:
                 vector = functional.normalize(vector.float(), dim=1)
+            elif step == LAYER_NORM:
+                vector = self._normed(vector, "head.norm")
             else:
                 vector = _ACTIVATIONS[step](self._product(vector, f"head.{products}"))
                 products += 1
@@ -94,15 +105,39 @@ class OwnEncoder(nn.Module):
     def _dropped(self, x: Tensor) -> Tensor:
         return functional.dropout(x, _DROPOUT, self.training)
 
+    def _inner(self, x: Tensor, layer: int) -> Tensor:
+        values, activation = self._product(x, f"{layer}.inner"), _ACTIVATIONS[self.encoder.settings.activation]
+        if not self.encoder.settings.is_gated:
+            activated: Tensor = activation(values)
+            return activated
+        value, gate = values.chunk(2, dim=-1)
+        gated: Tensor = activation(value) * gate
+        return gated
+
     def _attention(self, x: Tensor, seen: Tensor, layer: int) -> Tensor:
         heads, size = self.encoder.settings.heads, x.shape[2] // self.encoder.settings.heads
         parts = self._product(x, f"{layer}.queries").reshape(*x.shape[:2], 3, heads, size)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
+        mask = seen[:, None, None, :]
+        if self.encoder.settings.rotary:
+            rotary, places = self.encoder.settings.rotary[layer], torch.arange(x.shape[1], device=x.device)
+            by = torch.from_numpy(turns(rotary.base, size, x.shape[1])).to(x.device)
+            query, key = _turned(query, by), _turned(key, by)
+            if rotary.window is not None:  # padding sees itself, where it would see nothing
+                far = (places - places[:, None]).abs()
+                mask = mask & (far <= rotary.window) | (far == 0)
         dropout = _DROPOUT if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=seen[:, None, None, :], dropout_p=dropout, scale=1 / math.sqrt(size)
+            query, key, value, attn_mask=mask, dropout_p=dropout, scale=1 / math.sqrt(size)
         )
         return self._product(mixed.transpose(1, 2).reshape(x.shape), f"{layer}.mix")
+
+
+def _turned(x: Tensor, by: Tensor) -> Tensor:
+    """Queries or keys turned by rotary embeddings. x: [texts, heads, tokens, size]; by: as `turns` returns it."""
+    low, high = x.chunk(2, dim=-1)
+    cosine, sine = by.to(x.dtype).unbind(dim=2)
+    return torch.cat([low * cosine - high * sine, high * cosine + low * sine], dim=-1)
 
 
 _ACTIVATIONS: dict[str, Any] = {

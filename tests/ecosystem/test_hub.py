@@ -221,10 +221,10 @@ def test_an_encoder_of_pytorch_is_fetched_in_all_its_files(hub: tuple[type[Hub],
     import transformers
 
     server, url = hub
-    folder = classifier(tmp_path / "folder", "modernbert")
+    folder = classifier(tmp_path / "folder", "gte")
     whole = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
-    whole.save_pretrained(folder, max_shard_size="50KB")
+    whole.save_pretrained(folder, max_shard_size="20KB")
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     server.repositories["user/large"] = [{**files, "modeling.py": b"raise SystemExit('code of a repository has run')"}]
     env = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}

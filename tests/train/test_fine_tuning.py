@@ -88,13 +88,15 @@ def as_texts(texts: list[str]) -> Texts:
     return Texts.of([text.encode() for text in texts])
 
 
-@pytest.mark.parametrize("family", ["drawn", "xlm-roberta", "roberta", "modernbert", "fnet"])
+@pytest.mark.parametrize("family", ["drawn", "xlm-roberta", "roberta", "modernbert", "gte", "fnet"])
 def test_what_learns_is_what_our_engine_computes(tmp_path: Path, folder: Path, family: str) -> None:
     from broadsheet.pipeline.train.tunable import tunable
 
     if family == "drawn":
         encoder = load_encoder(folder)
     elif family == "modernbert":
+        encoder = load_encoder(classifier(tmp_path / "it", family, num_hidden_layers=3))
+    elif family == "gte":
         encoder = load_encoder(sentences(tmp_path / "it", family, "mean", ("Dense", "Normalize")))
     else:
         encoder = load_encoder(classifier(tmp_path / "it", family, hidden_act="gelu"))
@@ -170,7 +172,7 @@ def test_several_labels_and_numbers_are_learned_too(folder: Path, options: dict[
 
 
 def test_an_encoder_of_pytorch_learns_too(tmp_path: Path) -> None:
-    folder = sentences(tmp_path / "folder", "modernbert")
+    folder = sentences(tmp_path / "folder", "gte")
     table = rows(300)
     model = tuned(table, folder, settings=("epochs=3", "learning_rate=3e-3")).model
     assert isinstance(model.encoder, TorchEncoder)

@@ -7,6 +7,10 @@
 // scaled. Of a score, a thread holds what it multiplies with the values next: the sums of a product lie as its first
 // operand does.
 //
+// Where a token attends only to those at most `window` away (ModernBERT's local layers), a block goes from the first piece
+// that one of its queries sees to the last: of a long text three or four, whatever its length. Warps that multiply
+// together leave out a piece of which none of their queries sees a key, and only pieces at the edge of a window are masked.
+//
 // sm80/attention.cu and sm90/attention.cu have the products.
 #pragma once
 #include "common/launch.cuh"
@@ -14,6 +18,7 @@
 #include "sm80/async_copy.cuh"
 
 constexpr int TILE = 64;
+constexpr int MINUS_INFINITY = 0xff800000;  // the bits of a float
 
 // Byte offset of a piece of 16 bytes of a row: pieces are permuted (an XOR), so that the eight rows of a matrix lie in
 // different banks.
@@ -37,18 +42,37 @@ struct Softmax {
     __device__ __forceinline__ void begin() {
 #pragma unroll
         for (int i = 0; i < HEAD / 2; i++) sum[i] = 0;
-        most[0] = most[1] = __int_as_float(0xff800000);  // minus infinity
+        most[0] = most[1] = __int_as_float(MINUS_INFINITY);
         total[0] = total[1] = 0;
     }
 
-    // Scores become powers, of which `left` count, and these, in 16 bits, what the values are multiplied by.
+    // Scores of keys that lie farther than `window` from their query, or beyond the text, become minus infinity. query: the
+    // place of the warp's first, counted from the piece's first key; left: keys from there to the text's end.
+    static __device__ __forceinline__ void mask(float (&score)[TILE / 2], int query, int left, int window) {
+        if (query + 15 - window <= 0 && min(query + window + 1, left) >= TILE) return;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int own = query + threadIdx.x % 32 / 4 + half * 8, lane = threadIdx.x % 4 * 2;
+            const int from = own - window - lane, to = min(own + window + 1, left) - lane;
+#pragma unroll
+            for (int n = 0; n < TILE / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    if (n * 8 + i < from || n * 8 + i >= to)
+                        score[n * 4 + 2 * half + i] = __int_as_float(MINUS_INFINITY);
+        }
+    }
+
+    // Scores become powers, of which `left` count, and these, in 16 bits, what the values are multiplied by. WINDOWED: a
+    // query may have seen no key yet.
+    template <bool WINDOWED>
     __device__ __forceinline__ void weigh(float (&score)[TILE / 2], int left, float scale, uint32 (&power)[TILE / 16][4]) {
         if (left < TILE) {
             asm volatile("");  // so that this stays a branch: of a long text's pieces, one takes it
             left -= threadIdx.x % 4 * 2;
 #pragma unroll
             for (int i = 0; i < TILE / 2; i++)
-                if (i / 4 * 8 + i % 2 >= left) score[i] = __int_as_float(0xff800000);
+                if (i / 4 * 8 + i % 2 >= left) score[i] = __int_as_float(MINUS_INFINITY);
         }
         float by[2];
 #pragma unroll
@@ -59,8 +83,9 @@ struct Softmax {
                 highest = fmaxf(highest, fmaxf(score[n * 4 + 2 * half], score[n * 4 + 2 * half + 1]));
             highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
             highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
-            const float offset = highest * scale;
-            by[half] = power_of_two((most[half] - highest) * scale);
+            const float reached = WINDOWED && highest == __int_as_float(MINUS_INFINITY) ? 0 : highest;
+            const float offset = reached * scale;
+            by[half] = power_of_two((most[half] - reached) * scale);
             most[half] = highest;
             total[half] *= by[half];
 #pragma unroll
@@ -99,12 +124,12 @@ struct Softmax {
 
 // rows [all rows, pitch]: queries, keys and values, each of `heads` times HEAD. ends [texts + 1]: rows of each text.
 // texts, firsts [blocks]: which text a block computes, and its first query. Of the heads, a block has every gridDim.y-th.
-// scale: of scores, for powers of two. out [all rows, out_pitch].
-// Products: what a generation multiplies by, for T, HEAD and M_BLOCKS.
-template <typename Products, typename T, int HEAD, int M_BLOCKS, int BLOCKS_OF_AN_SM, typename Launch>
+// scale: of scores, for powers of two. out [all rows, out_pitch]. window: where WINDOWED, how far a key may be from its
+// query. Products: what a generation multiplies by, for T, HEAD and M_BLOCKS.
+template <typename Products, typename T, int HEAD, int M_BLOCKS, int BLOCKS_OF_AN_SM, bool WINDOWED, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
     attention(const T* rows, const int* ends, const int* texts, const int* firsts, int heads, int pitch, float scale,
-              int out_pitch, T* out) {
+              int out_pitch, T* out, int window) {
     constexpr int THREADS = Launch::THREADS, ROW_BYTES = HEAD * 2, PIECES = HEAD / 8, TILE_BYTES = TILE * ROW_BYTES;
     constexpr int WARP_ROWS = M_BLOCKS * 16, QUERY_ROWS = THREADS / 32 * WARP_ROWS, QUERY_BYTES = QUERY_ROWS * ROW_BYTES;
     static_assert(HEAD == 32 || HEAD == 64, "how rows are permuted");
@@ -114,6 +139,7 @@ __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
     const uint32 all_values = all_keys + 2 * TILE_BYTES;
     const int own = threadIdx.x / 32 * WARP_ROWS, lane = threadIdx.x % 32;
     const int begin = ends[texts[blockIdx.x]], size = ends[texts[blockIdx.x] + 1] - begin, first = firsts[blockIdx.x];
+    const int first_piece = WINDOWED ? max(first - window, 0) / TILE : 0;  // of which a query sees a key
 
     // A thread copies 16 bytes of every STEP-th row. Rows are permuted alike each eight.
     constexpr int STEP = THREADS / PIECES;
@@ -130,7 +156,7 @@ __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
     // step: of all that the block goes through, for the keys' and values' buffer; turn: of its heads, for the queries'.
     auto fetch_piece = [&](int step, int turn, int head, int piece) {
         if (head < heads) {
-            if (piece == 0) fetch(all_queries + turn % 2 * QUERY_BYTES, head, first, QUERY_ROWS);
+            if (piece == first_piece) fetch(all_queries + turn % 2 * QUERY_BYTES, head, first, QUERY_ROWS);
             fetch(all_keys + step % 2 * TILE_BYTES, heads + head, piece * TILE, TILE);
             fetch(all_values + step % 2 * TILE_BYTES, 2 * heads + head, piece * TILE, TILE);
         }
@@ -138,24 +164,32 @@ __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
     };
 
     Softmax<T, HEAD> softmax[M_BLOCKS];
-    fetch_piece(0, 0, blockIdx.y, 0);
-    for (int step = 0, turn = 0, head = blockIdx.y, piece = 0; head < heads; step++) {
+    fetch_piece(0, 0, blockIdx.y, first_piece);
+    for (int step = 0, turn = 0, head = blockIdx.y, piece = first_piece; head < heads; step++) {
         // The piece has arrived, and nobody reads the one before.
         wait_for_copies<0>();
         Products::publish();
         __syncthreads();
-        const bool is_last = (piece + 1) * TILE >= size;
-        if (is_last) fetch_piece(step + 1, turn + 1, head + gridDim.y, 0);
+        const bool is_last = (piece + 1) * TILE >= (WINDOWED ? min(first + QUERY_ROWS + window, size) : size);
+        if (is_last) fetch_piece(step + 1, turn + 1, head + gridDim.y, first_piece);
         else fetch_piece(step + 1, turn, head, piece + 1);
-        if (piece == 0)
+        if (piece == first_piece)
 #pragma unroll
             for (int m = 0; m < M_BLOCKS; m++) softmax[m].begin();
-        float score[M_BLOCKS][TILE / 2];
-        uint32 power[M_BLOCKS][TILE / 16][4];
-        Products::score(score, all_queries + turn % 2 * QUERY_BYTES, all_keys + step % 2 * TILE_BYTES);
+        const int ahead = first + own / Products::ROWS * Products::ROWS - piece * TILE;  // of those multiplied together
+        if (!WINDOWED || (ahead + Products::ROWS + window > 0 && ahead - window < TILE)) {
+            float score[M_BLOCKS][TILE / 2];
+            uint32 power[M_BLOCKS][TILE / 16][4];
+            Products::score(score, all_queries + turn % 2 * QUERY_BYTES, all_keys + step % 2 * TILE_BYTES);
 #pragma unroll
-        for (int m = 0; m < M_BLOCKS; m++) softmax[m].weigh(score[m], size - piece * TILE, scale, power[m]);
-        Products::add(softmax, power, all_values + step % 2 * TILE_BYTES);
+            for (int m = 0; m < M_BLOCKS; m++) {
+                const int left = size - piece * TILE;
+                if constexpr (WINDOWED)
+                    softmax[m].mask(score[m], first + own + m * 16 - piece * TILE, left, window);
+                softmax[m].template weigh<WINDOWED>(score[m], WINDOWED ? TILE : left, scale, power[m]);
+            }
+            Products::add(softmax, power, all_values + step % 2 * TILE_BYTES);
+        }
 
         if (is_last) {  // what was computed lies for a moment where the queries lay, of which no other warp reads
             char* const computed = shared + turn % 2 * QUERY_BYTES;
@@ -171,6 +205,6 @@ __global__ void __launch_bounds__(Launch::THREADS, BLOCKS_OF_AN_SM)
             }
             head += gridDim.y, turn++;
         }
-        piece = is_last ? 0 : piece + 1;
+        piece = is_last ? first_piece : piece + 1;
     }
 }

@@ -4,49 +4,78 @@
 #include "common/reduce.cuh"
 #include "common/types.cuh"
 
-// One row: out [pitch] = layer norm of one + other, by a warp. gamma and beta [pitch], fp32, zero beyond the width.
+// A row of `pitch` values in the registers of a warp.
 template <typename T, int PIECES>
-__device__ __forceinline__ void normed_sum(const T* one, const T* other, const float* gamma, const float* beta,
-                                           float epsilon, int width, int pitch, T* out) {
-    constexpr int PIECE = 8;
-    const int lane = threadIdx.x % WARP;
+struct Row {
+    static constexpr int PIECE = 8;
     float value[PIECES][PIECE] = {};
+
+    // Value 0 of a lane's piece p.
+    static __device__ __forceinline__ int at(int p) { return (p * WARP + threadIdx.x % WARP) * PIECE; }
+
+    __device__ __forceinline__ void load(const T* from, int pitch) {
 #pragma unroll
-    for (int p = 0; p < PIECES; p++) {
-        const int at = (p * WARP + lane) * PIECE;
-        if (at >= pitch) break;
-        float more[PIECE];
-        load8(one + at, value[p]);
-        load8(other + at, more);
-#pragma unroll
-        for (int i = 0; i < PIECE; i++) value[p][i] += more[i];
-    }
-    float sum = 0, squares = 0;
-#pragma unroll
-    for (int p = 0; p < PIECES; p++)
-#pragma unroll
-        for (int i = 0; i < PIECE; i++) sum += value[p][i];
-    const float mean = warp_sum(sum) / width;
-#pragma unroll
-    for (int p = 0; p < PIECES; p++)
-#pragma unroll
-        for (int i = 0; i < PIECE; i++) {
-            if ((p * WARP + lane) * PIECE + i < width) value[p][i] -= mean;
-            squares = fmaf(value[p][i], value[p][i], squares);
+        for (int p = 0; p < PIECES; p++) {
+            if (at(p) >= pitch) break;
+            load8(from + at(p), value[p]);
         }
-    const float scale = rsqrtf(warp_sum(squares) / width + epsilon);
-#pragma unroll
-    for (int p = 0; p < PIECES; p++) {
-        const int at = (p * WARP + lane) * PIECE;
-        if (at >= pitch) break;
-        float weight[PIECE], bias[PIECE];
-        load8(gamma + at, weight);
-        load8(beta + at, bias);
-#pragma unroll
-        for (int i = 0; i < PIECE; i++) value[p][i] = fmaf(value[p][i] * scale, weight[i], bias[i]);
-        store8(out + at, value[p]);
     }
-}
+
+    // Both are fetched whole before anything waits for them.
+    __device__ __forceinline__ void load_sum(const T* one, const T* other, int pitch) {
+        Vector16 first[PIECES] = {}, second[PIECES] = {};
+#pragma unroll
+        for (int p = 0; p < PIECES; p++)
+            if (at(p) < pitch) {
+                first[p] = *reinterpret_cast<const Vector16*>(one + at(p));
+                second[p] = *reinterpret_cast<const Vector16*>(other + at(p));
+            }
+#pragma unroll
+        for (int p = 0; p < PIECES; p++)
+#pragma unroll
+            for (int i = 0; i < PIECE; i += 2) {
+                const float2 a = unpack<T>(first[p].pair[i / 2]), b = unpack<T>(second[p].pair[i / 2]);
+                value[p][i] = a.x + b.x, value[p][i + 1] = a.y + b.y;
+            }
+    }
+
+    __device__ __forceinline__ void store(T* to, int pitch) const {
+#pragma unroll
+        for (int p = 0; p < PIECES; p++) {
+            if (at(p) >= pitch) break;
+            store8(to + at(p), value[p]);
+        }
+    }
+
+    // to [pitch] = layer norm of the row. gamma and beta [pitch], fp32, zero beyond the width.
+    __device__ __forceinline__ void store_normed(T* to, const float* gamma, const float* beta, float epsilon, int width,
+                                                 int pitch) {
+        float sum = 0, squares = 0;
+#pragma unroll
+        for (int p = 0; p < PIECES; p++)
+#pragma unroll
+            for (int i = 0; i < PIECE; i++) sum += value[p][i];
+        const float mean = warp_sum(sum) / width;
+#pragma unroll
+        for (int p = 0; p < PIECES; p++)
+#pragma unroll
+            for (int i = 0; i < PIECE; i++) {
+                if (at(p) + i < width) value[p][i] -= mean;
+                squares = fmaf(value[p][i], value[p][i], squares);
+            }
+        const float scale = rsqrtf(warp_sum(squares) / width + epsilon);
+#pragma unroll
+        for (int p = 0; p < PIECES; p++) {
+            if (at(p) >= pitch) break;
+            float weight[PIECE], bias[PIECE];
+            load8(gamma + at(p), weight);
+            load8(beta + at(p), bias);
+#pragma unroll
+            for (int i = 0; i < PIECE; i++) value[p][i] = fmaf(value[p][i] * scale, weight[i], bias[i]);
+            store8(to + at(p), value[p]);
+        }
+    }
+};
 
 // The first vectors of the tokens of texts, a block each. ids, rooms: as common/wordpiece.cu leaves them. ends [texts +
 // 1]: rows of each text. embedding [entries, pitch], places [most or one more, pitch]. place_of: of each token its row of
@@ -59,8 +88,25 @@ __global__ void __launch_bounds__(WARPS * WARP)
     const int64 room = rooms[blockIdx.x];
     for (int row = threadIdx.x / WARP; row < rows; row += WARPS) {
         const int64 place = place_of == nullptr ? row : place_of[room + row];
-        normed_sum<T, PIECES>(embedding + (int64)ids[room + row] * pitch, places + place * pitch, gamma, beta, epsilon,
-                              width, pitch, out + (int64)(first + row) * pitch);
+        Row<T, PIECES> own;
+        own.load_sum(embedding + (int64)ids[room + row] * pitch, places + place * pitch, pitch);
+        own.store_normed(out + (int64)(first + row) * pitch, gamma, beta, epsilon, width, pitch);
+    }
+}
+
+// The same where places are no vectors: also row_places [rows], the number of each row's token in its text. gridDim.y blocks
+// share a text.
+template <typename T, int PIECES, int WARPS>
+__global__ void __launch_bounds__(WARPS * WARP)
+    embed_tokens(const int* ids, const int64* rooms, const int* ends, const T* embedding, const float* gamma,
+                 const float* beta, float epsilon, int width, int pitch, T* out, int* row_places) {
+    const int first = ends[blockIdx.x], rows = ends[blockIdx.x + 1] - first;
+    const int64 room = rooms[blockIdx.x];
+    for (int row = blockIdx.y * WARPS + threadIdx.x / WARP; row < rows; row += gridDim.y * WARPS) {
+        if (threadIdx.x % WARP == 0) row_places[first + row] = row;
+        Row<T, PIECES> own;
+        own.load(embedding + (int64)ids[room + row] * pitch, pitch);
+        own.store_normed(out + (int64)(first + row) * pitch, gamma, beta, epsilon, width, pitch);
     }
 }
 
@@ -72,15 +118,32 @@ __global__ void __launch_bounds__(WARPS * WARP)
     const int row = blockIdx.x * WARPS + threadIdx.x / WARP;
     if (row >= count) return;
     T* own = rows + (int64)row * pitch;
-    normed_sum<T, PIECES>(own, added + (int64)row * added_pitch, gamma, beta, epsilon, width, pitch, own);
+    Row<T, PIECES> sum;
+    sum.load_sum(own, added + (int64)row * added_pitch, pitch);
+    sum.store_normed(own, gamma, beta, epsilon, width, pitch);
 }
 
-// A step of a head. kind: as _HEAD_STEPS in pipeline/kernels/tables.py numbers them. weight [inputs, outputs] and bias
-// [outputs] begin there in the head's weights.
+// rows [count, pitch] += added, and normed [count, pitch] = norm(rows), a warp each: where norms come before what reads
+// them. The norm is of the sums before they are rounded.
+template <typename T, int PIECES, int WARPS>
+__global__ void __launch_bounds__(WARPS * WARP)
+    add_then_norm(T* rows, const T* added, int count, const float* gamma, const float* beta, float epsilon, int width,
+                  int pitch, int added_pitch, T* normed) {
+    const int row = blockIdx.x * WARPS + threadIdx.x / WARP;
+    if (row >= count) return;
+    T* own = rows + (int64)row * pitch;
+    Row<T, PIECES> sum;
+    sum.load_sum(own, added + (int64)row * added_pitch, pitch);
+    sum.store(own, pitch);
+    sum.store_normed(normed + (int64)row * pitch, gamma, beta, epsilon, width, pitch);
+}
+
+// A step of a head. kind: as _HEAD_STEPS in pipeline/kernels/tables.py numbers them. weight [inputs, outputs], of a norm
+// [outputs], and bias [outputs] begin there in the head's weights.
 struct Step {
     int kind, inputs, outputs, weight, bias;
 };
-enum { IDENTITY, TANH, RELU, GELU, NORMALISE };
+enum { IDENTITY, TANH, RELU, GELU, NORMALISE, LAYER_NORM };
 
 __device__ __forceinline__ float activated(float x, int kind) {
     switch (kind) {
@@ -99,11 +162,11 @@ struct __align__(4 * TEXTS) OfTexts {
 
 // What a head makes of `all` texts: fp32 [all, outputs of its last step]. A block has TEXTS of them, for which it reads the
 // weights once. is_mean: of all vectors, instead of the first. Dynamic shared memory: two vectors of `most` numbers of
-// each of its texts.
+// each of its texts. epsilon: what is added to a variance.
 template <typename T, int WARPS, int TEXTS>
 __global__ void __launch_bounds__(WARPS * WARP, 2)
     head(const T* rows, const int* ends, int all, int width, int pitch, int is_mean, const Step* steps, int count,
-         const float* weights, int most, float* out) {
+         const float* weights, int most, float epsilon, float* out) {
     constexpr int THREADS = WARPS * WARP;
     using Numbers = OfTexts<TEXTS>;
     extern __shared__ __align__(16) char shared[];
@@ -132,6 +195,24 @@ __global__ void __launch_bounds__(WARPS * WARP, 2)
                 for (int at = threadIdx.x; at < size; at += THREADS) squares = fmaf(from[at].of[t], from[at].of[t], squares);
                 const float length = fmaxf(1e-12f, sqrtf(block_sum<WARPS>(squares, scratch)));
                 for (int at = threadIdx.x; at < size; at += THREADS) from[at].of[t] /= length;
+            }
+            continue;
+        }
+        if (step.kind == LAYER_NORM) {
+            for (int t = 0; t < TEXTS; t++) {
+                float sum = 0, squares = 0;
+#pragma unroll 1
+                for (int at = threadIdx.x; at < size; at += THREADS) sum += from[at].of[t];
+                const float mean = block_sum<WARPS>(sum, scratch) / size;
+#pragma unroll 1
+                for (int at = threadIdx.x; at < size; at += THREADS) {
+                    from[at].of[t] -= mean;
+                    squares = fmaf(from[at].of[t], from[at].of[t], squares);
+                }
+                const float scale = rsqrtf(block_sum<WARPS>(squares, scratch) / size + epsilon);
+#pragma unroll 1
+                for (int at = threadIdx.x; at < size; at += THREADS)
+                    from[at].of[t] = fmaf(from[at].of[t] * scale, weights[step.weight + at], weights[step.bias + at]);
             }
             continue;
         }

@@ -47,8 +47,11 @@ constexpr bool IS_INT8<Int8> = true;
 template <>
 constexpr bool IS_INT8<TuringInt8> = true;
 
-// What becomes of a product's output. Of GELU, GELU_TANH is the approximation by Hendrycks and Gimpel (2016).
-enum Activation { NONE, RELU, GELU, GELU_TANH };
+// What becomes of a product's output. Of GELU, GELU_TANH is the approximation by Hendrycks and Gimpel (2016). Of two
+// outputs, GATED_ ones make one value: the activation of the first times the second. ROTARY is in common/rotary.cuh.
+enum Activation { NONE, RELU, GELU, GELU_TANH, GATED_RELU, GATED_GELU, GATED_GELU_TANH, ROTARY };
+template <int ACTIVATION>
+constexpr bool IS_GATED = ACTIVATION >= GATED_RELU && ACTIVATION <= GATED_GELU_TANH;
 
 // GELU: tanh of a polynomial, fitted to the error function, in its place: 2.5e-5 off at most, and the instruction for tanh
 // half an ulp of fp16.
@@ -71,7 +74,15 @@ __device__ __forceinline__ float output_of(const float (&sums)[POOL], float bias
         best = fmaxf(best, sums[w]);
         if (ACTIVATION == RELU) bias = unless_overflow(bias, sums[w]);
     }
-    return ACTIVATION >= GELU ? gelu<ACTIVATION>(best + bias) : best + bias;
+    return ACTIVATION == GELU || ACTIVATION == GELU_TANH ? gelu<ACTIVATION>(best + bias) : best + bias;
+}
+
+// Of two outputs the one value; with ReLU, NaN stays NaN.
+template <int ACTIVATION>
+__device__ __forceinline__ float gated(float value, float gate) {
+    if constexpr (ACTIVATION == GATED_RELU) value = value < 0 ? 0 : value;
+    else value = gelu<ACTIVATION == GATED_GELU ? GELU : GELU_TANH>(value);
+    return value * gate;
 }
 template <int ACTIVATION, int POOL>
 __device__ __forceinline__ float output_of(const int32 (&sums)[POOL], Rescale by) {

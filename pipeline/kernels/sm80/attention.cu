@@ -4,6 +4,8 @@
 
 template <typename T, int HEAD, int M_BLOCKS>
 struct Products {
+    static constexpr int ROWS = M_BLOCKS * 16;  // queries that are multiplied together, by a warp
+
     // By each thread, once what it copied has arrived.
     static __device__ __forceinline__ void publish() {}
 

@@ -12,6 +12,7 @@
 #include "common/launch.cuh"
 #include "common/outputs.cuh"
 #include "common/packing.cuh"
+#include "common/rotary.cuh"
 #include "common/types.cuh"
 #include "sm80/async_copy.cuh"
 #include "sm80/mma.cuh"
@@ -29,15 +30,18 @@ __device__ __forceinline__ void store_pair(Out* to, float low, float high) {
 
 // input [units * POOL, channels_in]; weight [KERNEL][channels_out][channels_in]; bias [channels_out]; output [units,
 // channels_out]. unit_count: in device memory; the grid has room for more. closing [units], constant [channels_out]: as
-// in common/packing.cuh. saturated: the count of bytes of 255, for an output of Int8.
+// in common/packing.cuh. saturated: the count of bytes of 255, for an output of Int8. rotary: for an ACTIVATION of ROTARY.
+// Where ACTIVATION is gated, of each 16 outputs a thread's four make two values, so output is [units, channels_out / 2].
 template <typename T, typename Out, int KERNEL, int POOL, int ACTIVATION, int TILE_M, int TILE_N, int A_STAGES,
           int B_STAGES, typename Launch>
 __global__ void __launch_bounds__(Launch::THREADS, 1)
     conv1d(const T* input, const T* weight, const typename Arithmetic<T>::Bias* bias, Out* output, int channels_in,
-           int channels_out, const int* unit_count, const uint8* closing, const Out* constant, uint64* saturated) {
+           int channels_out, const int* unit_count, const uint8* closing, const Out* constant, uint64* saturated,
+           Rotary rotary) {
     constexpr int THREADS = Launch::THREADS, WARPS_M = TILE_M / WARP_M;
     constexpr int SLAB = ROW_BYTES / sizeof(T), IN_PIECE = 16 / sizeof(T), OUT_PIECE = 16 / sizeof(Out);
-    constexpr int C_PITCH = TILE_N + OUT_PIECE;  // of the staged output: rows start four banks apart
+    constexpr int OUT_N = IS_GATED<ACTIVATION> ? TILE_N / 2 : TILE_N, WARP_OUT = OUT_N / (TILE_N / WARP_N);
+    constexpr int C_PITCH = OUT_N + OUT_PIECE;  // of the staged output: rows start four banks apart
     constexpr int A_ROWS = TILE_M + (KERNEL > 1 ? 8 : 0);
     constexpr int A_BYTES = A_ROWS * ROW_BYTES, B_BYTES = TILE_N * ROW_BYTES;
     constexpr int AHEAD = B_STAGES - 1;  // steps fetched before they are needed
@@ -49,6 +53,7 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
     static_assert(KERNEL <= 9, "the rows below a slab");
     static_assert((A_STAGES - 1) * KERNEL >= AHEAD, "a slab is fetched while an older one computes");
     static_assert(UNITS * C_PITCH * (int)sizeof(Out) <= Launch::SHARED_BYTES, "the output is staged in their place");
+    static_assert(ACTIVATION != ROTARY || WARP_N == Rotary::HEAD, "a warp has one head");
     extern __shared__ __align__(128) char shared[];
     const uint32 a_base = shared_address(shared), b_base = a_base + A_STAGES * A_BYTES;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_m = warp % WARPS_M, warp_n = warp / WARPS_M;
@@ -113,6 +118,8 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
     __syncthreads();  // the stages are free for the output
 
     Out* staged = reinterpret_cast<Out*>(shared);
+    [[maybe_unused]] float kept[M_BLOCKS][2] = {};  // of gated outputs, the value of each row's first pair
+    [[maybe_unused]] const bool is_turned = first_column + warp_n * WARP_N < rotary.outputs;
 #pragma unroll
     for (int n = 0; n < N_BLOCKS; n++) {
         const int column = warp_n * WARP_N + n * 8 + lane % 4 * 2;
@@ -128,20 +135,37 @@ __global__ void __launch_bounds__(Launch::THREADS, 1)
                 value[i] = output_of<ACTIVATION>(window, b[i % 2]);
             }
             const int row = warp_m * WARP_UNITS + m * 16 + lane / 4;
-            store_pair<Out, ACTIVATION>(staged + row * C_PITCH + column, value[0], value[1]);
-            store_pair<Out, ACTIVATION>(staged + (row + 8) * C_PITCH + column, value[2], value[3]);
+            if constexpr (IS_GATED<ACTIVATION>) {
+                const float low = gated<ACTIVATION>(value[0], value[1]), high = gated<ACTIVATION>(value[2], value[3]);
+                const int at = row * C_PITCH + warp_n * WARP_OUT + n / 2 * 8 + lane % 4 * 2;
+                if (n % 2 == 0) kept[m][0] = low, kept[m][1] = high;
+                else {
+                    store_pair<Out, NONE>(staged + at, kept[m][0], low);
+                    store_pair<Out, NONE>(staged + at + 8 * C_PITCH, kept[m][1], high);
+                }
+            } else {
+                if constexpr (ACTIVATION == ROTARY)
+                    if (is_turned) {
+                        const int pair = n * 4 + lane % 4;
+                        turn(value[0], value[1], rotary.of_row(first_unit + row, units.count)[pair]);
+                        turn(value[2], value[3], rotary.of_row(first_unit + row + 8, units.count)[pair]);
+                    }
+                store_pair<Out, ACTIVATION>(staged + row * C_PITCH + column, value[0], value[1]);
+                store_pair<Out, ACTIVATION>(staged + (row + 8) * C_PITCH + column, value[2], value[3]);
+            }
         }
     }
     __syncthreads();
+    const int pitch = IS_GATED<ACTIVATION> ? channels_out / 2 : channels_out;
     int count = 0;  // of saturated values
-    for (int i = threadIdx.x; i < UNITS * TILE_N / OUT_PIECE; i += THREADS) {
-        const int row = i / (TILE_N / OUT_PIECE), piece = i % (TILE_N / OUT_PIECE);
-        const int unit = first_unit + row, at = first_column + piece * OUT_PIECE;
+    for (int i = threadIdx.x; i < UNITS * OUT_N / OUT_PIECE; i += THREADS) {
+        const int row = i / (OUT_N / OUT_PIECE), piece = i % (OUT_N / OUT_PIECE);
+        const int unit = first_unit + row, at = blockIdx.x * OUT_N + piece * OUT_PIECE;
         if (!units.exist(unit)) break;
         const bool is_closing = units.is_closing(unit);
         const Out* from = is_closing ? units.constant + at : staged + row * C_PITCH + piece * OUT_PIECE;
         const uint4 values = *reinterpret_cast<const uint4*>(from);
-        *reinterpret_cast<uint4*>(output + (int64)unit * channels_out + at) = values;
+        *reinterpret_cast<uint4*>(output + (int64)unit * pitch + at) = values;
         if (IS_INT8<Out> && !is_closing) count += saturated_bytes(values);
     }
     if (IS_INT8<Out>) add_count(saturated, count);

@@ -5,6 +5,7 @@
 template <typename T, int HEAD, int M_BLOCKS>
 struct Products {
     static constexpr int ROW_BYTES = HEAD * 2;
+    static constexpr int ROWS = 64;  // queries that are multiplied together, by a warpgroup
     static_assert(M_BLOCKS == 1, "a warp has 16 of its group's 64 queries");
 
     // By each thread, once what it copied has arrived: for the tensor cores' own way to shared memory.

@@ -4,9 +4,11 @@
 // follows a tile's last product takes a quarter of the time. So one warpgroup multiplies while the other finishes: the
 // producer thread fetches tiles one after another into the one ring, and the warpgroups take every other of them, each
 // once the other has seen all of its own arrive (a barrier tells only two rounds of its stage apart).
-// A tile of 192 outputs divides the widths of most encoders.
+// A tile of 192 outputs divides the widths of most encoders; where it does not (1,024), one of 128 may. What an encoder of ModernBERT's kind does to queries, keys and
+// gated outputs is done before a tile is stored, since a kernel of its own would read and write all of it once more.
 #include "common/launch.cuh"
 #include "common/outputs.cuh"
+#include "common/rotary.cuh"
 #include "common/types.cuh"
 #include "sm90/feed.cuh"
 #include "sm90/wgmma.cuh"
@@ -31,11 +33,14 @@ __device__ __forceinline__ int own_lane() {
 
 template <typename T, int ACTIVATION, int TILE_M, int TILE_N, int STAGES, int CLUSTER>
 struct Dense {
-    static constexpr int M_BLOCKS = TILE_M / 64, BOX = 64, BOXES = TILE_N / BOX;  // a box is 128 bytes of each row
+    static constexpr int M_BLOCKS = TILE_M / 64, BOXES = TILE_N / 64;  // a box has 128 bytes of each row, of gated ones 64
+    static constexpr int OUT_N = IS_GATED<ACTIVATION> ? TILE_N / 2 : TILE_N, BOX = OUT_N / BOXES;
     static constexpr int BEFORE = ACTIVATION == RELU ? NONE : ACTIVATION;  // rounding is the ReLU
-    static constexpr int BOX_BYTES = STORED_ROWS * ROW_BYTES, STAGED_BYTES = BOXES * BOX_BYTES;  // of a warp
+    static constexpr int BOX_ROW = BOX * sizeof(T), BOX_BYTES = STORED_ROWS * BOX_ROW;
+    static constexpr int STAGED_BYTES = TILE_N * STORED_ROWS * sizeof(T);  // of a warp
     using F = Feed<1, 1, TILE_M, TILE_N, STAGES, STAGES, 1, CLUSTER, 1, COMPUTE_GROUPS * 4 * STAGED_BYTES>;
-    static_assert(TILE_M % 64 == 0 && TILE_N == 192, "products of 64 x 192");
+    static_assert(TILE_M % 64 == 0 && (TILE_N == 192 || TILE_N == 128), "products of 64 x 192 or 64 x 128");
+    static_assert(BOX_ROW == 128 || BOX_ROW == 64, "how a box's rows are permuted");
 
     F feed;
 
@@ -83,51 +88,120 @@ struct Dense {
     // Finish: by each warp, its rows of every m-block, rearranged in its own shared memory. Rows beyond the last are stored
     // too, where there is room for them.
     __device__ __forceinline__ void finish(const float (&sum)[M_BLOCKS][TILE_N / 2], int tile, int thread,
-                                           const float* bias, const TensorMap& output) const {
+                                           const float* bias, const TensorMap& output, const Rotary& rotary,
+                                           int rows) const {
         const int lane = own_lane(), column = feed.first_output(tile);
         const uint32 staged = feed.base + F::OWN + threadIdx.x / 32 * STAGED_BYTES;
-        const uint32 staged_row = staged + lane % STORED_ROWS * ROW_BYTES;
+        const uint32 staged_row = staged + lane % STORED_ROWS * BOX_ROW;
         bias += column + lane % 4 * 2;
 #pragma unroll
         for (int m = 0; m < M_BLOCKS; m++) {
             if (lane == 0) wait_stored();
             __syncwarp();
-#pragma unroll
-            for (int j = 0; j < TILE_N / 8; j += 2) {
-                uint32 piece[4];
-#pragma unroll
-                for (int i = 0; i < 4; i += 2) {
-                    const float2 by = two_biases(bias + (j + i / 2) * 8);
-#pragma unroll
-                    for (int row = 0; row < 2; row++) {
-                        const int at = (j + i / 2) * 4 + row * 2;
-                        const float low[1] = {sum[m][at]}, high[1] = {sum[m][at + 1]};
-                        piece[i + row] =
-                            round_pair<T, ACTIVATION>(output_of<BEFORE>(low, by.x), output_of<BEFORE>(high, by.y));
-                    }
-                }
-                store_matrices(staged_row + j / 8 * BOX_BYTES + (((j % 8 + lane / 16) ^ (lane & 7)) << 4), piece[0],
-                               piece[1], piece[2], piece[3]);
-            }
+            if constexpr (ACTIVATION == ROTARY)
+                stage_turned(sum[m], staged_row, lane, column, first_row(tile, m, thread), bias, rotary, rows);
+            else if constexpr (IS_GATED<ACTIVATION>) stage_gated(sum[m], staged_row, lane, bias);
+            else stage(sum[m], staged_row, lane, bias);
             publish_to_copy_engine();
             __syncwarp();
             if (lane == 0) {
-                const int row = feed.first_unit(tile) + m * 64 + thread / 32 * STORED_ROWS;
+                const int row = first_row(tile, m, thread);
                 for (int i = 0; i < BOXES; i++)
-                    store_box(output, staged + i * BOX_BYTES, (column + i * BOX) * sizeof(T), row);
+                    store_box(output, staged + i * BOX_BYTES, (column / (TILE_N / OUT_N) + i * BOX) * sizeof(T), row);
                 commit_stores();
             }
+        }
+    }
+
+    // Of a warp's part of an m-block.
+    __device__ __forceinline__ int first_row(int tile, int m, int thread) const {
+        return feed.first_unit(tile) + m * 64 + thread / 32 * STORED_ROWS;
+    }
+
+    // An m-block of a warp to its shared memory. j: of eight columns.
+    __device__ __forceinline__ void stage(const float (&sum)[TILE_N / 2], uint32 staged_row, int lane,
+                                          const float* bias) const {
+#pragma unroll
+        for (int j = 0; j < TILE_N / 8; j += 2) {
+            uint32 piece[4];
+#pragma unroll
+            for (int i = 0; i < 4; i += 2) {
+                const float2 by = two_biases(bias + (j + i / 2) * 8);
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int at = (j + i / 2) * 4 + half * 2;
+                    const float low[1] = {sum[at]}, high[1] = {sum[at + 1]};
+                    piece[i + half] =
+                        round_pair<T, ACTIVATION>(output_of<BEFORE>(low, by.x), output_of<BEFORE>(high, by.y));
+                }
+            }
+            store_matrices(staged_row + j / 8 * BOX_BYTES + (((j % 8 + lane / 16) ^ (lane & 7)) << 4), piece[0], piece[1],
+                           piece[2], piece[3]);
+        }
+    }
+
+    // The same of queries, keys and values by their heads, a box each: those that turn share the angles of their rows.
+    __device__ __forceinline__ void stage_turned(const float (&sum)[TILE_N / 2], uint32 staged_row, int lane, int column,
+                                                 int row, const float* bias, const Rotary& rotary, int rows) const {
+        constexpr int HEAD_BLOCKS = Rotary::HEAD / 8;
+        static_assert(BOX == Rotary::HEAD, "a box is of a head");
+        const float2* const by_row[2] = {rotary.of_row(row + lane / 4, rows) + lane % 4,
+                                         rotary.of_row(row + 8 + lane / 4, rows) + lane % 4};
+#pragma unroll
+        for (int j = 0; j < HEAD_BLOCKS; j += 2) {
+            float2 angle[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) angle[i] = by_row[i % 2][(j + i / 2) * 4];
+#pragma unroll
+            for (int head = 0; head < BOXES; head++) {
+                const bool is_turned = column + head * BOX < rotary.outputs;
+                uint32 piece[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const int block = head * HEAD_BLOCKS + j + i / 2;
+                    const float2 by = two_biases(bias + block * 8);
+                    float low = sum[block * 4 + i % 2 * 2] + by.x, high = sum[block * 4 + i % 2 * 2 + 1] + by.y;
+                    if (is_turned) turn(low, high, angle[i]);
+                    piece[i] = pack<T>(low, high);
+                }
+                store_matrices(staged_row + head * BOX_BYTES + (((j + lane / 16) ^ (lane & 7)) << 4), piece[0], piece[1],
+                               piece[2], piece[3]);
+            }
+        }
+    }
+
+    // The same where two outputs make one value: of 16 columns eight, of which a thread has two neighbours.
+    __device__ __forceinline__ void stage_gated(const float (&sum)[TILE_N / 2], uint32 staged_row, int lane,
+                                                const float* bias) const {
+#pragma unroll
+        for (int j = 0; j < OUT_N / 8; j += 2) {
+            uint32 piece[4];
+#pragma unroll
+            for (int i = 0; i < 4; i += 2) {
+                const int block = (j + i / 2) * 2;
+                const float2 first = two_biases(bias + block * 8), second = two_biases(bias + block * 8 + 8);
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const float* const own = sum + block * 4 + half * 2;
+                    piece[i + half] = pack<T>(gated<ACTIVATION>(own[0] + first.x, own[1] + first.y),
+                                              gated<ACTIVATION>(own[4] + second.x, own[5] + second.y));
+                }
+            }
+            store_matrices(staged_row + j / 4 * BOX_BYTES + (((j % 4 + lane / 16) ^ (lane >> 1 & 3)) << 4), piece[0],
+                           piece[1], piece[2], piece[3]);
         }
     }
 };
 
 // input, output: rank 2 [rows, inputs or outputs], with room for more rows than there are. weight: rank 2 [outputs, inputs].
-// bias [outputs]. n_tiles: of outputs. row_count: in device memory.
+// bias [outputs]. n_tiles: of outputs. row_count: in device memory. rotary: for an ACTIVATION of ROTARY. Where ACTIVATION is
+// gated, output is [rows, outputs / 2]: the weights of 16 outputs make eight values, in the order that stage_gated reads.
 template <typename T, typename Out, int KERNEL, int POOL, int ACTIVATION, int TILE_M, int TILE_N, int STAGES, int CLUSTER,
           typename Launch>
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREADS, 1)
     dense(const __grid_constant__ TensorMap input, const __grid_constant__ TensorMap weight,
-          const __grid_constant__ TensorMap output, const float* bias, int slabs, int n_tiles, const int* row_count) {
+          const __grid_constant__ TensorMap output, const float* bias, int slabs, int n_tiles, const int* row_count,
+          Rotary rotary) {
     using D = Dense<T, ACTIVATION, TILE_M, TILE_N, STAGES, CLUSTER>;
     static_assert(KERNEL == 1 && POOL == 1 && sizeof(T) == 2 && sizeof(Out) == 2, "a product of 16 bits");
     static_assert(Launch::THREADS == GROUP * (COMPUTE_GROUPS + 1), "two warpgroups compute, one loads");
@@ -151,7 +225,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(Launch::THREAD
             const int tile = own + i * clusters;
             float sum[D::M_BLOCKS][TILE_N / 2] = {};  // zeroed, the last tile's sums leave their registers once stored
             product.multiply(sum, i, tile + clusters >= tiles, thread);
-            product.finish(sum, tile, thread, bias, output);
+            product.finish(sum, tile, thread, bias, output, rotary, rows);
         }
     }
     wait_stored();

@@ -1,0 +1,185 @@
+"""ModernBERT and its kin on a GPU: kernels against the specification in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from torch_folders import TEXTS, change, classifier, sentences
+
+from broadsheet.pipeline.engine.base import Texts
+from broadsheet.pipeline.engine.encoder import OnCpu
+from broadsheet.pipeline.engine.open import open_engine, vectors, why_no_gpu
+from broadsheet.pipeline.model import encoder_folder
+from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.encoder import Encoder
+
+pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
+pytest.importorskip("transformers", reason="transformers is not installed (extra torch)")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+HALF = 2e-3
+"""What docs/encoders.md promises in 16 bits."""
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "heads of 64": {
+        "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 384, "local_attention": 128,
+        "num_hidden_layers": 4, "global_attn_every_n_layers": 3,
+    },
+    "nothing of it is a tile": {
+        "hidden_size": 120, "num_attention_heads": 3, "intermediate_size": 200, "local_attention": 11,
+        "hidden_activation": "relu", "classifier_pooling": "mean",
+    },
+    "a window of 100, and the tanh approximation": {
+        "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 640, "local_attention": 200,
+        "hidden_activation": "gelu_new",
+    },
+    "each token by itself": {"hidden_size": 64, "num_attention_heads": 1, "local_attention": 1},
+    "with biases": {
+        "hidden_size": 128, "num_attention_heads": 2, "attention_bias": True, "mlp_bias": True, "norm_bias": True,
+        "classifier_bias": True, "local_attention": 64,
+    },
+}  # fmt: skip
+
+
+def made(folder: Path, **shape: Any) -> Model:
+    """Of up to 1,024 tokens. Weights are so large that scores differ, and so small that 16 bits hold what is summed."""
+    classifier(folder, "modernbert", max_position_embeddings=1024, **shape)
+    change(folder / "tokenizer_config.json", model_max_length=1024)
+    rng, tensors = np.random.default_rng(1), load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        tensors[name] = tensor * 0.5 if tensor.ndim > 1 else tensor + rng.normal(0, 0.1, tensor.shape).astype("f4")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return load_model(folder)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
+    folder = tmp_path_factory.mktemp("made")
+    models = {name: made(folder / str(number), **shape) for number, (name, shape) in enumerate(SHAPES.items())}
+    return models.__getitem__
+
+
+@pytest.fixture(scope="module")
+def texts(model: Callable[[str], Model]) -> list[str]:
+    """Of every number of tokens near the edges of tiles and windows, of a few tokens, and of more than are read."""
+    words = [" ferry", " late", " harbour", " oil", " cup", " é", " 漢字", " the"]
+    rng = np.random.default_rng(5)
+    sizes = [0, 1, 2, 30, 62, 63, 64, 65, 126, 127, 128, 129, 190, 191, 192, 193, 255, 256, 257, 381, 700, 2000]
+    return [*TEXTS, *("".join(rng.choice(words, size)) for size in sizes)]
+
+
+def given_texts(texts: list[str]) -> Texts:
+    return Texts.of([text.encode() for text in texts])
+
+
+def on_gpu(model: Model, generation: str, precision: str, rows: int | None = None) -> Any:
+    import cupy as cp
+
+    from broadsheet.pipeline.kernels.encoder import DeviceEncoder
+    from broadsheet.pipeline.kernels.ops import operations
+
+    if generation == "sm90" and not cp.cuda.Device().compute_capability.startswith("9"):
+        pytest.skip("needs a GPU of compute capability 9")
+    assert isinstance(model.encoder, Encoder)
+    return DeviceEncoder(model.encoder, operations(generation, precision, cp.cuda.Device()), rows)
+
+
+@pytest.mark.parametrize(("generation", "precision"), [("sm90", "fp16"), ("sm90", "bf16"), ("sm80", "fp16")])
+@pytest.mark.parametrize("name", SHAPES)
+def test_logits_and_vectors_are_those_of_numpy(
+    name: str, generation: str, precision: str, model: Callable[[str], Model], texts: list[str]
+) -> None:
+    of, given = model(name), given_texts(texts)
+    assert isinstance(of.encoder, Encoder)
+    with closing(OnCpu(of.encoder, 4)) as cpu:
+        for is_logits in (True, False):
+            want, is_cut = cpu.of_texts(given, is_logits, None)
+            found, cut = on_gpu(of, generation, precision).compute(given.data, given.offsets, is_logits)
+            # Each layer rounds to a unit of 2e-3, of bf16 of 8e-3, what is about as large as a norm leaves it.
+            off = np.abs(found - want).max() / want.std()
+            assert off < (0.2 if precision == "bf16" else 0.025)
+            assert np.array_equal(cut, is_cut)
+            assert cut.any()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_scores_are_within_the_promise_and_labels_equal(
+    name: str, model: Callable[[str], Model], texts: list[str]
+) -> None:
+    of, given = model(name), given_texts(texts)
+    with closing(open_engine(of, "cuda")) as gpu, closing(open_engine(of, "cpu")) as cpu:
+        assert gpu.backend.kernels != "torch"
+        found, want = gpu.classify(given, all_scores=True), cpu.classify(given, all_scores=True)
+    assert found.all_scores is not None
+    assert want.all_scores is not None
+    np.testing.assert_allclose(found.all_scores, want.all_scores, atol=HALF)
+    first, second = np.sort(want.all_scores, axis=1)[:, -1:-3:-1].T
+    is_clear = first - second > 2 * HALF
+    assert is_clear.sum() > len(texts) // 2
+    np.testing.assert_array_equal(found.labels[is_clear], want.labels[is_clear])
+
+
+@pytest.mark.parametrize("generation", ["sm90", "sm80"])
+def test_no_bit_depends_on_other_texts(generation: str, model: Callable[[str], Model], texts: list[str]) -> None:
+    of = model("heads of 64")
+    device, many = on_gpu(of, generation, "fp16"), texts * 20
+    whole, _ = device.compute(*buffers(many), True)
+    order = np.random.default_rng(0).permutation(len(many))[: len(many) // 3]
+    part, _ = device.compute(*buffers([many[row] for row in order]), True)
+    assert np.array_equal(part.view(np.uint32), whole[order].view(np.uint32))
+    few_rows, _ = on_gpu(of, generation, "fp16", 1024).compute(*buffers(many), True)
+    assert np.array_equal(few_rows.view(np.uint32), whole.view(np.uint32))
+    for row in (0, len(texts) - 1, len(texts) - 2, len(texts) - 9):
+        alone, _ = device.compute(*buffers([many[row]]), True)
+        assert np.array_equal(alone[0].view(np.uint32), whole[row].view(np.uint32))
+
+
+def test_a_window_hides_what_lies_beyond_it(tmp_path: Path) -> None:
+    """As in NumPy: of a long text, the first token's vector does not depend on tokens beyond both layers' windows."""
+    shape = {"layer_types": ["sliding_attention"] * 2, "local_attention": 128, "hidden_size": 128}
+    device = on_gpu(made(tmp_path / "folder", **shape), "sm80", "fp16")
+    words = [" ferry"] * 300
+    near, far = [*words], [*words]
+    near[10], far[290] = " oil", " oil"  # a word is a few tokens
+    same, with_near, with_far = (device.compute(*buffers(["".join(some)]), True)[0] for some in (words, near, far))
+    assert not np.array_equal(same, with_near)
+    assert np.array_equal(same.view(np.uint32), with_far.view(np.uint32))
+
+
+def test_an_overflow_costs_its_text_alone(model: Callable[[str], Model]) -> None:
+    of = model("heads of 64")
+    encoder = of.encoder
+    assert isinstance(encoder, Encoder)
+    rare = int(encoder.tokens_of(*buffers("é"))[0][1])
+    weights = {name: tensor.copy() for name, tensor in encoder.weights.items()}
+    weights["embedding"][rare] = 0
+    weights["embedding"][rare, 0] = 6e4  # which alone is 16 after the norm, and 1e5 after the first product
+    weights["norm.weight"][:] = 1
+    weights["0.queries"][0, : encoder.width] = 9e3
+    with closing(open_engine(replace(of, encoder=replace(encoder, weights=weights)), "cuda")) as engine:
+        found = engine.classify(given_texts(["a ferry", "é", "the oil"]))
+    assert found.overflowed.tolist() == [False, True, False]
+
+
+def test_vectors_of_sentence_transformers(tmp_path: Path) -> None:
+    folder = sentences(tmp_path / "folder", "modernbert", "mean", ("Normalize",))
+    (encoder, *_), _ = encoder_folder.read(folder, "it")
+    given = given_texts(TEXTS)
+    found = vectors(encoder, given.data, given.offsets, "cuda")
+    np.testing.assert_allclose(found, vectors(encoder, given.data, given.offsets, "cpu"), atol=HALF)
+
+
+def buffers(texts: list[str] | str) -> tuple[Any, Any]:
+    given = given_texts([texts] if isinstance(texts, str) else texts)
+    return given.data, given.offsets

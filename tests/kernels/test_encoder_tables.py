@@ -1,0 +1,121 @@
+"""The order in which kernels read an encoder's weights: what products and their epilogues make of it, in NumPy.
+
+The kernels themselves need a GPU (tests/engine/test_modernbert_gpu.py); here their arithmetic is written out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from broadsheet.pipeline.kernels.tables import (
+    ROTARY_HEAD,
+    encoder_shape,
+    head_tables,
+    turn_table,
+    weight_table,
+)
+from broadsheet.pipeline.model.encoder import Encoder, Rotary, Settings, turns
+from broadsheet.pipeline.model.stored_tokenizer import StoredTokenizer
+
+TOKENS = 20
+SHAPES = {"a tile has 128 outputs": (128,), "a tile has 192 outputs, or 128": (192, 128)}
+
+
+def drawn(width: int, heads: int, inner: int, **settings: Any) -> Encoder:
+    """An encoder of one layer with random weights; nothing of it divides by a tile."""
+    rng = np.random.default_rng(0)
+    gated = settings.get("is_gated", False)
+    sizes = {"queries": (width, 3 * width), "mix": (width, width), "outer": (inner, width)}
+    sizes["inner"] = (width, inner * (1 + gated))
+    weights = {f"0.{name}": rng.normal(0, 1, size).astype(np.float32) for name, size in sizes.items()}
+    weights |= {f"0.{name}.bias": rng.normal(0, 1, size[1]).astype(np.float32) for name, size in sizes.items()}
+    weights |= {"embedding": np.zeros((9, width), np.float32)}
+    weights |= {f"head.norm.{part}": rng.normal(0, 1, width).astype(np.float32) for part in ("weight", "bias")}
+    made = Settings(1, heads, 1e-5, "relu", "mean", ("normalise", "layer_norm"), 64, None, **settings)
+    return Encoder(made, StoredTokenizer(np.zeros(0, np.uint8)), weights)
+
+
+@pytest.fixture(scope="module")
+def rows() -> Any:
+    return np.random.default_rng(1).normal(0, 1, (TOKENS, 120)).astype(np.float32)
+
+
+def filled(rows: Any, width: int) -> Any:
+    return np.pad(rows, [(0, 0), (0, width - rows.shape[1])])
+
+
+def product(encoder: Encoder, shape: Any, rows: Any, name: str) -> Any:
+    layer = next(one for one in shape.layers if one.name == name)
+    weight, bias = (weight_table(encoder, shape, f"0.{name}{part}") for part in ("", ".bias"))
+    assert weight.shape == (layer.outputs, layer.inputs)
+    assert bias.shape == (layer.outputs,)
+    return filled(rows, layer.inputs) @ weight.T + bias
+
+
+def attention(queries: Any, heads: int, head: int, size: int) -> Any:
+    query, key, value = queries[:, : 3 * heads * head].reshape(TOKENS, 3, heads, head).transpose(1, 2, 0, 3)
+    scores = np.exp(query @ key.transpose(0, 2, 1) / np.sqrt(size))
+    return ((scores / scores.sum(2, keepdims=True)) @ value).transpose(1, 0, 2).reshape(TOKENS, -1)
+
+
+@pytest.mark.parametrize("tiles", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("rotary", [(), (Rotary(10_000.0),)], ids=["places", "rotary"])
+def test_attention_of_filled_heads_is_that_of_the_specification(
+    tiles: tuple[int, ...], rotary: tuple[Rotary, ...], rows: Any
+) -> None:
+    encoder = drawn(120, 3, 200, rotary=rotary)
+    shape = encoder_shape(encoder, tiles)
+    assert shape is not None
+    assert shape.head == ROTARY_HEAD
+    queries = product(encoder, shape, rows * 0.05, "queries")
+    if rotary:  # common/rotary.cuh
+        table, turned = turn_table(encoder, 10_000.0)[:TOKENS, None], 2 * 3 * shape.head
+        low, high = queries[:, :turned].reshape(TOKENS, -1, shape.head // 2, 2).transpose(3, 0, 1, 2)
+        cosine, sine = table[..., 0], table[..., 1]
+        both = np.stack([low * cosine - high * sine, high * cosine + low * sine], axis=-1)
+        queries[:, :turned] = both.reshape(TOKENS, -1)
+    found = product(encoder, shape, attention(queries, 3, shape.head, 40), "mix")
+    wanted = encoder._attention(rows * 0.05, [slice(0, TOKENS)], np.arange(TOKENS), 0)
+    np.testing.assert_allclose(found[:, :120], wanted, atol=1e-4)
+    assert not found[:, 120:].any()
+
+
+@pytest.mark.parametrize("tiles", SHAPES.values(), ids=SHAPES)
+def test_of_each_16_gated_outputs_a_thread_makes_two_neighbours(tiles: tuple[int, ...], rows: Any) -> None:
+    encoder = drawn(120, 3, 200, is_gated=True)
+    shape = encoder_shape(encoder, tiles)
+    assert shape is not None
+    both = product(encoder, shape, rows, "inner").reshape(TOKENS, -1, 2, 4, 2)  # group, half, thread, value and gate
+    made = (np.maximum(both[..., 0], 0) * both[..., 1]).transpose(0, 1, 3, 2).reshape(TOKENS, -1)
+    found = product(encoder, shape, made, "outer")
+    wanted = encoder._products(encoder._inner(rows, [slice(0, TOKENS)], 0), [slice(0, TOKENS)], "0.outer")
+    np.testing.assert_allclose(found[:, :120], wanted, rtol=1e-4, atol=1e-2)
+
+
+def test_a_width_gets_the_tile_with_the_least_to_fill_up() -> None:
+    by_width = {}
+    for width in (384, 768, 1024):
+        shape = encoder_shape(drawn(width, width // 64, 64), (192, 128))
+        assert shape is not None
+        by_width[width] = {layer.name: layer.outputs for layer in shape.layers if layer.name in ("mix", "outer")}
+    assert by_width == {width: {"mix": width, "outer": width} for width in (384, 768, 1024)}
+
+
+def test_angles_are_those_of_their_formula() -> None:
+    """Su et al., "RoFormer" (2021): at place p pair i of d / 2 turns by p / base ** (2 i / d)."""
+    found = turns(10_000.0, 8, 50)
+    place, pair = np.indices((50, 4))
+    angle = place / 10_000.0 ** (2 * pair / 8)
+    np.testing.assert_allclose(found, np.stack([np.cos(angle), np.sin(angle)], axis=2), atol=1e-5)
+
+
+def test_a_norm_in_a_head_has_its_weight_and_bias() -> None:
+    encoder = drawn(8, 2, 8)
+    tables = head_tables(encoder, False)
+    kind, inputs, outputs, weight, bias = tables.steps[1].tolist()
+    assert (kind, inputs, outputs) == (5, 8, 8)
+    np.testing.assert_array_equal(tables.weights[weight : weight + 8], encoder.weights["head.norm.weight"])
+    np.testing.assert_array_equal(tables.weights[bias : bias + 8], encoder.weights["head.norm.bias"])
