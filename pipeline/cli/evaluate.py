@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..evaluation.numbers import NumberEvaluation
     from ..model.cascade import Selection
     from ..model.charcnn import Model
+    from ..options import ReadKeywords
 
 _INDENT = 6
 _SHOWN = 145  # characters of a mistake's text: two lines
@@ -57,17 +58,18 @@ def command(
         if picture and find_spec("matplotlib") is None:
             raise UsageError(f"{flag} needs Matplotlib: {install('report')}")
     from ..evaluation.evaluate import evaluate
-    from ..evaluation.rows import columns_of, learned_columns
+    from ..evaluation.rows import joined_as, label_column_of, learned_columns, text_columns
     from ..model.charcnn import load_model
     from ..report.phases import Phases
     from ..source.inputs import Paths, local_paths
 
     refuse_outputs(pictures, overwrite, lambda: [model, *local_paths(Paths(data))])
     loaded = load_model(model)
-    texts, label = columns_of(loaded, text_column or (), label_column)
-    if not (text_column and label_column) and any(learned_columns(loaded)):
-        say(f"columns: text {', '.join(texts or ['text'])}; label {label}", error=True)
-    options = {"text_column": texts, "label_column": label, **keywords(flags, SCORE)}
+    given: Any = joined_as(loaded, text_column or (), cast("ReadKeywords", keywords(flags, SCORE)))
+    texts, label = text_columns(loaded, text_column or (), given), label_column_of(loaded, label_column)
+    if not (text_column and label_column) and (loaded.join or any(learned_columns(loaded))):
+        say(f"columns: text {given.get('join') or ', '.join(texts or ['text'])}; label {label}", error=True)
+    options = {"text_column": texts, "label_column": label, **given}
     options["progress"] = Phases(PlainConsole(stderr=True))
     network = options.pop("network", SCORE["network"].default)
     selection = (chain.selection or None) if (chain := loaded.asking(network).cascade) else None

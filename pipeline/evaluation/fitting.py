@@ -41,7 +41,7 @@ from ..source.label_map import unmatched
 from ..source.labels import NO_TRUTH
 from ..source.sample import sample_input, with_class_numbers
 from .chain import Top, with_promise
-from .rows import NewRows, RowProgress, chosen_input, files_of, hold_out, numbered, scored_rows
+from .rows import NewRows, RowProgress, chosen_input, files_of, hold_out, joined_as, numbered, scored_rows
 
 Doubles = NDArray[np.float64]
 _FOLDS = 5
@@ -168,6 +168,7 @@ def calibrate(
         raise UsageError(f"{loaded.name} has heads, whose scores cannot be calibrated by class")
     reads = plain.reads if held_out is None else MOST_READ  # as `train` reads, which holds out by text
     wanted: dict[str, Any] = {"truth": label_column, "classes": plain.classes, "reads": reads}
+    options = joined_as(plain, text_column, options)
     given, selection = chosen_input(source, text_column, options, plain.alphabet, plain.length, **wanted)
     selection = with_class_numbers(given, selection)
     nothing = np.empty((0, len(plain.classes)), np.float32)
@@ -345,6 +346,7 @@ def quantise(
     if not loaded.has_network:
         why = "n-grams alone, which compute the same in every precision" if loaded.encoder is None else "no int8 so far"
         raise UsageError(f"{loaded.name} has {why}")
+    options = joined_as(loaded, text_column, options)
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length)
     sample = sample_input(given, selection, SCALE_ROWS, None)
     ids = texts_of(sample.chunk).as_read_by(loaded).encoded(loaded.alphabet, loaded.length).ids
