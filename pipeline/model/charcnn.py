@@ -267,7 +267,19 @@ class Model:
         return template if isinstance(template, str) else ""
 
     def joining(self, template: str) -> Model:
-        """The same model, for texts that a template makes, as `classify` takes it for ``join``."""
+        """Return the same model, for texts that a template makes.
+
+        Parameters
+        ----------
+        template : str
+            The template, as `classify` takes it for ``join``.
+
+        Returns
+        -------
+        Model
+            With the template in its card; its digest stays the same, since the template decides no text's score.
+
+        """
         before = self.card.get(COLUMNS_CARD)
         kept = {"label": before["label"]} if isinstance(before, Mapping) and "label" in before else {}
         return replace(self, card={**self.card, COLUMNS_CARD: {**kept, "join": template}})
