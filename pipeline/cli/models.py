@@ -202,9 +202,9 @@ def recipes() -> None:
     from ..model import preparation, recipes
 
     for recipe in recipes.recipes().values():
-        steps = msgspec.convert(recipe["steps"], preparation.Steps)
+        steps = msgspec.convert(recipe["steps"], preparation.Steps) if recipe["steps"] else ()
         say(recipe["name"])
-        for name in ("model", "source", "licence", "labels", "steps", "windows", "threshold"):
+        for name in ("model", "source", "licence", "labels", "join", "steps", "windows", "threshold", "refused"):
             if about := "; ".join(map(str, steps)) if name == "steps" else recipe.get(name):
                 say(fill(about, 80, initial_indent=f"{name:>12}  ", subsequent_indent=" " * 14))
 

@@ -26,9 +26,9 @@ def recipes() -> dict[str, dict[str, Any]]:
     """All of them, by name.
 
     Each says where its model is published (`model`), and where its authors show their steps (`source`); of the model
-    `licence`, `labels`, `windows` and `threshold`, as far as they say that; `steps`; and `join`, the template of its
-    texts, where it reads several columns. Where scores differ without the steps, it has labels that tell the model
-    (`known_by`), and how many it has (`most_labels`).
+    `licence`, `labels`, `windows` and `threshold`, as far as they say that; `steps`; `join`, the template of its texts,
+    where it reads several columns; and `refused`, why it does not run here. Where scores differ without the steps, it
+    has labels that tell the model (`known_by`), and how many it has (`most_labels`).
     """
     data = resources.files("broadsheet.pipeline").joinpath("model", "recipes.json").read_bytes()
     return {recipe["name"]: recipe for recipe in msgspec.json.decode(data)}
@@ -64,8 +64,9 @@ def prepared(model: Model, preparation: str | os.PathLike[str]) -> Model:
     """
     given, known = os.fspath(preparation), recipes()
     if given in known:
-        steps = msgspec.convert(known[given]["steps"], Steps)
-        made = with_tokenizer(steps, Path(model.name).parent, f"the preparation {given}")
+        steps = known[given]["steps"]
+        what = f"the preparation {given}"
+        made = with_tokenizer(msgspec.convert(steps, Steps), Path(model.name).parent, what) if steps else None
     elif os.path.exists(given):
         made = read_steps(Path(given))
     else:

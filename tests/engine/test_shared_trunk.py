@@ -5,7 +5,6 @@ Scores are those of each model alone.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,6 @@ def heads(folder: Path, family: str, counts: tuple[int, ...] = (3, 2, 1)) -> lis
         more: dict[str, Any] = {"problem_type": "regression"} if classes == 1 else {}
         more |= {"hidden_act": "gelu"} if family == "roberta" else {}
         found.append(classifier(folder / f"{family}-{classes}", family, classes, **more))
-    for other in found[1:]:  # a tokenizer that is trained again may number its entries otherwise
-        shutil.copy(found[0] / "tokenizer.json", other)
     return found
 
 
