@@ -334,7 +334,7 @@ class Forward:
         if len(heads) == 1 or not has_trunk:
             return [head(encoded) for head in heads]
         tensors = self._given(encoded)
-        given = {name: tensors[name] for name in self._inputs}
+        given: dict[str, Any] = {name: tensors[name] for name in self._inputs}
         trunk = getattr(self.body, self.body.base_model_prefix)
         with _noting_result(trunk) as noted:
             own = self.body(**given).logits
