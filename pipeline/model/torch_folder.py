@@ -157,8 +157,8 @@ def _config(about: Json, name: str) -> Any:
     version = transformers.__version__
     if "model_type" not in about and not code:
         raise ModelError(
-            f"{name} cannot be computed: its {CONFIG_FILE} has no model_type, so its head is a class of its authors "
-            "own, not part of transformers. Use a copy that AutoModelForSequenceClassification loads, or train a "
+            f"{name} cannot be computed: its {CONFIG_FILE} has no model_type, so its head is a class that its authors "
+            "wrote, not part of transformers. Use a copy that AutoModelForSequenceClassification loads, or train a "
             "head on an encoder, with --encoder"
         )
     if kind not in transformers.CONFIG_MAPPING:

@@ -62,7 +62,7 @@ def test_a_head_that_is_a_class_of_its_authors_is_refused_with_the_remedy(tmp_pa
     folder = classifier(tmp_path / "domain", "deberta-v2")
     about = {"base_model": "microsoft/deberta-v3-base", "fc_dropout": 0.2, "id2label": {"0": "Adult", "1": "News"}}
     (folder / "config.json").write_text(json.dumps(about))
-    with pytest.raises(ModelError, match=r"its head is a class of its authors. own.*on an encoder"):
+    with pytest.raises(ModelError, match=r"its head is a class that its authors wrote.*on an encoder"):
         load_model(folder)
 
 
