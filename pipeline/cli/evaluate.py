@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from ..evaluation.numbers import NumberEvaluation
     from ..model.cascade import Selection
     from ..model.charcnn import Model
+    from ..options import ReadKeywords
 
 _INDENT = 6
 _SHOWN = 145  # characters of a mistake's text: two lines
@@ -64,8 +64,8 @@ def command(
 
     refuse_outputs(pictures, overwrite, lambda: [model, *local_paths(Paths(data))])
     loaded = load_model(model)
-    texts, label = chosen_columns(loaded, text_column, label_column)
-    options = {"text_column": texts, "label_column": label, **keywords(flags, SCORE)}
+    options = chosen_columns(loaded, text_column, label_column, keywords(flags, SCORE))
+    label = options["label_column"]
     options["progress"] = Phases(PlainConsole(stderr=True))
     network = options.pop("network", SCORE["network"].default)
     selection = (chain.selection or None) if (chain := loaded.asking(network).cascade) else None
@@ -108,18 +108,19 @@ def command(
 
 
 def chosen_columns(
-    model: Model, text_column: list[str] | None, label_column: str | None
-) -> tuple[str | Iterable[str], str]:
-    """The columns of text and label that are named, else those that a model learned from, which it prints.
+    model: Model, text_column: list[str] | None, label_column: str | None, options: dict[str, Any]
+) -> dict[str, Any]:
+    """The options, with the columns of text and label: those that are named, else those that a model learned from.
 
-    Raises UsageError where neither says which column has the label.
+    Prints the columns that the model learned from. Raises UsageError where neither says which column has the label.
     """
-    from ..evaluation.rows import columns_of, learned_columns
+    from ..evaluation.rows import joined_as, label_column_of, learned_columns, text_columns
 
-    texts, label = columns_of(model, text_column or (), label_column)
-    if not (text_column and label_column) and any(learned_columns(model)):
-        say(f"columns: text {', '.join(texts or ['text'])}; label {label}", error=True)
-    return texts, label
+    read = joined_as(model, text_column or (), cast("ReadKeywords", options))
+    texts, label = text_columns(model, text_column or (), read), label_column_of(model, label_column)
+    if not (text_column and label_column) and (model.join or any(learned_columns(model))):
+        say(f"columns: text {read.get('join') or ', '.join(texts or ['text'])}; label {label}", error=True)
+    return {**read, "text_column": texts, "label_column": label}
 
 
 def _evaluate_labels(model: Model, data: list[str], as_json: bool, options: dict[str, Any]) -> None:

@@ -407,10 +407,15 @@ def _show_rows(name: str, other: str | None, asked: Facts, page: Path | None, as
 
 
 def _print_looked(looked: Facts) -> None:
-    """What thresholds keep, and of what rows."""
+    """What thresholds keep, how scores are spread, and of what rows they are."""
+    from ..output.look import QUANTILES
+
     column, values = looked["column"], [looked["all"], *looked["values"]]
     shares = {f"≥ {least:g}": f"{{kept[{number}]:.1%}}" for number, least in enumerate(looked["thresholds"])}
-    _print_values(column, values, {"rows": "{rows:,}", **shares, "median": "{median:.3g}"})
+    _print_values(column, values, {"rows": "{rows:,}", **shares})
+    quantiles = {f"{share:.0%}": f"{{quantiles[{number}]:.3g}}" for number, share in enumerate(QUANTILES)}
+    quantiles = {"median" if head == "50%" else head: cell for head, cell in quantiles.items()}
+    _print_values(column, values, {**quantiles, "std": "{std:.3g}"})
     chars = {f"chars ≥ {looked['at']:g}": "{kept_chars:,.0f}", "below": "{dropped_chars:,.0f}"}
     label = {"label": "{label!s:.16}", "share": "{label_share:.1%}"}
     _print_values(column, values, {**label, **chars, "follows length": "{follows_length:+.2f}"})

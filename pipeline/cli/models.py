@@ -28,6 +28,7 @@ _TOP_OF = "The class by whose score."
 _RECALL = "How many of the --top texts the encoder is to be asked about at least."
 _FROM = "A file: fastText's .bin or .ftz, a params.bin, a .safetensors; or an encoder's folder or hf://USER/NAME."
 _PREPARATION = "What is done to texts first: a recipe's name, or a JSON file of steps."
+_JOIN = "Template of the columns that make a text, '{url}\\n\\n{text}'."
 _CLASSES = "Class names for a params.bin.  [default: of params.bin.json, or 0, 1, …]"
 _ALPHABET = "Alphabet for a params.bin.  [default: of params.bin.json, or published]"
 
@@ -78,12 +79,12 @@ def calibrate(
     if label_column is None and int8:
         return
     read |= {"held_out": held_out, "agreement": agreement, "device": device, "precision": precision}
-    read |= {"by_class": by_class, "top": top, "top_of": top_of, "recall": recall}
+    read |= {"label_column": label_column, "by_class": by_class, "top": top, "top_of": top_of, "recall": recall}
     read["progress"] = Phases(PlainConsole(stderr=True))
     loaded = load_model(begun)
     if not (loaded.encoder is not None and loaded.cascade is not None):  # a chain needs no labels
-        read["text_column"], label_column = chosen_columns(loaded, text_column, label_column)
-    calibrated = fitting.calibrate(loaded, Paths(data), label_column=label_column, **read)
+        read |= chosen_columns(loaded, text_column, label_column, keywords(flags, READ))
+    calibrated = fitting.calibrate(loaded, Paths(data), **read)
     calibrated.save(output)
     if "promise" in calibrated.card.get(cascade.CARD, {}):
         say(f"{output}: {promised(calibrated.card[cascade.CARD])}")
@@ -118,12 +119,13 @@ def convert(
     classes: Annotated[str | None, typer.Option(metavar="A,B,…", help=_CLASSES)] = None,
     alphabet: Annotated[str | None, typer.Option(metavar="SYMBOLS", help=_ALPHABET)] = None,
     preparation: Annotated[str | None, typer.Option(metavar="RECIPE", help=_PREPARATION)] = None,
+    join: Annotated[str | None, typer.Option(metavar="TEMPLATE", help=_JOIN)] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a model as a file of another kind: safetensors, ONNX, or a params.bin (tensors as flat fp32).
 
     With --preparation, a .safetensors file has what is done to texts before the model reads them, which `broadsheet
-    recipes` lists for published models.
+    recipes` lists for published models; with --join, the template by which every command then makes its texts.
 
     A params.bin has no place for class names, alphabet, frame and card: they are in a file next to it, params.bin.json.
     The graph of an ONNX file takes `ids`, uint8 [N, length], which `broadsheet.onnx_inputs` makes of texts, and gives
@@ -138,9 +140,11 @@ def convert(
     from ..model.recipes import prepared
     from ..model.scores import CARD
     from ..model.several import load_one
+    from ..source.join import joined_columns
 
-    if preparation is not None and target.suffix != ".safetensors":
-        raise UsageError("--preparation is kept in a .safetensors file: give TO that suffix")
+    for flag, given_for in (("--preparation", preparation), ("--join", join)):
+        if given_for is not None and target.suffix != ".safetensors":
+            raise UsageError(f"{flag} is kept in a .safetensors file: give TO that suffix")
     kinds = source.suffix, target.suffix
     beside = model_file.sidecar_path(target) if target.suffix == ".bin" else None
     refuse_outputs({"TO": target, "its sidecar": beside}, overwrite, lambda: [str(source), f"{source}.json"])
@@ -150,7 +154,7 @@ def convert(
             if classes is not None or alphabet is not None:
                 raise UsageError(f"--classes and --alphabet are for a params.bin; {given} has its own")
             files = {target: load_model(given).to_bytes()}
-        elif preparation is not None and source.suffix == ".safetensors":
+        elif (preparation or join) is not None and source.suffix == ".safetensors":
             files = {target: source.read_bytes()}
         elif kinds == (".bin", ".safetensors"):
             files = {target: _model_of(source, classes, alphabet).to_bytes()}
@@ -173,6 +177,8 @@ def convert(
         raise UsageError(f"{source}: {error}") from error
     if preparation is not None:
         files = {target: prepared(Model.from_bytes(files[target], given), preparation).to_bytes()}
+    if join is not None:
+        files = {target: Model.from_bytes(files[target], given).joining(joined_columns(join)[1]).to_bytes()}
     for path, content in files.items():
         write_file(path, content)
         say(f"{path}: {len(content):,} bytes")
@@ -201,9 +207,9 @@ def recipes() -> None:
     from ..model import preparation, recipes
 
     for recipe in recipes.recipes().values():
-        steps = msgspec.convert(recipe["steps"], preparation.Steps)
+        steps = msgspec.convert(recipe["steps"], preparation.Steps) if recipe["steps"] else ()
         say(recipe["name"])
-        for name in ("model", "source", "licence", "labels", "steps", "windows", "threshold"):
+        for name in ("model", "source", "licence", "labels", "join", "steps", "windows", "threshold", "refused"):
             if about := "; ".join(map(str, steps)) if name == "steps" else recipe.get(name):
                 say(fill(about, 80, initial_indent=f"{name:>12}  ", subsequent_indent=" " * 14))
 

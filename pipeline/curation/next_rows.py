@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..engine.base import Texts
 from ..errors import UsageError
 from ..evaluation.decisions import DECISION, KEY, TEXT, key_of, read_decisions
-from ..evaluation.rows import chosen_input, learned_columns, scored_rows
+from ..evaluation.rows import chosen_input, joined_as, scored_rows, text_columns
 from ..model.charcnn import Model
 from ..model.ngrams import MOST_READ, Kinds, find
 from ..model.several import load_one
@@ -127,7 +127,8 @@ def next_rows(
         raise UsageError(f"{loaded.name} gives a text {kind}: the next rows are chosen for models that give one label")
     if id_column in (taken := ("file", "row", "label", "score", DECISION, TEXT, KEY)):
         raise UsageError(f"--id-column {id_column!r} is one of the names {', '.join(taken)}: rename the column")
-    text_column = text_column or learned_columns(loaded)[0]
+    options = joined_as(loaded, text_column, options)  # type: ignore[assignment]
+    text_column = text_columns(loaded, text_column, options)
     engine = {name: options.pop(name, SCORE[name].default) for name in ("device", "precision", "kernels", "network")}  # type: ignore[misc]
     loaded = loaded.asking(str(engine.pop("network")))
     kept = tuple(name for name in (id_column, label_column) if name is not None)

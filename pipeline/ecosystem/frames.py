@@ -120,7 +120,7 @@ def _label_gpu_frame(frame: Any, model: ModelOrModels, options: Options, suffix:
 def _gpu_labels(frame: Any, model: ModelOrModels, options: Options) -> Labels:
     """How the rows of such a frame are labelled. Raises UsageError for several text columns, and a truth column."""
     labels = labels_of(model, options, frame.head(0).to_arrow().schema)
-    if len(labels.selection.columns) > 1:
+    if len(labels.selection.columns) > 1 or labels.selection.join:
         raise UsageError("of a frame on a GPU one text column is read, and no other: join them with cudf's str.cat")
     return labels
 

@@ -18,7 +18,7 @@ from ..model.scores import parts_of, with_best
 from ..telemetry.spans import Span
 
 if TYPE_CHECKING:
-    pass
+    from .together import Together
 
 ALONE: AbstractContextManager[object] = nullcontext()
 """The turn of a thread that is the only one to call an engine."""
@@ -48,6 +48,8 @@ class Texts:
         Where several models read these texts: what one of them encoded, for others with the same alphabet and length.
     prepared : mapping of str to pyarrow.LargeStringArray or OffHost
         The texts as they were prepared while they were read, [N] each, by the `id` of the preparation.
+    together : Together, optional
+        Where several encoders read these texts: what they share.
     is_written : bool
         Of texts on a GPU: whether it has written them. Else an engine waits for all that the GPU does.
 
@@ -66,6 +68,7 @@ class Texts:
     shared: dict[tuple[str, int], Encoded] | None = None
     prepared: Mapping[str, Any] = field(default_factory=dict)
     is_written: bool = False
+    together: Together | None = None
 
     @classmethod
     def of(cls, articles: Sequence[bytes]) -> Texts:
@@ -106,8 +109,8 @@ class Texts:
         if texts is None:
             texts = model.preparation.of(column_of(self.data, self.offsets))
         if isinstance(texts, pa.Array):
-            return Texts(*buffers_of(texts))
-        return Texts(texts.data, texts.offsets, is_written=True)  # they are on a GPU
+            return Texts(*buffers_of(texts), together=self.together)
+        return Texts(texts.data, texts.offsets, is_written=True, together=self.together)  # they are on a GPU
 
     def __len__(self) -> int:
         return len(self.offsets) - 1 if self.ids is None else len(self.ids)

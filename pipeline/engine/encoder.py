@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ from ..model.encoder import Encoder
 from ..model.layers import BIAS
 from ..model.scores import log_scores
 from ..model.torch_encoder import TorchEncoder
+from ..model.trunk import trunk_of, vocabulary_of
 from ..model.wordpiece import Tokens, WordPiece
 from ..processes.threads import SINGLE_THREADED_BLAS, available_cores
 from ..telemetry.spans import Span, span
@@ -45,9 +47,21 @@ class Compute(Protocol):
     backend: Backend
     reads_gpu_texts: bool
 
+    @property
+    def vocabulary(self) -> str:
+        """What it has in common with another that makes the same tokens; "" where tokens are not shared."""
+
     def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
         """The logits without the model's bias, or vectors, [N, outputs], and which texts have more tokens than are
         read. spans: as of `Engine.classify`, where each step is wanted.
+        """
+
+    def of_heads(
+        self, texts: Texts, others: Sequence[Compute], spans: list[Span] | None
+    ) -> tuple[list[Floats], NDArray[np.bool_]]:
+        """The logits of several encoders of one trunk, which is computed once; `others` may have this one among them.
+
+        Each is what `of_texts` gives of it.
         """
 
     def close(self) -> None: ...
@@ -59,18 +73,47 @@ class OnCpu:
     device_name = "cpu"
     reads_gpu_texts = False
 
+    @cached_property
+    def vocabulary(self) -> str:
+        """As of `Compute`."""
+        return vocabulary_of(self.encoder)
+
     def __init__(self, encoder: Encoder, threads: int) -> None:
         self.encoder = encoder
         self.backend = Backend("cpu", "numpy", architecture(), "fp32")
         self._pool = ThreadPoolExecutor(threads, "broadsheet-compute")
 
     def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
-        data = texts.data if isinstance(texts.data, np.ndarray) else texts.data.get()  # CuPy's
-        with span("tokens", spans, "compute", self.device_name):
-            tokens = self.encoder.tokens_of(data, texts.offsets)
+        tokens = self._tokens_of(texts, spans)
         with span("encoder", spans, "compute", self.device_name):
             compute = self.encoder.logits if is_logits else self.encoder.vectors
             return _of_groups(compute, tokens, self._pool), tokens.is_cut
+
+    def of_heads(
+        self, texts: Texts, others: Sequence[Compute], spans: list[Span] | None
+    ) -> tuple[list[Floats], NDArray[np.bool_]]:
+        """As of `Compute`."""
+        encoders = [other.encoder for other in others if isinstance(other, OnCpu)]
+
+        def logits(ids: Integers, ends: Integers) -> Floats:
+            pooled = self.encoder.pooled(ids, ends)
+            return np.concatenate([encoder.logits_of_pooled(pooled) for encoder in encoders], axis=1)
+
+        tokens = self._tokens_of(texts, spans)
+        with span("encoder", spans, "compute", self.device_name):
+            found = _of_groups(logits, tokens, self._pool)
+        return _by_head(found, [encoder.weights["last"].shape[1] for encoder in encoders], len(texts)), tokens.is_cut
+
+    def _tokens_of(self, texts: Texts, spans: list[Span] | None) -> Tokens:
+        data = texts.data if isinstance(texts.data, np.ndarray) else texts.data.get()  # CuPy's
+
+        def make() -> Tokens:
+            with span("tokens", spans, "compute", self.device_name):
+                return self.encoder.tokens_of(data, texts.offsets)
+
+        if texts.together is None:
+            return make()
+        return texts.together.tokens(self.vocabulary, data, texts.offsets, make)
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -80,6 +123,8 @@ class OnCuda:
     """One GPU's tensor cores, in fp16 or bf16. Raises UsageError where the kernels do not fit the GPU or the encoder,
     NoRoom where the GPU is full.
     """
+
+    vocabulary = ""
 
     def __init__(self, encoder: Encoder, precision: str, kernels: str) -> None:
         import cupy as cp
@@ -107,6 +152,17 @@ class OnCuda:
         with self._failures("the encoder"):
             self._computed = DeviceEncoder(encoder, operations(generation, precision, device))
         self.backend = Backend("cuda", generation, f"sm_{digits}, {compiler_name()}", precision)
+
+    def of_heads(
+        self, texts: Texts, others: Sequence[Compute], spans: list[Span] | None
+    ) -> tuple[list[Floats], NDArray[np.bool_]]:
+        """As of `Compute`. The head of each is computed by the kernel that computes it alone."""
+        computed = [other._computed for other in others if isinstance(other, OnCuda)]
+        with self._device, self._failures(f"a batch of {len(texts):,} texts"):
+            if not isinstance(texts.data, np.ndarray) and not texts.is_written:
+                self._device.synchronize()
+            found, is_cut = self._computed.compute(texts.data, texts.offsets, True, self._timed(spans), computed)
+        return _by_head(found, [one.encoder.weights["last"].shape[1] for one in computed], len(texts)), is_cut
 
     def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
         with self._device, self._failures(f"a batch of {len(texts):,} texts"):
@@ -183,7 +239,7 @@ class EncoderEngine:
     batch = None
 
     def __init__(self, model: Model, compute: Compute, first: Engine | None = None) -> None:
-        self.model, self.first, self._compute = model, first, compute
+        self.model, self.first, self.compute = model, first, compute
         self.device_name, self.backend = compute.device_name, compute.backend
         self.reads_gpu_texts = compute.reads_gpu_texts and first is None
         self._bias = model.tensors[BIAS].astype(np.float32)
@@ -248,7 +304,11 @@ class EncoderEngine:
 
         """
         with turn, span("kernels", spans, "compute", self.device_name):
-            logits, is_cut = self._compute.of_texts(texts, True, spans if each_kernel else None)
+            steps = spans if each_kernel else None
+            if texts.together is None or self.first is not None:
+                logits, is_cut = self.compute.of_texts(texts, True, steps)
+            else:
+                logits, is_cut = texts.together.logits(self, texts, steps)
             logits = logits.reshape(len(texts), len(self.model.classes))
             scores = reference.class_scores(logits + self._bias, self.model)
             labels, best = reference.top_k(scores, top_k)
@@ -260,10 +320,22 @@ class EncoderEngine:
         counts = n_chars, is_cut, np.zeros(len(texts), np.int64)
         return Predictions(labels, best, scores if all_scores else None, *counts).with_numbers(self.model)
 
+    @cached_property
+    def trunk(self) -> tuple[str, Backend]:
+        """What an engine has to have in common with another to share what it computes before its head."""
+        assert self.model.encoder is not None
+        return trunk_of(self.model.encoder), self.backend
+
     def close(self) -> None:
-        self._compute.close()
+        self.compute.close()
         if self.first is not None:
             self.first.close()
+
+
+def _by_head(logits: Floats, sizes: Sequence[int], texts: int) -> list[Floats]:
+    """The logits of each head, of those of all side by side."""
+    parts = np.split(logits.reshape(texts, sum(sizes)), np.cumsum(sizes)[:-1].tolist(), axis=1)
+    return [np.ascontiguousarray(part) for part in parts]
 
 
 def _of_groups(compute: Callable[[Integers, Integers], Floats], tokens: Tokens, pool: ThreadPoolExecutor) -> Floats:

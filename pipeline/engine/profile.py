@@ -32,7 +32,7 @@ from ..model.ngrams import of_network
 from ..processes.child import import_path, python
 from ..telemetry.profile import Ceilings, KernelProfile, Profile, counted_bytes
 from ..telemetry.spans import Span
-from .base import Engine, Texts
+from .base import Engine, Texts, Wrapped
 from .cpu import CpuEngine
 from .open import open_engine
 
@@ -61,6 +61,8 @@ def measure(engine: Engine, batch: int | None = None) -> Profile:
 
 def _kernels(engine: Engine, texts: Texts) -> tuple[tuple[KernelProfile, ...], Ceilings]:
     """Every kernel over `texts` in one batch, in the order they run, and the ceilings of the device."""
+    while isinstance(engine, Wrapped):
+        engine = engine.engine
     if isinstance(engine, CpuEngine):
         return tuple(_cpu_kernels(engine, texts)), _cpu_ceilings(engine)
     from . import profile_cuda  # needs CuPy, and so does the next

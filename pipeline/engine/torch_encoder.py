@@ -15,9 +15,10 @@ import importlib
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from ..errors import BroadsheetError, ModelError, NoRoom, UsageError, install
 from ..model.stored_tokenizer import strings
 from ..model.torch_encoder import ACTIVATION, CONFIG, TorchEncoder
+from ..model.trunk import base_of, vocabulary_of
 from ..telemetry.spans import Span, span
 from .base import TORCH, Backend, Texts
 
@@ -124,34 +126,66 @@ class OnTorch:
         self._tokenizing = ThreadPoolExecutor(1, "broadsheet-tokens")
         self.backend = Backend(device, TORCH, versions, precision)
 
+    @cached_property
+    def vocabulary(self) -> str:
+        """As of `Compute`."""
+        return vocabulary_of(self.encoder)
+
     def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
         """As of `Compute`."""
+        (found,), is_cut = self._of_models(texts, [self], spans)
+        return (self._logits(found) if is_logits else found), is_cut
+
+    def _logits(self, found: Floats) -> Floats:
+        """The same after the last product, where there is one."""
+        last = self.encoder.weights.get("last")
+        return found if last is None else found @ last
+
+    def of_heads(
+        self, texts: Texts, others: Sequence[object], spans: list[Span] | None
+    ) -> tuple[list[Floats], NDArray[np.bool_]]:
+        """As of `Compute`."""
+        same = [other for other in others if isinstance(other, OnTorch)]
+        if self.encoder.settings.task == "vectors":  # their heads are last products
+            (found,), is_cut = self._of_models(texts, [self], spans)
+            return [other._logits(found) for other in same], is_cut
+        every, is_cut = self._of_models(texts, same, spans)
+        return [other._logits(own) for other, own in zip(same, every, strict=True)], is_cut
+
+    def _of_models(
+        self, texts: Texts, models: Sequence[OnTorch], spans: list[Span] | None
+    ) -> tuple[list[Floats], NDArray[np.bool_]]:
+        """What several models of one trunk compute of texts, [texts, outputs] each, and which texts are cut."""
         import torch
 
-        data = texts.data if isinstance(texts.data, np.ndarray) else texts.data.get()  # CuPy's
         if self._device.type == "cpu":
             torch.set_num_threads(self._threads)
-        parts, cut = [np.empty((0, self.encoder.outputs), np.float32)], [np.empty(0, np.bool_)]
+        parts = [[np.empty((0, model.encoder.outputs), np.float32)] for model in models]
+        cut = [np.empty(0, np.bool_)]
         with self._failures(f"a batch of {len(texts):,} texts"), torch.inference_mode():
-            for group in self._groups(data, texts.offsets, spans):
+            for group in self._groups(texts, spans):
                 with span("encoder", spans, "compute", self.device_name):
-                    found = self._computed(self._model, group.encoded)
-                    found = self._of_overflowed(found, group.encoded)
-                parts.append(found)
+                    found = self._computed(self._model, group.encoded, models)
+                    for own, model, part in zip(parts, models, found, strict=True):
+                        own.append(model._of_overflowed(part, group.encoded))
                 cut.append(group.is_cut)
-        found = np.concatenate(parts)
-        last = self.encoder.weights.get("last")
-        return (found @ last if is_logits and last is not None else found), np.concatenate(cut)
+        return [np.concatenate(own) for own in parts], np.concatenate(cut)
 
-    def _groups(self, data: NDArray[np.uint8], offsets: Integers, spans: list[Span] | None) -> Iterator[_Group]:
+    def _groups(self, texts: Texts, spans: list[Span] | None) -> Iterator[_Group]:
         """The tokens of texts; those of the next ones are made while these are computed."""
-        settings = self.encoder.settings
+        settings, offsets, together = self.encoder.settings, texts.offsets, texts.together
+        data = texts.data if isinstance(texts.data, np.ndarray) else texts.data.get()  # CuPy's
 
         def tokens_of(first: int) -> _Group:
-            with span("tokens", spans, "compute", self.device_name):
-                own = [settings.prompt + text for text in strings(data, offsets[first : first + self._group + 1])]
-                encoded = self.encoder.tokens.encoded(own, settings.most)
-                return _Group(encoded, np.array([bool(one.overflowing) for one in encoded], np.bool_))
+            places = offsets[first : first + self._group + 1]
+
+            def make() -> _Group:
+                with span("tokens", spans, "compute", self.device_name):
+                    own = [settings.prompt + text for text in strings(data, places)]
+                    encoded = self.encoder.tokens.encoded(own, settings.most)
+                    return _Group(encoded, np.array([bool(one.overflowing) for one in encoded], np.bool_))
+
+            return make() if together is None else together.tokens(self.vocabulary, data, places, make)
 
         pending = [self._tokenizing.submit(tokens_of, first) for first in range(0, len(offsets) - 1, self._group)[:1]]
         for first in range(self._group, len(offsets) - 1 + self._group, self._group):
@@ -160,25 +194,40 @@ class OnTorch:
                 pending.append(self._tokenizing.submit(tokens_of, first))
             yield group
 
-    def _computed(self, model: Forward, encoded: list[Any]) -> Floats:
-        """What a model makes of texts, float32 [texts, outputs], in the order of the texts."""
+    def _computed(self, model: Forward, encoded: list[Any], models: Sequence[OnTorch]) -> list[Floats]:
+        """What models of one trunk make of texts, float32 [texts, outputs] each, in the order of the texts.
+
+        Parameters
+        ----------
+        model : Forward
+            What computes the trunk.
+        encoded : list of tokenizers.Encoding
+            The texts.
+        models : sequence of OnTorch
+            The models whose results are wanted. One that is this one has the head of `model`.
+
+        """
         import torch
 
+        heads = [model if other is self else other._model for other in models]
         sizes = np.array([len(one.ids) for one in encoded], np.int64)
         order = np.argsort(-sizes, kind="stable")
-        done: list[Any] = []
+        done: list[list[Any]] = []
         for rows in self._batches(sizes[order]):
-            done += self._in_halves(model, [encoded[row] for row in order[rows]])
-        out = np.empty((len(encoded), self.encoder.outputs), np.float32)
-        if done:
-            found = torch.cat(done).float().cpu().numpy()
-            if found.shape != out.shape:
-                raise ModelError(
-                    f"{self.encoder.settings.family} gives {found.shape[1:]} values for a text, not {out.shape[1:]}: "
-                    "save its folder again"
-                )
-            out[order] = found
-        return out
+            done += self._in_halves(model, heads, [encoded[row] for row in order[rows]])
+        results = []
+        for place, other in enumerate(models):
+            out = np.empty((len(encoded), other.encoder.outputs), np.float32)
+            if done:
+                found = torch.cat([batch[place] for batch in done]).float().cpu().numpy()
+                if found.shape != out.shape:
+                    raise ModelError(
+                        f"{other.encoder.settings.family} gives {found.shape[1:]} values for a text, not "
+                        f"{out.shape[1:]}: save its folder again"
+                    )
+                out[order] = found
+            results.append(out)
+        return results
 
     def _batches(self, sizes: Integers) -> Iterator[slice]:
         """Runs of texts, whose sizes in tokens fall."""
@@ -193,19 +242,19 @@ class OnTorch:
             yield slice(first, last)
             first = last
 
-    def _in_halves(self, model: Forward, encoded: list[Any]) -> list[Any]:
-        """A batch, which is parted where the GPU has no room for it."""
+    def _in_halves(self, model: Forward, heads: Sequence[Forward], encoded: list[Any]) -> list[list[Any]]:
+        """What each head makes of a batch, which is parted where the GPU has no room for it."""
         import torch
 
         try:
-            return [model(encoded)]
+            return [model.of_heads(encoded, heads)]
         except torch.cuda.OutOfMemoryError:
             if len(encoded) == 1:
                 raise
         torch.cuda.empty_cache()
         self._budget = max(self._budget // 2, 1)
         middle = len(encoded) // 2
-        return self._in_halves(model, encoded[:middle]) + self._in_halves(model, encoded[middle:])
+        return self._in_halves(model, heads, encoded[:middle]) + self._in_halves(model, heads, encoded[middle:])
 
     def _of_overflowed(self, found: Floats, encoded: list[Any]) -> Floats:
         """The same, with texts that overflow in 16 bits computed in fp32."""
@@ -215,7 +264,7 @@ class OnTorch:
         if len(rows) and self._exact is not self._model:
             if self._exact is None:
                 self._exact = Forward(self.encoder, torch.float32, self._device)
-            found[rows] = self._computed(self._exact, [encoded[row] for row in rows])
+            (found[rows],) = self._computed(self._exact, [encoded[row] for row in rows], [self])
         return found
 
     @contextmanager
@@ -262,6 +311,7 @@ class Forward:
 
         self.device, self._inputs = device, encoder.settings.inputs
         self._is_classifier = encoder.settings.task == "classifier"
+        self._base = base_of(encoder)
         about = encoder.config
         config = transformers.CONFIG_MAPPING[encoder.settings.family].from_dict(about)
         self.is_padded = encoder.settings.family in PADDED and config.pad_token_id is not None
@@ -276,8 +326,60 @@ class Forward:
             self.modules = [] if self._is_classifier else [one.to(device, dtype) for one in _modules(encoder)]
         self._outputs, self._is_normalised = encoder.settings.outputs, encoder.settings.is_normalised
 
+    def of_heads(self, encoded: list[Any], heads: Sequence[Forward]) -> list[Any]:
+        """What models of this one's trunk compute of texts, tensors [texts, outputs] on the device.
+
+        Parameters
+        ----------
+        encoded : list of tokenizers.Encoding
+            The texts.
+        heads : sequence of Forward
+            The models, which may have this one among them.
+
+        """
+        has_trunk = self._base == self.body.base_model_prefix and hasattr(self.body, self._base)
+        if len(heads) == 1 or not has_trunk:
+            return [head(encoded) for head in heads]
+        tensors = self._given(encoded)
+        given: dict[str, Any] = {name: tensors[name] for name in self._inputs}
+        trunk = getattr(self.body, self.body.base_model_prefix)
+        with _noting_result(trunk) as noted:
+            own = self.body(**given).logits
+        return [own if head is self else head._of_trunk(noted[0], given) for head in heads]
+
+    def _of_trunk(self, computed: Any, given: dict[str, Any]) -> Any:
+        """What the head makes of a trunk's result: the model runs with that in place of its trunk."""
+        import torch
+
+        class Computed(torch.nn.Module):
+            def forward(self, *args: Any, **options: Any) -> Any:
+                return computed
+
+        name = self.body.base_model_prefix
+        trunk = getattr(self.body, name)
+        setattr(self.body, name, Computed())
+        try:
+            return self.body(**given).logits
+        finally:
+            setattr(self.body, name, trunk)
+
     def __call__(self, encoded: list[Any]) -> Any:
         """What is computed of texts, a tensor [texts, outputs] on the device."""
+        import torch
+
+        tensors = self._given(encoded)
+        computed = self.body(**{name: tensors[name] for name in self._inputs})
+        if self._is_classifier:
+            return computed.logits
+        mask = tensors["attention_mask"]
+        features = {"token_embeddings": computed.last_hidden_state, "attention_mask": mask}
+        for module in self.modules:
+            features = module(features)
+        vectors = features["sentence_embedding"][:, : self._outputs].float()
+        return torch.nn.functional.normalize(vectors, dim=1) if self._is_normalised else vectors
+
+    def _given(self, encoded: list[Any]) -> dict[str, Any]:
+        """The tokens of texts with their mask and types, tensors [texts, longest] on the device."""
         import torch
 
         ids = [one.ids or self._of_nothing for one in encoded]
@@ -288,15 +390,7 @@ class Forward:
             given["input_ids"][row, : len(own)] = own
             given["attention_mask"][row, : len(own)] = 1
             given["token_type_ids"][row, : len(one.type_ids)] = one.type_ids
-        tensors = {name: torch.from_numpy(array).to(self.device, non_blocking=True) for name, array in given.items()}
-        computed = self.body(**{name: tensors[name] for name in self._inputs})
-        if self._is_classifier:
-            return computed.logits
-        features = {"token_embeddings": computed.last_hidden_state, "attention_mask": tensors["attention_mask"]}
-        for module in self.modules:
-            features = module(features)
-        vectors = features["sentence_embedding"][:, : self._outputs].float()
-        return torch.nn.functional.normalize(vectors, dim=1) if self._is_normalised else vectors
+        return {name: torch.from_numpy(array).to(self.device, non_blocking=True) for name, array in given.items()}
 
 
 def _class_of(encoder: TorchEncoder, config: Any) -> Any:
@@ -375,6 +469,17 @@ def _module_class(kind: str) -> Any:
         return getattr(importlib.import_module(f"sentence_transformers.{_MODULES[kind]}"), kind)
     except ImportError:
         return getattr(importlib.import_module("sentence_transformers.models"), kind)
+
+
+@contextmanager
+def _noting_result(module: Any) -> Iterator[list[Any]]:
+    """In the block, what a module returns is put into the list."""
+    noted: list[Any] = []
+    hook = module.register_forward_hook(lambda _module, _given, result: noted.append(result))
+    try:
+        yield noted
+    finally:
+        hook.remove()
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from ..model.layers import BIAS
 from ..model.scores import log_scores
 from ..options import ReadKeywords
 from ..options.training import share_of
-from .rows import NewRows, RowProgress, chosen_input, files_of, scored_rows
+from .rows import NewRows, RowProgress, chosen_input, files_of, joined_as, scored_rows
 
 Doubles = NDArray[np.float64]
 
@@ -321,6 +321,7 @@ def with_promise(
 
     """
     both = chain.asking("none"), chain.asking("all")
+    options = joined_as(chain, text_column, options)
     given, selection = chosen_input(source, text_column, options, chain.alphabet, chain.length, reads=chain.reads)
     answers: tuple[list[Doubles], ...] = ([], [])
     new = NewRows(chain)

@@ -32,7 +32,7 @@ from ..source.labels import NO_TRUTH
 from ..source.sample import class_numbers_from, with_class_numbers
 from .chain import Finding, Found
 from .fitting import Figures, figures_of
-from .rows import RowProgress, chosen_input, columns_of, scored_rows
+from .rows import RowProgress, chosen_input, joined_as, label_column_of, scored_rows, text_columns
 
 
 class Mistake(NamedTuple):
@@ -331,7 +331,8 @@ def evaluate(
     if precision_target is not None and not 0 < precision_target < 1:
         raise UsageError(f"precision_target is {precision_target:g}: give a number above 0 and below 1, such as 0.95")
     whole = load_model(model)
-    text_column, label_column = columns_of(whole, text_column, label_column)
+    options = joined_as(whole, text_column, options)
+    text_column, label_column = text_columns(whole, text_column, options), label_column_of(whole, label_column)
     given_model = head_of(whole, label_column)
     loaded = given_model.asking(network)
     if loaded.levels is not None:
@@ -509,7 +510,8 @@ def evaluate_labels(
     loaded = load_one(model)
     if loaded.thresholds is None:
         raise UsageError(f"{loaded.name} gives each text one label: evaluate() is for such models")
-    text_column, label_column = columns_of(loaded, text_column, label_column)
+    options = joined_as(loaded, text_column, options)
+    text_column, label_column = text_columns(loaded, text_column, options), label_column_of(loaded, label_column)
     wanted: dict[str, Any] = {"kept": (label_column,), "labels": (label_column,), "classes": loaded.classes}
     wanted["reads"] = loaded.reads
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length, **wanted)

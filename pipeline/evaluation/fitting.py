@@ -41,7 +41,18 @@ from ..source.label_map import unmatched
 from ..source.labels import NO_TRUTH
 from ..source.sample import sample_input, with_class_numbers
 from .chain import Top, with_promise
-from .rows import NewRows, RowProgress, chosen_input, columns_of, files_of, hold_out, numbered, scored_rows
+from .rows import (
+    NewRows,
+    RowProgress,
+    chosen_input,
+    files_of,
+    hold_out,
+    joined_as,
+    label_column_of,
+    numbered,
+    scored_rows,
+    text_columns,
+)
 
 Doubles = NDArray[np.float64]
 _FOLDS = 5
@@ -154,7 +165,9 @@ def calibrate(
         return with_promise(given_model, source, text_column, *how, options, progress)
     if top is not None or top_of is not None:
         raise UsageError(f"--top is what a chain is to find, and {given_model.name} is none: train --keep-teacher")
-    text_column, label_column = columns_of(given_model, text_column, label_column)
+    options = joined_as(given_model, text_column, options)
+    text_column = text_columns(given_model, text_column, options)
+    label_column = label_column_of(given_model, label_column)
     loaded = given_model.asking("all")
     if loaded.is_multi_label:
         raise UsageError(f"{loaded.name} gives a text several labels: it has thresholds, and no temperature")
@@ -344,6 +357,7 @@ def quantise(
     if not loaded.has_network:
         why = "n-grams alone, which compute the same in every precision" if loaded.encoder is None else "no int8 so far"
         raise UsageError(f"{loaded.name} has {why}")
+    options = joined_as(loaded, text_column, options)
     given, selection = chosen_input(source, text_column, options, loaded.alphabet, loaded.length)
     sample = sample_input(given, selection, SCALE_ROWS, None)
     ids = texts_of(sample.chunk).as_read_by(loaded).encoded(loaded.alphabet, loaded.length).ids

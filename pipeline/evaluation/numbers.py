@@ -20,7 +20,7 @@ from ..model.several import load_one
 from ..options import READ, ReadKeywords
 from ..source.label_columns import numbers_in
 from .chain import Finding, Found
-from .rows import RowProgress, chosen_input, columns_of, scored_rows
+from .rows import RowProgress, chosen_input, joined_as, label_column_of, scored_rows, text_columns
 
 Numbers = NDArray[np.floating]
 
@@ -193,7 +193,8 @@ def evaluate_numbers(
         raise UsageError(f"{loaded.name} gives a text labels, and no number: evaluate() is for such models")
     if options.get("map_labels") is not None:
         raise UsageError(f"{loaded.name} gives a text a number: --map-labels is for models that give labels")
-    text_column, label_column = columns_of(loaded, text_column, label_column)
+    options = joined_as(loaded, text_column, options)
+    text_column, label_column = text_columns(loaded, text_column, options), label_column_of(loaded, label_column)
     names = () if _are_numbers(loaded.classes) else loaded.classes
     wanted: dict[str, Any] = {"kept": (label_column,), "reads": loaded.reads}
     if names:

@@ -19,6 +19,7 @@ from ..labelling.scored import ScoredChunk, Scoring, scored
 from ..measures.overlap import Overlap
 from ..model.alphabet import Alphabet
 from ..model.charcnn import Model
+from ..model.model_file import COLUMNS_CARD
 from ..options import Options, ReadKeywords
 from ..source.chunk import Chunk, Selection
 from ..source.inputs import Given, chunks_here, identify, open_input
@@ -27,9 +28,6 @@ from ..source.sample import sample_input
 
 _CHUNK_ROWS = 512
 """So few that on a CPU each takes a second or so of a network's time."""
-
-COLUMNS_CARD = "columns"
-"""The key of a model's card under which it has the columns that it learned from."""
 
 _MOST_LEARNED = 0.5
 """The share of rows up to which those that a model has learned from are left out. Where there are more of them, the
@@ -63,7 +61,8 @@ def chosen_input(
     names = {"endpoint": checked.endpoint, "input_format": checked.input_format}
     given = identify(source, len(alphabet), length, whole_hash=whole_hash, by_content=whole_hash, **names)
     dialect = {name: getattr(checked, name) for name in ("encoding", "delimiter", "quote", "escape")}
-    selection = Selection(checked.text_column, header=checked.columns, rules=checked.label_rules, **dialect, **more)
+    more = {**dialect, "join": checked.join or "", **more}
+    selection = Selection(checked.text_column, header=checked.columns, rules=checked.label_rules, **more)
     return given, selection
 
 
@@ -214,31 +213,24 @@ def learned_columns(model: Model) -> tuple[tuple[str, ...], str | None]:
     return text, labels[0] if len(labels) == 1 else None
 
 
-def columns_of(
-    model: Model, text_column: str | Iterable[str], label_column: str | None
-) -> tuple[str | Iterable[str], str]:
-    """The columns of text and label: those that are named, else those that a model learned from.
+def joined_as(model: Model, text_column: str | Iterable[str], options: ReadKeywords) -> ReadKeywords:
+    """The options, with the model's template where the user names neither columns of text nor a template."""
+    if text_column or options.get("join") is not None or not model.join:
+        return options
+    return {**options, "join": model.join}
 
-    Parameters
-    ----------
-    model : Model
-        The model.
-    text_column : str or iterable of str
-        The columns of text that are named; () for none.
-    label_column : str or None
-        The label column that is named.
 
-    Raises
-    ------
-    UsageError
-        Where neither says which column has the label.
+def text_columns(model: Model, text_column: str | Iterable[str], options: ReadKeywords) -> str | Iterable[str]:
+    """The columns of text that are named, or that a template names; else those that a model learned from."""
+    return text_column or (() if options.get("join") is not None else learned_columns(model)[0])
 
-    """
-    of_text, of_label = learned_columns(model)
-    found = label_column or of_label
+
+def label_column_of(model: Model, label_column: str | None) -> str:
+    """The label column that is named, else that which a model learned from. Raises UsageError where there is none."""
+    found = label_column or learned_columns(model)[1]
     if found is None:
         raise UsageError(f"--label-column names the column with the true class: the card of {model.name} has none")
-    return text_column or of_text, found
+    return found
 
 
 def numbered(texts: pa.Array) -> NDArray[np.int64]:

@@ -67,6 +67,8 @@ def can_read(form: Format, selection: Selection) -> bool:
     """Whether a GPU finds the values of these columns in files of a format."""
     if len(selection.preparations) > len(selection.byte_steps) or len(selection.columns) > MOST_COLUMNS:
         return False
+    if selection.join:
+        return False
     kind = type(form)  # a subclass may find other records
     if not isinstance(form, RecordFormat) or kind not in (Jsonl, Csv, Tsv, Text) or not form.is_read_on_gpu:
         return False

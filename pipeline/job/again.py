@@ -133,6 +133,8 @@ def options_of(job: Fingerprint) -> dict[str, Any]:
     held, backend = job.settings, job.backend
     options = {name: getattr(held, name) for name in Settings.__struct_fields__ if name in TABLE}
     options |= {"text_column": held.text_columns, "label_column": held.truth_column, "id_column": held.kept_columns}
+    if held.join is not UNSET:
+        del options["text_column"]  # the template names them
     options |= {"device": backend.device, "precision": backend.precision}
     options["kernels"] = "auto" if backend.device == "cpu" or backend.kernels == TORCH else backend.kernels
     if held.windows is not UNSET:

@@ -73,7 +73,7 @@ def run_chunks(planned: Planned, client: Client, engines: Engines) -> Outcome:
     counted = {name: entry.digest for name, entry in before.chunks.items()}
     ranges = planned.input.ranges(before, partial(_close, folder, fingerprint.id, report))
     _compute(client, planned, job, report, ranges, counted)
-    if options.profile:
+    if options.profile and models.loaded[0].encoder is None:  # an encoder's steps have their spans alone
         report.run.profile = _profile(client, engines.keys[0])
     return Outcome(report, fingerprint, counted)
 

@@ -8,7 +8,7 @@ comes next.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from threading import Lock
@@ -128,7 +128,12 @@ class DeviceEncoder:
         return to_device(weight, FLOAT if weight.ndim == 1 else self._element)
 
     def compute(
-        self, data: Any, offsets: Integers, is_logits: bool, timed: Timed = lambda name: nullcontext()
+        self,
+        data: Any,
+        offsets: Integers,
+        is_logits: bool,
+        timed: Timed = lambda name: nullcontext(),
+        heads: Sequence[DeviceEncoder] = (),
     ) -> tuple[Floats, NDArray[np.bool_]]:
         """Compute N texts in valid UTF-8.
 
@@ -140,14 +145,19 @@ class DeviceEncoder:
             Whether the logits are wanted, or the vectors.
         timed : callable
             Is called with the name of a step, and encloses it.
+        heads : sequence of DeviceEncoder
+            Encoders with the same trunk on the same device, whose heads are computed; by default this one's.
 
         Returns
         -------
         float32 [N, outputs], bool [N]
-            The logits without the model's bias, or the vectors; and which texts have more tokens than are read.
+            Of all heads side by side: the logits without the model's bias, or the vectors; and which texts have more
+            tokens than are read.
 
         """
-        parts = [(np.empty((0, self._heads[is_logits].outputs), np.float32), np.empty(0, np.bool_))]
+        heads = heads or (self,)
+        outputs = sum(one._heads[is_logits].outputs for one in heads)
+        parts = [(np.empty((0, outputs), np.float32), np.empty(0, np.bool_))]
 
         def begun() -> Iterator[DeviceTokens | None]:
             for first, last in _groups(offsets, _BYTES, _TEXTS):
@@ -158,7 +168,9 @@ class DeviceEncoder:
 
         with self._lock, self._stream:
             try:  # the tokens of the next texts are begun before these are computed
-                computed = [(it, self._vectors(it, is_logits, timed)) for it, _ in pairwise(begun()) if it is not None]
+                computed = [
+                    (it, self._vectors(it, is_logits, timed, heads)) for it, _ in pairwise(begun()) if it is not None
+                ]
                 for tokens, vectors in computed:
                     parts.append((vectors.get(), tokens.is_cut.get().astype(np.bool_)))
             finally:  # what is copied to the host may be under way
@@ -206,26 +218,37 @@ class DeviceEncoder:
         done.record()
         return DeviceTokens(*on_device, counts, is_cut, done)
 
-    def _vectors(self, tokens: DeviceTokens, is_logits: bool, timed: Timed) -> cp.ndarray:
-        """Begin what computes texts that have their tokens: float32 [texts, outputs]."""
+    def _vectors(
+        self, tokens: DeviceTokens, is_logits: bool, timed: Timed, heads: Sequence[DeviceEncoder]
+    ) -> cp.ndarray:
+        """Begin what computes texts that have their tokens: float32 [texts, outputs of all heads].
+
+        Parameters
+        ----------
+        tokens, is_logits, timed, heads
+            As of `compute`.
+
+        """
         tokens.done.synchronize()
         settings = self.encoder.settings
         vectors = self._buffers["normed" if settings.is_pre_norm else "x"]
-        head, (steps, weights) = self._heads[is_logits], self._head_arrays[is_logits]
-        out = cp.empty((len(tokens.counts), head.outputs), np.float32)
+        outs = [cp.empty((len(tokens.counts), one._heads[is_logits].outputs), np.float32) for one in heads]
         one, several = catalog.HEAD_TEXTS
         sizes = [np.int32(n) for n in (self.encoder.width, self._shape.pitch, settings.pooling == "mean")]
         all_ends = np.concatenate([[0], np.cumsum(tokens.counts, dtype=np.int64)])
         for first, last in _groups(all_ends, self._rows, _TEXTS):
             count, ends = last - first, (all_ends[first : last + 1] - all_ends[first]).astype(np.int32)
             rows = self._encoded(tokens, first, ends, timed)
-            of_block = several if count > several * self._ops.sms and head.longest <= _HEAD_VALUES else one
-            kernel = catalog.encoder_head_kernel(self._element, head.longest, of_block)
-            of_head = (steps, np.int32(len(head.steps)), weights, np.int32(head.longest), np.float32(settings.epsilon))
-            with timed("head"):
-                arguments = (vectors, rows, np.int32(count), *sizes, *of_head, out[first:last])
-                self._ops.launch(kernel, (-(-count // of_block),), arguments)
-        return out
+            for own, out in zip(heads, outs, strict=True):
+                head, (steps, weights) = own._heads[is_logits], own._head_arrays[is_logits]
+                of_block = several if count > several * self._ops.sms and head.longest <= _HEAD_VALUES else one
+                kernel = catalog.encoder_head_kernel(self._element, head.longest, of_block)
+                of_steps = (steps, np.int32(len(head.steps)), weights)
+                of_head = (*of_steps, np.int32(head.longest), np.float32(settings.epsilon))
+                with timed("head"):
+                    arguments = (vectors, rows, np.int32(count), *sizes, *of_head, out[first:last])
+                    self._ops.launch(kernel, (-(-count // of_block),), arguments)
+        return outs[0] if len(outs) == 1 else cp.concatenate(outs, axis=1)
 
     def _encoded(self, tokens: DeviceTokens, first: int, ends: NDArray[np.int32], timed: Timed) -> cp.ndarray:
         """Leave the vectors of texts from `first` on, which end at `ends`, in a buffer, "normed" where norms

@@ -16,7 +16,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ..engine.base import ALONE, Engine, Predictions, Texts
+from ..engine.base import ALONE, Engine, Predictions, Texts, Wrapped
+from ..engine.encoder import EncoderEngine
+from ..engine.together import Together
 from ..errors import UsageError
 from ..model.charcnn import Model
 from ..model.layers import WHOLE
@@ -175,7 +177,7 @@ def score(
 
     """
     if len(engines) > 1:
-        texts = replace(texts, shared={})
+        texts = replace(texts, shared={}, together=_together(engines, scoring))
     predictions: list[Predictions] = []
     for engine in engines:
         if texts.ids is not None:
@@ -186,6 +188,23 @@ def score(
         whole = label(texts, best, every, spans, each_kernel, turn)
         predictions += [whole] if heads is None else _of_heads(whole, heads, scoring[len(predictions) :])
     return tuple(predictions)
+
+
+def _together(engines: Sequence[Engine], scoring: Sequence[Scoring]) -> Together | None:
+    """What encoders that read the same texts share: those with one preparation, and one kind of windows."""
+    groups: dict[tuple[str, Windows | None], list[EncoderEngine]] = {}
+    at = 0
+    for engine in engines:
+        preparation = engine.model.preparation
+        inner = engine
+        while isinstance(inner, Wrapped):
+            inner = inner.engine
+        if isinstance(inner, EncoderEngine) and inner.first is None:
+            key = "" if preparation is None else preparation.id, scoring[at].windows
+            groups.setdefault(key, []).append(inner)
+        at += len(engine.model.heads or (None,))
+    several = sum(map(len, groups.values())) > 1
+    return Together([*groups.values()]) if several else None
 
 
 def _of_heads(whole: Predictions, heads: Heads, scoring: Sequence[Scoring]) -> Iterator[Predictions]:

@@ -182,16 +182,17 @@ class Windows:
         pieces_of = self._parts if self.part else self._pieces
         for pieces in _slabs(_in_turn([own for own, _ in cut]) if cut else pieces_of(reached, counts, length)):
             windows = pa.concat_arrays([piece.texts for piece in pieces])
-            predictions = engine.classify(Texts(*buffers_of(windows)), 1, True, spans, each_kernel, turn)
+            own = Texts(*buffers_of(windows), together=texts.together)
+            predictions = engine.classify(own, 1, True, spans, each_kernel, turn)
             together.saturated += predictions.saturated
             together.asked += predictions.asked
             first = 0
             for piece in pieces:
                 if predictions.all_scores is not None:
-                    own = predictions.all_scores
+                    scores = predictions.all_scores
                     if engine.model.levels is not None:
-                        own = np.concatenate([own, predictions.scores], axis=1)
-                    together.add(piece.rows, own[first : first + len(piece.rows)])
+                        scores = np.concatenate([scores, predictions.scores], axis=1)
+                    together.add(piece.rows, scores[first : first + len(piece.rows)])
                 first += len(piece.rows)
         scores = together.scores(counts)
         if engine.model.levels is None:

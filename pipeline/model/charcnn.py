@@ -39,7 +39,7 @@ from .layers import (
 )
 from .learned import TENSOR as HASHES
 from .learned import LearnedRows
-from .model_file import MEANT_FOR, SHIPPED, ActivationScales
+from .model_file import COLUMNS_CARD, MEANT_FOR, SHIPPED, ActivationScales
 from .ngrams import NGrams
 from .scores import ByClass, Levels
 from .torch_encoder import TorchEncoder
@@ -258,6 +258,31 @@ class Model:
         """The texts that it was trained on, where its card says that."""
         meant_for = self.card.get(MEANT_FOR)
         return None if meant_for is None else str(meant_for)
+
+    @property
+    def join(self) -> str:
+        """The template that made the texts that it learned, of several columns, where its card has one; else ""."""
+        columns = self.card.get(COLUMNS_CARD)
+        template = columns.get("join", "") if isinstance(columns, Mapping) else ""
+        return template if isinstance(template, str) else ""
+
+    def joining(self, template: str) -> Model:
+        """Return the same model, for texts that a template makes.
+
+        Parameters
+        ----------
+        template : str
+            The template, as `classify` takes it for ``join``.
+
+        Returns
+        -------
+        Model
+            With the template in its card; its digest stays the same, since the template decides no text's score.
+
+        """
+        before = self.card.get(COLUMNS_CARD)
+        kept = {"label": before["label"]} if isinstance(before, Mapping) and "label" in before else {}
+        return replace(self, card={**self.card, COLUMNS_CARD: {**kept, "join": template}})
 
     @property
     def is_multi_label(self) -> bool:

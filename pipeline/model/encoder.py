@@ -261,11 +261,19 @@ class Encoder:
 
     def logits(self, ids: NDArray[np.int64], ends: NDArray[np.int64]) -> Floats:
         """Of N texts: the logits without the model's bias, float32 [N, classes]. ids, ends: as in `Tokens`."""
+        return self.logits_of_pooled(self.pooled(ids, ends))
+
+    def logits_of_pooled(self, pooled: Floats) -> Floats:
+        """The same of what `pooled` gives, of this encoder or of another that has the same trunk."""
         last = self._floats["last"]
-        return np.stack([vector @ last for vector in self.vectors(ids, ends)])
+        return np.stack([self._head(vector) @ last for vector in pooled])
 
     def vectors(self, ids: NDArray[np.int64], ends: NDArray[np.int64]) -> Floats:
-        """Of N texts, one at least: float32 [N, outputs]. ids, ends: as in `Tokens`.
+        """Of N texts, one at least: float32 [N, outputs]. ids, ends: as in `Tokens`."""
+        return np.stack([self._head(vector) for vector in self.pooled(ids, ends)])
+
+    def pooled(self, ids: NDArray[np.int64], ends: NDArray[np.int64]) -> Floats:
+        """What the layers give of N texts, one at least, before the head: float32 [N, width]. ids, ends: as `Tokens`.
 
         The texts share what is computed of each value by itself, and the weights while these are in a cache. Each has
         products of its own.
@@ -289,7 +297,7 @@ class Encoder:
         if self.settings.is_pre_norm:
             x = self._normed(x, "final")
         is_cls = self.settings.pooling == "cls"
-        return np.stack([self._head(x[text.start] if is_cls else x[text].mean(axis=0)) for text in texts])
+        return np.stack([x[text.start] if is_cls else x[text].mean(axis=0) for text in texts])
 
     def _inner(self, x: Floats, texts: list[slice], layer: int) -> Floats:
         """What the second product of a layer reads."""

@@ -394,5 +394,8 @@ SHIPPED = {
     "ag-news": Shipped("ag_news.safetensors", "39696a35f9dc6dc45898dbfd5c8a3ed841f5f17bb68faa65e486acbbd5432c09")
 }
 
+COLUMNS_CARD = "columns"
+"""The key of a model's card under which it has the columns that it learned from."""
+
 MEANT_FOR = "meant for"
 """The key of a card that says for which texts a model is."""

@@ -23,9 +23,12 @@ from .preparation import Steps, read_steps, with_tokenizer
 
 @cache
 def recipes() -> dict[str, dict[str, Any]]:
-    """All of them, by name. Each says where its model is published (`model`), and where its authors show their steps
-    (`source`); of the model `licence`, `labels`, `windows` and `threshold`, as far as they say that; `steps`; and where
-    scores differ without these, labels that tell the model (`known_by`), and how many it has (`most_labels`).
+    """All of them, by name.
+
+    Each says where its model is published (`model`), and where its authors show their steps (`source`); of the model
+    `licence`, `labels`, `windows` and `threshold`, as far as they say that; `steps`; `join`, the template of its texts,
+    where it reads several columns; and `refused`, why it does not run here. Where scores differ without the steps, it
+    has labels that tell the model (`known_by`), and how many it has (`most_labels`).
     """
     data = resources.files("broadsheet.pipeline").joinpath("model", "recipes.json").read_bytes()
     return {recipe["name"]: recipe for recipe in msgspec.json.decode(data)}
@@ -61,14 +64,16 @@ def prepared(model: Model, preparation: str | os.PathLike[str]) -> Model:
     """
     given, known = os.fspath(preparation), recipes()
     if given in known:
-        steps = msgspec.convert(known[given]["steps"], Steps)
-        made = with_tokenizer(steps, Path(model.name).parent, f"the preparation {given}")
+        steps = known[given]["steps"]
+        what = f"the preparation {given}"
+        made = with_tokenizer(msgspec.convert(steps, Steps), Path(model.name).parent, what) if steps else None
     elif os.path.exists(given):
         made = read_steps(Path(given))
     else:
         remedy = did_you_mean(given, known) or f": a recipe's name ({', '.join(known)}) or a JSON file"
         raise UsageError(f"no preparation {given!r}{remedy}")
-    return replace(model, preparation=made)
+    join = known[given].get("join") if given in known else None
+    return replace(model if join is None else model.joining(join), preparation=made)
 
 
 def warn_if_raw(model: Model) -> None:

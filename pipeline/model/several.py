@@ -74,6 +74,21 @@ class Models:
         return max(model.reads for model in self.every)
 
     @property
+    def join(self) -> str:
+        """The template by which the models join columns, where they do; else "".
+
+        Raises UsageError for models that do not read the same text.
+        """
+        joins = {model.join: model.name for model in self.loaded}
+        if len(joins) > 1:
+            said = "; ".join(f"{name}: {join or 'one column'}" for join, name in joins.items())
+            raise UsageError(
+                f"these models read different texts ({said}): give --join or --text-column for all of them, or "
+                "label in jobs of their own"
+            )
+        return next(iter(joins), "")
+
+    @property
     def cost(self) -> float:
         """About how long a row takes on a CPU: 1 is a network in the text frame on an ordinary text."""
         return sum(map(_cost, self.loaded))

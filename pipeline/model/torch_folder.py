@@ -155,6 +155,12 @@ def _config(about: Json, name: str) -> Any:
     kind, code = str(about.get("model_type")), about.get("auto_map")
     classifiers, bodies = transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, transformers.MODEL_MAPPING
     version = transformers.__version__
+    if "model_type" not in about and not code:
+        raise ModelError(
+            f"{name} cannot be computed: its {CONFIG_FILE} has no model_type, so its head is a class that its authors "
+            "wrote, not part of transformers. Use a copy that AutoModelForSequenceClassification loads, or train a "
+            "head on an encoder, with --encoder"
+        )
     if kind not in transformers.CONFIG_MAPPING:
         if code:
             programs = ", ".join(sorted(map(str, code.values())))[:120]

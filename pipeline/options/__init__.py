@@ -72,7 +72,16 @@ class TruthKeywords(TypedDict, total=False):
         "whose label has an empty class there are left out. What no row has is reported.")]
 
 
-class LabelKeywords(EngineKeywords, TruthKeywords, total=False):
+class TextKeywords(TypedDict, total=False):
+    """How the text of a row is made of its columns, beside their names."""
+
+    join: Annotated[str | None, _input("In place of --text-column: a template of the text, '{url}\\n\\n{text}'.",
+        None, "TEMPLATE", recorded=True, more="It names columns in braces; numbers and dates may be among them, and a "
+        "null is written as nothing. ``{{`` and ``}}`` are braces, ``\\n`` and ``\\t`` a line end and a tab, ``\\\\`` "
+        "a backslash. Default: that of the model, where it was trained with one.")]
+
+
+class LabelKeywords(EngineKeywords, TruthKeywords, TextKeywords, total=False):
     """Options of what adds labels to rows that are at hand."""
 
     preparation: Annotated[FILE, _computing("What is done to a text before the model reads it: a recipe's name, or a "
@@ -112,7 +121,7 @@ class LabelKeywords(EngineKeywords, TruthKeywords, total=False):
         more="They may differ in anything that decides the bits of a score, for example in GPU architecture.")]
 
 
-class ReadKeywords(TruthKeywords, total=False):
+class ReadKeywords(TruthKeywords, TextKeywords, total=False):
     """Options of whatever reads files."""
 
     columns: Annotated[HEADER, _input("Column names of a headerless CSV or TSV.", None, "A,B,C", recorded=True)]
@@ -225,6 +234,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         from ..source.columns import distinct
         from ..source.compression import encoding_named
         from ..source.formats.record_format import dialect_of
+        from ..source.join import joined_columns
         from ..source.plan.files import refuse_unfit_share
         from ..storage.buckets import check_endpoint
         from ..storage.names import refuse_not_utf8, root_of
@@ -240,6 +250,10 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
                 distinct(name, value)
             if option.recorded or name == "root":
                 refuse_not_utf8(name, getattr(self, name))
+        if self.join is not None:
+            columns, template = joined_columns(self.join, self.text_column)
+            self._set("text_column", columns)
+            self._set("join", template)
         if self.changed and not self.update:
             raise UsageError("--changed goes with --update")
         if self.windows is None and (self.overlap or self.window_score != TABLE["window_score"].default):
@@ -297,8 +311,10 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         from ..source.chunk import Selection
 
         preparations = {own.id: own for model in models.loaded if (own := model.preparation)}
+        text, join = self._texts_for(models)
         return Selection(
-            text=self.text_column,
+            text=text,
+            join=join,
             kept=self._kept,
             truth=self.label_column,
             header=self.columns,
@@ -317,6 +333,14 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             only_prepared=self._windows is None and all(model.preparation for model in models.loaded),
             rules=self.label_rules,
         )
+
+    def _texts_for(self, models: Models) -> tuple[tuple[str, ...], str]:
+        """The columns of text, and the template that joins them: the models' own where the user names neither."""
+        from ..source.join import joined_columns
+
+        if self.join is None and not self.text_column and models.join:
+            return joined_columns(models.join)
+        return self.text_column, self.join or ""
 
     @property
     def _windows(self) -> Windows | None:
@@ -354,8 +378,10 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
         several = tuple(model.is_multi_label for model in models.every)
         recorded = {name: getattr(self, name) for name in Settings.__struct_fields__ if name in TABLE}
         given = None if self.preparation is None else os.fspath(self.preparation)
+        text, join = self._texts_for(models)
         recorded |= {
-            "text_columns": self.text_column,
+            "text_columns": text,
+            "join": join or None,
             "truth_column": self.label_column,
             "kept_columns": self._kept,
             "partition_by": self.partition_by if len(self.partition_by) > 1 else next(iter(self.partition_by), None),
@@ -379,6 +405,7 @@ class Options(TABLE.made("Options")):  # type: ignore[misc]
             "label_numbers_from",
             "fold_labels",
             "map_labels",
+            "join",
         )
         unset = (name for name in later if recorded[name] == TABLE[name].default)
         return Settings(**recorded | dict.fromkeys(unset, UNSET))

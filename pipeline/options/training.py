@@ -167,6 +167,12 @@ class TrainRequest(TRAIN.made("train")):  # type: ignore[misc]
             self._set(name, (getattr(self, name),) if isinstance(getattr(self, name), str) else getattr(self, name))
         for name in ("text_column", "label_column", "columns", "classes", "settings"):
             self._set(name, None if getattr(self, name) is None else tuple(getattr(self, name)))
+        if self.join is not None:
+            from ..source.join import joined_columns  # PyArrow takes time to load
+
+            columns, template = joined_columns(self.join, self.text_column)
+            self._set("text_column", columns)
+            self._set("join", template)
         labels = ", ".join(self.label_column)
         others = {
             "numbers": self.target_column, "classes by name": self.classes, "several labels a text": self.multi_label,

@@ -30,14 +30,18 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 """What is printed as JSON."""
 
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+"""Of the scores of each value."""
+
 _THRESHOLDS, _SHARES, _AT = (0.5, 0.7, 0.9, 0.99), (0.1, 0.25, 0.5, 0.75, 0.9, 0.99), 0.9
 _FEW, _FEW_TO_FOLLOW, _FOLLOWS, _BY_CHANCE, _NAMED = 10, 100, 0.5, 1e-3, 4
 
 _BY_VALUE = """GROUP BY GROUPING SETS ((), ({value})) ORDER BY grouping({value}) DESC, rows DESC, value LIMIT 1001"""
 _SPAN = "SELECT min({score}) AS low, max({score}) AS high, approx_quantile({score}, {shares}) AS shares FROM {table}"
-_LOOKED = """SELECT {value} AS value, count(*) AS rows, [{kept}] AS kept, approx_quantile({score}, 0.5) AS median,
-min({score}) AS lowest, max({score}) AS highest, mode({label}) AS label, [{long}] AS kept_chars, [{short}] AS
-dropped_chars, coalesce(list_max(map_values(histogram({label}))), 0) / count(*) AS label_share,
+_LOOKED = """SELECT {value} AS value, count(*) AS rows, [{kept}] AS kept, approx_quantile({score}, {shares}) AS
+quantiles, stddev_pop({score}) AS std, avg({score}) AS mean, count({score}) AS scored, min({score}) AS lowest,
+max({score}) AS highest, mode({label}) AS label, [{long}] AS kept_chars, [{short}] AS dropped_chars,
+coalesce(list_max(map_values(histogram({label}))), 0) / count(*) AS label_share,
 CASE WHEN count(*) >= 10 THEN corr({score}, ln(1 + {chars})) END AS follows_length FROM labelled {of}"""
 _OF_THE_MOST_FREQUENT = """SEMI JOIN (SELECT {value} AS top FROM labelled GROUP BY top ORDER BY count(*) DESC, top LIMIT
 1000) ON {value} IS NOT DISTINCT FROM top GROUP BY {value} ORDER BY rows DESC, value"""
@@ -94,7 +98,7 @@ def _told(
     parts = {"kept": "avg(({one})::INT)", "long": f"avg({chars}) FILTER ({{one}})"}
     parts["short"] = f"avg({chars}) FILTER (NOT {{one}})"
     lists = {name: ", ".join(part.format(one=one) for one in kept) for name, part in parts.items()}
-    names = {"score": own, "label": called.get(label or "", "NULL::VARCHAR"), "chars": chars}
+    names = {"shares": [*QUANTILES], "score": own, "label": called.get(label or "", "NULL::VARCHAR"), "chars": chars}
     (every,) = _facts(database, _LOOKED.format(**lists, **names, value="NULL", of=""))
     of_each = {"value": called[column], "of": _OF_THE_MOST_FREQUENT.format(value=called[column])}
     values = _facts(database, _LOOKED.format(**lists, **names, **of_each))
@@ -104,7 +108,29 @@ def _told(
     for one in (every, *values):
         one |= {name: one[name][middle] for name in ("kept_chars", "dropped_chars")}
     about = {"thresholds": thresholds, "at": thresholds[middle], "all": every, "values": values}
-    return about | {"remarks": [*_remarks(every, values, thresholds, N_CHARS.name in called)]}
+    between = _between(values)
+    remarks = [*_sorts(column, between), *_remarks(every, values, thresholds, N_CHARS.name in called)]
+    return about | {"between": between, "remarks": remarks}
+
+
+def _between(values: Sequence[Facts]) -> float | None:
+    """The share of the variance of scores that lies between the values of a column, of those with some rows; None where
+    there are too few to tell. It is the correlation ratio (Fisher, "Statistical Methods for Research Workers", 1925).
+    """
+    some = [one for one in values if one["scored"] >= _FEW]
+    rows = sum(one["scored"] for one in some)
+    if len(some) < 2 or rows < _FEW_TO_FOLLOW:
+        return None
+    mean = sum(one["scored"] * one["mean"] for one in some) / rows
+    within = sum(one["scored"] * one["std"] ** 2 for one in some)
+    between = sum(one["scored"] * (one["mean"] - mean) ** 2 for one in some)
+    return between / (within + between) if within + between else None
+
+
+def _sorts(column: str, between: float | None) -> Iterator[str]:
+    """A warning where a score tells the values of a column from one another, rather than the rows of a value."""
+    if between is not None and between >= _FOLLOWS:
+        yield f"Warning: scores follow {column}: {between:.0%} of their variance lies between its values"
 
 
 def _remarks(every: Facts, values: Sequence[Facts], thresholds: Sequence[float], has_chars: bool) -> Iterator[str]:

@@ -67,6 +67,7 @@ def selection_of(plan: SavedPlan, settings: Settings) -> Selection:
         delimiter=settings.delimiter,
         quote=settings.quote or None,
         escape=settings.escape or None,
+        join="" if settings.join is UNSET else settings.join,
     )
 
 

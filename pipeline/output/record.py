@@ -261,7 +261,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     it gives several labels, where one does. windows: how many or which, their overlap, and how they are scored
     together. chosen: of rows that were chosen from those of a finished job. network: about which texts it is asked,
     where that is not the default. layout, quote, escape, input_format, label_numbers_from, fold_labels: the same.
-    map_labels: SHA-256 of the label map. shard: which share of the files, as "3/64".
+    map_labels: SHA-256 of the label map. join: the template that makes the text of the text columns. shard: which share
+    of the files, as "3/64".
     """
 
     text_columns: tuple[str, ...]
@@ -295,6 +296,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     label_numbers_from: Literal[0, 1] | UnsetType = UNSET
     fold_labels: bool | UnsetType = UNSET
     map_labels: Digest | UnsetType = UNSET
+    join: str | UnsetType = UNSET
 
     @property
     def labelled(self) -> tuple[Names, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from msgspec import UNSET
+
 from ..errors import OutputError, UsageError, counted, printable
 from ..output.folder import OutputFolder
 from ..output.layout import FORMATS, PARTS, REQUEST
@@ -85,6 +87,8 @@ def _made(folder: OutputFolder, manifest: Manifest) -> Iterator[tuple[str, str]]
     yield "model", ", ".join([*names, f"digest {fingerprint.model}"])
     yield "computed on", str(fingerprint.backend)
     yield "text columns", ", ".join(settings.text_columns) or "text"
+    if settings.join is not UNSET:
+        yield "joined by the template", settings.join
     if settings.where is not None:
         yield "rows for which", settings.where
     yield "updates since", f"{len(manifest.updates):,}"

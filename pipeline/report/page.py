@@ -21,7 +21,7 @@ from ..errors import UsageError, printable
 from ..labelling.counts import LENGTHS, SCORES, THRESHOLDS, kept
 from ..measures.accuracy import Confusion
 from ..measures.examples import Sample
-from ..output.look import Facts, shown
+from ..output.look import QUANTILES, Facts, shown
 from ..storage.disk import write_file
 from . import plots
 from .breakdown import MOMENTS, judge
@@ -83,7 +83,7 @@ def save_looked(name: str, tables: Sequence[Facts], path: str) -> None:
     """Show scores by value on the page of a job, in place of earlier ones, or on a new page. Raises UsageError for a
     file that is no such page, OutputError where it cannot be written. tables: as `look` has them.
     """
-    about = {"name": name, "tables": tables, "shown": shown, "version": version("broadsheet")}
+    about = {"name": name, "tables": tables, "quantiles": QUANTILES, "shown": shown, "version": version("broadsheet")}
     made = _environment().get_template("looked.html.j2").render(about)
     if os.path.isfile(path):
         section, before = _BY_VALUE.search(made), Path(path).read_text(errors="replace")

@@ -133,7 +133,7 @@ class Results:
         names = [str(name) for name in _names(frame)]  # as Arrow has them
         # The texts of a list have no name: they may be in any column.
         is_named = all(may_hold(names, [name]) for name in asked.text)
-        choices = [asked.text] if is_named else [(name,) for name in names]
+        choices = [asked.text] if is_named or asked.join else [(name,) for name in names]
         chunks = [texts for text in choices if (texts := _texts_of(frame, replace(asked, text=text))) is not None]
         other = [self._first_difference(texts) for texts in chunks]
         if not other:

@@ -28,7 +28,9 @@ from .columns import (
     refuse_uncopied,
 )
 from .compression import UTF8
+from .join import as_text, template
 from .labels import NAMES_ONLY, LabelRules, class_indices, labels_of, one_label_each
+from .layouts import is_textual
 from .limits import LIMITS
 
 HEAD_BYTES, SHOWN_BYTES = 256, 400
@@ -71,6 +73,8 @@ class Selection:
     ----------
     text : tuple of str
         The columns of text.
+    join : str
+        The template that makes the text of these columns, as `Join` writes it; "" where they are joined by a space.
     kept : tuple of str
         The columns that are copied to the output; with `keep_all` every column of the first file or table, once it is
         known.
@@ -137,6 +141,7 @@ class Selection:
     labels: tuple[str, ...] = ()
     rules: LabelRules = NAMES_ONLY
     class_names: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    join: str = ""
 
     def __post_init__(self) -> None:
         for name, kind in zip(self.kept, self.kept_types, strict=False):
@@ -501,15 +506,18 @@ def assemble(
         for name, column in held.items()
         if name in used or not is_copied_as_it_is(column.type, kept_types[name])
     }
-    for name in kept_types:
+    for name in dict.fromkeys((*kept_types, *selection.text)):
         if len(beyond := out_of_range(held[name])):
             reasons |= {i: f"column {name!r} holds a time out of range" for i in beyond.tolist() if i not in reasons}
             is_beyond = np.isin(np.arange(len(numbers)), beyond)
             decoded[name] = pc.if_else(pa.array(is_beyond), None, held[name])
-    texts = [decoded[name] for name in selection.text]
+    texts = [as_text(decoded[name]) if selection.join else decoded[name] for name in selection.text]
     for i in np.flatnonzero(np.logical_and.reduce([t.is_null().to_numpy(False) for t in texts])).tolist():
         reasons.setdefault(i, "the text is null")
-    text = joined(texts)
+    if selection.join:
+        text = template(selection.join).texts(dict(zip(selection.text, texts, strict=True)))
+    else:
+        text = joined(texts)
     sizes = pc.fill_null(pc.binary_length(text), 0).to_numpy()
     for i in np.flatnonzero(sizes > LIMITS.field_bytes).tolist():
         reasons.setdefault(i, LIMITS.long_text)
@@ -524,7 +532,7 @@ def assemble(
             labels = pc.if_else(pa.array(is_bad), pa.scalar(None, labels.type), labels)
         truth = true_classes(labels, selection, numbers)
     set_aside: list[tuple[BadRow, int | None]] = [(row, None) for row in bad]
-    first_text = held[selection.text[0]]
+    first_text = held[selection.text[0]] if is_textual(held[selection.text[0]].type) else texts[0]
     for i, reason in reasons.items():
         offset, head = raw(i) if raw else (None, first_text[i].cast(pa.large_binary()).as_py() or b"")
         set_aside.append((BadRow(int(numbers[i]), offset, reason, head), i))
@@ -538,7 +546,8 @@ def assemble(
     rows = pa.table(columns, selection.row_schema)
     n_chars = None
     if selection.reads or selection.preparations:  # whose texts are counted as they came
-        n_chars = sizes if ascii_only.issuperset(selection.text) else characters(text, sizes)
+        is_ascii = ascii_only.issuperset(selection.text) and not selection.join
+        n_chars = sizes if is_ascii else characters(text, sizes)
         if selection.reads:
             text = beginnings(text, sizes, n_chars, selection.reads)
     kept_of_bad = None

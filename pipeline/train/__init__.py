@@ -20,10 +20,11 @@ from ..engine.base import Texts
 from ..engine.open import opened
 from ..errors import UsageError
 from ..evaluation.chain import Top, answers_of, fitted_chain, refuse_few
-from ..evaluation.rows import COLUMNS_CARD, hold_out, strata
+from ..evaluation.rows import hold_out, strata
 from ..model.alphabet import Alphabet
 from ..model.cascade import AGREEMENT
 from ..model.charcnn import Model, load_encoder
+from ..model.model_file import COLUMNS_CARD
 from ..options.training import TRAIN, TrainKeywords, TrainRequest
 from ..processes.threads import free_cores
 from ..source.label_map import read_label_map, unmatched
@@ -223,7 +224,8 @@ def _fine_tuned(
 def _columns(request: TrainRequest) -> dict[str, Any]:
     """The columns that the model learned from, as its card has them."""
     labels = request.label_column or ((request.target_column,) if request.target_column else ())
-    return {"text": list(request.text_column or ("text",)), "label": list(labels)}
+    joined = {} if request.join is None else {"join": request.join}
+    return {"text": list(request.text_column or ("text",)), "label": list(labels), **joined}
 
 
 def _chain(first: Model, request: TrainRequest, prepared: TrainingData) -> Model:

@@ -54,7 +54,7 @@ def test_a_request_is_checked_once_it_is_made() -> None:
 def test_commands_of_labelled_data_read_files_as_classify_does(name: str) -> None:
     every = typer.main.get_command(application()).commands  # type: ignore[attr-defined]
     flags, theirs = ({param.name: param for param in every[one].params} for one in ("classify", name))
-    of_files = {"columns", "delimiter", "encoding", "endpoint", "escape", "input_format", "quote"}
+    of_files = {"columns", "delimiter", "encoding", "endpoint", "escape", "input_format", "join", "quote"}
     assert of_files | {"fold_labels", "label_numbers_from", "map_labels"} == set(READ)
     assert [(theirs[one].opts, theirs[one].help) for one in READ] == [
         (flags[one].opts, flags[one].help) for one in READ

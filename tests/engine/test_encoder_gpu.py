@@ -20,11 +20,13 @@ from msgspec import structs
 
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.encoder import OnCpu
-from broadsheet.pipeline.engine.open import open_engine, why_no_gpu
+from broadsheet.pipeline.engine.open import open_engine, opened, why_no_gpu
 from broadsheet.pipeline.errors import UsageError
+from broadsheet.pipeline.labelling.scored import Scoring, score
 from broadsheet.pipeline.model.cascade import Cascade
 from broadsheet.pipeline.model.charcnn import Model, load_model
 from broadsheet.pipeline.model.encoder import Encoder
+from broadsheet.pipeline.telemetry.spans import Span
 
 pytest.importorskip("tokenizers")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(why_no_gpu() is not None, reason=f"{why_no_gpu()}")]
@@ -182,3 +184,25 @@ def skip_unless_runs(generation: str) -> None:
 
     if generation == "sm90" and not cp.cuda.Device().compute_capability.startswith("9"):
         pytest.skip("needs a GPU of compute capability 9")
+
+
+def test_heads_of_one_trunk_are_computed_in_one_pass(model: Callable[[str], Model], texts: list[str]) -> None:
+    """Each has the bits that it has alone, and the layers are computed for all of them together."""
+    first = model("heads of 32")
+    assert isinstance(first.encoder, Encoder)
+    weights = {**first.encoder.weights, "last": np.ascontiguousarray(first.encoder.weights["last"][::-1])}
+    second = replace(first, encoder=replace(first.encoder, weights=weights), name="second")
+
+    def passed(models: list[Model]) -> tuple[list[np.ndarray], int]:
+        spans: list[Span] = []
+        with opened(models, "cuda") as engines:
+            wanted = [Scoring(all_scores=True) for _ in models]
+            found = score(given_texts(texts), engines, wanted, spans, each_kernel=True)
+        return [one.all_scores for one in found], sum(span.name == "embedding" for span in spans)
+
+    alone = [passed([one]) for one in (first, second)]
+    together, steps = passed([first, second])
+    assert steps == alone[0][1] > 0
+    for (own, _), found in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(own[0], found)
+    assert not np.array_equal(together[0], together[1])

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ SPECIAL = {"pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>", "unk_t
 _NUMBERS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
+@cache  # one that is trained again may number its entries otherwise
 def tokenizer_of(kind: str) -> Any:
     """A small tokenizer that puts <s> before a text and </s> after it. kind: "words", "bytes" or "unigram"."""
     import transformers

@@ -143,6 +143,9 @@ AUTHORS: dict[str, Callable[[str, Any], str]] = {
     "dolma-lid": lambda text, _: text.lower().replace("\n", " ").strip(),
     "dolma-jigsaw": lambda text, _: text.replace("\n", " ").strip(),
     "dolma-1.7": of_dolma_17,
+    "dolma3-quality": lambda text, _: text.replace("\n", " "),
+    "dolma3-topic": lambda text, _: text.replace("\n", " "),
+    "gneissweb": lambda text, _: text.replace("\n", " "),
 }
 
 
@@ -204,7 +207,7 @@ def preparation_of(name: str, model: Path) -> Preparation:
 
 
 def test_each_recipe_has_the_code_of_its_authors_here() -> None:
-    assert list(AUTHORS) == [*recipes()]
+    assert list(AUTHORS) == [name for name, recipe in recipes().items() if recipe["steps"]]
 
 
 @pytest.mark.parametrize("name", AUTHORS)

@@ -72,7 +72,11 @@ def test_values_have_the_figures_that_pandas_finds(
         assert one["label"] in (labels[labels == labels.max()].index if len(labels) else [None])
         scores = part["score"].dropna()
         assert one["lowest"] == (scores.min() if len(scores) else None)
-        assert one["median"] is None or one["lowest"] <= one["median"] <= one["highest"]
+        assert one["std"] == (pytest.approx(scores.std(ddof=0), abs=1e-6) if len(scores) else None)
+        found_quantiles = one["quantiles"] or [None] * 5
+        if len(scores):
+            ordered = [one["lowest"], *found_quantiles, one["highest"]]
+            assert ordered == sorted(ordered)
     overall = [(frame["score"] >= np.float32(least)).mean() for least in told["thresholds"]]
     assert abs(overall[told["thresholds"].index(told["at"])] - 0.5) == pytest.approx(min(abs(s - 0.5) for s in overall))
 
@@ -103,7 +107,10 @@ def test_a_filter_that_sorts_by_source_is_noticed(tmp_path: Path, ending: str, b
     assert code == 0, said
     assert max(map(len, said.splitlines())) <= 80
     warned = [line for line in said.splitlines() if line.startswith("Warning")]
+    table = pq.read_table(tmp_path / "rows.parquet").to_pandas()
+    between = table.groupby("source")["score"].transform("mean").var() / table["score"].var()
     assert warned == [
+        f"Warning: scores follow source: {between:.0%} of their variance lies between its values",
         "Warning: constant scores: same",
         "Warning: scores follow length: long (+1.00)",
         "Warning: wholly dropped at 0.5: bad",

@@ -386,7 +386,7 @@ def _types(records: Records, selection: Selection) -> _Types | None:
 
 
 def _types_on(line: bytes, selection: Selection) -> _Types | None:
-    """The types of a line's selected values: strings, or integers in columns other than the text."""
+    """The types of a line's selected values: strings, or integers in columns other than the text; if joined, in all."""
     try:
         value = _value(line)
         values = {name: value_at(value, name) for name in selection.needed}
@@ -395,7 +395,8 @@ def _types_on(line: bytes, selection: Selection) -> _Types | None:
         return None
     kinds = {name: type(item) for name, item in values.items()}
     kinds = {name: str if kind is type(None) and name != selection.truth else kind for name, kind in kinds.items()}
-    if any(kind is not str and (kind is not int or name in selection.text) for name, kind in kinds.items()):
+    strings = () if selection.join else selection.text
+    if any(kind is not str and (kind is not int or name in strings) for name, kind in kinds.items()):
         return None
     schema = _with_structs({name: pa.large_string() if kind is str else pa.int64() for name, kind in kinds.items()})
     longest = max(values, key=lambda name: len(values[name]) if isinstance(values[name], str) else 0)
@@ -459,7 +460,7 @@ def _parse_line(line: bytes, selection: Selection) -> tuple[dict[str, str | None
             if name in selection.needed:
                 raise ValueError(f"no key {name!r}") from None
             item = None
-        if name in selection.text and not isinstance(item, str | None):
+        if name in selection.text and not isinstance(item, _JOINED if selection.join else str | None):
             raise ValueError(f"the text {name!r} is {_kind(item)}, not a string")
         try:
             row[name] = item if isinstance(item, str | None) else _written(item)
@@ -511,6 +512,10 @@ def _written(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(_written(finite(item)) for item in value)}]"
     return value.text if isinstance(value, _Number) else json.dumps(value, ensure_ascii=False)
+
+
+_JOINED = str | bool | int | _Number | None
+"""The values that a template joins."""
 
 
 def _number_as_json(match: re.Match[str]) -> str:

@@ -93,7 +93,7 @@ def _bounded(
 ) -> Iterator[tuple[pa.Table, NDArray[np.int64] | None]]:
     """Runs of rows that take a bounded size without dictionaries; with the characters of their text, where it is cut.
 
-    The only text column is cut in its dictionary, once for all rows that have a text.
+    A column that is the whole text is cut in its dictionary, once for all rows that have a text.
     """
     encoded = [name for name in table.column_names if holds(table.column(name).type, pa.types.is_dictionary)]
     if not encoded:
@@ -102,7 +102,8 @@ def _bounded(
     table = table.combine_chunks()
     n_chars = None
     others = {*selection.kept, selection.truth}
-    if selection.reads and len(selection.text) == 1 and selection.text[0] in {*encoded} - others:
+    is_whole = len(selection.text) == 1 and not selection.join
+    if selection.reads and is_whole and selection.text[0] in {*encoded} - others:
         text = table.column(selection.text[0]).combine_chunks()
         values, counts = _cut_values(text.dictionary, selection.reads)
         place = table.column_names.index(selection.text[0])

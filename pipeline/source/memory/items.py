@@ -6,6 +6,7 @@ kind, like a dict without a text, is a row for the quarantine. A kept column is 
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import itertools
 import json
@@ -14,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from numbers import Number
 from reprlib import Repr
 from typing import Any
 
@@ -171,7 +173,7 @@ class Items:
         for name in selection.columns:
             values = [_value(item, name, selection) for item in items] if isinstance(self.first, Mapping) else items
             if name in selection.text:
-                columns[name] = _texts(values)
+                columns[name] = _texts([_joined(value) for value in values] if selection.join else values)
             else:
                 columns[name] = _column(values, types.get(name))
         return pa.table(columns)
@@ -186,7 +188,8 @@ class Items:
             values = {name: _value(item, name, selection) for name in selection.columns}
         except KeyError as error:
             return f"no key {error}"
-        reasons = [_no_text(f"the text {name!r}", values[name]) for name in selection.text]
+        texts = {name: _joined(values[name]) if selection.join else values[name] for name in selection.text}
+        reasons = [_no_text(f"the text {name!r}", value) for name, value in texts.items()]
         reasons += [_half(repr(name), value) for name, value in values.items()]
         return next(filter(None, reasons), None)
 
@@ -269,6 +272,12 @@ def _no_text(what: str, value: Any) -> str | None:
     if isinstance(value, str | bytes) or _is_null(value):
         return None
     return f"{what} is of type {type(value).__name__}, not a string"
+
+
+def _joined(value: Any) -> Any:
+    """A number, a date or a time as a template writes it; any other value as it is."""
+    is_short = isinstance(value, Number | datetime.date | datetime.time) and not _is_null(value)
+    return _written(value) if is_short else value
 
 
 def _half(what: str, value: Any) -> str | None:

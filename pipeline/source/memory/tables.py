@@ -20,6 +20,7 @@ from ..chunk import Chunk, RowRange, Selection, concat
 from ..columns import fields_of, holding, projected
 from ..cutting import Cutting, gathered
 from ..formats.tables import plain, table_chunk
+from ..join import why_not_text
 from ..labels import class_names_in, label_type
 from ..layouts import is_textual, plain_type
 from ..limits import LIMITS, Limits
@@ -95,7 +96,8 @@ def _text_bytes(table: pa.Table, selection: Selection) -> NDArray[np.int64]:
     """Bytes of text in each row."""
     sizes = np.zeros(len(table), np.int64)
     for name in selection.text:
-        sizes += pc.fill_null(pc.binary_length(table.column(name)), 0).to_numpy()
+        if is_textual(table.column(name).type):  # a template joins numbers, too, which are short
+            sizes += pc.fill_null(pc.binary_length(table.column(name)), 0).to_numpy()
     return sizes
 
 
@@ -256,8 +258,8 @@ def resolve(schema: pa.Schema, selection: Selection, within: Mapping[str, pa.Dat
         if schema.names.count(name) > 1:
             raise UsageError(f"two columns are called {name!r}: rename one")
     for name in selection.text:
-        if not is_textual(kinds[name]):
-            raise UsageError(f"the text column {name!r} holds {kinds[name]}, not strings")
+        if why := why_not_text(name, kinds[name], selection.join):
+            raise UsageError(why)
     types = tuple(
         label_type(kinds[name]) if name in selection.labels else _written(kinds[name]) for name in selection.kept
     )

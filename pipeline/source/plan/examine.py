@@ -22,6 +22,7 @@ from ..format import Format, InputFile, Schema
 from ..formats.csv import Csv
 from ..formats.record_format import FEW_BYTES, other_delimiter, separated_by
 from ..formats.records import read_onto
+from ..join import why_not_text
 from ..labels import label_type
 from ..layouts import is_textual
 from ..open.containers import TAR_BYTES, container_of
@@ -138,11 +139,9 @@ def _of_path(file: InputFile, schema: Schema, selection: Selection) -> tuple[tup
 
 
 def _not_text(schema: Schema, selection: Selection) -> str | None:
-    """What is wrong with a text column that does not hold strings."""
-    kinds = {name: schema.types.get(name, pa.string()) for name in selection.text}
-    return next(
-        (f"the text column {n!r} holds {kind}, not strings" for n, kind in kinds.items() if not is_textual(kind)), None
-    )
+    """What is wrong with a text column whose values cannot be read as text."""
+    reasons = (why_not_text(name, schema.types.get(name, pa.string()), selection.join) for name in selection.text)
+    return next(filter(None, reasons), None)
 
 
 def _what_it_has(file: InputFile, names: Sequence[str], missing: str, selection: Selection) -> str:

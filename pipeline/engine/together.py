@@ -1,0 +1,100 @@
+"""What the engines of several encoders share where they read the same texts in one pass.
+
+Engines whose encoders have one trunk compute it once: the first that is asked computes the heads of all. Encoders of
+other trunks with one vocabulary share the tokens. A chain asks its encoder about texts of its own, and shares nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from ..telemetry.spans import Span
+    from .base import Texts
+    from .encoder import EncoderEngine
+
+Floats = NDArray[np.float32]
+T = TypeVar("T")
+
+_MOST_BYTES = 8 << 20
+"""Of texts whose tokens are kept for the next encoder: they take many times as much memory."""
+
+
+class Together:
+    """The engines of one call, and what they have computed so far. It lives as long as the call.
+
+    Parameters
+    ----------
+    groups : sequence of sequence of EncoderEngine
+        The engines that read the same texts, by that. Those in a group that have one trunk share it.
+
+    """
+
+    def __init__(self, groups: Sequence[Sequence[EncoderEngine]]) -> None:
+        self._groups = groups
+        self._logits: dict[tuple[int, str], tuple[Floats, NDArray[np.bool_], Any]] = {}
+        self._tokens: dict[tuple[str, str], Any] = {}
+        own = [engine.compute.vocabulary for group in groups for engine in group]
+        self._several = {vocabulary for vocabulary in own if vocabulary and own.count(vocabulary) > 1}
+
+    def logits(self, engine: EncoderEngine, texts: Texts, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
+        """As `Compute.of_texts`, for one of the engines.
+
+        Parameters
+        ----------
+        engine : EncoderEngine
+            The engine.
+        texts : Texts
+            N texts.
+        spans : list of Span, optional
+            As of `Compute.of_texts`.
+
+        """
+        members = [other for group in self._groups if engine in group for other in group if other.trunk == engine.trunk]
+        if len(members) < 2:
+            return engine.compute.of_texts(texts, True, spans)
+        key = _content(texts.data, texts.offsets)
+        if (id(engine), key) not in self._logits:
+            found, is_cut = engine.compute.of_heads(texts, [member.compute for member in members], spans)
+            # With the texts, whose place on a GPU no others can take while it stands for them.
+            for member, logits in zip(members, found, strict=True):
+                self._logits[id(member), key] = logits, is_cut, texts.data
+        own, is_cut, _ = self._logits.pop((id(engine), key))
+        return own, is_cut
+
+    def tokens(self, vocabulary: str, data: Any, offsets: NDArray[np.int64], make: Callable[[], T]) -> T:
+        """The tokens of texts: made, or those that an encoder with the same vocabulary has made.
+
+        Parameters
+        ----------
+        vocabulary : str
+            The digest of all that decides tokens.
+        data, offsets
+            The texts.
+        make : callable
+            Makes the tokens.
+
+        """
+        size = int(offsets[-1] - offsets[0])
+        if vocabulary not in self._several or size > _MOST_BYTES:
+            return make()
+        key = vocabulary, _content(data[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+        if key not in self._tokens:
+            self._tokens[key] = make()
+        tokens: T = self._tokens[key]
+        return tokens
+
+
+def _content(data: Any, offsets: NDArray[np.int64]) -> str:
+    """What tells texts from others while a call lasts: their content, or of a CuPy array its place on the GPU."""
+    digest = hashlib.blake2b(np.ascontiguousarray(offsets).data, digest_size=16)
+    if isinstance(data, np.ndarray):
+        digest.update(np.ascontiguousarray(data).data)
+    else:
+        digest.update(f"{data.data.ptr} {data.size}".encode())
+    return digest.hexdigest()
