@@ -16,7 +16,8 @@ from ..source.format import InputFile
 from ..source.formats.record_format import Parsed
 from ..source.formats.records import Extent
 from ..source.plan.plan import Range, RangeEnd
-from ..source.read.read import ParsedRows, Piece, Skipped, chunks_of
+from ..source.read.pieces import ParsedRows, Piece
+from ..source.read.read import Skipped, chunks_of
 from ..source.read.readers import FileBegun, FileDone, HostRows, Readers, started
 from ..source.read.ring import Freed, RawBlock, Refused
 from ..telemetry.read_by import BY_GPU, ODD, OUTSIDE_BLOCKS

@@ -27,6 +27,7 @@ from ..kernels.record_ops import (
     device_table,
     zeros,
 )
+from ..source.assemble import true_classes
 from ..source.chunk import (
     QUARANTINE_SCHEMA,
     Chunk,
@@ -35,7 +36,6 @@ from ..source.chunk import (
     Selection,
     joined_rows,
     noted_rows,
-    true_classes,
 )
 from ..source.columns import copied
 from ..source.format import Format

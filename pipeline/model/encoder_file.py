@@ -559,10 +559,9 @@ class _Tensors:
 
     def __init__(self, path: Path, name: str, prefix: str = "") -> None:
         if (path.parent / SHARDS).is_file() and not path.is_file():
-            raise ModelError(
-                f"{name} has its weights in several files ({SHARDS}), and one is read here: save it again with "
-                "save_pretrained(DIR, max_shard_size='100GB')"
-            )
+            joins = "save_pretrained(DIR, max_shard_size='100GB')"
+            what = f"its weights are in several files ({SHARDS}), which {joins} joins"
+            raise NotInKernels(name, what, "a single one is")
         if not path.is_file():
             raise ModelError(f"{name} has no {path.name}: save it with safetensors (save_pretrained does), in one file")
         try:

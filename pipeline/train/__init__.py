@@ -158,6 +158,7 @@ def train(source: Any, **options: Unpack[TrainKeywords]) -> Trained:
     if encoder is not None:
         request.tell(Note(f"{request.encoder} makes a vector of each text, and to these a head is fitted"))
         answers = _answers(request, prepared)
+        branch: Branch | None
         if request.fine_tune:
             branch, history, tuning = _fine_tuned(encoder, answers, request, prepared)
         else:

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from pyarrow import csv as pa_csv
 
 from ...errors import SourceError, UsageError, counted
-from ..chunk import Chunk, Selection, assemble
+from ..assemble import assemble
+from ..chunk import Chunk, Selection
 from ..compression import UTF8, why_not_decoded
 from ..format import InputFile, Schema
 from .csv_counting import CsvCounting

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from pyarrow import json as pa_json
 
 from ...errors import SourceError
-from ..chunk import BadRow, Chunk, RowsByName, Selection, assemble, commonest_rows, concat
+from ..assemble import assemble
+from ..chunk import BadRow, Chunk, RowsByName, Selection, commonest_rows, concat
 from ..columns import finite, is_unicode, keys_within, not_utf8, printable_name, value_at, value_or_none
 from ..compression import UTF8, why_not_decoded
 from ..format import InputFile, Schema

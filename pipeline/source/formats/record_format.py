@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from ...errors import InputChanged, SourceError, UsageError
 from ...telemetry.spans import Span, span
-from ..chunk import Chunk, Selection, assemble
+from ..assemble import assemble
+from ..chunk import Chunk, Selection
 from ..compression import UTF8, looks_like, unescaped
 from ..cutting import Sizes
 from ..format import Format, InputFile, Schema, Seek

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ...errors import SourceError
-from ..chunk import Chunk, Selection, assemble, concat
+from ..assemble import assemble
+from ..chunk import Chunk, Selection, concat
 from ..columns import fields_of, projected
 from ..cutting import Cutting
 from ..format import Fragment

@@ -23,7 +23,8 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import UsageError
-from ..chunk import HEAD_BYTES, BadRow, Chunk, RowsByName, Selection, assemble, concat
+from ..assemble import assemble
+from ..chunk import HEAD_BYTES, BadRow, Chunk, RowsByName, Selection, concat
 from ..columns import finite, is_unicode, keys_within, printable_name, value_at, value_or_none
 from ..layouts import is_textual
 from ..limits import LIMITS, Limits

@@ -8,21 +8,19 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from ...errors import InputChanged, SourceError, UsageError
 from ...processes.threads import threads
 from ...telemetry.spans import Span
-from ..chunk import Chunk, RowRange, RowsByName, Selection, concat, empty_chunk, numbered, rows_between
+from ..chunk import Chunk, RowRange, Selection, concat, empty_chunk, numbered
 from ..cutting import Cutting
 from ..format import Fragment, InputFile, Schema, Seek
 from ..formats.record_format import FEW_BYTES, Counted, Counting, Parsed, RecordFormat
-from ..formats.records import Extent, Readable, Records, read_records
+from ..formats.records import Extent, Readable, read_records
 from ..formats.tables import most_decoded
 from ..open.ahead import PARSING, in_order
 from ..open.front_to_back import FrontToBack
@@ -30,98 +28,12 @@ from ..open.opening import Held, open_at
 from ..plan.examine import EmptyFile, examine_like, held, identified
 from ..plan.plan import Range, RangeEnd, Start, UnreadFile, part_name, range_bytes, rows_of
 from ..plan.search import Problem
+from .pieces import Lines, ParsedRows, Piece, joinable, parsed
 from .raw import RawBlocks
 from .ring import RawBlock, Slots
 
 _HELD_AHEAD = 4 << 20
 """Bytes of a file that are read before their turn has come."""
-
-
-@dataclass(frozen=True)
-class Lines:
-    """Records of a file that are not parsed yet.
-
-    Attributes
-    ----------
-    file : InputFile
-        The file.
-    form : RecordFormat
-        Its format, bound to its columns.
-    row : int
-        The number of the first record.
-    records : Records
-        The records.
-    of_path : tuple of (str, str or None)
-        As of `Selection`.
-
-    """
-
-    file: InputFile
-    form: RecordFormat
-    row: int
-    records: Records
-    of_path: tuple[tuple[str, str | None], ...]
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Bytes of each record."""
-        return self.records.sizes
-
-    @property
-    def size(self) -> int:
-        return int(self.records.ends[-1]) - int(self.records.starts[0])
-
-    def slice(self, first: int, last: int) -> Lines:
-        return replace(self, row=self.row + first, records=self.records.slice(first, last))
-
-
-@dataclass(frozen=True)
-class ParsedRows:
-    """Rows of a file that are parsed.
-
-    Attributes
-    ----------
-    file : InputFile
-        The file.
-    row : int
-        The number of the first.
-    chunk : Chunk
-        The rows.
-    block : Parsed or None
-        The records that these rows were parsed from, or None for rows of other formats.
-    is_new : bool or None
-        Whether they begin a chunk; None where that depends on the rows before.
-
-    """
-
-    file: InputFile
-    row: int
-    chunk: Chunk
-    block: Parsed | None = None
-    is_new: bool | None = None
-
-    def __len__(self) -> int:
-        return self.chunk.rows_read
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Bytes that a row takes, on average."""
-        return np.full(len(self), self.size // max(len(self), 1), np.int64)
-
-    @property
-    def size(self) -> int:
-        return len(self.chunk.data) + self.chunk.kept_bytes
-
-    def slice(self, first: int, last: int) -> ParsedRows:
-        if (first, last) == (0, len(self)):
-            return self
-        return replace(self, row=self.row + first, chunk=rows_between(self.chunk, self.row + first, self.row + last))
-
-
-Piece = Lines | ParsedRows
 
 
 class FileOfPieces(Protocol):
@@ -380,64 +292,6 @@ def _begin_chunks(fragments: Sequence[Fragment], chunk_rows: int, most: int) -> 
         rows, size = (0, 0) if begins[-1] else (rows, size)
         rows, size = rows + fragment.rows, size + fragment.held
     return begins
-
-
-def parsed(pieces: Sequence[Piece], selection: Selection, spans: list[Span] | None) -> Chunk:
-    """The rows of pieces, in order: `Lines` of one format, or `Rows`."""
-    lines = [piece for piece in pieces if isinstance(piece, Lines)]
-    if not lines:
-        return concat([piece.chunk for piece in pieces if isinstance(piece, ParsedRows)])
-    selection = replace(selection, of_path=lines[0].of_path)
-    if len(lines) == 1:
-        (one,) = lines
-        return one.form.chunk_of(one.records, one.file.path, one.row, selection, spans)
-    ends = list(accumulate(map(len, lines)))
-    chunk = lines[0].form.chunk_of(_joined([piece.records for piece in lines]), "", 0, selection, spans)
-    paths = pa.array([piece.file.path for piece in lines], pa.string())
-    firsts = np.array([piece.row - end + len(piece) for piece, end in zip(lines, ends, strict=True)])
-
-    def placed(table: pa.Table) -> pa.Table:
-        """With file and row of each, in place of its number in all."""
-        numbers = table.column("row").to_numpy()
-        which = np.searchsorted(ends, numbers, "right")
-        table = table.set_column(table.column_names.index("file"), "file", paths.take(pa.array(which)))
-        return table.set_column(table.column_names.index("row"), "row", pa.array(numbers + firsts[which]))
-
-    def placed_rows(rows: RowsByName) -> RowsByName:
-        return {name: own + firsts[np.searchsorted(ends, own, "right")] for name, own in rows.items()}
-
-    return replace(
-        chunk,
-        rows=placed(chunk.rows),
-        quarantine=placed(chunk.quarantine),
-        not_copied=placed_rows(chunk.not_copied),
-        unknown_labels=placed_rows(chunk.unknown_labels),
-        mapped_labels=placed_rows(chunk.mapped_labels),
-    )
-
-
-def joinable(one: Piece, other: Piece) -> bool:
-    """Whether two pieces can be parsed at once."""
-    if not (isinstance(one, Lines) and isinstance(other, Lines)):
-        return False
-    return (one.form, one.of_path) == (other.form, other.of_path)
-
-
-def _joined(runs: Sequence[Records]) -> Records:
-    """Records of several files as if they were of one; each keeps its place in its file."""
-    blocks: list[bytes | memoryview] = []
-    starts, ends = [], []
-    problems: dict[int, str] = {}
-    at = count = 0
-    for records in runs:
-        begin, end = int(records.starts[0]), int(records.ends[-1])
-        blocks += [memoryview(records.data)[begin:end], b"\n"]
-        starts.append(records.starts + (at - begin))
-        ends.append(records.ends + (at - begin))
-        problems |= {count + i: reason for i, reason in records.problems.items()}
-        at, count = at + end - begin + 1, count + len(records)
-    offsets = np.concatenate([records.offsets for records in runs])
-    return Records(b"".join(blocks), np.concatenate(starts), np.concatenate(ends), offsets, problems)
 
 
 _OPENED_AHEAD = 16
