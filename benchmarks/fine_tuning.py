@@ -38,7 +38,22 @@ Way = Callable[[list[str], Labels, str, str, int], Predict]
 
 
 def by_broadsheet(texts: list[str], labels: Labels, encoder: str, device: str, seed: int, is_tuned: bool) -> Predict:
-    """A head on an encoder, which is fine-tuned or frozen."""
+    """A head on an encoder, which is fine-tuned or frozen.
+
+    Parameters
+    ----------
+    texts, labels
+        The rows that are learned.
+    encoder : str
+        The folder of the encoder.
+    device : str
+        "cpu" or "cuda".
+    seed : int
+        The seed of all random choices.
+    is_tuned : bool
+        Whether the encoder learns too, or its head alone.
+
+    """
     table = pa.table({"text": texts, "label": labels})
     columns = {"text_column": "text", "label_column": "label"}
     more = {"fine_tune": True, "device": device} if is_tuned else {}  # a head is fitted on the CPU
@@ -47,7 +62,14 @@ def by_broadsheet(texts: list[str], labels: Labels, encoder: str, device: str, s
 
 
 def by_setfit(texts: list[str], labels: Labels, encoder: str, device: str, seed: int) -> Predict:
-    """SetFit with its defaults, but for batches without a report to other services."""
+    """SetFit with its defaults, without a report to other services.
+
+    Parameters
+    ----------
+    texts, labels, encoder, device, seed
+        As of `by_broadsheet`.
+
+    """
     from datasets import Dataset
     from setfit import SetFitModel, Trainer, TrainingArguments
 
@@ -67,7 +89,22 @@ WAYS: dict[str, Way] = {
 
 
 def measure(folder: Path, rows: int, seed: int, way: str, encoder: str, device: str) -> dict[str, Any]:
-    """The accuracy in percent, and the seconds, of one contender on one draw of rows."""
+    """The accuracy in percent, and the seconds, of one contender on one draw of rows.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the set.
+    rows : int
+        How many rows are drawn.
+    seed : int
+        The seed of the draw, and of the contender.
+    way : str
+        A key of `WAYS`.
+    encoder, device
+        As of `by_broadsheet`.
+
+    """
     if way == "SetFit":
         import setfit  # noqa: F401 - its import is not part of the time
     texts, labels = read(folder / "train.csv")

@@ -431,7 +431,7 @@ def product_tile(generation: str, precision: str, architecture: str, layer: Laye
 
 
 def dense_outputs(generation: str, precision: str, architecture: str) -> tuple[int, ...]:
-    """Of which numbers of outputs an encoder's products compute whole tiles; the first can be gated or turned."""
+    """The widths of the tiles that an encoder's products can have, in outputs; the first can be gated or turned."""
     at = _tile(generation, precision, architecture, "dense")
     assert isinstance(at, ProductTile)
     return (at.outputs, Sm90NarrowTile.outputs) if isinstance(at, Sm90DenseTile) else (at.outputs,)
