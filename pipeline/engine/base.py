@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ from ..model.layers import WHOLE
 from ..model.scores import parts_of, with_best
 from ..telemetry.spans import Span
 
-if TYPE_CHECKING:
-    from .together import Together
+T = TypeVar("T")
 
 ALONE: AbstractContextManager[object] = nullcontext()
 """The turn of a thread that is the only one to call an engine."""
@@ -28,6 +27,18 @@ PRECISIONS = ("auto", "fp32", "fp16", "bf16", "int8")
 KERNELS = ("auto", "simt", "sm75", "sm80", "sm90")
 TORCH = "torch"
 """In place of kernels, where PyTorch computes."""
+
+
+class Sharing(Protocol):
+    """What several encoders that read the same texts compute once, as `sharing.py` does it."""
+
+    def logits(
+        self, engine: Any, texts: Texts, spans: list[Span] | None
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """The logits of one of the engines, [N, outputs], and which texts have more tokens than are read, [N]."""
+
+    def tokens(self, vocabulary: str, data: Any, offsets: NDArray[np.int64], make: Callable[[], T]) -> T:
+        """The tokens of texts: those that an encoder with the same vocabulary has made, else what `make` returns."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,7 @@ class Texts:
         Where several models read these texts: what one of them encoded, for others with the same alphabet and length.
     prepared : mapping of str to pyarrow.LargeStringArray or OffHost
         The texts as they were prepared while they were read, [N] each, by the `id` of the preparation.
-    together : Together, optional
+    sharing : Sharing, optional
         Where several encoders read these texts: what they share.
     is_written : bool
         Of texts on a GPU: whether it has written them. Else an engine waits for all that the GPU does.
@@ -68,7 +79,7 @@ class Texts:
     shared: dict[tuple[str, int], Encoded] | None = None
     prepared: Mapping[str, Any] = field(default_factory=dict)
     is_written: bool = False
-    together: Together | None = None
+    sharing: Sharing | None = None
 
     @classmethod
     def of(cls, articles: Sequence[bytes]) -> Texts:
@@ -109,8 +120,8 @@ class Texts:
         if texts is None:
             texts = model.preparation.of(column_of(self.data, self.offsets))
         if isinstance(texts, pa.Array):
-            return Texts(*buffers_of(texts), together=self.together)
-        return Texts(texts.data, texts.offsets, is_written=True, together=self.together)  # they are on a GPU
+            return Texts(*buffers_of(texts), sharing=self.sharing)
+        return Texts(texts.data, texts.offsets, is_written=True, sharing=self.sharing)  # they are on a GPU
 
     def __len__(self) -> int:
         return len(self.offsets) - 1 if self.ids is None else len(self.ids)

@@ -111,9 +111,9 @@ class OnCpu:
             with span("tokens", spans, "compute", self.device_name):
                 return self.encoder.tokens_of(data, texts.offsets)
 
-        if texts.together is None:
+        if texts.sharing is None:
             return make()
-        return texts.together.tokens(self.vocabulary, data, texts.offsets, make)
+        return texts.sharing.tokens(self.vocabulary, data, texts.offsets, make)
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -305,10 +305,10 @@ class EncoderEngine:
         """
         with turn, span("kernels", spans, "compute", self.device_name):
             steps = spans if each_kernel else None
-            if texts.together is None or self.first is not None:
+            if texts.sharing is None or self.first is not None:
                 logits, is_cut = self.compute.of_texts(texts, True, steps)
             else:
-                logits, is_cut = texts.together.logits(self, texts, steps)
+                logits, is_cut = texts.sharing.logits(self, texts, steps)
             logits = logits.reshape(len(texts), len(self.model.classes))
             scores = reference.class_scores(logits + self._bias, self.model)
             labels, best = reference.top_k(scores, top_k)

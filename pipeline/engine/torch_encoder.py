@@ -173,7 +173,7 @@ class OnTorch:
 
     def _groups(self, texts: Texts, spans: list[Span] | None) -> Iterator[_Group]:
         """The tokens of texts; those of the next ones are made while these are computed."""
-        settings, offsets, together = self.encoder.settings, texts.offsets, texts.together
+        settings, offsets, sharing = self.encoder.settings, texts.offsets, texts.sharing
         data = texts.data if isinstance(texts.data, np.ndarray) else texts.data.get()  # CuPy's
 
         def tokens_of(first: int) -> _Group:
@@ -185,7 +185,7 @@ class OnTorch:
                     encoded = self.encoder.tokens.encoded(own, settings.most)
                     return _Group(encoded, np.array([bool(one.overflowing) for one in encoded], np.bool_))
 
-            return make() if together is None else together.tokens(self.vocabulary, data, places, make)
+            return make() if sharing is None else sharing.tokens(self.vocabulary, data, places, make)
 
         pending = [self._tokenizing.submit(tokens_of, first) for first in range(0, len(offsets) - 1, self._group)[:1]]
         for first in range(self._group, len(offsets) - 1 + self._group, self._group):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..engine.base import ALONE, Engine, Predictions, Texts, Wrapped
 from ..engine.encoder import EncoderEngine
-from ..engine.together import Together
+from ..engine.sharing import EncoderSharing
 from ..errors import UsageError
 from ..model.charcnn import Model
 from ..model.layers import WHOLE
@@ -177,7 +177,7 @@ def score(
 
     """
     if len(engines) > 1:
-        texts = replace(texts, shared={}, together=_together(engines, scoring))
+        texts = replace(texts, shared={}, sharing=_sharing(engines, scoring))
     predictions: list[Predictions] = []
     for engine in engines:
         if texts.ids is not None:
@@ -190,7 +190,7 @@ def score(
     return tuple(predictions)
 
 
-def _together(engines: Sequence[Engine], scoring: Sequence[Scoring]) -> Together | None:
+def _sharing(engines: Sequence[Engine], scoring: Sequence[Scoring]) -> EncoderSharing | None:
     """What encoders that read the same texts share: those with one preparation, and one kind of windows."""
     groups: dict[tuple[str, Windows | None], list[EncoderEngine]] = {}
     at = 0
@@ -204,7 +204,7 @@ def _together(engines: Sequence[Engine], scoring: Sequence[Scoring]) -> Together
             groups.setdefault(key, []).append(inner)
         at += len(engine.model.heads or (None,))
     several = sum(map(len, groups.values())) > 1
-    return Together([*groups.values()]) if several else None
+    return EncoderSharing([*groups.values()]) if several else None
 
 
 def _of_heads(whole: Predictions, heads: Heads, scoring: Sequence[Scoring]) -> Iterator[Predictions]:

@@ -182,7 +182,7 @@ class Windows:
         pieces_of = self._parts if self.part else self._pieces
         for pieces in _slabs(_in_turn([own for own, _ in cut]) if cut else pieces_of(reached, counts, length)):
             windows = pa.concat_arrays([piece.texts for piece in pieces])
-            own = Texts(*buffers_of(windows), together=texts.together)
+            own = Texts(*buffers_of(windows), sharing=texts.sharing)
             predictions = engine.classify(own, 1, True, spans, each_kernel, turn)
             together.saturated += predictions.saturated
             together.asked += predictions.asked

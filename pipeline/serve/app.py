@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Send
 
 from ..engine.base import Predictions
 from . import openapi, protocols
+from .answers import ErrorMessage, ModelAbout, ModelList, ServerState
 from .bodies import ARROW, JSON, Asked, BadRequest, Received, Reply, packed_of
 from .http_link import Answers, Held, Main, Served
 from .protocols import SPOKEN, Spoken
@@ -99,7 +100,7 @@ class App:
             Route("/v1/models", self._guarded(partial(self._call, "models", JSON))),
             Route("/v1/models/{name:path}/reload", self._reload_model, methods=["POST"]),
             Route("/metrics", self._guarded(partial(self._call, "metrics", "text/plain; version=0.0.4"))),
-            Route("/healthz", lambda request: _json(openapi.ServerState("alive"))),
+            Route("/healthz", lambda request: _json(ServerState("alive"))),
             *(Route(path, partial(self._call, "ready", JSON)) for path in ("/readyz", "/health", "/ping")),
             Route("/info", self._guarded(self._show_info)),
             Route("/v2", lambda request: _json(protocols.about_server())),
@@ -280,8 +281,8 @@ class App:
             raise BadRequest(404, f"there is no model {name!r} here")
         return name
 
-    async def _models(self) -> dict[str, openapi.ModelAbout]:
-        listed = msgspec.json.decode((await self._main.call("models")).body, type=openapi.ModelList)
+    async def _models(self) -> dict[str, ModelAbout]:
+        listed = msgspec.json.decode((await self._main.call("models")).body, type=ModelList)
         return {model.name: model for model in listed.models}
 
     async def _reload_model(self, request: Request) -> Response:
@@ -380,4 +381,4 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return Response(msgspec.json.encode(openapi.ErrorMessage(error.detail)), error.status_code, error.headers, JSON)
+    return Response(msgspec.json.encode(ErrorMessage(error.detail)), error.status_code, error.headers, JSON)

@@ -224,7 +224,7 @@ class _HttpProcess:
             self._calling.add(task)
             task.add_done_callback(self._calling.discard)
         elif isinstance(message, Counted):
-            self._metrics.requests.add(message)
+            self._metrics.requests.add(message.requests, message.texts, message.seconds, message.buckets)
             if message.is_asked:
                 self._counting.popleft().set_result(None)
         elif isinstance(message, Listens):

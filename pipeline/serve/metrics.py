@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-
-if TYPE_CHECKING:
-    from .http_link import Counted
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 """Upper bounds of the histogram's buckets; one more has no bound."""
@@ -48,14 +45,29 @@ class RequestCounts:
             self.seconds[model] += seconds
             self.buckets[model][bisect_left(SECONDS, seconds)] += 1
 
-    def add(self, counted: Counted) -> None:
-        """Add what another process has counted."""
-        for model, status, count in counted.requests:
+    def add(
+        self,
+        requests: Iterable[tuple[str, int, int]],
+        texts: Mapping[str, int],
+        seconds: Mapping[str, float],
+        buckets: Mapping[str, Sequence[int]],
+    ) -> None:
+        """Add what another process has counted.
+
+        Parameters
+        ----------
+        requests : iterable of (str, int, int)
+            Model, HTTP status and number of requests.
+        texts, seconds, buckets : mapping
+            As the attributes of these names.
+
+        """
+        for model, status, count in requests:
             self.requests[model, status] += count
-        for model, count in counted.texts.items():
+        for model, count in texts.items():
             self.texts[model] += count
-        for model, counts in counted.buckets.items():
-            self.seconds[model] += counted.seconds[model]
+        for model, counts in buckets.items():
+            self.seconds[model] += seconds[model]
             self.buckets[model] = [a + b for a, b in zip(self.buckets[model], counts, strict=True)]
 
     def collect(self) -> Iterable[Metric]:

@@ -31,7 +31,7 @@ from .http_link import Served
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from .openapi import ModelAbout
+    from .answers import ModelAbout
 
 _JSON = JSON.encode()
 _encode = msgspec.json.encode

@@ -19,13 +19,13 @@ from ..model.charcnn import Model
 from ..model.layers import WHOLE
 from ..model.several import load_one
 from ..processes.threads import available_cores
+from .answers import ErrorMessage, ModelAbout, ModelId, ModelList, ServerState
 from .dispatcher import Dispatcher
 from .engines import Choice, LoadedModel
 from .http_process import certificates_of
 from .http_processes import HttpProcesses
 from .local_engines import LocalFleet
 from .metrics import Metrics
-from .openapi import ErrorMessage, ModelAbout, ModelId, ModelList, ServerState
 from .settings import Settings, log, start_log
 from .tracing import open_traces
 

@@ -25,13 +25,13 @@ _MOST_BYTES = 8 << 20
 """Of texts whose tokens are kept for the next encoder: they take many times as much memory."""
 
 
-class Together:
+class EncoderSharing:
     """The engines of one call, and what they have computed so far. It lives as long as the call.
 
     Parameters
     ----------
     groups : sequence of sequence of EncoderEngine
-        The engines that read the same texts, by that. Those in a group that have one trunk share it.
+        The engines: a group for those that read the same texts. In a group, engines of one trunk share it.
 
     """
 
