@@ -129,6 +129,13 @@ def test_every_file_has_a_room_and_every_room_a_file() -> None:
     none_of(f"{place} holds no file: take it out of {MAP}" for place in row_of_place() if place not in held)
 
 
+def test_readmes_of_rooms_name_files_that_are_there() -> None:
+    for readme in sorted((ROOT / "pipeline").glob("*/README.md")):
+        named = re.findall(r"`([\w./]+(?:\.py|/))`", readme.read_text())
+        assert len(named) > 5, f"{readme} names no files"
+        none_of(f"{readme}: there is no {name}" for name in named if not (readme.parent / name).exists())
+
+
 def test_every_room_has_tests_and_every_test_a_room() -> None:
     places = [place for row in rows() for place in row.tests]
     none_of(f"{row.own[0]} names no tests in {MAP}" for row in rows() if not row.tests)
