@@ -304,6 +304,7 @@ def _learned(
     schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, _rates(tuning.epochs * steps))
     best, kept = (-np.inf, -np.inf), None
     are_few = held is None or len(rows) < FEW_ROWS
+    before = 0 if held is not None else tuning.epochs  # without held-out rows it is the second time
     run.module.train()
     for number in range(1, tuning.epochs + 1):
         losses = []
@@ -318,13 +319,13 @@ def _learned(
             if not np.isfinite(losses[-1]):
                 remedy = f"try --learning-rate {tuning.learning_rate / 10:g}"
                 raise BroadsheetError(f"fine-tuning diverges in epoch {number}, step {done}: {remedy}")
-            tell(Step(number, done, steps, float(np.mean(losses))))
+            tell(Step(before + number, done, steps, float(np.mean(losses))))
             if stop():
                 break
         if stop() and len(losses) < steps:
             break
         share, loss_of_held = (np.nan, np.nan) if held is None else run.measured(held)
-        history.append(Epoch(number, float(np.mean(losses)), share))
+        history.append(Epoch(before + number, float(np.mean(losses)), share))
         tell(history[-1])
         if are_few or (share, -loss_of_held) > best:
             best, kept = (share, -loss_of_held), (number, run.module.learned())

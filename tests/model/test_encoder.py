@@ -100,7 +100,7 @@ def changed(folder: Path, file: str, **values: Any) -> None:
         ("foreign module", "a module 'mine.Dense'"),
         ("unknown", "config.json has the key 'surprise'"),
         ("setfit", "model_head.pkl, which can run any code"),
-        ("shards", "max_shard_size"),
+        ("shards", "is damaged"),
         ("integers", "'classifier.bias' in I64"),
         ("pickle", "no model.safetensors"),
         ("weight", "lacks the tensor 'classifier.bias'"),
