@@ -49,7 +49,7 @@ class Compute(Protocol):
 
     @property
     def vocabulary(self) -> str:
-        """What it has in common with another that makes the same tokens; "" where tokens are not shared."""
+        """A digest that is the same for encoders that make the same tokens; "" where tokens are not shared."""
 
     def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
         """The logits without the model's bias, or vectors, [N, outputs], and which texts have more tokens than are
@@ -61,7 +61,7 @@ class Compute(Protocol):
     ) -> tuple[list[Floats], NDArray[np.bool_]]:
         """The logits of several encoders of one trunk, which is computed once; `others` may have this one among them.
 
-        Each is what `of_texts` gives of it.
+        Each result equals what `of_texts` of that encoder returns.
         """
 
     def close(self) -> None: ...
@@ -322,7 +322,7 @@ class EncoderEngine:
 
     @cached_property
     def trunk(self) -> tuple[str, Backend]:
-        """What an engine has to have in common with another to share what it computes before its head."""
+        """A digest of the trunk, and the backend: engines with the same pair can share what comes before the head."""
         assert self.model.encoder is not None
         return trunk_of(self.model.encoder), self.backend
 
@@ -333,7 +333,7 @@ class EncoderEngine:
 
 
 def _by_head(logits: Floats, sizes: Sequence[int], texts: int) -> list[Floats]:
-    """The logits of each head, of those of all side by side."""
+    """Split the logits of all heads, which lie side by side, into those of each head."""
     parts = np.split(logits.reshape(texts, sum(sizes)), np.cumsum(sizes)[:-1].tolist(), axis=1)
     return [np.ascontiguousarray(part) for part in parts]
 

@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 T = TypeVar("T")
 
 _MOST_BYTES = 8 << 20
-"""Of texts whose tokens are kept for the next encoder: they take many times as much memory."""
+"""The most bytes of text whose tokens are kept for the next encoder: tokens take many times as much memory."""
 
 
 class EncoderSharing:
@@ -61,7 +61,7 @@ class EncoderSharing:
         key = _content(texts.data, texts.offsets)
         if (id(engine), key) not in self._logits:
             found, is_cut = engine.compute.of_heads(texts, [member.compute for member in members], spans)
-            # With the texts, whose place on a GPU no others can take while it stands for them.
+            # The entry holds the texts as well: while it does, no other texts can lie at their place on a GPU.
             for member, logits in zip(members, found, strict=True):
                 self._logits[id(member), key] = logits, is_cut, texts.data
         own, is_cut, _ = self._logits.pop((id(engine), key))
@@ -91,7 +91,7 @@ class EncoderSharing:
 
 
 def _content(data: Any, offsets: NDArray[np.int64]) -> str:
-    """What tells texts from others while a call lasts: their content, or of a CuPy array its place on the GPU."""
+    """A digest that identifies texts during a call: of their content, or of a CuPy array's place on the GPU."""
     digest = hashlib.blake2b(np.ascontiguousarray(offsets).data, digest_size=16)
     if isinstance(data, np.ndarray):
         digest.update(np.ascontiguousarray(data).data)

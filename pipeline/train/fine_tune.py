@@ -34,7 +34,7 @@ from .tunable import tunable
 RowNumbers = NDArray[np.int64]
 
 FEW_ROWS = 2_000
-"""Fewer than so many are learned with pairs, and the held-out ones among them in the end."""
+"""Fewer rows than this are learned with pairs, and in the end the held-out rows are learned too."""
 
 SETTINGS = ("epochs", "batch_size", "learning_rate")
 _SCORED_AT_ONCE = 64

@@ -31,7 +31,7 @@ SENTENCES = {
     "ends with of": re.compile(r"\bof[.;](?: |$)"),
     "is told": re.compile(r"\b(?:is|are|was|were|be) told\b"),
 }
-"""What is told goes to somebody: write who says what to whom. A sentence has its subject first, and ends on a noun."""
+"""Write who says what to whom. Begin a sentence with its subject, and end it with a noun."""
 
 
 class Found(NamedTuple):
