@@ -247,10 +247,11 @@ def leads(runs: list[Result], peer: str) -> float:
 
 
 def tuned_beside(fine_tuning: Result) -> list[tuple[str, Result, Result]]:
-    """Each set and draw of which there is a run of ours, fine-tuned, and one of SetFit; the set's name, and both."""
+    """Each set and draw of 500 rows with a run of ours, fine-tuned, and one of SetFit; the set's name, and both."""
     by_draw: dict[tuple[str, int], dict[str, Result]] = defaultdict(dict)
     for run in fine_tuning.runs:
-        by_draw[run.set, run.seed][run.way] = run
+        if run.rows == 500:
+            by_draw[run.set, run.seed][run.way] = run
     both = {draw: ways for draw, ways in by_draw.items() if {"tuned", "SetFit"} <= ways.keys()}
     return [(name, ways["tuned"], ways["SetFit"]) for (name, _), ways in both.items()]
 
