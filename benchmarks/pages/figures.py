@@ -266,6 +266,40 @@ def by_kind(trials: list[Result]) -> list[list[Result]]:
     return list(of_kind.values())
 
 
+SUBJECTS = {
+    "workers, the command or everything killed or interrupted, also between two steps of a commit": (
+        "kill_workers", "kill_all", "kill_client", "kill_at_a_step", "interrupt", "lose_a_node",
+    ),
+    "processes stopped for seconds (SIGSTOP), then continued or killed": ("stop_and_continue", "kill_a_stopped_worker"),
+    "the scheduler killed or stopped": ("lose_the_scheduler",),
+    "a chunk that kills every worker that reads it": ("poison_a_chunk",),
+    "a full or read-only disk, limits on file size and open files": (
+        "fill_the_disk", "make_the_disk_read_only", "limit_file_size", "limit_descriptors",
+    ),
+    "an input file replaced, extended, cut, touched or deleted": ("change_the_input",),
+    "files of the output deleted, emptied, cut or changed": ("lose_output", "damage_output"),
+    "shares and their merge, or `select`, killed and run again": ("kill_shares_and_their_merge", "kill_a_choice"),
+    "two jobs at once in one folder, or one that overwrites it": (
+        "resume_twice_at_once", "start_twice_at_once", "overwrite_while_it_runs",
+    ),
+    "the clock set by minutes to a day": ("set_the_clock",),
+    "a server's models replaced and reloaded": ("reload_models",),
+    "a server, its engine or its HTTP processes killed, stopped or ended": (
+        "lose_an_engine", "lose_an_http_process", "kill_a_server", "end_a_server",
+    ),
+}  # fmt: skip
+"""What the kinds of trials have in common, as reliability.md shows them."""
+
+
+def by_subject(trials: list[Result]) -> list[tuple[str, list[Result]]]:
+    """The trials of each subject; a kind without a subject is an error."""
+    subject_of = {kind: subject for subject, kinds in SUBJECTS.items() for kind in kinds}
+    found: dict[str, list[Result]] = {subject: [] for subject in SUBJECTS}
+    for trial in trials:
+        found[subject_of[trial.kind]].append(trial)
+    return list(found.items())
+
+
 def verdicts(trials: list[Result]) -> dict[str, int]:
     """How many trials had each verdict."""
     return {name: sum(trial.verdict == name for trial in trials) for name in ("identical", "told", "wrong", "hung")}
