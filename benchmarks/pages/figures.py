@@ -25,7 +25,7 @@ def machine(about: Result, *names: str) -> str:
     """
     known, gpus = about | about.get("versions", {}), [about.gpu] if "gpu" in about else about.get("gpus", [])
     said = [f"{gpus.count(name)} x {name}" if gpus.count(name) > 1 else name for name in dict.fromkeys(gpus)]
-    said += [about.processor] if "processor" in about else []
+    said += [about.processor.replace("(R)", "").removesuffix(" Processor")] if "processor" in about else []
     said += [f"{about.cores} core{'s' if about.cores > 1 else ''}"] if "cores" in about else []
     said += [f"{_NAMES.get(name, name)} {known[name]}" for name in names if name in known]
     said += [f"commit {about.commit}"] if about.get("commit") else []
