@@ -29,7 +29,7 @@ def machine(about: Result, *names: str) -> str:
     said += [f"{about.cores} core{'s' if about.cores > 1 else ''}"] if "cores" in about else []
     said += [f"{_NAMES.get(name, name)} {known[name]}" for name in names if name in known]
     said += [f"commit {about.commit}"] if about.get("commit") else []
-    return ", ".join([*said, about.date]) + (f"; {about.note}" if "note" in about else "")
+    return ", ".join([*said, about.date]) + (f"; {about.note}" if about.get("note") else "")
 
 
 def listed(parts: Iterable[str], between: str = ", ") -> str:
