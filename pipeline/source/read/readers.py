@@ -33,41 +33,41 @@ from .ring import SLOT_BYTES, SLOTS_EACH, Reply, Ring
 from .ring_messages import OnHost, PlaceTexts, receive_message
 
 MOST_OF_ONE = LIMITS.chunk_bytes
-"""What a chunk takes at most, about: so much is taken before one is read in this process."""
+"""Roughly the most bytes of a chunk. This process reserves them before it reads a chunk."""
 
 MOST_BYTES = 8 * MOST_OF_ONE
 MOST_CHUNKS = 32
-"""Two for each task of a worker: a job that is stopped labels those that were read."""
+"""Two chunks for each task of a worker. A job that is stopped still labels the chunks that were read."""
 
 
 class Room:
-    """For so many bytes and chunks, shared by the threads of a process."""
+    """Room for a number of bytes and chunks, which the threads of a process share."""
 
     def __init__(self, most_bytes: int = MOST_BYTES, most_chunks: int = MOST_CHUNKS) -> None:
         self._most_bytes, self._most_chunks = most_bytes, most_chunks
         self._bytes = self._chunks = 0
         self._changed = threading.Condition()
 
-    def take(self, count: int) -> None:
-        """Wait until there is room for a chunk of so many bytes, and take it."""
+    def reserve(self, count: int) -> None:
+        """Wait until there is room for a chunk of `count` bytes, and reserve it."""
         with self._changed:
             self._changed.wait_for(lambda: self._fits(count))
             self._bytes, self._chunks = self._bytes + count, self._chunks + 1
 
     def grow(self, most_bytes: int) -> None:
-        """Have room for so many bytes, if that is more."""
+        """Raise the limit to `most_bytes`, if that is more."""
         with self._changed:
             self._most_bytes = max(self._most_bytes, most_bytes)
             self._changed.notify_all()
 
-    def shrink(self, count: int) -> None:
-        """Give back bytes that a chunk does not take after all."""
+    def give_back(self, count: int) -> None:
+        """Give back `count` reserved bytes that a chunk does not need."""
         with self._changed:
             self._bytes -= count
             self._changed.notify_all()
 
-    def leave(self, count: int) -> None:
-        """Give back the room of a chunk of so many bytes."""
+    def release(self, count: int) -> None:
+        """Release the room of a chunk of `count` bytes."""
         with self._changed:
             self._bytes, self._chunks = self._bytes - count, self._chunks - 1
             self._changed.notify_all()
@@ -244,7 +244,7 @@ class Readers:
         chunk_rows: int,
         skip: Callable[[str], bool],
         spans: list[Span],
-        take: Callable[[int], bool],
+        reserve: Callable[[int], bool],
         place_texts: PlaceTexts | None = None,
     ) -> Generator[Chunk | Skipped | RangeEnd, None, None]:
         """Read a range in a process, which this waits for.
@@ -253,7 +253,7 @@ class Readers:
         ----------
         part, selection, chunk_rows, skip, spans
             As of `broadsheet.pipeline.source.read.read.read_range`.
-        take : callable
+        reserve : callable
             Called before a chunk of so many bytes is received; it returns once there is room for it, and False where
             the rest is not wanted.
         place_texts : callable, optional
@@ -266,7 +266,7 @@ class Readers:
 
         """
         request = Request(part, selection, chunk_rows, are_texts_apart=place_texts is not None)
-        return started(self._answers(request, skip, take, spans, place_texts or OnHost))
+        return started(self._answers(request, skip, reserve, spans, place_texts or OnHost))
 
     def read_raw(self, part: Range, selection: Selection, spans: list[Span]) -> Generator[Any, Reply | None, None]:
         """Have a process fill the slots of the ring with the records of a range. Waits for a process before it returns.
@@ -327,7 +327,7 @@ class Readers:
         self,
         request: Request,
         skip: Callable[[str], bool],
-        take: Callable[[int], bool],
+        reserve: Callable[[int], bool],
         spans: list[Span],
         place_texts: PlaceTexts = OnHost,
     ) -> Generator[Any, None, None]:
@@ -337,7 +337,7 @@ class Readers:
         ----------
         request : Request
             The request.
-        skip, take, spans, place_texts
+        skip, reserve, spans, place_texts
             As of `read_range`.
 
         """
@@ -347,7 +347,7 @@ class Readers:
             while True:
                 message = reader.next(place_texts)
                 if isinstance(message, Size):
-                    if not take(message.bytes):
+                    if not reserve(message.bytes):
                         return
                     continue
                 if isinstance(message, Question):
