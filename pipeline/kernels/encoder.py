@@ -113,14 +113,14 @@ class DeviceEncoder:
         self._vocabulary = vocabulary_record(tokens, tables, [table.data.ptr for table in self._tables])
 
     def _upload_turns(self) -> None:
-        """The angles of rotary embeddings, by their base, and room for the place of each row."""
+        """The angles of each kind of rotary embeddings, and room for the place of each row."""
         rotary, queries = self.encoder.settings.rotary, self._layers["queries"].outputs
         self._row_places = cp.zeros(self._rows if rotary else 1, np.int32)
-        self._turns = {base: cp.asarray(turn_table(self.encoder, base)) for base in {one.base for one in rotary}}
+        self._turns = {one: cp.asarray(turn_table(self.encoder, one)) for one in {*rotary}}
         turned = 2 * self.encoder.settings.heads * self._shape.head
         assert turned <= queries
         self._rotary = [
-            rotary_record(self._row_places.data.ptr, self._turns[one.base].data.ptr, turned) for one in rotary
+            rotary_record(self._row_places.data.ptr, self._turns[one].data.ptr, turned) for one in rotary
         ]
 
     def _uploaded(self, name: str) -> cp.ndarray:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.encoder import LAYER_NORM, NORMALISE, Encoder, turns
+from ..model.encoder import LAYER_NORM, NORMALISE, Encoder, Rotary, turns
 from ..model.fasttext import END, FIRST_HASH, FastText, Paths, hashed
 from ..model.layers import NORM_EPSILON, Layer
 from ..model.ngrams import NGrams, Script, script
@@ -489,10 +489,10 @@ ROTARY_HEAD = 64
 """Values of a head with rotary embeddings, and the most of any head, as in common/rotary.cuh."""
 
 
-def turn_table(encoder: Encoder, base: float) -> Floats:
-    """What common/rotary.cuh reads: cosines and sines, float32 [most, ROTARY_HEAD / 2, 2]. base: as in `Rotary`."""
+def turn_table(encoder: Encoder, rotary: Rotary) -> Floats:
+    """What common/rotary.cuh reads: cosines and sines, float32 [most, ROTARY_HEAD / 2, 2]. rotary: of a layer."""
     size = encoder.width // encoder.settings.heads
-    return np.ascontiguousarray(_filled(turns(base, size, encoder.settings.most), 1, ROTARY_HEAD // 2))
+    return np.ascontiguousarray(_filled(turns(rotary, size, encoder.settings.most), 1, ROTARY_HEAD // 2))
 
 
 def rotary_record(places: int, table: int, outputs: int) -> NDArray[np.void]:

@@ -58,11 +58,14 @@ class Rotary(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         p / base ** (2 i / d).
     window : int, optional
         How far a token may be from another to attend to it; None for all of the text.
+    stretch : float
+        What all angles are divided by.
 
     """
 
     base: Annotated[float, Meta(gt=1)]
     window: Annotated[int, Meta(ge=0)] | None = None
+    stretch: Annotated[float, Meta(ge=1)] = 1.0
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -345,7 +348,7 @@ class Encoder:
         if self.settings.rotary:
             rotary = self.settings.rotary[layer]
             window = rotary.window
-            _turn(queries[:, :2], turns(rotary.base, size, int(places.max(initial=0)) + 1)[places])
+            _turn(queries[:, :2], turns(rotary, size, int(places.max(initial=0)) + 1)[places])
         queries[:, 0] *= np.float32(1 / math.sqrt(size))
         mixed = np.empty((len(x), heads, size), np.float32)
         for text in texts:
@@ -360,21 +363,21 @@ class Encoder:
         return self._products(mixed.reshape(x.shape), texts, f"{layer}.mix")
 
 
-def turns(base: float, size: int, places: int) -> Floats:
+def turns(rotary: Rotary, size: int, places: int) -> Floats:
     """By how much rotary embeddings turn queries and keys: the cosine and the sine of the angle of each pair of values
     at each place, [places, size / 2, 2].
 
     Parameters
     ----------
-    base : float
-        As in `Rotary`.
+    rotary : Rotary
+        Of a layer.
     size : int
         Values of a head.
     places : int
         How many places.
 
     """
-    speeds = (1 / base ** (np.arange(0, size, 2) / size)).astype(np.float32)
+    speeds = (1 / rotary.base ** (np.arange(0, size, 2) / size) / rotary.stretch).astype(np.float32)
     angles = np.arange(places, dtype=np.float32)[:, None] * speeds
     return np.stack([np.cos(angles), np.sin(angles)], axis=2)
 

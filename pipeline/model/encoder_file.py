@@ -14,7 +14,7 @@ import safetensors
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from . import modernbert_folder
+from . import gte_folder, modernbert_folder
 from .encoder import LAYER_NORM, MOST_LAYERS, MOST_TOKENS, NORMALISE, Activation, Encoder, Pooling, Settings
 from .encoder_keys import (
     CONFIG,
@@ -141,6 +141,12 @@ _MODERNBERT = _Body(
     "head.dense", "gelu",
 )  # fmt: skip
 _BODIES["modernbert"] = _MODERNBERT
+_GTE = _Body(
+    "gte.", "num_hidden_layers", "num_attention_heads", "hidden_act", "hidden_size", "intermediate_size", (12, 12),
+    "layer_norm_eps", "encoder.layer", ("attention.qkv_proj",),
+    ("attention.o_proj", "mlp.up_gate_proj", "mlp.down_proj"), ("attn_ln", "mlp_ln"), "pooler.dense", "tanh",
+)  # fmt: skip
+_BODIES |= {"gte": _GTE, "new": _GTE._replace(prefix="new.")}
 _EPSILONS = {"layer_norm_eps": 1e-12, "norm_eps": 1e-5}
 """Where config.json does not say, by its key."""
 
@@ -248,7 +254,7 @@ def _read(folder: Path, name: str) -> Read:
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in _BODIES:
         raise NotInKernels(
-            name, f"it is of the kind {kind!r:.40}", "BERT, DistilBERT, RoBERTa, XLM-R, CamemBERT and ModernBERT are"
+            name, f"it is of the kind {kind!r:.40}", "BERT, DistilBERT, RoBERTa, XLM-R, CamemBERT, ModernBERT and gte are"
         )
     check_keys(config, CONFIG[kind], CONFIG_FILE, name)
     for file, what in (
@@ -344,6 +350,10 @@ def _trunk(config: Json, tensors: _Tensors, body: _Body, name: str) -> _Trunk:
         settings |= {"rotary": rotary, "is_pre_norm": True, "is_gated": True}
         weights = modernbert_folder.weights_of(tensors, config, layers)
         most = config.get("max_position_embeddings", MOST_TOKENS)
+    elif config["model_type"] in _OF_GTE:
+        settings |= {"rotary": (gte_folder.rotary_of(config, name),) * layers, "is_gated": True}
+        weights = gte_folder.weights_of(tensors, config, layers)
+        most = gte_folder.places_of(config)
     else:
         padding = int(config.get("pad_token_id", 1)) if body.counts_padding else None
         settings["padding"] = padding
@@ -399,7 +409,7 @@ def _tokens(
     return tokens, most
 
 
-_OF_BERT = ("bert", "distilbert")
+_OF_BERT, _OF_GTE = ("bert", "distilbert"), ("gte", "new")
 
 
 def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:

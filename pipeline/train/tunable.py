@@ -121,7 +121,7 @@ class OwnEncoder(nn.Module):
         mask = seen[:, None, None, :]
         if self.encoder.settings.rotary:
             rotary, places = self.encoder.settings.rotary[layer], torch.arange(x.shape[1], device=x.device)
-            by = torch.from_numpy(turns(rotary.base, size, x.shape[1])).to(x.device)
+            by = torch.from_numpy(turns(rotary, size, x.shape[1])).to(x.device)
             query, key = _turned(query, by), _turned(key, by)
             if rotary.window is not None:  # padding sees itself, where it would see nothing
                 far = (places - places[:, None]).abs()

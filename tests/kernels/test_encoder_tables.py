@@ -72,7 +72,7 @@ def test_attention_of_filled_heads_is_that_of_the_specification(
     assert shape.head == ROTARY_HEAD
     queries = product(encoder, shape, rows * 0.05, "queries")
     if rotary:  # common/rotary.cuh
-        table, turned = turn_table(encoder, 10_000.0)[:TOKENS, None], 2 * 3 * shape.head
+        table, turned = turn_table(encoder, rotary[0])[:TOKENS, None], 2 * 3 * shape.head
         low, high = queries[:, :turned].reshape(TOKENS, -1, shape.head // 2, 2).transpose(3, 0, 1, 2)
         cosine, sine = table[..., 0], table[..., 1]
         both = np.stack([low * cosine - high * sine, high * cosine + low * sine], axis=-1)
@@ -106,7 +106,7 @@ def test_a_width_gets_the_tile_with_the_least_to_fill_up() -> None:
 
 def test_angles_are_those_of_their_formula() -> None:
     """Su et al., "RoFormer" (2021): at place p pair i of d / 2 turns by p / base ** (2 i / d)."""
-    found = turns(10_000.0, 8, 50)
+    found = turns(Rotary(10_000.0), 8, 50)
     place, pair = np.indices((50, 4))
     angle = place / 10_000.0 ** (2 * pair / 8)
     np.testing.assert_allclose(found, np.stack([np.cos(angle), np.sin(angle)], axis=2), atol=1e-5)
