@@ -14,7 +14,7 @@ import safetensors
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from . import gte_folder, modernbert_folder
+from . import deberta_folder, gte_folder, modernbert_folder
 from .encoder import LAYER_NORM, MOST_LAYERS, MOST_TOKENS, NORMALISE, Activation, Encoder, Pooling, Settings
 from .encoder_keys import (
     CONFIG,
@@ -93,6 +93,8 @@ class _Body(NamedTuple):
         The product before the last one of a classifier, what follows it, and the last one.
     counts_padding : bool
         Whether places are counted from the padding token's number on, and it has a place of its own.
+    usual_epsilon : float
+        `epsilon`, where config.json does not say.
 
     """
 
@@ -112,6 +114,7 @@ class _Body(NamedTuple):
     step: str
     last: str = "classifier"
     counts_padding: bool = False
+    usual_epsilon: float = 1e-12
 
 
 _BODIES = {
@@ -138,7 +141,7 @@ _BODIES |= dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _ROBERTA)
 _MODERNBERT = _Body(
     "model.", "num_hidden_layers", "num_attention_heads", "hidden_activation", "hidden_size", "intermediate_size",
     (22, 12), "norm_eps", "layers", ("attn.Wqkv",), ("attn.Wo", "mlp.Wi", "mlp.Wo"), ("attn_norm", "mlp_norm"),
-    "head.dense", "gelu",
+    "head.dense", "gelu", usual_epsilon=1e-5,
 )  # fmt: skip
 _BODIES["modernbert"] = _MODERNBERT
 _GTE = _Body(
@@ -146,9 +149,12 @@ _GTE = _Body(
     "layer_norm_eps", "encoder.layer", ("attention.qkv_proj",),
     ("attention.o_proj", "mlp.up_gate_proj", "mlp.down_proj"), ("attn_ln", "mlp_ln"), "pooler.dense", "tanh",
 )  # fmt: skip
+_DEBERTA = _BODIES["bert"]._replace(
+    prefix="deberta.", usual=(24, 24), usual_epsilon=1e-7,
+    queries=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
+)  # fmt: skip
+_BODIES["deberta-v2"] = _DEBERTA
 _BODIES |= {"gte": _GTE, "new": _GTE._replace(prefix="new.")}
-_EPSILONS = {"layer_norm_eps": 1e-12, "norm_eps": 1e-5}
-"""Where config.json does not say, by its key."""
 
 
 class _Trunk(NamedTuple):
@@ -254,7 +260,7 @@ def _read(folder: Path, name: str) -> Read:
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in _BODIES:
         raise NotInKernels(
-            name, f"it is of the kind {kind!r:.40}", "BERT, DistilBERT, RoBERTa, XLM-R, CamemBERT, ModernBERT and gte are"
+            name, f"it is of the kind {kind!r:.40}", "BERT, DistilBERT, RoBERTa, XLM-R, CamemBERT, ModernBERT, gte and DeBERTa-v2 are"
         )
     check_keys(config, CONFIG[kind], CONFIG_FILE, name)
     for file, what in (
@@ -280,7 +286,8 @@ def _read(folder: Path, name: str) -> Read:
         if body is _MODERNBERT:
             pooling = _add_head_of_modernbert(head, tensors, config, name)
         else:
-            head.add(body.step, tensors[f"{body.before}.weight"], tensors[f"{body.before}.bias"])
+            step = deberta_folder.head_of(config, name) if body is _DEBERTA else body.step
+            head.add(step, tensors[f"{body.before}.weight"], tensors[f"{body.before}.bias"])
         weights["last"], bias = _turned(tensors[f"{body.last}.weight"]), tensors[f"{body.last}.bias"].astype(np.float32)
         outputs = 1 if of_head == "number" else len(classes)
         if len(bias) != outputs:
@@ -340,9 +347,7 @@ def _trunk(config: Json, tensors: _Tensors, body: _Body, name: str) -> _Trunk:
     settings: dict[str, Any] = {
         "layers": layers,
         "heads": config.get(body.heads, body.usual[1]),
-        "epsilon": (
-            body.epsilon if isinstance(body.epsilon, float) else config.get(body.epsilon, _EPSILONS[body.epsilon])
-        ),
+        "epsilon": body.epsilon if isinstance(body.epsilon, float) else config.get(body.epsilon, body.usual_epsilon),
         "activation": _ACTIVATIONS[activation],
     }
     if body is _MODERNBERT:
@@ -354,10 +359,15 @@ def _trunk(config: Json, tensors: _Tensors, body: _Body, name: str) -> _Trunk:
         settings |= {"rotary": (gte_folder.rotary_of(config, name),) * layers, "is_gated": True}
         weights = gte_folder.weights_of(tensors, config, layers)
         most = gte_folder.places_of(config)
+    elif body is _DEBERTA:
+        distances = settings["distances"] = deberta_folder.distances_of(config, name)
+        weights = {"embedding": deberta_folder.embedding_of(tensors, config), **_layers(tensors, layers, body)}
+        weights |= deberta_folder.projected(tensors, config, distances, layers)
+        most = config.get("max_position_embeddings", 512)
     else:
         padding = int(config.get("pad_token_id", 1)) if body.counts_padding else None
         settings["padding"] = padding
-        weights = _layers(tensors, layers, body)
+        weights = {**_embeddings(tensors, body), **_layers(tensors, layers, body)}
         most = len(weights["places"]) - (0 if padding is None else padding + 1)
     for key, size in _sizes(weights, tensors, body).items():  # transformers would draw other weights at random
         if config.get(key, size) != size:
@@ -535,14 +545,19 @@ def _sizes(weights: Mapping[str, Tensor], tensors: _Tensors, body: _Body) -> dic
 _KINDS_OF_TOKENS = "embeddings.token_type_embeddings.weight"
 
 
-def _layers(stored: _Tensors, count: int, body: _Body) -> dict[str, Tensor]:
-    """The weights by our names, and in the shapes that vectors are multiplied with."""
+def _embeddings(stored: _Tensors, body: _Body) -> dict[str, Tensor]:
+    """The vectors of tokens and of places, by our names."""
     weights: dict[str, Tensor] = {"embedding": stored["embeddings.word_embeddings.weight"]}
     weights["places"] = stored["embeddings.position_embeddings.weight"]
     if isinstance(body.epsilon, str):  # DistilBERT has no kinds of tokens
         # One text is of the first kind, wherever the token is.
         weights["places"] = weights["places"].astype(np.float32) + stored[_KINDS_OF_TOKENS][0]
-    weights |= {f"norm.{part}": stored[f"embeddings.LayerNorm.{part}"] for part in ("weight", "bias")}
+    return weights
+
+
+def _layers(stored: _Tensors, count: int, body: _Body) -> dict[str, Tensor]:
+    """The weights of the first norm and of layers by our names, and in the shapes that vectors are multiplied with."""
+    weights: dict[str, Tensor] = {f"norm.{part}": stored[f"embeddings.LayerNorm.{part}"] for part in ("weight", "bias")}
     for layer in range(count):
         of = f"{body.layer}.{layer}"
         turned = [_turned(stored[f"{of}.{one}.weight"]) for one in body.queries]

@@ -164,6 +164,23 @@ CONFIG["new"] = Keys(
         "it names code of the authors, which is not run": "auto_map",
     },
 )
+CONFIG["deberta-v2"] = Keys(
+    f"{_READ_OF_ALL_KINDS} hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act"
+    " layer_norm_eps type_vocab_size relative_attention position_buckets max_relative_positions pos_att_type"
+    " share_att_key norm_rel_ebd position_biased_input conv_kernel_size embedding_size attention_head_size"
+    " pooler_hidden_size pooler_hidden_act",
+    _ONLY_OF_ALL_KINDS | {"is_decoder": (False,), "add_cross_attention": (False,)},
+    _OF_ALL_KINDS
+    | {
+        _IN_TRAINING: (
+            "hidden_dropout_prob attention_probs_dropout_prob pooler_dropout cls_dropout classifier_dropout"
+            " initializer_range gradient_checkpointing"
+        ),
+        "they are of models that fill masks": "legacy",
+        "they count only with conv_kernel_size": "conv_act conv_groups",
+        "transformers does not read them for DeBERTa-v2": "padding_idx",
+    },
+)
 """config.json, by the kind of the model."""
 
 ROPE = Keys("rope_theta", {"rope_type": ("default",)}, {})
