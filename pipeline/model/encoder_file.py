@@ -258,7 +258,7 @@ def _read(folder: Path, name: str) -> Read:
     if config is None:
         raise ModelError(f"{name} has no {CONFIG_FILE}: name the folder of an encoder")
     kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind not in _BODIES:
+    if kind not in _BODIES or (kind == "new" and not gte_folder.is_of_authors(config)):
         raise NotInKernels(
             name, f"it is of the kind {kind!r:.40}", "BERT, DistilBERT, RoBERTa, XLM-R, CamemBERT, ModernBERT, gte and DeBERTa-v2 are"
         )
@@ -399,7 +399,8 @@ def _tokens(
         What the folder is called in messages.
 
     """
-    if config["model_type"] in _OF_BERT:
+    kind, about = config["model_type"], read_json(folder / TOKENIZER_CONFIG_FILE, name) or {}
+    if kind in _OF_BERT or (kind in _OF_GTE and about.get("tokenizer_class") in _TOKENS_OF_BERT):
         try:
             built = build(folder, config.get("tokenizer_class"), name)
             return word_piece(built.tokenizer, lower, entries, name), built.most
@@ -420,6 +421,7 @@ def _tokens(
 
 
 _OF_BERT, _OF_GTE = ("bert", "distilbert"), ("gte", "new")
+_TOKENS_OF_BERT = ("BertTokenizer", "BertTokenizerFast")
 
 
 def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:

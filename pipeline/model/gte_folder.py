@@ -23,6 +23,19 @@ _BASE_OF_AUTHORS, _PLACES_OF_AUTHORS = 10_000.0, 2048
 _KIND_OF_TOKEN = "embeddings.token_type_embeddings.weight"
 
 
+def is_of_authors(config: Json) -> bool:
+    """Whether a folder is one that the authors' program saved, of which the kind alone says little.
+
+    Parameters
+    ----------
+    config : dict
+        The content of config.json.
+
+    """
+    architectures = [str(one) for one in config.get("architectures") or ()]
+    return config.get("model_type") == "new" and all(one.startswith("New") for one in architectures)
+
+
 def rotary_of(config: Json, name: str) -> Rotary:
     """The rotary embedding of every layer. Raises ModelError where config.json says what is not known.
 
@@ -51,8 +64,6 @@ def _scaled(config: Json, name: str) -> tuple[float, float]:
     """The base, and what the angles are divided by, as the authors' NTKScalingRotaryEmbedding has them."""
     base = float(config.get("rope_theta", _BASE_OF_AUTHORS))
     about = config.get("rope_scaling")
-    if not all(str(one).startswith("New") for one in config.get("architectures") or ()):
-        raise NotInKernels(name, f"its architectures are {config['architectures']!r:.80}", "NewModel and its heads are")
     if about is None:
         return base, 1.0
     kind, factor = about.get("type"), float(about.get("factor", 0))
