@@ -412,7 +412,7 @@ def distance_attention_kernel(element: Element, queries: int) -> Kernel:
 
 def distance_queries(architecture: str) -> tuple[int, int]:
     """Queries of a block, for texts of up to ATTENTION_ROWS tokens and for longer ones: twice as many, if they fit."""
-    fits = 7 * 2 * ATTENTION_ROWS * 2 * DISTANCE_HEAD <= shared_limit(architecture)
+    fits = shared_limit(architecture) >= 7 * 2 * ATTENTION_ROWS * 2 * DISTANCE_HEAD
     return ATTENTION_ROWS, ATTENTION_ROWS * (2 if fits else 1)
 
 

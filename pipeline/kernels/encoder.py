@@ -132,9 +132,7 @@ class DeviceEncoder:
         self._turns = {one: cp.asarray(turn_table(self.encoder, one)) for one in {*rotary}}
         turned = 2 * self.encoder.settings.heads * self._shape.head
         assert turned <= queries
-        self._rotary = [
-            rotary_record(self._row_places.data.ptr, self._turns[one].data.ptr, turned) for one in rotary
-        ]
+        self._rotary = [rotary_record(self._row_places.data.ptr, self._turns[one].data.ptr, turned) for one in rotary]
 
     def _uploaded(self, name: str) -> cp.ndarray:
         weight = weight_table(self.encoder, self._shape, name)

@@ -486,7 +486,7 @@ def _gated_order(outputs: int) -> NDArray[np.intp]:
 
 
 ROTARY_HEAD = 64
-"""Values of a head without vectors of places, and the most of any head, as in common/rotary.cuh and sm80/distances.cu."""
+"""Values of a head where there are no vectors of places, and the most of any, as in common/rotary.cuh."""
 
 
 def turn_table(encoder: Encoder, rotary: Rotary) -> Floats:
@@ -496,8 +496,8 @@ def turn_table(encoder: Encoder, rotary: Rotary) -> Floats:
 
 
 def distance_table(encoder: Encoder, shape: EncoderShape, layer: int) -> Floats:
-    """What sm80/distances.cu reads of a layer: in row i the keys of all heads for a distance of ``len / 2 - i``, and then
-    the queries, float32 [rows, 2 heads ROTARY_HEAD].
+    """What sm80/distances.cu reads of a layer, float32 [rows, 2 heads ROTARY_HEAD]. In row i are the keys of all heads
+    for a distance of ``len / 2 - i``, and then the queries.
 
     Parameters
     ----------

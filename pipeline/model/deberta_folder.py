@@ -68,9 +68,7 @@ def head_of(config: Json, name: str) -> str:
     """
     activation = str(config.get("pooler_hidden_act", "gelu"))
     if activation not in _HEAD_ACTIVATIONS:
-        raise NotInKernels(
-            name, f"its pooler_hidden_act is {activation!r:.40}", f"{', '.join(_HEAD_ACTIVATIONS)} are"
-        )
+        raise NotInKernels(name, f"its pooler_hidden_act is {activation!r:.40}", f"{', '.join(_HEAD_ACTIVATIONS)} are")
     return activation
 
 

@@ -418,8 +418,8 @@ class Encoder:
         return self._products(mixed.reshape(x.shape), texts, f"{layer}.mix")
 
     def _apart(self, tokens: int, layer: int) -> tuple[Floats, Floats] | None:
-        """The keys of the distances 1 - tokens to tokens - 1, and the queries in reverse, scaled as those of tokens are,
-        each [heads, 2 tokens - 1, size]; None where attention does not count distances.
+        """The keys of the distances 1 - tokens to tokens - 1, and the queries in reverse, which are scaled as those of
+        tokens are: each [heads, 2 tokens - 1, size]. None where attention does not count distances.
         """
         if self.settings.distances is None:
             return None
@@ -497,8 +497,9 @@ def _attend(
 
 
 def _of_distances(products: Floats) -> Floats:
-    """Of products with all distances, [heads, tokens, 2 tokens - 1], those of token i with i - j, [heads, i, j]: a view,
-    in which each row begins one distance further on.
+    """Of products with all distances, [heads, tokens, 2 tokens - 1], those of token i with i - j, [heads, i, j].
+
+    This is a view, in which each row begins one distance further on.
     """
     count = products.shape[1]
     of_head, of_row, of_distance = products.strides

@@ -157,6 +157,9 @@ _BODIES["deberta-v2"] = _DEBERTA
 _BODIES |= {"gte": _GTE, "new": _GTE._replace(prefix="new.")}
 
 
+_KNOWN = "BERT, DistilBERT, RoBERTa, XLM-R, CamemBERT, ModernBERT, gte and DeBERTa-v2"
+
+
 class _Trunk(NamedTuple):
     """An encoder without its tokens and its head.
 
@@ -259,9 +262,7 @@ def _read(folder: Path, name: str) -> Read:
         raise ModelError(f"{name} has no {CONFIG_FILE}: name the folder of an encoder")
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in _BODIES or (kind == "new" and not gte_folder.is_of_authors(config)):
-        raise NotInKernels(
-            name, f"it is of the kind {kind!r:.40}", "BERT, DistilBERT, RoBERTa, XLM-R, CamemBERT, ModernBERT, gte and DeBERTa-v2 are"
-        )
+        raise NotInKernels(name, f"it is of the kind {kind!r:.40}", f"{_KNOWN} are")
     check_keys(config, CONFIG[kind], CONFIG_FILE, name)
     for file, what in (
         (_CHAT, "a template of chats"),

@@ -75,9 +75,7 @@ def _scaled(config: Json, name: str) -> tuple[float, float]:
 
 def places_of(config: Json) -> int:
     """Tokens of a text that it was made for. config: the content of config.json."""
-    return int(
-        config.get("max_position_embeddings", _PLACES if config["model_type"] == "gte" else _PLACES_OF_AUTHORS)
-    )
+    return int(config.get("max_position_embeddings", _PLACES if config["model_type"] == "gte" else _PLACES_OF_AUTHORS))
 
 
 def weights_of(stored: Any, config: Json, layers: int) -> dict[str, Tensor]:

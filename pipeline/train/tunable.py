@@ -136,19 +136,19 @@ class OwnEncoder(nn.Module):
         )
         return self._product(mixed.transpose(1, 2).reshape(x.shape), f"{layer}.mix")
 
-
     def _of_distances(self, query: Tensor, key: Tensor, layer: int) -> Tensor:
         """What scores have of the distances of tokens, unscaled. query, key: [texts, heads, tokens, size]."""
         distances, places = self.encoder.settings.distances, np.arange(query.shape[2])
         assert distances is not None
         rows = torch.from_numpy(distances.rows(places[:, None] - places)).to(query.device).expand(*query.shape[:3], -1)
         keys_at, queries_at = (
-            self._of(f"{layer}.{name}").to(query.dtype).unflatten(1, (query.shape[1], -1)).permute(1, 2, 0)
+            self._of(f"{layer}.{name}").to(query.dtype).reshape(-1, *query.shape[1::2]).permute(1, 2, 0)
             for name in ("keys_at", "queries_at")
         )
-        of_keys = (query @ keys_at).gather(3, rows)
+        of_keys: Tensor = (query @ keys_at).gather(3, rows)
         of_queries: Tensor = (key @ queries_at).gather(3, rows.transpose(2, 3)).transpose(2, 3)
-        return of_keys + of_queries
+        of_both: Tensor = of_keys + of_queries
+        return of_both
 
 
 def _turned(x: Tensor, by: Tensor) -> Tensor:

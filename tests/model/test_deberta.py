@@ -121,10 +121,11 @@ def test_the_config_of_deberta_v3_is_read(tmp_path: Path) -> None:
     about = json.loads(path.read_text())
     kept = ("architectures", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "id2label")
     of_v3 = {
-        "model_type": "deberta-v2", "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "pos_att_type": "p2c|c2p",
-        "hidden_dropout_prob": 0.1, "initializer_range": 0.02, "max_position_embeddings": 512, "layer_norm_eps": 1e-7,
-        "relative_attention": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True,
-        "max_relative_positions": -1, "position_biased_input": False, "type_vocab_size": 0,
+        "model_type": "deberta-v2", "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu",
+        "pos_att_type": "p2c|c2p", "hidden_dropout_prob": 0.1, "initializer_range": 0.02, "layer_norm_eps": 1e-7,
+        "max_position_embeddings": 512, "relative_attention": True, "position_buckets": 8, "share_att_key": True,
+        "norm_rel_ebd": "layer_norm", "max_relative_positions": -1, "position_biased_input": False,
+        "type_vocab_size": 0,
     }  # fmt: skip
     path.write_text(json.dumps({key: about[key] for key in (*kept, "vocab_size")} | of_v3))
     compare(folder, TEXTS + LONG)

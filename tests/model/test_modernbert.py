@@ -16,7 +16,9 @@ from torch_folders import (
     TEXTS,
     body,
     by_sentence_transformers,
+    by_transformers,
     change,
+    classified,
     classifier,
     compare,
     sentences,
@@ -27,7 +29,7 @@ from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import vectors
 from broadsheet.pipeline.errors import ModelError
 from broadsheet.pipeline.model import encoder_file, encoder_folder, encoder_keys
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import load_model
 from broadsheet.pipeline.model.encoder import Encoder, Rotary
 from broadsheet.pipeline.model.torch_encoder import TorchEncoder
 

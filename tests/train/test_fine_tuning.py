@@ -88,7 +88,9 @@ def as_texts(texts: list[str]) -> Texts:
     return Texts.of([text.encode() for text in texts])
 
 
-@pytest.mark.parametrize("family", ["drawn", "xlm-roberta", "roberta", "modernbert", "gte", "deberta-v2", "electra", "fnet"])
+@pytest.mark.parametrize(
+    "family", ["drawn", "xlm-roberta", "roberta", "modernbert", "gte", "deberta-v2", "electra", "fnet"]
+)
 def test_what_learns_is_what_our_engine_computes(tmp_path: Path, folder: Path, family: str) -> None:
     from broadsheet.pipeline.train.tunable import tunable
 
