@@ -44,14 +44,14 @@ def learned(articles: list[str]) -> Tokenizer:
     return made
 
 
-def drawn(tokenizer: Tokenizer, most: int, is_gte: bool) -> Encoder:
+def drawn(tokenizer: Tokenizer, limit: int, is_gte: bool) -> Encoder:
     """A classifier of ours with random weights.
 
     Parameters
     ----------
     tokenizer : Tokenizer
         Its tokens.
-    most : int
+    limit : int
         Tokens of a text that it reads.
     is_gte : bool
         Whether it is `gte`, or DeBERTa.
@@ -77,7 +77,7 @@ def drawn(tokenizer: Tokenizer, most: int, is_gte: bool) -> Encoder:
             tables = (f"{layer}.keys_at", f"{layer}.queries_at")
             weights |= {name: random(2 * DISTANCES.span, WIDTH) for name in tables}
     settings = Settings(
-        layers=LAYERS, heads=HEADS, epsilon=1e-7, activation="gelu", pooling="cls", most=most, rules=None,
+        layers=LAYERS, heads=HEADS, epsilon=1e-7, activation="gelu", pooling="cls", most=limit, rules=None,
         head=("tanh" if is_gte else "gelu",), rotary=(ROTARY,) * LAYERS if is_gte else (), is_gated=is_gte,
         distances=None if is_gte else DISTANCES,
     )  # fmt: skip

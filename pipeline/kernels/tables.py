@@ -513,8 +513,8 @@ def distance_table(encoder: Encoder, shape: EncoderShape, layer: int) -> Floats:
     assert settings.distances is not None
     both = np.stack([encoder.weights[f"{layer}.{name}"] for name in ("keys_at", "queries_at")], axis=1)
     of_heads = both.astype(np.float32).reshape(len(both), 2, settings.heads, -1)
-    most = _up(settings.most, _MOST_QUERIES)
-    rows = settings.distances.rows(most - np.arange(2 * most))
+    half = _up(settings.most, _MOST_QUERIES)
+    rows = settings.distances.rows(half - np.arange(2 * half))
     return _filled(of_heads, 3, shape.head).reshape(len(both), -1)[rows]
 
 

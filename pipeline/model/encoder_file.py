@@ -355,27 +355,27 @@ def _trunk(config: Json, tensors: _Tensors, body: _Body, name: str) -> _Trunk:
         rotary = modernbert_folder.rotary_of(config, layers, name)
         settings |= {"rotary": rotary, "is_pre_norm": True, "is_gated": True}
         weights = modernbert_folder.weights_of(tensors, config, layers)
-        most = config.get("max_position_embeddings", MOST_TOKENS)
+        places = config.get("max_position_embeddings", MOST_TOKENS)
     elif config["model_type"] in _OF_GTE:
         settings |= {"rotary": (gte_folder.rotary_of(config, name),) * layers, "is_gated": True}
         weights = gte_folder.weights_of(tensors, config, layers)
-        most = gte_folder.places_of(config)
+        places = gte_folder.places_of(config)
     elif body is _DEBERTA:
         distances = settings["distances"] = deberta_folder.distances_of(config, name)
         weights = {"embedding": deberta_folder.embedding_of(tensors, config), **_layers(tensors, layers, body)}
         weights |= deberta_folder.projected(tensors, config, distances, layers)
-        most = config.get("max_position_embeddings", 512)
+        places = config.get("max_position_embeddings", 512)
     else:
         padding = int(config.get("pad_token_id", 1)) if body.counts_padding else None
         settings["padding"] = padding
         weights = {**_embeddings(tensors, body), **_layers(tensors, layers, body)}
-        most = len(weights["places"]) - (0 if padding is None else padding + 1)
+        places = len(weights["places"]) - (0 if padding is None else padding + 1)
     for key, size in _sizes(weights, tensors, body).items():  # transformers would draw other weights at random
         if config.get(key, size) != size:
             raise ModelError(
                 f"{name}: its {key} in {CONFIG_FILE} is {config[key]!r:.40}, and its weights have {size:,}"
             )
-    return _Trunk(weights, most, settings)
+    return _Trunk(weights, places, settings)
 
 
 _LEAST_TOKENS = 3
