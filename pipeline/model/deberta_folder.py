@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ModelError
 from .encoder import Distances
 from .encoder_keys import Json, NotInKernels
 
@@ -90,8 +91,10 @@ def embedding_of(stored: Any, config: Json) -> Tensor:
     return of_first
 
 
-def projected(stored: Any, config: Json, distances: Distances, layers: int) -> dict[str, Tensor]:
+def projected(stored: Any, config: Json, distances: Distances, layers: int, name: str) -> dict[str, Tensor]:
     """The keys and queries of distances, of each layer, float32 [2 span, width].
+
+    Raises ModelError where the folder has vectors of other distances than config.json says.
 
     Parameters
     ----------
@@ -103,9 +106,14 @@ def projected(stored: Any, config: Json, distances: Distances, layers: int) -> d
         How distances are counted.
     layers : int
         How many layers.
+    name : str
+        What the folder is called in messages.
 
     """
-    vectors = stored["encoder.rel_embeddings.weight"][: 2 * distances.span].astype(np.float64)
+    vectors = stored["encoder.rel_embeddings.weight"].astype(np.float64)
+    if len(vectors) != 2 * distances.span:
+        what = f"its position_buckets are {distances.span}, of which it has {len(vectors):,} vectors"
+        raise ModelError(f"{name}: {what} in place of {2 * distances.span}: save the folder again")
     if _LAYER_NORM in [one.strip() for one in str(config.get("norm_rel_ebd", "none")).lower().split("|")]:
         vectors = vectors - vectors.mean(axis=1, keepdims=True)
         vectors /= np.sqrt((vectors**2).mean(axis=1, keepdims=True) + config.get("layer_norm_eps", 1e-7))

@@ -363,7 +363,7 @@ def _trunk(config: Json, tensors: _Tensors, body: _Body, name: str) -> _Trunk:
     elif body is _DEBERTA:
         distances = settings["distances"] = deberta_folder.distances_of(config, name)
         weights = {"embedding": deberta_folder.embedding_of(tensors, config), **_layers(tensors, layers, body)}
-        weights |= deberta_folder.projected(tensors, config, distances, layers)
+        weights |= deberta_folder.projected(tensors, config, distances, layers, name)
         places = config.get("max_position_embeddings", 512)
     else:
         padding = int(config.get("pad_token_id", 1)) if body.counts_padding else None

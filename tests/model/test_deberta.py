@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import CommandHere
 from torch_folders import (
     TEXTS,
     body,
@@ -21,6 +22,7 @@ from torch_folders import (
 
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import vectors
+from broadsheet.pipeline.errors import ModelError
 from broadsheet.pipeline.model import encoder_folder
 from broadsheet.pipeline.model.charcnn import load_model
 from broadsheet.pipeline.model.encoder import Distances, Encoder
@@ -112,6 +114,21 @@ def test_what_our_kernels_lack_is_computed_by_pytorch(tmp_path: Path, more: dict
     model = load_model(classifier(tmp_path / "folder", "deberta-v2", **more))
     assert isinstance(model.encoder, TorchEncoder)
     assert reason in model.card["computed by"]
+
+
+def test_inspect_says_how_it_counts_distances(tmp_path: Path, broadsheet_here: CommandHere) -> None:
+    code, said = broadsheet_here("inspect", classifier(tmp_path / "folder", "deberta-v2"))
+    words = " ".join(said.split())
+    assert code == 0, said
+    assert "by the distance of two tokens: each up to 4, groups from there to 64" in words
+    assert "runs in own kernels on a GPU, NumPy on a CPU" in words
+
+
+def test_vectors_of_other_distances_than_config_says_are_refused(tmp_path: Path) -> None:
+    folder = classifier(tmp_path / "folder", "deberta-v2")
+    change(folder / "config.json", position_buckets=16)
+    with pytest.raises(ModelError, match="position_buckets are 16, of which it has 16 vectors in place of 32"):
+        load_model(folder)
 
 
 def test_the_config_of_deberta_v3_is_read(tmp_path: Path) -> None:
