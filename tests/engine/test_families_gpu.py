@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import encoder_folders
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -169,6 +170,19 @@ def test_no_bit_depends_on_other_texts(
     for row in (0, len(texts) - 1, len(texts) - 2, len(texts) - 9):
         alone, _ = device.compute(*buffers([many[row]]), True)
         assert np.array_equal(alone[0].view(np.uint32), whole[row].view(np.uint32))
+
+
+def test_gte_with_tokens_of_bert_reads_bytes_on_the_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("transformers.models.gte", reason="needs transformers 5.24")
+    of = load_model(encoder_folders.classifier(tmp_path / "folder", "gte"))
+    given = given_texts(encoder_folders.TEXTS * 30)
+    with closing(open_engine(of, "cuda")) as gpu, closing(open_engine(of, "cpu")) as cpu:
+        assert gpu.reads_gpu_texts
+        found, want = gpu.classify(given, all_scores=True), cpu.classify(given, all_scores=True)
+    assert found.all_scores is not None
+    assert want.all_scores is not None
+    np.testing.assert_allclose(found.all_scores, want.all_scores, atol=HALF)
+    np.testing.assert_array_equal(found.truncated, want.truncated)
 
 
 def test_a_window_hides_what_lies_beyond_it(tmp_path: Path) -> None:
