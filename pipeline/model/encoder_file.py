@@ -444,7 +444,10 @@ def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:
     for one in listed:
         check_keys(one, MODULE, MODULES_FILE, name)
         package, _, kind = one["type"].rpartition(".")
-        if package.split(".")[0] != "sentence_transformers" or kind not in ("Transformer", *MODULES):
+        is_of_library = package.split(".")[0] == "sentence_transformers"
+        if is_of_library and kind == "LayerNorm":
+            raise NotInKernels(name, "it has a module LayerNorm", f"{', '.join(MODULES)} are")
+        if not is_of_library or kind not in ("Transformer", *MODULES):
             raise refused(
                 name, f"it has a module {one['type']!r:.80}", f"{', '.join(MODULES)} of sentence-transformers are"
             )
