@@ -186,7 +186,7 @@ def _of_encoder(encoder: Encoder | TorchEncoder) -> dict[str, str]:
         "encoder": f"{layers} of {width} values and {encoder.settings.heads} heads, {encoder.settings.activation}",
         "runs in": f"{encoder.runs_in} on a GPU, NumPy on a CPU",
         "reads": most,
-        **({} if settings.has_places else {"places": _places(encoder)}),
+        **({} if encoder.settings.has_places else {"places": _places(encoder)}),
         "head": f"of {of}: {head}",
     }
 
