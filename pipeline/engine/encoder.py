@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -124,7 +124,10 @@ class OnCuda:
     NoRoom where the GPU is full.
     """
 
-    vocabulary = ""
+    @cached_property
+    def vocabulary(self) -> str:
+        """As of `Compute`. Tokens that the GPU makes are not shared: they cost little."""
+        return "" if self.reads_gpu_texts else vocabulary_of(self.encoder)
 
     def __init__(self, encoder: Encoder, precision: str, kernels: str) -> None:
         import cupy as cp
@@ -147,6 +150,7 @@ class OnCuda:
                 f"this is {precision} on {digits[:-1]}.{digits[-1]}, with {encoder.width // encoder.settings.heads} "
                 f"and {encoder.width:,}. Add --device cpu"
             )
+        self.encoder = encoder
         self._device, self.device_name = device, f"cuda:{number_on_host(device.id)}"
         self.reads_gpu_texts = isinstance(encoder.tokens, WordPiece)  # others make tokens on the host
         with self._failures("the encoder"):
@@ -161,14 +165,27 @@ class OnCuda:
         with self._device, self._failures(f"a batch of {len(texts):,} texts"):
             if not isinstance(texts.data, np.ndarray) and not texts.is_written:
                 self._device.synchronize()
-            found, is_cut = self._computed.compute(texts.data, texts.offsets, True, self._timed(spans), computed)
+            found, is_cut = self._computed.compute(
+                texts.data, texts.offsets, True, self._timed(spans), computed, partial(self._tokens_of, texts, spans)
+            )
         return _by_head(found, [one.encoder.weights["last"].shape[1] for one in computed], len(texts)), is_cut
 
     def of_texts(self, texts: Texts, is_logits: bool, spans: list[Span] | None) -> tuple[Floats, NDArray[np.bool_]]:
         with self._device, self._failures(f"a batch of {len(texts):,} texts"):
             if not isinstance(texts.data, np.ndarray) and not texts.is_written:
                 self._device.synchronize()  # whoever wrote the text may have used any stream
-            return self._computed.compute(texts.data, texts.offsets, is_logits, self._timed(spans))
+            return self._computed.compute(
+                texts.data, texts.offsets, is_logits, self._timed(spans), (), partial(self._tokens_of, texts, spans)
+            )
+
+    def _tokens_of(self, texts: Texts, spans: list[Span] | None, data: NDArray[np.uint8], offsets: Integers) -> Tokens:
+        """The tokens of some of the texts, which another encoder with this vocabulary may have made."""
+
+        def make() -> Tokens:
+            with span("tokens", spans, "compute", self.device_name):
+                return self.encoder.tokens_of(data, offsets)
+
+        return make() if texts.sharing is None else texts.sharing.tokens(self.vocabulary, data, offsets, make)
 
     @contextmanager
     def _failures(self, what: str) -> Iterator[None]:
@@ -197,6 +214,7 @@ class OnCuda:
         return timed
 
     def close(self) -> None:
+        self._computed.close()
         del self._computed
 
 

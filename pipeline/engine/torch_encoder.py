@@ -30,6 +30,7 @@ from ..errors import BroadsheetError, ModelError, NoRoom, UsageError, install
 from ..model.stored_tokenizer import strings
 from ..model.torch_encoder import ACTIVATION, CONFIG, TorchEncoder
 from ..model.trunk import base_of, vocabulary_of
+from ..processes.threads import one_ahead
 from ..telemetry.spans import Span, span
 from .base import TORCH, Backend, Texts
 
@@ -187,12 +188,7 @@ class OnTorch:
 
             return make() if sharing is None else sharing.tokens(self.vocabulary, data, places, make)
 
-        pending = [self._tokenizing.submit(tokens_of, first) for first in range(0, len(offsets) - 1, self._group)[:1]]
-        for first in range(self._group, len(offsets) - 1 + self._group, self._group):
-            group = pending.pop().result()
-            if first < len(offsets) - 1:
-                pending.append(self._tokenizing.submit(tokens_of, first))
-            yield group
+        return one_ahead(self._tokenizing, tokens_of, range(0, len(offsets) - 1, self._group))
 
     def _computed(self, model: Forward, encoded: list[Any], models: Sequence[OnTorch]) -> list[Floats]:
         """What models of one trunk make of texts, float32 [texts, outputs] each, in the order of the texts.

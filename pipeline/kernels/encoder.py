@@ -2,15 +2,15 @@
 
 Texts become tokens many at a time. As many texts as fill the rows that there is room for are then computed together,
 one after another without padding; each value depends on its own text alone. While the GPU computes, the host plans what
-comes next.
+comes next, and makes the tokens of the next texts where a stored tokenizer makes them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
 from threading import Lock
 from typing import Any, NamedTuple, cast
 
@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from ..model.encoder import Encoder
 from ..model.stored_tokenizer import StoredTokenizer
-from ..model.wordpiece import WordPiece
+from ..model.wordpiece import Tokens, WordPiece
+from ..processes.threads import one_ahead
 from . import catalog
 from .catalog import ATTENTION_ROWS, Activation
 from .ops import Operations, or_null
@@ -43,6 +44,8 @@ from .weights import to_device
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 Timed = Callable[[str], AbstractContextManager[object]]
+MakeTokens = Callable[[NDArray[np.uint8], Integers], Tokens]
+"""Makes tokens on the host: of texts as in `WordPiece.of_texts`."""
 
 _ROWS_OF_AN_SM = 512
 """Tokens that are computed together, by the number of SMs: so many that a last wave of tiles hardly counts."""
@@ -54,7 +57,10 @@ _HEAD_VALUES = 2048
 """Of the longest vector of a head, where a block has room for several texts."""
 
 _TEXTS, _BYTES = 1 << 14, 1 << 25
-"""Of texts that become tokens together."""
+"""Of texts that become tokens together on the GPU."""
+
+_HOST_BYTES = 1 << 19
+"""Of texts that become tokens together on the host: some 100,000 tokens, so that the GPU soon has the first of them."""
 
 
 class DeviceEncoder:
@@ -97,6 +103,7 @@ class DeviceEncoder:
         # Kernels count what is stored in 32 bits.
         self._rows = max(min(rows or _ROWS_OF_AN_SM * ops.sms, ((1 << 32) - 1) // max(pitches.values())), settings.most)
         self._stream = cp.cuda.Stream(non_blocking=True)
+        self._tokenizing = ThreadPoolExecutor(1, "broadsheet-tokens")
         with self._stream:
             if isinstance(encoder.tokens, WordPiece):
                 self._upload_vocabulary(encoder.tokens)
@@ -145,6 +152,7 @@ class DeviceEncoder:
         is_logits: bool,
         timed: Timed = lambda name: nullcontext(),
         heads: Sequence[DeviceEncoder] = (),
+        make_tokens: MakeTokens | None = None,
     ) -> tuple[Floats, NDArray[np.bool_]]:
         """Compute N texts in valid UTF-8.
 
@@ -158,6 +166,8 @@ class DeviceEncoder:
             Is called with the name of a step, and encloses it.
         heads : sequence of DeviceEncoder
             Encoders with the same trunk on the same device, whose heads are computed; by default this one's.
+        make_tokens : callable, optional
+            Is called, in a thread of its own, where the host makes the tokens. By default the encoder's `tokens_of`.
 
         Returns
         -------
@@ -170,18 +180,13 @@ class DeviceEncoder:
         outputs = sum(one._heads[is_logits].outputs for one in heads)
         parts = [(np.empty((0, outputs), np.float32), np.empty(0, np.bool_))]
 
-        def begun() -> Iterator[DeviceTokens | None]:
-            for first, last in _groups(offsets, _BYTES, _TEXTS):
-                with timed("tokens"):
-                    tokens = self.tokens(data[int(offsets[first]) : int(offsets[last])], offsets[first : last + 1])
-                yield tokens
-            yield None
-
         with self._lock, self._stream:
-            try:  # the tokens of the next texts are begun before these are computed
-                computed = [
-                    (it, self._vectors(it, is_logits, timed, heads)) for it, _ in pairwise(begun()) if it is not None
-                ]
+            try:
+                if isinstance(self.encoder.tokens, StoredTokenizer):
+                    groups = self._tokens_by_host(data, offsets, make_tokens or self.encoder.tokens_of)
+                else:
+                    groups = self._tokens_by_gpu(data, offsets, timed)
+                computed = [(tokens, self._vectors(tokens, is_logits, timed, heads)) for tokens in groups]
                 for tokens, vectors in computed:
                     parts.append((vectors.get(), tokens.is_cut.get().astype(np.bool_)))
             finally:  # what is copied to the host may be under way
@@ -189,12 +194,32 @@ class DeviceEncoder:
         found, is_cut = zip(*parts, strict=True)
         return np.concatenate(found), np.concatenate(is_cut)
 
+    def _tokens_by_gpu(self, data: Any, offsets: Integers, timed: Timed) -> Iterator[DeviceTokens]:
+        """The tokens of groups of texts. Those of the next group are begun before one is computed."""
+        begun: DeviceTokens | None = None
+        for first, last in _groups(offsets, _BYTES, _TEXTS):
+            with timed("tokens"):
+                following = self.tokens(data[int(offsets[first]) : int(offsets[last])], offsets[first : last + 1])
+            if begun is not None:
+                yield begun
+            begun = following
+        if begun is not None:
+            yield begun
+
+    def _tokens_by_host(self, data: Any, offsets: Integers, make_tokens: MakeTokens) -> Iterator[DeviceTokens]:
+        """The same, by a thread of the host: it makes those of the next group while the GPU computes."""
+        on_host = cp.asnumpy(data)
+
+        def made(group: tuple[int, int]) -> Tokens:
+            first, last = group
+            some = offsets[first : last + 1]
+            return make_tokens(on_host[int(some[0]) : int(some[-1])], some - some[0])
+
+        for found in one_ahead(self._tokenizing, made, _groups(offsets, _HOST_BYTES, _TEXTS)):
+            yield self._uploaded_tokens(found)
+
     def tokens(self, data: Any, offsets: Integers) -> DeviceTokens:
-        """Begin what makes tokens of texts: on CuPy's current stream, whose order they have. A stored tokenizer makes
-        them on the host, while the GPU computes the texts before.
-        """
-        if isinstance(self.encoder.tokens, StoredTokenizer):
-            return self._tokens_of_host(data, offsets)
+        """Begin to make tokens of texts on the GPU: on CuPy's current stream, whose order they have."""
         most, texts = self.encoder.settings.most, len(offsets) - 1
         rooms = np.concatenate([[0], np.cumsum(np.minimum(most, 2 + self._most_tokens * np.diff(offsets)))[:-1]])
         size = int(rooms[-1]) + most
@@ -214,20 +239,15 @@ class DeviceEncoder:
         done.record()
         return DeviceTokens(ids, None, rooms_there, on_host, is_cut, done)
 
-    def _tokens_of_host(self, data: Any, offsets: Integers) -> DeviceTokens:
-        """Make tokens on the host, and begin to copy them. It also finds their places, which spelled-out padding
-        changes.
-        """
-        found = self.encoder.tokens_of(cp.asnumpy(data), offsets - offsets[0])
+    def _uploaded_tokens(self, found: Tokens) -> DeviceTokens:
+        """Begin to copy tokens to the GPU, with their places where padding that is spelled out changes these."""
         places = None
         if self.encoder.settings.padding is not None:
             places = cp.asarray(self.encoder.places_of(found.ids, found.ends).astype(np.int32))
         counts = np.diff(found.ends).astype(np.int32)
         on_device = cp.asarray(found.ids.astype(np.int32)), places, cp.asarray(found.ends[:-1])
         is_cut = cp.asarray(found.is_cut.astype(np.uint8))
-        done = cp.cuda.Event(disable_timing=True)
-        done.record()
-        return DeviceTokens(*on_device, counts, is_cut, done)
+        return DeviceTokens(*on_device, counts, is_cut, None)
 
     def _vectors(
         self, tokens: DeviceTokens, is_logits: bool, timed: Timed, heads: Sequence[DeviceEncoder]
@@ -240,7 +260,8 @@ class DeviceEncoder:
             As of `compute`.
 
         """
-        tokens.done.synchronize()
+        if tokens.done is not None:
+            tokens.done.synchronize()
         settings = self.encoder.settings
         vectors = self._buffers["normed" if settings.is_pre_norm else "x"]
         outs = [cp.empty((len(tokens.counts), one._heads[is_logits].outputs), np.float32) for one in heads]
@@ -376,6 +397,10 @@ class DeviceEncoder:
         with batch.timed("norm"):
             self._ops.launch(kernel, (-(-batch.rows // catalog.WARPS),), arguments)
 
+    def close(self) -> None:
+        """End the thread that makes tokens."""
+        self._tokenizing.shutdown()
+
     def _norm(self, name: str) -> tuple[cp.ndarray, cp.ndarray]:
         return self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
 
@@ -420,8 +445,8 @@ class DeviceTokens(NamedTuple):
         How many each has, on the host once `done` has happened.
     is_cut : uint8 [texts]
         1 where a text has more.
-    done : Event
-        After which all is there.
+    done : Event, or None
+        After which `counts` are there; None where they are there already.
 
     """
 
@@ -430,7 +455,7 @@ class DeviceTokens(NamedTuple):
     rooms: cp.ndarray
     counts: NDArray[np.int32]
     is_cut: cp.ndarray
-    done: cp.cuda.Event
+    done: cp.cuda.Event | None
 
 
 def _shares(sizes: NDArray[np.int32], is_long: bool, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

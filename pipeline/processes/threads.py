@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
 _T = TypeVar("_T")
+_Item = TypeVar("_Item")
 
 WORKERS_PER_HOST = "broadsheet.workers-per-host"
 """Of Dask's configuration, in the workers of a cluster that is started here: how many share the cores. (Such a worker
@@ -68,6 +69,29 @@ def threads(count: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
+
+
+def one_ahead(pool: ThreadPoolExecutor, make: Callable[[_Item], _T], items: Iterable[_Item]) -> Iterator[_T]:
+    """Yield ``make(item)`` for each item, in order. While you use one result, a thread of the pool makes the next.
+
+    Parameters
+    ----------
+    pool : ThreadPoolExecutor
+        Runs `make`, at most twice at once.
+    make : callable
+        Takes an item. What it raises is raised where its result would be yielded.
+    items : iterable
+        The items.
+
+    """
+    waiting: Future[_T] | None = None
+    for item in items:
+        following = pool.submit(make, item)
+        if waiting is not None:
+            yield waiting.result()
+        waiting = following
+    if waiting is not None:
+        yield waiting.result()
 
 
 class SingleThreadedBlas:

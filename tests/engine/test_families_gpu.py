@@ -16,10 +16,12 @@ from torch_folders import TEXTS, change, classifier, sentences
 
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.encoder import OnCpu
-from broadsheet.pipeline.engine.open import open_engine, vectors, why_no_gpu
+from broadsheet.pipeline.engine.open import open_engine, opened, vectors, why_no_gpu
+from broadsheet.pipeline.labelling.scored import Scoring, score
 from broadsheet.pipeline.model import encoder_folder
 from broadsheet.pipeline.model.charcnn import Model, load_model
 from broadsheet.pipeline.model.encoder import Encoder
+from broadsheet.pipeline.telemetry.spans import Span
 
 pytest.importorskip("torch", reason="PyTorch is not installed (extra torch)")
 pytest.importorskip("transformers", reason="transformers is not installed (extra torch)")
@@ -160,7 +162,7 @@ def test_no_bit_depends_on_other_texts(
     name: str, generation: str, model: Callable[[str], Model], texts: list[str]
 ) -> None:
     of = model(name)
-    device, many = on_gpu(of, generation, "fp16"), texts * 20
+    device, many = on_gpu(of, generation, "fp16"), texts * 40  # of several groups that become tokens together
     whole, _ = device.compute(*buffers(many), True)
     order = np.random.default_rng(0).permutation(len(many))[: len(many) // 3]
     part, _ = device.compute(*buffers([many[row] for row in order]), True)
@@ -183,6 +185,15 @@ def test_gte_with_tokens_of_bert_reads_bytes_on_the_gpu(tmp_path: Path) -> None:
     assert want.all_scores is not None
     np.testing.assert_allclose(found.all_scores, want.all_scores, atol=HALF)
     np.testing.assert_array_equal(found.truncated, want.truncated)
+
+
+def test_encoders_of_one_vocabulary_share_the_tokens(tmp_path: Path, texts: list[str]) -> None:
+    models = [made(tmp_path / f"{layers}", num_hidden_layers=layers) for layers in (2, 3)]
+    alone = [passed([model], texts)[0][0] for model in models]
+    together, steps = passed(models, texts)
+    assert steps["tokens"] == 1
+    for own, found in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(own, found)
 
 
 def test_a_window_hides_what_lies_beyond_it(tmp_path: Path) -> None:
@@ -218,6 +229,16 @@ def test_vectors_of_sentence_transformers(tmp_path: Path) -> None:
     given = given_texts(TEXTS)
     found = vectors(encoder, given.data, given.offsets, "cuda")
     np.testing.assert_allclose(found, vectors(encoder, given.data, given.offsets, "cpu"), atol=HALF)
+
+
+def passed(models: list[Model], texts: list[str]) -> tuple[list[Any], dict[str, int]]:
+    """The scores of texts by each model, computed in one pass, and how often each step was done."""
+    spans: list[Span] = []
+    with opened(models, "cuda") as engines:
+        wanted = [Scoring(all_scores=True) for _ in models]
+        found = score(given_texts(texts), engines, wanted, spans, each_kernel=True)
+    names = [span.name for span in spans]
+    return [one.all_scores for one in found], {name: names.count(name) for name in names}
 
 
 def buffers(texts: list[str] | str) -> tuple[Any, Any]:
