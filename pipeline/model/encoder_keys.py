@@ -141,6 +141,7 @@ CONFIG["gte"] = Keys(
             "hidden_dropout_prob attention_probs_dropout_prob classifier_dropout initializer_range"
             " gradient_checkpointing"
         ),
+        "it says to how many values vectors may be cut": "matryoshka_dimensions",
         "transformers does not read them for gte": (
             "auto_map position_embedding_type layer_norm_type logn_attention_scale logn_attention_clip1 pack_qkv"
             " unpad_inputs use_memory_efficient_attention"
@@ -160,6 +161,7 @@ CONFIG["new"] = Keys(
     | {
         _IN_TRAINING: CONFIG["gte"].unused[_IN_TRAINING],
         "they choose among programs of the same function": "unpad_inputs use_memory_efficient_attention",
+        "it says to how many values vectors may be cut": "matryoshka_dimensions",
         "it counts only with logn_attention_scale": "logn_attention_clip1",
         "it names code of the authors, which is not run": "auto_map",
     },

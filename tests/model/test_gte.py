@@ -119,6 +119,20 @@ def sorted_scores(scores: dict[str, float], classes: tuple[str, ...]) -> list[fl
     return [scores[name] for name in classes]
 
 
+def test_a_config_of_the_authors_that_transformers_reads_gives_what_it_gives(tmp_path: Path) -> None:
+    """As snowflake-arctic-embed-m-v2.0 has it, on which JQL's heads are: of the kind that transformers knows."""
+    folder = with_drawn_biases(classifier(tmp_path / "folder", "gte"))
+    path = folder / "config.json"
+    about = json.loads(path.read_text())
+    del about["rope_parameters"]
+    code = {"AutoModel": "modeling_hf_alibaba_nlp_gte.GteModel"}
+    of_authors = _OF_AUTHORS | {"model_type": "gte", "auto_map": code, "rope_theta": 700.0, "unpad_inputs": "false"}
+    path.write_text(json.dumps(about | of_authors | {"matryoshka_dimensions": [256]}))
+    encoder = compare(folder, TEXTS + LONG).encoder
+    assert isinstance(encoder, Encoder)
+    assert encoder.settings.rotary[0] == Rotary(700.0)
+
+
 def test_scaled_angles_are_those_of_the_authors(tmp_path: Path) -> None:
     """Their NTKScalingRotaryEmbedding: 1 / (base * factor) ** (2 i / d), divided by factor ** (2 / d)."""
     import transformers
