@@ -196,15 +196,15 @@ class DeviceEncoder:
 
     def _tokens_by_gpu(self, data: Any, offsets: Integers, timed: Timed) -> Iterator[DeviceTokens]:
         """The tokens of groups of texts. Those of the next group are begun before one is computed."""
-        begun: DeviceTokens | None = None
+        waiting: DeviceTokens | None = None
         for first, last in _groups(offsets, _BYTES, _TEXTS):
             with timed("tokens"):
                 following = self.tokens(data[int(offsets[first]) : int(offsets[last])], offsets[first : last + 1])
-            if begun is not None:
-                yield begun
-            begun = following
-        if begun is not None:
-            yield begun
+            if waiting is not None:
+                yield waiting
+            waiting = following
+        if waiting is not None:
+            yield waiting
 
     def _tokens_by_host(self, data: Any, offsets: Integers, make_tokens: MakeTokens) -> Iterator[DeviceTokens]:
         """The same, by a thread of the host: it makes those of the next group while the GPU computes."""
