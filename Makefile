@@ -34,6 +34,7 @@ lint: $(VENV)/linted
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python .ci/prose
 
 # Reports files and functions by room; fails for those that are too long.
 size:

@@ -3,14 +3,12 @@
     python -m benchmarks.pages
     python -m benchmarks.pages --plots    # ladder.png and serving.png too
 
-A page is edited as it is. A figure in it stands between two comments, of which the first says what it is, in the
-syntax of Python's f-strings: `<!-- figure {gpu.articles:,} -->262,144<!-- end -->`, where `gpu` is
-benchmarks/results/gpu.json. So does a table, a row for each element and a column for each line:
+You edit a page as it is. A figure in it stands between two comments. The first says how the figure is computed, in the
+syntax of Python's f-strings: in `<!--figure:{gpu.articles:,}-->262,144<!--end-->`, `gpu` is
+benchmarks/results/gpu.json. A name without braces stands for an expression in pages.toml, beside this file.
 
-    <!-- table row in gpu.ours
-    batch | {row.batch:,}
-    articles/s | {row.articles_per_second:,.0f}
-    -->
+A table has no mark. pages.toml says on which page it is and how it is computed; its head there finds it on the page. To
+add one, write its head and one more line beginning with `|` into the page, then run this.
 
 A figure begins no line, for Markdown would end the paragraph there. What else the braces may use is in figures.py.
 """
@@ -20,13 +18,15 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import figures
 from benchmarks.record import RESULTS, ROOT
 
-MARKED = re.compile(r"(?<!\n)<!-- (figure) (.*?) -->.*?<!-- end -->|<!-- (table) (.*?)\n-->.*?<!-- end -->", re.DOTALL)
+MARKED = re.compile(r"(?<!\n)<!--figure:(.*?)-->.*?<!--end-->", re.DOTALL)
+CONTENT = tomllib.loads(Path(__file__).with_name("pages.toml").read_text())
 
 
 class Record(dict[str, Any]):
@@ -41,29 +41,60 @@ def read_results(folder: Path) -> dict[str, Record]:
     return {file.stem: json.loads(file.read_text(), object_hook=Record) for file in sorted(folder.glob("*.json"))}
 
 
-def refreshed(page: str, results: dict[str, Record]) -> str:
-    """The page with the figures that the results give."""
+def refreshed(page: str, text: str, results: dict[str, Record]) -> str:
+    """The text of a page with the figures and tables that the results give.
+
+    Parameters
+    ----------
+    page
+        The page's path in the repository, such as `docs/accuracy.md`.
+    text
+        What the page holds.
+    results
+        All results, by the names of their files.
+
+    Raises
+    ------
+    ValueError
+        The head of a table of this page is not on the page, or is there twice.
+
+    """
     names = vars(figures) | results
 
     def made(match: re.Match[str]) -> str:
-        kind, what = match[1] or match[3], match[2] or match[4]
-        if kind == "figure":
-            return f"<!-- figure {what} -->{formatted(what)}<!-- end -->"
-        rows, *columns = what.split("\n")
-        heads, cells = zip(*(column.split(" | ", 1) for column in columns), strict=True)
-        lines = eval(f'[f"""{" | ".join(cells)}""" for {rows}]', names)
-        return f"<!-- table {what}\n-->\n\n{table(formatted(' | '.join(heads)), lines)}\n\n<!-- end -->"
+        what = match[1]
+        return f"<!--figure:{what}-->{formatted(CONTENT['figures'].get(what, what), names)}<!--end-->"
 
-    def formatted(text: str) -> str:
-        return str(eval(f'f"""{text}"""', names))
-
-    return MARKED.sub(made, page)
+    for table in CONTENT["table"]:
+        if table["page"] == page:
+            text = with_table(text, table, names)
+    return MARKED.sub(made, text)
 
 
-def table(head: str, rows: list[str]) -> str:
-    """A table in Markdown. `head` and each row are cells with " | " between them."""
-    lines = [f"| {row} |".replace("  |", " |") for row in (head, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(head.split("|")), *lines[1:]])
+def formatted(text: str, names: dict[str, Any]) -> str:
+    """The text with the values of what stands in braces."""
+    return str(eval(f'f"""{text}"""', names))
+
+
+def with_table(text: str, table: dict[str, Any], names: dict[str, Any]) -> str:
+    """The text of a page with one table of pages.toml computed anew."""
+    head = list(table["columns"]) if "columns" in table else table["head"]
+    parts = re.split(rf"(?m)^{re.escape(line_of(head))}\n(?:\|.*\n)*", text)
+    if len(parts) != 2:
+        found = len(parts) - 1
+        raise ValueError(f"{table['page']} has {found} tables with this head, in place of one: {line_of(head)}")
+    if "columns" in table:  # a row for each element of an expression
+        cells = ", ".join(f'f"""{column}"""' for column in table["columns"].values())
+        rows = eval(f"[[{cells}] for {table['rows']}]", names)
+    else:
+        rows = [[formatted(cell, names) for cell in row] for row in table["cells"]]
+    lines = [line_of(head), "|" + "---|" * len(head), *map(line_of, rows)]
+    return "".join([parts[0], *(f"{line}\n" for line in lines), parts[1]])
+
+
+def line_of(cells: list[str]) -> str:
+    """A line of a table in Markdown."""
+    return f"| {' | '.join(cells)} |".replace("  |", " |")
 
 
 def main() -> None:
@@ -73,8 +104,10 @@ def main() -> None:
     parser.add_argument("--plots", action="store_true", help="draw the plots too (needs Matplotlib)")
     options = parser.parse_args()
     results = read_results(options.results)
-    for page in (options.docs.parent / "README.md", *sorted(options.docs.glob("*.md"))):
-        page.write_text(refreshed(page.read_text(), results))
+    folder = options.docs.parent
+    for file in (folder / "README.md", *sorted(options.docs.glob("*.md"))):
+        page = file.relative_to(folder).as_posix()
+        file.write_text(refreshed(page, file.read_text(), results))
     if options.plots:
         from benchmarks.pages import plots
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from math import floor, log10
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["mean", "median"]
 
@@ -25,11 +25,11 @@ def machine(about: Result, *names: str) -> str:
     """
     known, gpus = about | about.get("versions", {}), [about.gpu] if "gpu" in about else about.get("gpus", [])
     said = [f"{gpus.count(name)} x {name}" if gpus.count(name) > 1 else name for name in dict.fromkeys(gpus)]
-    said += [about.processor] if "processor" in about else []
+    said += [about.processor.replace("(R)", "").removesuffix(" Processor")] if "processor" in about else []
     said += [f"{about.cores} core{'s' if about.cores > 1 else ''}"] if "cores" in about else []
     said += [f"{_NAMES.get(name, name)} {known[name]}" for name in names if name in known]
     said += [f"commit {about.commit}"] if about.get("commit") else []
-    return ", ".join([*said, about.date]) + (f"; {about.note}" if "note" in about else "")
+    return ", ".join([*said, about.date]) + (f"; {about.note}" if about.get("note") else "")
 
 
 def listed(parts: Iterable[str], between: str = ", ") -> str:
@@ -47,6 +47,11 @@ def one_cell(text: str) -> str:
 def with_500_rows(peers: Result, way: str) -> str:
     """Percent of AG News's test rows that a way labels right which has learned from 500 others."""
     return mean_of([run for run in peers.runs if (run["set"], run.rows) == ("ag_news", 500) and way in run], way)
+
+
+def fine_tuned_on(fine_tuning: Result, rows: int) -> list[Result]:
+    """The runs on AG News in which `train --fine-tune` learned from so many rows."""
+    return [run for run in fine_tuning.runs if (run["set"], run.rows, run.way) == ("ag_news", rows, "tuned")]
 
 
 def asking(network: Result, about: str) -> str:
@@ -234,13 +239,43 @@ def leads(runs: list[Result], peer: str) -> float:
     return mean(run["ours, vectors"] - run[peer] for run in runs)
 
 
-def tuned_beside(fine_tuning: Result) -> list[tuple[str, Result, Result]]:
-    """Each set and draw of which there is a run of ours, fine-tuned, and one of SetFit; the set's name, and both."""
-    by_draw: dict[tuple[str, int], dict[str, Result]] = defaultdict(dict)
+class Tuned(NamedTuple):
+    """Two ways of fine-tuning on 500 rows of one set, in the draws of rows that both have learned.
+
+    Attributes
+    ----------
+    ours, setfit : float
+        The mean accuracy in percent.
+    our_seconds, setfit_seconds : float
+        The mean time to a model.
+    draws : int
+        The number of draws.
+
+    """
+
+    ours: float
+    setfit: float
+    our_seconds: float
+    setfit_seconds: float
+    draws: int
+
+
+def tuned_beside(fine_tuning: Result) -> dict[str, Tuned]:
+    """What fine-tuning here and SetFit reach, by the name of the set."""
+    by_draw: dict[str, dict[int, dict[str, Result]]] = defaultdict(lambda: defaultdict(dict))
     for run in fine_tuning.runs:
-        by_draw[run.set, run.seed][run.way] = run
-    both = {draw: ways for draw, ways in by_draw.items() if {"tuned", "SetFit"} <= ways.keys()}
-    return [(name, ways["tuned"], ways["SetFit"]) for (name, _), ways in both.items()]
+        if run.rows == 500:
+            by_draw[run.set][run.seed][run.way] = run
+    found = {}
+    for name, draws in by_draw.items():
+        both = [ways for ways in draws.values() if {"tuned", "SetFit"} <= ways.keys()]
+        if both:
+            means = [mean(ways[way][what] for ways in both) for what in ("accuracy", "seconds") for way in _TUNED]
+            found[name] = Tuned(*means, len(both))
+    return found
+
+
+_TUNED = ("tuned", "SetFit")
 
 
 # reliability.md
@@ -251,6 +286,40 @@ def by_kind(trials: list[Result]) -> list[list[Result]]:
     for trial in trials:
         of_kind[trial.kind].append(trial)
     return list(of_kind.values())
+
+
+SUBJECTS = {
+    "workers, the command or everything killed or interrupted, also between two steps of a commit": (
+        "kill_workers", "kill_all", "kill_client", "kill_at_a_step", "interrupt", "lose_a_node",
+    ),
+    "processes stopped for seconds (SIGSTOP), then continued or killed": ("stop_and_continue", "kill_a_stopped_worker"),
+    "the scheduler killed or stopped": ("lose_the_scheduler",),
+    "a chunk that kills every worker that reads it": ("poison_a_chunk",),
+    "a full or read-only disk, limits on file size and open files": (
+        "fill_the_disk", "make_the_disk_read_only", "limit_file_size", "limit_descriptors",
+    ),
+    "an input file replaced, extended, cut, touched or deleted": ("change_the_input",),
+    "files of the output deleted, emptied, cut or changed": ("lose_output", "damage_output"),
+    "shares and their merge, or `select`, killed and run again": ("kill_shares_and_their_merge", "kill_a_choice"),
+    "two jobs at once in one folder, or one that overwrites it": (
+        "resume_twice_at_once", "start_twice_at_once", "overwrite_while_it_runs",
+    ),
+    "the clock set by minutes to a day": ("set_the_clock",),
+    "a server's models replaced and reloaded": ("reload_models",),
+    "a server, its engine or its HTTP processes killed, stopped or ended": (
+        "lose_an_engine", "lose_an_http_process", "kill_a_server", "end_a_server",
+    ),
+}  # fmt: skip
+"""What the kinds of trials have in common, as reliability.md shows them."""
+
+
+def by_subject(trials: list[Result]) -> list[tuple[str, list[Result]]]:
+    """The trials of each subject; a kind without a subject is an error."""
+    subject_of = {kind: subject for subject, kinds in SUBJECTS.items() for kind in kinds}
+    found: dict[str, list[Result]] = {subject: [] for subject in SUBJECTS}
+    for trial in trials:
+        found[subject_of[trial.kind]].append(trial)
+    return list(found.items())
 
 
 def verdicts(trials: list[Result]) -> dict[str, int]:

@@ -55,7 +55,11 @@ def test_page_and_picture_of_a_run_with_a_step_that_failed(tmp_path: Path) -> No
     from benchmarks.pages import plots
 
     found = json.loads(json.dumps(result("+ fusion")), object_hook=Record)
-    text = refreshed((ROOT / "docs" / "performance.md").read_text(), read_results(RESULTS) | {"ladder": found})
+    text = refreshed(
+        "docs/performance.md",
+        (ROOT / "docs" / "performance.md").read_text(),
+        read_results(RESULTS) | {"ladder": found},
+    )
     ladder = text.partition("\n## The ladder")[2].partition("\n## ")[0]
     assert "failed: Error: a / b" in ladder
     assert "there is one GPU here" in ladder

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from benchmarks.pages.__main__ import MARKED, read_results, refreshed
+from benchmarks.pages.__main__ import MARKED, read_results, refreshed, with_table
 from benchmarks.record import RESULTS, about, parser, text_of, write
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -32,10 +32,12 @@ ENDS = {end for path in PATHS for end in accumulate(reversed(path.parts), lambda
 """The paths of all files and folders, and what these end with."""
 
 
-def test_every_figure_is_what_the_results_give() -> None:
+def test_every_figure_and_table_is_what_the_results_give() -> None:
     results = read_results(RESULTS)
     for page in PAGES:
-        assert refreshed(page.read_text(), results) == page.read_text(), f"{page.name}: run python -m benchmarks.pages"
+        text = page.read_text()
+        fresh = refreshed(page.relative_to(ROOT).as_posix(), text, results)
+        assert fresh == text, f"{page.name}: run python -m benchmarks.pages"
 
 
 def test_results_have_a_line_for_each_element_of_a_field() -> None:
@@ -48,14 +50,28 @@ def test_a_figure_begins_no_line_and_has_an_end() -> None:
     """At the beginning of a line, Markdown takes a comment for a paragraph of its own."""
     for page in PAGES:
         text = page.read_text()
-        assert "\n<!-- figure" not in text, page.name
-        marks = len(re.findall("<!-- (?:figure|table) ", text))
-        assert marks == len(MARKED.findall(text)) == text.count("<!-- end -->"), page.name
+        assert "\n<!--figure" not in text, page.name
+        assert text.count("<!--") == 2 * len(MARKED.findall(text)), page.name
+
+
+def test_the_first_screen_of_the_readme_has_no_comment() -> None:
+    assert "<!--" not in "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
 
 
 def test_a_figure_without_a_result_is_an_error() -> None:
     with pytest.raises(NameError, match="unheard_of"):
-        refreshed("There are <!-- figure {unheard_of.rows} -->1<!-- end --> rows.", read_results(RESULTS))
+        refreshed("a.md", "There are <!--figure:{unheard_of.rows}-->1<!--end--> rows.", read_results(RESULTS))
+
+
+def test_a_table_is_computed_where_its_head_is_and_its_head_is_there_once() -> None:
+    table = {"page": "a.md", "rows": "row in found", "columns": {"rows": "{row:,}", "twice": "{2 * row}"}}
+    page = "Before.\n\n| rows | twice |\n|---|---|\n| 1 | 3 |\n\nAfter.\n"
+    made = with_table(page, table, {"found": [1000, 7]})
+    assert made == "Before.\n\n| rows | twice |\n|---|---|\n| 1,000 | 2000 |\n| 7 | 14 |\n\nAfter.\n"
+    with pytest.raises(ValueError, match="0 tables with this head"):
+        with_table("No table.", table, {"found": []})
+    with pytest.raises(ValueError, match="2 tables with this head"):
+        with_table(page + page, table, {"found": []})
 
 
 def test_a_new_record_names_machine_and_commit_on_its_page(tmp_path: Path) -> None:
@@ -64,9 +80,9 @@ def test_a_new_record_names_machine_and_commit_on_its_page(tmp_path: Path) -> No
     write(cpu | {"about": about(options)}, tmp_path / "new" / "cpu.json")
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["cpu.json"]
     results = read_results(RESULTS) | read_results(tmp_path / "new")
-    text = refreshed((ROOT / "docs" / "performance.md").read_text(), results)
+    text = refreshed("docs/performance.md", (ROOT / "docs" / "performance.md").read_text(), results)
     assert "commit by hand, " in text
-    assert "; a note<!-- end -->." in text
+    assert "; a note<!--end-->." in text
     head = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
