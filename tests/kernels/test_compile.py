@@ -88,7 +88,8 @@ def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
         if generation in ("sm80", "sm90"):
             for width, heads in WIDTHS:
                 for precision in ("fp16", "bf16"):
-                    for kernel in encoder_kernels(generation, precision, architecture, width, width // heads, 100):
+                    shape = architecture, width, width // heads, 100
+                    for kernel in encoder_kernels(generation, precision, *shape, counts_distances=True):
                         compiled_for = target(generation, architecture)
                         found[kernel.file, kernel.expression, compiled_for] = kernel, compiled_for
     if architecture in FIRST_OF_A_GENERATION[1:]:
