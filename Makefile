@@ -6,6 +6,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Python compiles a module when it is first imported: most modules of large packages never are.
 INSTALL := $(PIP) install --no-compile
 
+# Broadsheet needs this package of the clone. Named beside it, pip looks for it in no index.
+WEIGHTS := -e ./broadsheet_weights
+
 # Tests compile kernels with this NVRTC. PyTorch's wheels require an older one, and work with this one as well.
 NVRTC := $(INSTALL) --no-deps nvidia-cuda-nvrtc==13.5.37
 
@@ -55,34 +58,35 @@ $(VENV)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "$(PYTHON) is older than Python 3.11: run make PYTHON=python3.11 (or newer)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	@$(PIP) uninstall --quiet --yes setuptools  # Python 3.11 brings one, which nothing here needs
 	@touch $@
 
-$(VENV)/installed: pyproject.toml | $(VENV)/python
+$(VENV)/installed: pyproject.toml broadsheet_weights/pyproject.toml | $(VENV)/python
 	@echo "Installing Broadsheet and the packages that it needs into $(VENV), which then takes 320 MB."
-	$(INSTALL) -e .
+	$(INSTALL) $(WEIGHTS) -e .
 	@touch $@
 
-$(VENV)/tested: pyproject.toml | $(VENV)/python
-	$(INSTALL) -e '.[test]'
+$(VENV)/tested: pyproject.toml broadsheet_weights/pyproject.toml | $(VENV)/python
+	$(INSTALL) $(WEIGHTS) -e '.[test]'
 	@touch $@ $(VENV)/installed
 
-$(VENV)/tested-all: pyproject.toml | $(VENV)/python
-	$(INSTALL) -e '.[test-all]'
+$(VENV)/tested-all: pyproject.toml broadsheet_weights/pyproject.toml | $(VENV)/python
+	$(INSTALL) $(WEIGHTS) -e '.[test-all]'
 	$(NVRTC)
 	$(LID)
 	$(MINILM)
 	@touch $@ $(VENV)/installed $(VENV)/tested
 
-$(VENV)/documented: pyproject.toml | $(VENV)/python
-	$(INSTALL) -e '.[docs]'
+$(VENV)/documented: pyproject.toml broadsheet_weights/pyproject.toml | $(VENV)/python
+	$(INSTALL) $(WEIGHTS) -e '.[docs]'
 	@touch $@ $(VENV)/installed
 
-$(VENV)/lab: pyproject.toml | $(VENV)/python
-	$(INSTALL) -e '.[notebook]'
+$(VENV)/lab: pyproject.toml broadsheet_weights/pyproject.toml | $(VENV)/python
+	$(INSTALL) $(WEIGHTS) -e '.[notebook]'
 	@touch $@ $(VENV)/installed
 
-$(VENV)/linted: pyproject.toml | $(VENV)/python
-	$(INSTALL) -e '.[dev]'
+$(VENV)/linted: pyproject.toml broadsheet_weights/pyproject.toml | $(VENV)/python
+	$(INSTALL) $(WEIGHTS) -e '.[dev]'
 	$(NVRTC)
 	$(LID)
 	$(MINILM)

@@ -313,7 +313,7 @@ def test_names_of_earlier_versions_work_and_are_told_once(
         (("select", "out", "-o", "a.csv", "--column", "label"), "--column is called --keep now"),
         (("select", "out", "-o", "b.csv", "--input"), "--input is called --keep-all now"),
         (("quantise", small_model_file, "in.csv", "-o", "m.safetensors"), "quantise is called calibrate --int8 now"),
-        (("export", ROOT / "pipeline/weights/ag_news.safetensors", "m.bin"), "export is called convert now"),
+        (("export", ROOT / "broadsheet_weights/ag_news.safetensors", "m.bin"), "export is called convert now"),
     ):
         code, told = broadsheet_here(*arguments)
         assert (code, told.count(f"broadsheet: {told_of}\n")) == (0, 1), told

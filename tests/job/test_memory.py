@@ -87,7 +87,7 @@ def test_a_job_takes_about_what_a_dry_run_says(rows: int, words: int, flags: tup
 
 
 def test_each_part_grows_with_what_it_is_for() -> None:
-    model = load_model(ROOT / "pipeline" / "weights" / "ag_news.safetensors")
+    model = load_model(ROOT / "broadsheet_weights" / "ag_news.safetensors")
     small = memory_of([model], 1000, 0, 100.0, 512, 1, on_gpu=False)
     assert small.readers == 0
     two = memory_of([model, model], 1000, 0, 100.0, 512, 2, on_gpu=False)
