@@ -62,7 +62,7 @@ $(VENV)/python:
 	@touch $@
 
 $(VENV)/installed: pyproject.toml broadsheet_weights/pyproject.toml | $(VENV)/python
-	@echo "Installing Broadsheet and the packages that it needs into $(VENV), which then takes 320 MB."
+	@echo "Installing Broadsheet and the packages that it needs into $(VENV), which then takes 300 MB."
 	$(INSTALL) $(WEIGHTS) -e .
 	@touch $@
 

@@ -545,7 +545,7 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
         shipped = shipped_file(str(source))
         if not shipped.is_file():
             raise ModelError(
-                f"the installed broadsheet-weights has no weights for {source!r}: install a newer one, or give --model PATH"
+                f"the installed broadsheet-weights has no weights for {source!r}: upgrade it, or give --model PATH"
             )
         model = Model.from_bytes(shipped.read_bytes(), str(source))
         if model.digest != SHIPPED[str(source)].digest:

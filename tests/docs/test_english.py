@@ -19,7 +19,7 @@ import pytest
 from conftest import ROOT
 
 ALLOWED = Path(__file__).with_name("english_allowed.txt")
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "findings/README.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "RELEASING.md", "docs/*.md", "findings/README.md")
 CODE = ("pipeline/**/*.py", "cluster/**/*.py", "benchmarks/**/*.py")
 
 NAMES = frozenset({"begun", "done", "how", "keep", "kept", "most", "take", "together"})

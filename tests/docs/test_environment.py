@@ -28,7 +28,7 @@ PINNED_BY_DASK_CUDA = {"dask", "distributed", "bokeh"}
 IN_CLONE = {"broadsheet-weights": "broadsheet_weights"}
 """A package that this repository holds, too, and its folder."""
 
-IN_CONDA = ("object-stores", "cuda13", "cluster", "ucx13", "slurm", "notebook")
+IN_CONDA = ("object-stores", "lz4", "cuda13", "cluster", "ucx13", "slurm", "notebook")
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +127,12 @@ def test_the_card_of_the_weights_is_of_these_weights() -> None:
     assert f"{test['accuracy']:.2%}".replace("%", " %") + f" of AG News's {test['rows']:,} test rows" in card
     assert f"{data['rows']:,} of AG News's" in card
     assert f"{model.card['temperature fitted on']['calibration error after']:.3f} on {data['held_out_rows']}" in card
+
+
+def test_every_place_has_the_version_of_the_package(project: dict) -> None:
+    version_here = project["version"]
+    assert f"image: broadsheet:{version_here}\n" in (ROOT / "examples" / "kubernetes" / "broadsheet.yaml").read_text()
+    assert re.findall(r'"version":"([\d.]+)"', (ROOT / "docs" / "http.md").read_text()) == [version_here]
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest is not None
+    assert newest[1] in (version_here, "Unreleased")
