@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import lz4.frame
+import pytest
 from conftest import ROOT
 
 from broadsheet.pipeline.errors import install
@@ -48,6 +49,7 @@ def test_a_bucket_without_obstore(tmp_path: Path) -> None:
         assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_an_lz4_file_without_lz4(tmp_path: Path) -> None:
     file = tmp_path / "articles.csv.lz4"
     file.write_bytes(lz4.frame.compress(ARTICLES.read_bytes()))

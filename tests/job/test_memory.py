@@ -68,9 +68,9 @@ def write(path: Path, rows: int, words: int) -> Path:
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux tells how processes share memory")
 @pytest.mark.parametrize(
     ("rows", "words", "flags"),
-    [
+    [  # few rows in the command's own process; many short rows, long rows, two workers; and the network's memory
         (100, 5, ()),
-        (400_000, 5, NGRAMS),
+        pytest.param(400_000, 5, NGRAMS, marks=pytest.mark.slow),
         pytest.param(30_000, 800, NGRAMS, marks=pytest.mark.slow),
         pytest.param(400_000, 5, (*NGRAMS, "--workers", "2"), marks=pytest.mark.slow),
         pytest.param(4_000, 40, ("--network", "all", "--workers", "2"), marks=pytest.mark.slow),

@@ -192,6 +192,7 @@ def test_what_is_no_model_file_is_refused_unread(tmp_path: Path) -> None:
             load_model(path)
 
 
+# The fewest classes, those of AG News, and more than a byte counts.
 @pytest.mark.parametrize("classes", [2, 4, 1000])
 def test_params_bin_goes_there_and_back(classes: int) -> None:
     data = to_params(random_model(seed=3, classes=classes))
