@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dask.config
 import numpy as np
 import pytest
 from commands import start
@@ -173,7 +174,7 @@ def broadsheet_in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     def run(*arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None):
         command = ["broadsheet", *map(str, arguments)]
         capsys.readouterr()
-        with monkeypatch.context() as changed:
+        with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}), monkeypatch.context() as changed:
             changed.setattr(sys, "argv", command)
             changed.setattr(FORKS, "variables", {})  # afterwards no worker is a fork, until a command begins them again
             for name, value in (env or {}).items():
