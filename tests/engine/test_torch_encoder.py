@@ -112,6 +112,7 @@ def test_a_score_depends_on_its_text_alone(engine: Engine, texts: list[str], ran
 
 
 @pytest.mark.parametrize("family", QUICK)
+# Every kind of problem, and one class, for which transformers chooses another function.
 @pytest.mark.parametrize(
     ("problem", "classes"),
     [("multi_label_classification", 4), ("multi_label_classification", 1), ("regression", 1), (None, 1), (None, 2)],
@@ -264,6 +265,7 @@ def _input(folder: Path) -> tuple[object, ...]:
     return folder / "in.csv", "--text-column", "text", "--device", "cpu"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "package"), [("torch", "PyTorch"), ("transformers", "transformers")])
 def test_without_a_package_the_message_says_which_and_why(tmp_path: Path, module: str, package: str) -> None:
     folder = classifier(tmp_path / "folder", "electra")
@@ -282,6 +284,7 @@ def test_without_a_package_the_message_says_which_and_why(tmp_path: Path, module
     assert f"{module} is not installed: {install('torch')}" in " ".join(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_in_everything_else_it_is_a_model_like_any_other(
     tmp_path: Path, broadsheet_here: CommandHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +341,7 @@ def test_windows_hold_all_words_of_long_texts(tmp_path: Path) -> None:
             assert counts.max(initial=0) <= 64
 
 
+@pytest.mark.slow
 def test_a_head_is_fitted_to_vectors_and_makes_a_chain(
     tmp_path: Path, broadsheet_here: CommandHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
