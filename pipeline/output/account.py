@@ -1,4 +1,4 @@
-"""What the entries of a job add up to: whether they account for every row that was read, and the totals over them."""
+"""Adds up the entries of a job, and checks that they account for every row that was read."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from .record import Accounted, ClosingEntry, Entry, Figures, Judged, LearnedFrom
 from .saved_plan import files_of
 
 Sources = tuple[RowRange, ...]
-"""From where a chunk was read."""
+"""The ranges of rows that a chunk was read from."""
 
 _Listed = tuple[ListedFile, ...] | None
 """The files of a range; None for rows in memory."""
 _SUMS = ("rows_read", "rows_written", "rows_filtered", "rows_quarantined", "chars")
 _SUMS_OF_MODEL = ("truncated", "unknown_chars", "saturated", "asked", "unlabelled")
-"""The figures of an entry whose sums are those of the totals."""
+"""The figures of an entry that are summed to give those of the totals."""
 
 
 @dataclass(frozen=True)
 class Entries:
-    """Entries of a job. chunks: those of chunks, by name. closed: the closing ones, by the number of the group."""
+    """Entries of a job. chunks: the entries of chunks, by name. closed: the closing entries, by number of the group."""
 
     chunks: Mapping[str, Entry]
     closed: Mapping[int, ClosingEntry]
 
     @cached_property
     def whole(self) -> set[int]:
-        """The numbers of the groups all of whose chunks are there."""
+        """The numbers of the groups that have all of their chunks."""
         closings = self.closed.items()
         return {n for n, end in closings if all(part_name(n, chunk) in self.chunks for chunk in range(end.chunks))}
 
     @cached_property
     def done(self) -> set[str]:
-        """The names of the chunks, and of the groups that need not be read again."""
+        """The names of the chunks and of the groups that need not be read again."""
         return {*self.chunks, *map(range_name, self.whole)}
 
     def start_after(self, number: int, start: Start | None) -> Start | None:
-        """Where the range after this one begins in its file, where that is known. start: of this one."""
+        """Return where the next range begins in its file; None if it is unknown. start: the start of this range."""
         closing = self.closed.get(number)
         if start is None or closing is None or closing.after is UNSET or range_name(number) not in self.done:
             return None
@@ -66,9 +66,9 @@ class Gap:
     message : str
         What is wrong.
     chunk : str or None
-        The chunk whose entry is missing or wrong; None for another cause.
+        The chunk whose entry is missing or wrong; None if the cause is another.
     group : int or None
-        The group whose closing entry is wrong; None where none is.
+        The group whose closing entry is wrong; None if the cause is another.
 
     """
 
@@ -78,13 +78,14 @@ class Gap:
 
 
 def groups_of(plan: SavedPlan | None) -> range:
-    """The numbers of the ranges of a job, or of an update. plan: None for rows in memory, which are one."""
+    """Return the numbers of the ranges of a job or an update. plan: None for rows in memory, which are one range."""
     return range(plan.first_group, plan.first_group + plan.ranges) if plan else range(1)
 
 
 def open_to_change(closing: ClosingEntry, chunks: Mapping[str, Entry]) -> list[str]:
-    """The chunks of a group that may become others once all of its files can be read: those that end in the first file
-    with a problem, or after it.
+    """Return the chunks of a group that may change once all of its files can be read.
+
+    These are the chunks that end in the first file with a problem, or after it.
     """
     numbers = {path: number for number, (path, _) in enumerate(closing.files)}
     least = min((numbers.get(path, 0) for path, _ in closing.problems), default=len(numbers))
@@ -97,8 +98,9 @@ def open_to_change(closing: ClosingEntry, chunks: Mapping[str, Entry]) -> list[s
 
 
 def gaps(chunks: Mapping[str, Sources], closed: Mapping[int, ClosingEntry], plan: SavedPlan | None) -> Iterator[Gap]:
-    """Everything in which the chunks' entries are not those that the closing entries of all groups count. chunks: the
-    sources in each one's entry. plan: None for rows in memory.
+    """Yield every contradiction between the entries of chunks and the closing entries of the groups.
+
+    chunks: the sources of each chunk, by its name. plan: None for rows in memory.
     """
     entries: dict[int, dict[str, Sources]] = defaultdict(dict)
     for name, sources in chunks.items():
@@ -112,7 +114,7 @@ def gaps(chunks: Mapping[str, Sources], closed: Mapping[int, ClosingEntry], plan
         row = row if files and files is before else 0
         closing, before = closed.get(number), files
         if files == () and (closing is None or closing.files):
-            continue  # the number is that of a range that was withdrawn, or of an update that was discarded
+            continue  # the range was withdrawn, or it belonged to an update that was discarded
         known.add(number)
         yield from _of_group(number, files, closing, entries.pop(number, {}), row)
         row = None if closing is None or row is None else row + sum(count or 0 for _, count in closing.files)
@@ -125,20 +127,20 @@ def gaps(chunks: Mapping[str, Sources], closed: Mapping[int, ClosingEntry], plan
 def _of_group(
     number: int, files: _Listed, closing: ClosingEntry | None, entries: dict[str, Sources], row: int | None
 ) -> Iterator[Gap]:
-    """The chunks of a range are numbered from 0, and each begins where the one before it ends.
+    """Yield the gaps of one range. Its chunks are numbered from 0, and each begins where the one before it ends.
 
     Parameters
     ----------
     number : int
-        Of the range.
+        The number of the range.
     files : tuple of ListedFile or None
-        That it has; None for rows in memory.
+        The files of the range; None for rows in memory.
     closing : ClosingEntry or None
-        Its closing entry.
+        The closing entry of the range.
     entries : dict of str to tuple of RowRange
-        The sources of its chunks.
+        The sources of its chunks, by name.
     row : int or None
-        The number of the first row of its files; None where it is not known.
+        The number of the first row of its files; None if it is unknown.
 
     """
     what = f"group {number}" if files is None or len(files) != 1 else files[0].path
@@ -156,7 +158,7 @@ def _of_group(
         sources = entries.pop(name, None)
         if sources is None:
             yield Gap(f"the chunk {name} of {what} has no entry", name)
-            return  # where the next one should begin is not known
+            return  # the start of the next chunk is unknown
         for path, first, count in sources if rows else ():
             if rows.get(path) != first:
                 yield Gap(f"the entry of {name} does not begin where the chunk before it ends, in {path}", name)
@@ -170,14 +172,14 @@ def _of_group(
 
 
 def most_allowed(option: str, limit: str | int, count: int, what: str) -> int:
-    """How many of some rows or files may be without labels before that is an error. Raises UsageError.
+    """Return how many rows or files may lack labels before the job fails. Raises UsageError.
 
     Parameters
     ----------
     option : str
-        The option that says so.
+        The option that sets the limit.
     limit : str or int
-        Its value: a number, or a share such as "10%".
+        The value of the option: a number, or a share such as "10%".
     count : int
         How many rows or files there are.
     what : str
@@ -192,12 +194,12 @@ def most_allowed(option: str, limit: str | int, count: int, what: str) -> int:
 
 @dataclass
 class ModelCounts:
-    """Sums of what one model says of rows. What they are: see `Figures`, which has the same fields.
+    """Sums over what one model says of rows. See `Figures`, which has the same fields.
 
     Attributes
     ----------
     pairs : Counter of (int, int), or None
-        Rows by true and predicted class; None where no entry has a truth.
+        Rows by true and predicted class; None if no entry has a truth.
 
     """
 
@@ -231,7 +233,7 @@ class ModelCounts:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The fields of `Figures`, in one order whatever the order in which they were added up."""
+        """The fields of `Figures`, in an order that does not depend on the order of the entries."""
         pairs = None if self.pairs is None else sorted(self.pairs.items())
         return {
             **{name: getattr(self, name) for name in _SUMS_OF_MODEL},
@@ -246,12 +248,12 @@ class ModelCounts:
 
 @dataclass
 class Counts(ModelCounts):
-    """Sums over entries, which are counted one by one. What they are: see `Totals`, which has the same fields.
+    """Sums over entries, which are counted one by one. See `Totals`, which has the same fields.
 
     Attributes
     ----------
     others : list of ModelCounts
-        Those of the second and further models.
+        The sums of the second and further models.
 
     """
 
@@ -271,7 +273,7 @@ class Counts(ModelCounts):
     left_out: tuple[tuple[str, str], ...] = ()
 
     def count(self, entry: Accounted) -> None:
-        """Add the figures of a chunk, or of many, but for what was amiss with files."""
+        """Add the figures of one or more chunks, without the problems of their files."""
         self.judge(entry)
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(entry, name))
@@ -285,14 +287,14 @@ class Counts(ModelCounts):
             counts.judge(model)
 
     def count_chunk(self, entry: Entry) -> None:
-        """Add the figures of a chunk."""
+        """Add the figures of a chunk, and the problems of its files."""
         self.chunks += 1
         self.count(entry)
         self.problems += [(entry.sources[0][0], problem) for problem in entry.problems]
 
     @property
     def totals(self) -> Totals:
-        """The sums, in one order whatever the order in which entries were counted."""
+        """The sums, in an order that does not depend on the order of the entries."""
         return Totals(
             chunks=self.chunks,
             **{name: getattr(self, name) for name in _SUMS},
@@ -309,7 +311,7 @@ class Counts(ModelCounts):
 
 
 class Sums(Counts):
-    """Those over the entries of a plan's groups. plan: None for rows in memory."""
+    """Sums over the entries of a plan's groups. plan: None for rows in memory."""
 
     def __init__(self, plan: SavedPlan | None) -> None:
         super().__init__()
@@ -318,7 +320,7 @@ class Sums(Counts):
         self._groups = groups_of(plan)
 
     def add(self, entry: Entry | ClosingEntry) -> None:
-        """Count an entry, unless it is of another group."""
+        """Count an entry, unless it belongs to a group of another plan."""
         if isinstance(entry, Entry):
             if group_of(entry.chunk) in self._groups:
                 self.count_chunk(entry)
@@ -328,7 +330,7 @@ class Sums(Counts):
 
 
 def _summed(*counts: Scores) -> Scores:
-    """Rows by label and bin of all entries; UNSET where one of them, of an earlier version, has no such counts."""
+    """Return rows by label and bin over all entries; UNSET if an entry of an earlier version has no such counts."""
     total: dict[str, tuple[int, ...]] = {}
     for scores in counts:
         if scores is UNSET:

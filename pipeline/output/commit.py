@@ -1,8 +1,11 @@
-r"""Committing a chunk: its parts and its quarantined rows, then the entry by which all count; reading them again, and
-checking them against the entry, row by row.
+r"""Commits a chunk, reads it again, and checks it row by row.
 
-Quarantined rows are JSON Lines: file, row, byte_offset, reason and head, the row's first bytes as escaped text.
-Well-formed UTF-8 stands for itself; any other byte is `\xNN`, and a backslash is doubled, so `unescape` is exact.
+A commit writes the parts and the quarantined rows of the chunk, and then its entry. The files count once the entry is
+there.
+
+Quarantined rows are JSON Lines with file, row, byte_offset, reason and head. The head is the first bytes of the row as
+escaped text: well-formed UTF-8 stands for itself, any other byte is `\xNN`, and a backslash is doubled. So `unescape`
+is exact.
 """
 
 from __future__ import annotations
@@ -36,16 +39,16 @@ from .where import Where
 
 _ROWS = ["file", "row"]
 _OF_COLUMNS = ("labels", "unlabelled", "truncated", "unknown_chars")
-"""Figures of a model that must be those of its columns."""
+"""The figures of a model that must agree with its columns."""
 
 _ESCAPE = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
 
 
 def commit_chunk(store: Store, table: pa.Table, quarantine: pa.Table, about: Entry, names: PartNames) -> Entry:
-    """Write a chunk's files, then its entry, which is returned.
+    """Write the files of a chunk, then its entry, and return the entry.
 
-    Safe to run twice, also at the same time: every attempt writes the same bytes. Raises OutputError, also where
-    another job has taken the folder.
+    You can run it twice, even at the same time, since every attempt writes the same bytes. Raises OutputError if the
+    files cannot be written, or if another job has taken the folder.
 
     Parameters
     ----------
@@ -73,9 +76,9 @@ def commit_chunk(store: Store, table: pa.Table, quarantine: pa.Table, about: Ent
 
 
 def committed_entry(store: Store, chunk: str, job: str, names: PartNames) -> Entry | None:
-    """The entry of a chunk that is committed: its files are there, in their size. None where it is not, or not wholly.
+    """Return the entry of a committed chunk, all of whose files are there with the right size; None for any other.
 
-    names: of the job's parts.
+    names: the names of the job's parts.
     """
     name = entry_file(chunk, job)
     if not store.has(name):
@@ -89,7 +92,7 @@ def committed_entry(store: Store, chunk: str, job: str, names: PartNames) -> Ent
 
 
 def commit_end(store: Store, end: RangeEnd, job: str) -> None:
-    """Write the closing entry of a range. Raises OutputError, also where another job has taken the folder."""
+    """Write the closing entry of a range. Raises OutputError, also if another job has taken the folder."""
     same = {name: getattr(end, name) for name in ("files", "chunks", "problems", "unread")}
     after = UNSET if end.after is None else end.after
     entry = ClosingEntry(job=job, group=end.number, **same, after=after)
@@ -97,7 +100,7 @@ def commit_end(store: Store, end: RangeEnd, job: str) -> None:
 
 
 def read_committed(store: Store, file: FileRecord) -> bytes:
-    """A committed file. Raises OutputError unless its size and hash are those of its entry."""
+    """Return the content of a committed file. Raises OutputError unless its size and hash are those of its entry."""
     path, data = store.root / file.name, store.read(file.name)
     if len(data) != file.bytes:
         what = f"it has {len(data):,} bytes, its entry says {file.bytes:,}"
@@ -109,8 +112,10 @@ def read_committed(store: Store, file: FileRecord) -> bytes:
 
 
 def committed_rows(store: Store, entry: Entry, schema: pa.Schema, chosen: pa.Schema | None = None) -> pa.Table:
-    """The written rows of a chunk, in input order. schema: of the job's parts. chosen: as of `read_part`, `file` and
-    `row` in it where there are several parts; None for all. Raises OutputError.
+    """Return the written rows of a chunk, in input order. Raises OutputError.
+
+    schema: the columns of the job's parts. chosen: the columns to read, as in `read_part`; None for all. It must hold
+    `file` and `row` if the chunk has several parts.
     """
     chosen = schema if chosen is None else chosen
     files = [file for file in entry.files if not file.name.startswith(QUARANTINE)]
@@ -133,13 +138,13 @@ def unescape(text: str) -> bytes:
 
 
 def quarantine_bytes(rows: pa.Table) -> bytes:
-    """The lines of a chunk's file. rows: of QUARANTINE_SCHEMA."""
+    """Return the lines of a chunk's quarantine file. rows: a table with the schema QUARANTINE_SCHEMA."""
     lines = (row | {"head": escape(row["head"])} for row in rows.to_pylist())
     return b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines)
 
 
 def quarantine_table(data: bytes, path: object) -> pa.Table:
-    """The rows again. Raises OutputError, with `path`, for what `quarantine_bytes` does not write."""
+    """Return the rows that `quarantine_bytes` wrote. Raises OutputError, which names `path`, for any other data."""
     try:
         rows = [json.loads(line) for line in data.splitlines()]
         return pa.Table.from_pylist([row | {"head": unescape(row["head"])} for row in rows], QUARANTINE_SCHEMA)
@@ -148,11 +153,13 @@ def quarantine_table(data: bytes, path: object) -> pa.Table:
 
 
 def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | None, names: Sequence[Names]) -> None:
-    """Raise OutputError unless the files of an entry are as they were written, hold what it says, and each row of its
-    sources is there once, written or quarantined, but for as many as were filtered.
+    """Raise OutputError unless a chunk agrees with its entry.
 
-    The figures of the entry must be those of its rows, where their columns are there: of rows chosen from another
-    job's, some columns may be left out.
+    Its files must be unchanged and hold what the entry says. Each row of its sources must be there once, written or
+    quarantined, except for the filtered rows, of which only the number is known.
+
+    The figures of the entry must be those of its rows if the columns for them are there. Rows that were chosen from
+    another job may lack some columns.
 
     Parameters
     ----------
@@ -161,9 +168,9 @@ def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | No
     entry : Entry
         The entry.
     schema : pyarrow.Schema
-        Of the job's parts.
+        The columns of the job's parts.
     where : Where or None
-        Each written row must satisfy it, if all its columns are there.
+        The condition that each written row must satisfy, if all columns that it names are there.
     names : sequence of Names
         The names of each model's columns.
 
@@ -196,7 +203,7 @@ def check_chunk(store: Store, entry: Entry, schema: pa.Schema, where: Where | No
 
 
 def _check_figures(entry: Entry, rows: pa.Table, names: Sequence[Names]) -> None:
-    """The entry's share of the totals must be that of its written rows."""
+    """Raise OutputError unless the figures of an entry are those of its written rows."""
     same = len(entry.judged) == len(names) and entry.chars == (pc.sum(rows.column(N_CHARS.name)).as_py() or 0)
     for own, judged in zip(names, entry.judged, strict=False):
         found = judged_by(own, rows)
@@ -207,7 +214,7 @@ def _check_figures(entry: Entry, rows: pa.Table, names: Sequence[Names]) -> None
 
 
 def judged_by(names: Names, rows: pa.Table) -> Judged:
-    """What a model says of written rows, by its columns in them."""
+    """Return the figures of a model over written rows, which are counted from its columns."""
     labels, scores = rows.column(names.label), rows.column(names.score)
     without = labels.null_count
     if pa.types.is_list(labels.type):
@@ -230,7 +237,7 @@ def judged_by(names: Names, rows: pa.Table) -> Judged:
 
 
 def _check_rows(entry: Entry, tables: Iterable[pa.Table]) -> None:
-    """Each row of the entry's sources must be there once, but for those that were filtered."""
+    """Raise OutputError unless each row of the entry's sources is there once, except for filtered rows."""
     rows_of: dict[str, list[np.ndarray]] = defaultdict(list)
     for table in tables:
         names = table.column("file").combine_chunks().dictionary_encode()
@@ -246,14 +253,14 @@ def _check_rows(entry: Entry, tables: Iterable[pa.Table]) -> None:
     expected: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for file, first, rows in entry.sources:
         expected[file].append((first, first + rows))
-    for file, pieces in rows_of.items():  # as many as there must be, none twice, none that was not read
+    for file, pieces in rows_of.items():  # the number is right, so what is left to find are duplicates and other rows
         here = np.concatenate(pieces)
         if len(np.unique(here)) < len(here) or not _within(here, expected[file]).all():
             raise OutputError(f"{entry.chunk}: rows of {file} are missing or duplicated")
 
 
 def _within(rows: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
-    """Which rows are in one of the ranges."""
+    """Return a mask of the rows that are in one of the ranges."""
     within = np.zeros(len(rows), np.bool_)
     for first, end in ranges:
         within |= (rows >= first) & (rows < end)
@@ -261,7 +268,7 @@ def _within(rows: np.ndarray, ranges: list[tuple[int, int]]) -> np.ndarray:
 
 
 def is_of(entry: Entry, models: Sequence[ModelColumns]) -> bool:
-    """Whether an entry's labels are those of the models."""
+    """Return whether an entry has labels of these models only."""
     if len(entry.judged) != len(models):
         return False
     for judged, model in zip(entry.judged, models, strict=True):

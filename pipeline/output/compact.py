@@ -1,8 +1,8 @@
-"""The many small parts of a finished job put together into few of a target size, in the folder that they are in.
+"""Joins the many small parts of a finished job into a few parts of a target size, in the same folder.
 
-A compaction is an update of the folder that labels nothing. Its ranges have the files of several ranges, its chunks
-have the rows of several chunks, and its plan withdraws the ranges that it replaces. The old parts count until its last
-step: what it has written goes again if it is stopped, at whatever moment.
+A compaction is an update of the folder that labels nothing. Each of its ranges has the files of several ranges, each of
+its chunks has the rows of several chunks, and its plan withdraws the ranges that it replaces. The old parts count until
+its last step. If a compaction is stopped, at whatever moment, what it has written is removed.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ from .saved_plan import files_of, parts_of_saved, together
 from .store import Store, check_claim
 
 PART_ROWS = 1_000_000
-"""Rows of a part by default: of labels without a text some 20 MB of Parquet."""
+"""The default number of rows of a part. Labels without a text then take about 20 MB of Parquet."""
 
 _MOST_PART_BYTES = 256 << 20
-"""A part has no more, as far as its rows come from several: it is held in memory while it is put together."""
+"""The limit for a part that is joined from several, since it is held in memory while it is joined."""
 
 _MOST_CHUNK_ROWS, _MOST_CHUNK_BYTES = 1 << 22, 1 << 30
-"""A chunk has no more, where its rows are in many folders: `verify` and `select` hold some columns of all of them."""
+"""The limits for a chunk whose rows are in many folders: `verify` and `select` hold some columns of all its rows."""
 
 _MOST_AT_ONCE = 4
-"""Parts that are put together side by side."""
+"""The number of parts that are joined at the same time."""
 
 
 _Task = tuple[str, list[FileRecord], Callable[[list[bytes], str], Content]]
-"""The name of a file, the files that it is made of, and what makes it of their content and the name."""
+"""The name of a file, the files that it is made from, and a function that makes it from their contents and the name."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Compacted:
     Attributes
     ----------
     parts_before, parts_after : int
-        How many parts the folder has without it and with it.
+        The number of parts of the folder before the compaction and after it.
     joined : int
-        How many parts it reads and replaces; 0 where there is nothing to do.
+        The number of parts that it reads and replaces; 0 if there is nothing to do.
 
     """
 
@@ -87,16 +87,16 @@ class Compacted:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """What is known of a chunk before it is put together with others.
+    """What is known about a chunk before it is joined with others.
 
     Attributes
     ----------
     entry : str
         The name of its entry.
     rows, bytes : int
-        Of its parts.
+        The rows and bytes of its parts.
     folders : frozenset of str
-        Those that its parts are in; of a job without such folders, the one of all parts.
+        The folders that its parts are in. A job that is not partitioned has one folder for all parts.
 
     """
 
@@ -108,14 +108,14 @@ class _Chunk:
 
 @dataclass
 class _Size:
-    """How much chunks have together.
+    """The total size of some chunks.
 
     Attributes
     ----------
     rows, bytes, parts : int
         Sums over the chunks.
     folders : set of str
-        Those that their parts are in.
+        The folders that their parts are in.
 
     """
 
@@ -125,7 +125,7 @@ class _Size:
     folders: set[str] = field(default_factory=set)
 
     def plus(self, chunks: Iterable[_Chunk]) -> _Size:
-        """The same, to which chunks are added."""
+        """Add chunks to this size, and return it."""
         for chunk in chunks:
             self.rows += chunk.rows
             self.bytes += chunk.bytes
@@ -134,13 +134,13 @@ class _Size:
         return self
 
     def has_large_parts(self, part_rows: int) -> bool:
-        """Whether the parts need not be put together: they have half of the target on average."""
+        """Return whether the parts are large enough to stay: on average they have at least half of the target size."""
         return self.parts > 0 and (
             2 * self.rows >= part_rows * self.parts or 2 * self.bytes >= _MOST_PART_BYTES * self.parts
         )
 
     def is_full(self, part_rows: int) -> bool:
-        """Whether one part in each folder has the target size, or a chunk as much as it may."""
+        """Return whether one part in each folder would have the target size, or the chunk has reached its limit."""
         folders = max(1, len(self.folders))
         most_rows = min(part_rows * folders, _MOST_CHUNK_ROWS)
         return self.rows >= most_rows or self.bytes >= min(_MOST_PART_BYTES * folders, _MOST_CHUNK_BYTES)
@@ -148,21 +148,21 @@ class _Size:
 
 @dataclass
 class _Files:
-    """Input files that stay together, since they were read together or are one file, and their chunks.
+    """Input files that stay together, and their chunks. They were read together, or are one large file.
 
     Attributes
     ----------
     numbers : range
-        The numbers of their ranges: several of a large file.
+        The numbers of their ranges. A large file has several.
     files : tuple of ListedFile
         The files.
     chunks : list of _Chunk
-        In the order of their rows.
+        The chunks, in the order of their rows.
     closed : list of ClosingEntry
         The closing entries of the ranges, in order.
     is_sound : bool
-        Whether nothing was amiss with the files. Where something was, a resumed job reads them again; chosen rows are
-        of no job that could.
+        Whether the files had no problems. A resumed job reads files with problems again, so their parts are not joined.
+        Chosen rows are always sound, since no job can read their input again.
 
     """
 
@@ -180,9 +180,9 @@ class _Joined:
     Attributes
     ----------
     of : list of _Files
-        The files that it has, one after the other.
+        The files of the range, one after the other.
     chunks : list of list of _Chunk
-        The chunks that make up each of its chunks.
+        For each new chunk, the chunks that it is joined from.
 
     """
 
@@ -191,12 +191,15 @@ class _Joined:
 
     @property
     def saves(self) -> int:
-        """By how many parts the folder has fewer."""
+        """The number of parts that the folder has less."""
         before = sum(len(chunk.folders) for files in self.of for chunk in files.chunks)
         return before - sum(len(_Size().plus(chunks).folders) for chunks in self.chunks)
 
     def closing(self, number: int, job: str) -> ClosingEntry:
-        """Its closing entry; of a file that was cut, all rows at once. number: its own."""
+        """Return the closing entry of the range. It counts all rows of a file that was cut as one.
+
+        number: the number of the range.
+        """
         rows: dict[str, int] = {}
         for path, count in (file for files in self.of for end in files.closed for file in end.files):
             rows[path] = rows.get(path, 0) + (count or 0)
@@ -262,7 +265,7 @@ def compact(
 
 
 def compact_folder(folder: OutputFolder, part_rows: int, told: Callable[[Compacted], None] | None) -> Compacted:
-    """`compact` of a folder."""
+    """Compact a folder. See `compact`."""
     manifest, plan = _taken_up(folder)
     every = _files_of(folder, manifest, plan)
     joined = list(_joined(every, part_rows))
@@ -277,7 +280,7 @@ def compact_folder(folder: OutputFolder, part_rows: int, told: Callable[[Compact
 
 
 def refuse_compaction(path: object, settings: Settings, over_files: bool) -> None:
-    """Raise UsageError for a job whose parts cannot be put together. over_files: whether its input is files."""
+    """Raise UsageError for a job whose parts cannot be joined. over_files: whether its input is files."""
     copy = f"`broadsheet select {path} -o COPY.parquet` writes its rows into one file"
     if not over_files:
         raise UsageError(f"the parts of {path} cannot be joined: its rows were in memory. {copy}")
@@ -290,8 +293,9 @@ def refuse_compaction(path: object, settings: Settings, over_files: bool) -> Non
 
 
 def _taken_up(folder: OutputFolder) -> tuple[Manifest, SavedPlan]:
-    """The manifest and the plan of a finished job; what a compaction that was stopped has left is mended. Raises
-    UsageError, OutputError.
+    """Return the manifest and the plan of a finished job. Raises UsageError, OutputError.
+
+    If an earlier compaction was stopped, this first repairs what it has left.
     """
     if not folder.is_begun:
         raise OutputError(f"{folder.path} is not an output folder of broadsheet")
@@ -310,14 +314,14 @@ def _taken_up(folder: OutputFolder) -> tuple[Manifest, SavedPlan]:
 
 
 def _files_of(folder: OutputFolder, manifest: Manifest, plan: SavedPlan) -> list[_Files]:
-    """All files of a job, with what is known of their chunks."""
+    """Return all files of a job, with what is known about their chunks."""
     is_chosen = manifest.fingerprint.settings.chosen is not UNSET
     every: list[_Files] = []
     of_range: dict[int, _Files] = {}
     starts = accumulate(parts_of_saved(plan), initial=0)
     whole = files_of(plan)
     for at, cut in zip(starts, parts_of_saved(plan), strict=False):
-        if whole[at]:  # else the range was withdrawn
+        if whole[at]:  # a range without files was withdrawn
             every.append(_Files(range(at, at + cut), whole[at]))
             of_range |= dict.fromkeys(every[-1].numbers, every[-1])
     chunks: dict[int, list[tuple[tuple[int, int], _Chunk]]] = defaultdict(list)
@@ -346,7 +350,7 @@ def _files_of(folder: OutputFolder, manifest: Manifest, plan: SavedPlan) -> list
 
 
 def _joined(every: Iterable[_Files], part_rows: int) -> Iterator[_Joined]:
-    """The ranges that are to be made, each of files whose parts are small, in their order."""
+    """Yield the new ranges in order. Each is made of files whose parts are small."""
     held: list[_Files] = []
     size = _Size()
     for files in every:
@@ -359,14 +363,14 @@ def _joined(every: Iterable[_Files], part_rows: int) -> Iterator[_Joined]:
 
 
 def _range_of(held: list[_Files], part_rows: int) -> Iterator[_Joined]:
-    """One range of files, if it has fewer parts than these."""
+    """Yield one range of these files, if it has fewer parts than they have now."""
     joined = _Joined(held, _cut([chunk for one in held for chunk in one.chunks], part_rows))
     if joined.saves:
         yield joined
 
 
 def _cut(chunks: Iterable[_Chunk], part_rows: int) -> list[list[_Chunk]]:
-    """Which chunks become one; the last ones, if they are few, go with those before them."""
+    """Return lists of chunks, each to become one chunk. A last list that is too small is added to the one before."""
     cut: list[list[_Chunk]] = []
     size = _Size()
     for chunk in chunks:
@@ -391,11 +395,11 @@ def _replace(
     folder : OutputFolder
         The folder of the job.
     manifest, plan
-        What is saved there; the plan with those of all updates.
+        The manifest that is saved there, and the plan of the job with all of its updates.
     joined : sequence of _Joined
-        The ranges.
+        The new ranges.
     part_rows : int
-        The target, which the plan records.
+        The target number of rows of a part, which the plan records.
 
     """
     job, number, schema = manifest.fingerprint.id, len(manifest.updates) + 1, folder.schema(manifest)
@@ -413,7 +417,7 @@ def _replace(
 
 
 def _plan(plan: SavedPlan, joined: Sequence[_Joined], part_rows: int) -> SavedPlan:
-    """The plan of the compaction."""
+    """Return the plan of the compaction."""
     of = [one.of for one in joined]
     return msgspec.structs.replace(
         plan,
@@ -431,7 +435,7 @@ def _plan(plan: SavedPlan, joined: Sequence[_Joined], part_rows: int) -> SavedPl
 
 
 def _check(folder: OutputFolder, manifest: Manifest, number: int, plan: bytes) -> None:
-    """Raise OutputError where another job has taken the folder, or gone on there. plan: the digest of ours."""
+    """Raise OutputError if another job has taken the folder or has continued there. plan: the digest of our plan."""
     check_claim(folder.store, manifest.fingerprint.id)
     name = update_plan(number, manifest.fingerprint.id)
     if not folder.store.has(name) or sha256(folder.store.read(name)).digest() != plan:
@@ -443,11 +447,11 @@ def _check(folder: OutputFolder, manifest: Manifest, number: int, plan: bytes) -
 
 @contextmanager
 def _undone_if_stopped(folder: OutputFolder, manifest: Manifest, number: int, plan: SavedPlan) -> Iterator[None]:
-    """Where the block raises, remove what the compaction has written, unless its parts count already."""
+    """If the block raises, remove what the compaction has written, unless its parts count already."""
     try:
         yield
     except BaseException as error:
-        with suppress(BroadsheetError):  # else it is undone when the folder is used next
+        with suppress(BroadsheetError):  # if this fails, it is undone when the folder is used next
             if folder.manifest() == manifest and folder.compaction_under_way(manifest) == (number, plan):
                 folder.discard_compaction(manifest)
                 folder.store.add(SUCCESS, b"", partial(check_claim, folder.store, manifest.fingerprint.id))
@@ -465,20 +469,20 @@ def _written(
     joined: Sequence[_Joined],
     check: Callable[[], None],
 ) -> Iterator[Entry]:
-    """Write all ranges; the entry of each of their chunks.
+    """Write all ranges, and yield the entry of each of their chunks.
 
     Parameters
     ----------
     folder, manifest
         The folder of the job, and its manifest.
     schema : pyarrow.Schema
-        Of its parts.
+        The columns of the parts.
     plan : SavedPlan
         The plan of the compaction.
     joined : sequence of _Joined
-        Its ranges.
+        The ranges of the compaction.
     check : callable
-        Raises where nothing may be written any more.
+        A function that raises an error if nothing may be written any more.
 
     """
     store, job = folder.store, manifest.fingerprint.id
@@ -497,7 +501,7 @@ def _written(
 
 @contextmanager
 def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool that waits for calls that run, also where it is left by an error: what they write is then removed."""
+    """Start a thread pool that waits for its running calls, even after an error: what they write is then removed."""
     pool = ThreadPoolExecutor(count)
     try:
         yield pool
@@ -514,24 +518,24 @@ def _join(
     chunk: str,
     names: Sequence[str],
 ) -> Entry:
-    """Commit a chunk of the rows of others, as `commit_chunk` does. Returns its entry.
+    """Join several chunks into one, commit it as `commit_chunk` does, and return its entry.
 
     Parameters
     ----------
     store : Store
         The store of the folder.
     manifest : Manifest
-        That of the job.
+        The manifest of the job.
     schema : pyarrow.Schema
-        Of its parts.
+        The columns of the parts.
     check : callable
-        Raises where nothing may be written any more.
+        A function that raises an error if nothing may be written any more.
     readers : concurrent.futures.Executor
-        Reads entries, and puts parts together.
+        The threads that read entries and join parts.
     chunk : str
-        The name of the chunk.
+        The name of the new chunk.
     names : sequence of str
-        The entries of the others, in order.
+        The names of the entries of the chunks to join, in order.
 
     """
     job, of_parts = manifest.fingerprint.id, manifest.fingerprint.settings.names
@@ -554,7 +558,7 @@ def _join(
 
 
 def _parts(entries: Iterable[Entry], names: PartNames, chunk: str, job: str) -> dict[str, list[FileRecord]]:
-    """The parts of a chunk by name, in the order of an entry, and of which files each is made."""
+    """Return the files that each part of a chunk is made from, by the name of the part, in the order of an entry."""
     of: dict[tuple[str | None, ...], list[FileRecord]] = defaultdict(list)
     for file in (file for entry in entries for file in entry.files if file.name.startswith(f"{PARTS}/")):
         of[tuple(folder_values(file.name).values())].append(file)
@@ -562,7 +566,7 @@ def _parts(entries: Iterable[Entry], names: PartNames, chunk: str, job: str) -> 
 
 
 def _sum(entries: Sequence[Entry], chunk: str, job: str, files: tuple[FileRecord, ...]) -> Entry:
-    """The entry of the rows of several."""
+    """Return the entry of a chunk that has the rows of several."""
     counts = Counts()
     for entry in entries:
         counts.count(entry)
@@ -579,7 +583,7 @@ def _sum(entries: Sequence[Entry], chunk: str, job: str, files: tuple[FileRecord
 
 
 def _together(sources: Iterable[RowRange]) -> list[RowRange]:
-    """Ranges of rows, those as one of which the second begins where the first ends."""
+    """Return ranges of rows, in which two are merged if the second begins where the first ends."""
     one_by_one: list[RowRange] = []
     for source in sources:
         last = one_by_one[-1] if one_by_one else None

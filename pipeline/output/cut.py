@@ -1,5 +1,7 @@
-"""The rows with the highest scores among very many, overall or in each group of them: a query by DuckDB, which spills
-to disk. Of rows with the same score the earlier in the input is better.
+"""Finds the rows with the highest scores among very many, over all rows or in each group.
+
+DuckDB answers the query, and spills to disk. If two rows have the same score, the one that is earlier in the input
+comes first.
 """
 
 from __future__ import annotations
@@ -32,10 +34,25 @@ QUALIFY row_number() OVER (PARTITION BY part ORDER BY score DESC, place) <= rows
 
 
 class Chosen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the rows of a job were chosen from those of another. rows: SHA-256 of that job's manifest. top, count: which
-    share or number of the rows, by the scores in column `by`; of each value of column `per` where it is given. where:
-    of the rows that it is true for. columns: those that are written; None for all. with_input: whether with all
-    columns of the input.
+    """How the rows of a job were chosen from the rows of another.
+
+    Attributes
+    ----------
+    rows : str
+        SHA-256 of the other job's manifest.
+    by : str or None
+        The column of scores.
+    top, count : str or int, or None
+        The share or the number of rows that were chosen.
+    per : str or None
+        The column by which rows are grouped: `top` and `count` then apply to each of its values.
+    where : str or None
+        The condition that a row had to satisfy to be chosen.
+    columns : tuple of str or None
+        The columns that are written; None for all.
+    with_input : bool
+        Whether all columns of the input are written too.
+
     """
 
     rows: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -49,7 +66,7 @@ class Chosen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def share_of(top: str | float, more: str = "") -> Fraction:
-    """The share that the user gives as "10%" or 0.1. Raises UsageError, which also says `more`."""
+    """Return the share that the user gives as "10%" or 0.1. Raises UsageError, whose message ends with `more`."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(%?)", str(top).strip())
     share = Fraction(match[1]) / (100 if match[2] else 1) if match else Fraction(-1)
     if not 0 <= share <= 1:
@@ -59,14 +76,14 @@ def share_of(top: str | float, more: str = "") -> Fraction:
 
 @dataclass(frozen=True)
 class Amount:
-    """How many rows are wanted of each group: a share of its rows, rounded up, or a number. None: all of them."""
+    """How many rows of each group are wanted: a share of its rows, rounded up, or a number. Both None: all rows."""
 
     share: Fraction | None = None
     count: int | None = None
 
     @classmethod
     def of(cls, top: str | float | None, count: int | None) -> Amount:
-        """As the user gives it: a share such as "10%" or 0.1, or a number of rows. Raises UsageError."""
+        """Return the amount that the user gives: a share ("10%" or 0.1), or a number of rows. Raises UsageError."""
         if top is not None and count is not None:
             raise UsageError("--top and --count exclude each other")
         if count is not None and count < 0:
@@ -80,7 +97,7 @@ class Amount:
         return self.share is None and self.count is None
 
     def rows(self, available: int) -> int:
-        """How many of so many rows are chosen."""
+        """Return the number of rows that are chosen from `available` rows."""
         if self.share is not None:
             return ceil(self.share * available)
         return available if self.count is None else min(self.count, available)
@@ -88,16 +105,16 @@ class Amount:
 
 @dataclass(frozen=True)
 class Cut:
-    """What is chosen of one group of rows.
+    """What is chosen from one group of rows.
 
     Attributes
     ----------
     rows : int
-        Its rows.
+        The number of rows of the group.
     chosen : int
-        How many of them are chosen.
+        The number of rows that are chosen.
     score : float or None
-        The lowest score among the chosen; None where none is.
+        The lowest score among the chosen rows; None if no row is chosen.
 
     """
 
@@ -108,22 +125,38 @@ class Cut:
 
 @dataclass(frozen=True)
 class Best:
-    """The chosen rows of a `ranking`. cuts: by the number of the group."""
+    """The chosen rows of a `ranking`. cuts: what is chosen from each group, by the number of the group."""
 
     database: DuckDBPyConnection
     cuts: dict[int, Cut]
 
     def between(self, first: int, end: int) -> NDArray[np.int64]:
-        """Those of the rows from `first` to `end` that are chosen, counted from `first`, in order."""
+        """Return the chosen rows from `first` up to, but without, `end`, as sorted offsets from `first`."""
         query = f"SELECT place - {first} AS place FROM best WHERE place >= {first} AND place < {end} ORDER BY place"
         return np.asarray(self.database.sql(query).fetchnumpy()["place"])
 
 
 @contextmanager
 def ranking(rows: Iterable[pa.Table], amount: Amount, memory: int | None = None) -> Iterator[Best]:
-    """The best rows of each group. rows: with `place`, the number of each in the input, `score`, and `part`, the number
-    of its group. memory: bytes for them, a quarter of the available by default; the others are on disk. Raises
-    OutputError where there is no room for these, UsageError without DuckDB.
+    """Find the best rows of each group.
+
+    Parameters
+    ----------
+    rows : iterable of pyarrow.Table
+        The rows, with the columns `place` (the number of the row in the input), `score`, and `part` (the number of its
+        group).
+    amount : Amount
+        How many rows of each group are wanted.
+    memory : int, optional
+        The bytes of memory that DuckDB may use. It keeps other rows on disk. Default: a quarter of what is available.
+
+    Raises
+    ------
+    OutputError
+        If the disk has no room for the rows.
+    UsageError
+        If DuckDB is not installed.
+
     """
     with rows_on_disk("the best rows are found", memory) as database:
         database.execute("CREATE TABLE ranked (place BIGINT, score FLOAT, part INTEGER)")
@@ -142,8 +175,8 @@ def ranking(rows: Iterable[pa.Table], amount: Amount, memory: int | None = None)
 def answered(database: DuckDBPyConnection, query: str) -> DuckDBPyConnection:
     """Run a query that a signal can interrupt, and return its connection with the result.
 
-    DuckDB works in the calling thread too, where it does not always look for signals, and in place of what a signal's
-    handler raised it raises an error of its own. So the query runs in a thread, and this one waits for it.
+    DuckDB also works in the calling thread, where it does not always look for signals. It also replaces the error that
+    a signal handler raised by its own. So the query runs in another thread, and this one waits for it.
     """
     with ThreadPoolExecutor(1, "broadsheet-query") as threads:
         running = threads.submit(database.execute, query)
@@ -156,21 +189,21 @@ def answered(database: DuckDBPyConnection, query: str) -> DuckDBPyConnection:
 
 @contextmanager
 def rows_on_disk(done: str, memory: int | None = None) -> Iterator[DuckDBPyConnection]:
-    """A database of its own for very many rows.
+    """Open a temporary database for very many rows.
 
     Parameters
     ----------
     done : str
-        What it is for, for messages.
+        The purpose of the database as a clause, such as "scores are counted", for messages.
     memory : int, optional
-        As of `ranking`.
+        See `ranking`.
 
     Raises
     ------
     UsageError
-        Without DuckDB.
+        If DuckDB is not installed.
     OutputError
-        Where there is no room.
+        If the disk has no room for the rows.
 
     """
     try:

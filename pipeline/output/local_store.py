@@ -1,4 +1,4 @@
-"""An output folder as a store of whole files, on any file system that every worker sees at the same path."""
+"""Stores an output folder as whole files, on any file system that every worker sees at the same path."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 @dataclass(frozen=True)
 class LocalStore(Store):
-    """Files within `root`.
+    """The files within `root`.
 
-    A write is atomic and survives a power failure: the file is written under a name unique to the attempt, which nobody
-    can guess, flushed to the disk, renamed, and its folder flushed. There are no locks, so it works on NFS. Only
-    regular files are read: a FIFO or a device would wait for ever.
+    A write is atomic and survives a power failure. The file is written under a name that is unique to the attempt and
+    cannot be guessed, and flushed to the disk. Then it is renamed, and its folder is flushed. There are no locks, so it
+    works on NFS. Only regular files are read, since a FIFO or a device would wait for ever.
     """
 
     root: Path
@@ -44,9 +44,10 @@ class LocalStore(Store):
     def put(self, name: str, data: Content, check: Callable[[], None] = no_check) -> None:
         """Write a file, or replace it.
 
-        check: called when the temporary file is there and has yet to be renamed; what it raises is raised, and the file
-        is not renamed. Whoever changes what `check` looks at, and then removes temporary files, thus stops every write:
-        one that was checked before the change finds its temporary file gone, and is checked again.
+        check: a function that is called before the temporary file is renamed. If it raises an error, so does this
+        method, and the file is not renamed. Another process can thus stop every write: it changes what `check` looks
+        at, then removes the temporary files. A write that was checked before the change finds its temporary file gone,
+        and is checked again.
         """
 
         def write(path: Path) -> None:
@@ -64,16 +65,16 @@ class LocalStore(Store):
         self.put(name, data, check)
 
     def take(self, name: str, source: Store, there: str, check: Callable[[], None]) -> None:
-        """As a hard link, where there may be one."""
+        """Add the file as a hard link, or as a copy if a link is impossible."""
         path = self.root / name
         attempt = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
         try:
             if not isinstance(source, LocalStore):
                 raise OSError(errno.EXDEV, "another kind of store")
             self._make_within(path.parent)
-            os.link(os.path.realpath(source.root / there), attempt)  # of a symbolic link, what it leads to
+            os.link(os.path.realpath(source.root / there), attempt)  # a symbolic link is followed to its file
             check()
-            os.replace(attempt, path)  # which does nothing where both are the same file
+            os.replace(attempt, path)  # it does nothing if both are the same file
             sync_folder(path.parent)
         except OSError:
             super().take(name, source, there, check)
@@ -82,7 +83,7 @@ class LocalStore(Store):
 
     def put_stream(self, name: str, write: Callable[[BinaryIO], _Result], check: Callable[[], None]) -> _Result:
         path, folder = self.root / name, self.root / SIDECARS
-        attempt = folder / f".{uuid.uuid4().hex}{TEMPORARY}"  # where `remove_attempts` finds it
+        attempt = folder / f".{uuid.uuid4().hex}{TEMPORARY}"  # `remove_attempts` finds it there
         try:
             with open(attempt, "xb") as file:
                 result = write(file)
@@ -109,9 +110,9 @@ class LocalStore(Store):
             raise OutputError(why_not("read", self.root / name, error)) from error
 
     def create(self, name: str, data: Content) -> bool:
-        """Write a file unless it exists; return whether it was written. Nobody sees it incomplete. Raises OutputError.
+        """Write a file unless it exists; return whether it was written. Raises OutputError.
 
-        A file system without hard links is the exception: there it can be seen while it is written.
+        Nobody sees the file incomplete, except on a file system without hard links.
         """
 
         def write(path: Path) -> bool:
@@ -125,7 +126,7 @@ class LocalStore(Store):
     def _write(
         self, name: str, data: Content, write: Callable[[Path], _Result], check: Callable[[], None] = no_check
     ) -> _Result:
-        """Write, again if the temporary file was removed: another run of the job has finished meanwhile."""
+        """Write a file, and try again if the temporary file was removed: another run of the job has then finished."""
         path = self.root / name
         for _ in range(_TRIES):
             try:
@@ -135,7 +136,7 @@ class LocalStore(Store):
             except FileNotFoundError as error:
                 check()
                 missing = error
-                if path.parent.parent != self.root:  # the folder of a label, which its first part makes
+                if path.parent.parent != self.root:  # the first part of a label creates the label's folder
                     self._make_within(path.parent)
             except OSError as error:
                 raise OutputError(self._explain(name, len(data), error)) from error
@@ -154,10 +155,10 @@ class LocalStore(Store):
             raise OutputError(why_not("created", folder, error)) from error
 
     def read(self, name: str) -> bytes:
-        """Raises OutputError where there is no such regular file, or it cannot be read."""
+        """Return the content of a file. Raises OutputError if there is no such regular file, or it cannot be read."""
         path = self.root / name
         try:
-            if not stat.S_ISREG(os.stat(path).st_mode):  # before it is opened, which is an action of some devices
+            if not stat.S_ISREG(os.stat(path).st_mode):  # before it is opened: to open some devices is to use them
                 raise OutputError(f"{path} is not a regular file")
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(descriptor, "rb") as file:
@@ -170,7 +171,7 @@ class LocalStore(Store):
             raise OutputError(why_not("read", path, error)) from error
 
     def size(self, name: str) -> int | None:
-        """The size of a regular file; None where there is none."""
+        """Return the size of a regular file in bytes; None if there is no such file."""
         try:
             about = os.stat(self.root / name)
         except OSError:
@@ -181,7 +182,7 @@ class LocalStore(Store):
         return self.size
 
     def names(self) -> set[str]:
-        """What is in the root; nothing where that is no folder. Raises OutputError where it cannot be read."""
+        """Return the names in the root; none if it is no folder. Raises OutputError if it cannot be read."""
         try:
             return set(os.listdir(self.root))
         except (FileNotFoundError, NotADirectoryError):
@@ -196,9 +197,9 @@ class LocalStore(Store):
         return not LocalStore(self.root / folder).names()
 
     def files(self, folder: str) -> list[str]:
-        """The names of all that is no folder in a folder and below it, sorted, without hidden ones. Raises OutputError.
+        """Return the sorted names of all files in a folder and below it, without hidden ones. Raises OutputError.
 
-        Links to folders are named, not followed.
+        The names include links to folders, which are not followed.
         """
         names = []
         for place, folders, files in os.walk(self.root / folder, onerror=_unreadable):
@@ -237,7 +238,10 @@ class LocalStore(Store):
             self.remove(name)
 
     def remove_attempts(self, folders: tuple[str, ...]) -> None:
-        """Remove temporary files: a write that is under way begins anew, unless its check fails. Raises OutputError."""
+        """Remove temporary files. Raises OutputError.
+
+        A write that is under way starts again, unless its check fails.
+        """
         for name in ("", *folders):
             find = (self.root / name).rglob if name else self.root.glob
             for path in find(f".*{TEMPORARY}"):
@@ -251,11 +255,11 @@ class LocalStore(Store):
                     os.rmdir(path)
 
     def is_attempt(self, name: str) -> bool:
-        """Whether a file name is that of a temporary file."""
+        """Return whether a file name is that of a temporary file."""
         return name.startswith(".") and name.endswith(TEMPORARY)
 
     def _explain(self, name: str, size: int, error: OSError) -> str:
-        """What is wrong and the remedy. A job can be resumed from its manifest on, as it is written."""
+        """Return what is wrong, and the remedy. A job can be resumed once its manifest is written."""
         message, smaller = why_not("written", self.root / name, error, size), ""
         if error.errno == errno.EFBIG:
             if name == PLAN:
@@ -268,11 +272,13 @@ class LocalStore(Store):
 
 
 def _link(written: Path, path: Path, data: Content) -> bool:
-    """Give a file its name unless that is taken; return whether it was given. Raises OSError."""
+    """Give a file its name unless another file has it; return whether it was given. Raises OSError."""
     try:
         os.link(written, path)
     except FileExistsError:
-        return os.stat(written).st_nlink == 2  # an NFS server may refuse a repeated request that it has carried out
+        return (
+            os.stat(written).st_nlink == 2
+        )  # an NFS server may refuse to repeat a request that it has already carried out
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise

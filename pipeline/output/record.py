@@ -1,6 +1,7 @@
-"""The JSON files of an output folder as types, which check what is read: entries, manifest, plan, claim.
+"""The types of the JSON files of an output folder: entries, manifest, plan, claim.
 
-A file of another version, or with a value that does not fit its type, is rejected with the place in it.
+They check what is read. A file of another version is rejected, and so is one with a value that does not fit its type.
+The message names the place in the file.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _Record = TypeVar("_Record")
 
 
 class FileRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """A committed file. name: within the output folder, e.g. "parts/part-000000-0000003-1a2b3c4d.parquet"."""
+    """A committed file. name: its path in the output folder, e.g. "parts/part-000000-0000003-1a2b3c4d.parquet"."""
 
     name: Annotated[str, Meta(pattern=layout.FILE_PATTERN)]
     rows: Count
@@ -47,16 +48,16 @@ class FileRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LearnedFrom(Struct, frozen=True, forbid_unknown_fields=True):
-    """Rows with a truth and a label, and how many of them the model has learned from.
+    """Counts of rows with a truth and a label, by whether the model has learned from them.
 
     Attributes
     ----------
     checked : int
-        Those of which it is known.
+        The rows for which it is known whether the model has learned from them.
     learned : int
-        Those of them that the model has learned from.
+        The checked rows that the model has learned from.
     right : int
-        Of the other ones, those whose label is the truth.
+        The checked rows that the model has not learned from and whose label is the truth.
 
     """
 
@@ -65,12 +66,12 @@ class LearnedFrom(Struct, frozen=True, forbid_unknown_fields=True):
     right: Count
 
     def plus(self, other: LearnedFrom) -> LearnedFrom:
-        """Those of both."""
+        """Return the sum of these counts and others."""
         return LearnedFrom(self.checked + other.checked, self.learned + other.learned, self.right + other.right)
 
 
 class Figures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a model says of rows. What each figure is: see `Entry`."""
+    """The figures of a model over some rows. `Entry` explains each of them."""
 
     labels: dict[str, Count]
     unlabelled: Count = 0
@@ -86,12 +87,15 @@ class Figures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Judged(Figures, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The figures of one of several models: in a chunk's entry its own, in totals those of all."""
+    """The figures of one of several models: over a chunk in an entry, and over all chunks in the totals."""
 
     multi_label: bool = False
 
     def check(self, written: int, labelled: int) -> None:
-        """Raise ValueError where the figures contradict each other. written, labelled: rows."""
+        """Raise ValueError if the figures contradict each other.
+
+        written: the number of written rows. labelled: the number of labelled rows.
+        """
         labelled_rows, given = written - self.unlabelled, sum(self.labels.values())
         if self.multi_label:
             if labelled_rows < 0 or given < labelled_rows or max(self.labels.values(), default=0) > labelled_rows:
@@ -111,7 +115,7 @@ class Judged(Figures, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Accounted(Figures, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What became of rows that were read, with the figures of the first model. What each is: see `Entry`."""
+    """What became of the rows that were read, and the figures of the first model. `Entry` explains each field."""
 
     rows_read: Count
     rows_written: Count
@@ -128,20 +132,47 @@ class Accounted(Figures, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Entry(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="chunk"):
     """The commit of a chunk: its files, and its share of the job's totals.
 
-    sources: (file, first row, rows) of each piece it was read from. rows_read = rows_written + rows_filtered +
-    rows_quarantined. labels: written rows by label. unlabelled: written rows without one, as the score was too low or
-    none of several applies. multi_label: whether a row may have several. chars, truncated, unknown_chars: sums of those
-    columns over written rows. saturated: 8-bit activations at their greatest, over all rows that were labelled. asked:
-    how often a network was asked that is not asked about all rows, over the same rows.
-    lengths: written rows by class of `counts.LENGTHS`. doubtful: labelled rows that the model could hardly judge, by
-    reason, filtered ones too. confusion: (true class, predicted class, rows) of every pair that occurs, where there is
-    a truth, over the filtered rows too. problems: messages about whole files. not_copied, unknown_labels,
-    mapped_labels: rows by key or label, as of `Chunk`. files: one part, or one for each label, sorted; then the
-    quarantined rows, where there are any. others: of several models, what the second and further ones say; the rest is
-    the first one's. scores: written rows by label and bin of `counts.SCORES`, since 2026-11. right: where there is a
-    truth, written rows that have one and a label, by whether these are the same ("right", "wrong") and by bin. learned:
-    where there is a truth, and the model's file says which rows it has learned from: how many of these have a truth and
-    a label, over the filtered rows too.
+    The number of rows that were read is the sum of the rows that were written, filtered and quarantined.
+
+    Attributes
+    ----------
+    sources : tuple of RowRange
+        The file, the first row and the number of rows of each piece that the chunk was read from.
+    labels : dict of str to int
+        Written rows by label.
+    unlabelled : int
+        Written rows without a label, because the score was too low or none of several labels applies.
+    multi_label : bool
+        Whether a row may have several labels.
+    chars, truncated, unknown_chars : int
+        Sums of these columns over written rows.
+    saturated : int
+        8-bit activations that have the greatest value, over all labelled rows.
+    asked : int
+        How often the network was asked, over all labelled rows; 0 if it is asked about every row.
+    lengths : tuple of int
+        Written rows by class of `counts.LENGTHS`.
+    doubtful : dict of str to int
+        Labelled rows that the model could hardly judge, by reason; filtered rows too.
+    confusion : tuple of (int, int, int), or None
+        True class, predicted class and rows of every pair that occurs, if there is a truth; filtered rows too.
+    problems : tuple of str
+        Messages about whole files.
+    not_copied, unknown_labels, mapped_labels : dict of str to int
+        Rows by key or label. See `Chunk`.
+    files : tuple of FileRecord
+        One part, or one part for each label, sorted; then the file of quarantined rows, if there are any.
+    others : tuple of Judged, optional
+        With several models, the figures of the second and further ones. All other figures are those of the first model.
+    scores : dict of str to tuple of int, optional
+        Written rows by label and bin of `counts.SCORES`. They are counted since 2026-11.
+    right : dict of str to tuple of int, optional
+        If there is a truth, written rows that have a truth and a label. The keys are "right" and "wrong", by whether
+        the two are the same; the values are rows by bin.
+    learned : LearnedFrom, optional
+        If there is a truth, and the model's file says which rows it has learned from: how many of these rows have a
+        truth and a label; filtered rows too.
+
     """
 
     version: Version = VERSION
@@ -153,7 +184,7 @@ class Entry(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
     files: tuple[FileRecord, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError where the figures contradict each other; in a file that is read, an error of that file."""
+        """Raise ValueError if the figures contradict each other, which msgspec reports as an error of the file."""
         written, quarantined = self.rows_written, self.rows_quarantined
         if self.rows_read != written + self.rows_filtered + quarantined:
             raise ValueError("`rows_read` is not the sum of the rows written, filtered and quarantined")
@@ -170,7 +201,10 @@ class Entry(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
 
     @classmethod
     def of(cls, judged: Iterable[Judged], n_chars: NDArray[np.int64], **about: Any) -> Entry:
-        """Of some rows. judged: what each model says of them. n_chars: the characters of those that are written."""
+        """Return the entry of some rows.
+
+        judged: the figures of each model. n_chars: the number of characters of each written row, [N].
+        """
         first, *others = judged
         about |= {"others": tuple(others) or UNSET, **msgspec.structs.asdict(first)}
         lengths, chars = tuple(count_lengths(n_chars)), int(n_chars.sum())
@@ -178,12 +212,12 @@ class Entry(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
 
     @property
     def judged(self) -> tuple[Judged, ...]:
-        """What each model says."""
+        """The figures of each model."""
         first = Judged(**{name: getattr(self, name) for name in Judged.__struct_fields__})
         return first, *(() if self.others is UNSET else self.others)
 
     def has_files(self, names: PartNames) -> bool:
-        """Whether its files are those of a chunk of a job whose parts have such names."""
+        """Return whether the files are those of a chunk in a job whose parts have such names."""
         parts = [file for file in self.files if not file.name.startswith(QUARANTINE)]
         of_parts = names.files(self.chunk, self.job, (tuple(folder_values(file.name).values()) for file in parts))
         rows = [file.rows for file in parts] if names.by else [self.rows_written]
@@ -198,12 +232,12 @@ class Entry(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
 
     @property
     def digest(self) -> bytes:
-        """Of all that it says."""
+        """SHA-256 of the entry."""
         return hashlib.sha256(to_json(self)).digest()
 
 
 _NO_PART = PartNames(by=("label",))
-"""Of a chunk without written rows, in a job with folders."""
+"""The names of the parts of a chunk without written rows, in a job with folders."""
 
 
 class ClosingEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="group"):
@@ -216,16 +250,16 @@ class ClosingEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     group : int
         The number of the range.
     files : tuple of (str, int or None)
-        Each as in the column `file`, with the rows that were read of it; None for the partitions of a Dask DataFrame,
-        which are counted where they are.
+        The path of each file as in the column `file`, and the number of rows that were read. The number is None for the
+        partitions of a Dask DataFrame, whose rows the workers count.
     chunks : int
-        How many it has, which are numbered from 0.
+        The number of chunks of the range. They are numbered from 0.
     problems : tuple of (str, str)
-        Messages about files that were not wholly readable, or have other columns than the first.
+        Messages about files that could not be read completely, or have other columns than the first file.
     unread : tuple of (str, int or None)
-        Files of which nothing was read, with their rows where they are known.
+        Files from which nothing was read, and their number of rows if it is known.
     after : int, optional
-        Of a part of a file of records, where the first record after it begins.
+        For a part of a file of records, the place at which the first record after the part begins.
 
     """
 
@@ -244,9 +278,19 @@ class ClosingEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ListedFile(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What identifies an input file. size: None where its server does not report it. modified: time in ns, or the
-    equivalent of a remote file system. digest: of its content, where the user asked for it; of rows in memory, of
-    these.
+    """What identifies an input file.
+
+    Attributes
+    ----------
+    path : str
+        The path of the file.
+    size : int or None
+        Its size in bytes; None if its server does not report it.
+    modified : str
+        The time of its last change in ns, or the equivalent on a remote file system.
+    digest : str
+        The digest of its content, if the user asked for it. For rows in memory, the digest of the rows.
+
     """
 
     path: str
@@ -256,13 +300,33 @@ class ListedFile(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The options that change a byte of the output. truth: SHA-256 of the answer file. models: the names of several, by
-    which their columns are named. abstain: below which score a row has no label. multi_label: for each model, whether
-    it gives several labels, where one does. windows: how many or which, their overlap, and how they are scored
-    together. chosen: of rows that were chosen from those of a finished job. network: about which texts it is asked,
-    where that is not the default. layout, quote, escape, input_format, label_numbers_from, fold_labels: the same.
-    map_labels: SHA-256 of the label map. join: the template that makes the text of the text columns. shard: which share
-    of the files, as "3/64".
+    """The options that change a byte of the output. Fields that are not listed here are explained in `classify`.
+
+    Attributes
+    ----------
+    truth : str or None
+        SHA-256 of the answer file.
+    models : tuple of str, optional
+        With several models, the names by which their columns are named.
+    abstain : float, optional
+        A row whose score is lower has no label.
+    multi_label : tuple of bool, optional
+        For each model, whether it gives several labels. It is set if one of them does.
+    windows : tuple of (int or str, int, str), optional
+        How many windows or which ones, their overlap, and how their scores are combined.
+    chosen : Chosen, optional
+        How the rows were chosen from those of a finished job.
+    network : str, optional
+        The texts about which the network is asked, if it is not the default.
+    layout, quote, escape, input_format, label_numbers_from, fold_labels : optional
+        The options of these names, if they are not the default.
+    map_labels : str, optional
+        SHA-256 of the label map.
+    join : str, optional
+        The template that makes a text from the text columns.
+    shard : str, optional
+        The share of the files that is labelled, as "3/64".
+
     """
 
     text_columns: tuple[str, ...]
@@ -300,7 +364,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def labelled(self) -> tuple[Names, ...]:
-        """Of each model's columns."""
+        """The names of each model's columns."""
         prefixes = ("",) if self.models is UNSET else tuple(f"{model}_" for model in self.models)
         several = (False,) * len(prefixes) if self.multi_label is UNSET else self.multi_label
         return tuple(map(Names, prefixes, several))
@@ -322,12 +386,14 @@ class Writer(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 WRITER = Writer(version("broadsheet"), pa.__version__, layout.PART_ENCODING)
-"""This process's."""
+"""The software of this process."""
 
 
 class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that determines the bytes of the output. input: SHA-256 of the listing of its files, or of what
-    identifies rows in memory. model: its digest.
+    """Everything that determines the bytes of the output.
+
+    input: SHA-256 of the listing of the input files, or of what identifies the rows in memory. model: the digest of the
+    model.
     """
 
     input: Digest
@@ -343,51 +409,52 @@ class Fingerprint(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Totals(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sums over all chunks of a job; the same however often it was interrupted.
+    """The sums over all chunks of a job. They do not depend on how often it was interrupted.
 
     Attributes
     ----------
     chunks : int
         Committed chunks.
     rows_read, rows_written, rows_filtered, rows_quarantined : int
-        Rows; those read are the sum of the other three.
+        Numbers of rows. The number that were read is the sum of the other three.
     chars, truncated, unknown_chars : int
         Over written rows: characters, truncated rows, characters outside the alphabet.
     saturated : int
-        In int8, activations at the greatest number of 8 bits, where all that was above is too.
+        In int8, the activations that have the greatest value of 8 bits, to which larger ones are clipped.
     asked : int
-        About how many labelled rows, or windows of them, the network was asked; 0 where it is asked about all.
+        The number of labelled rows, or windows of them, about which the network was asked; 0 if it is asked about all.
     labels : dict of str to int
         Written rows by label.
     unlabelled : int
-        Written rows without a label, since their score was too low or none of several applies.
+        Written rows without a label, because the score was too low or none of several labels applies.
     doubtful : dict of str to int
         Labelled rows that the model could hardly judge, by reason.
     lengths : tuple of int
         Written rows by class of `counts.LENGTHS`.
     confusion : tuple of (int, int, int), or None
-        Rows by true and predicted class, where there is a truth; filtered rows too.
+        Rows by true and predicted class, if there is a truth; filtered rows too.
     problems : tuple of (str, str)
-        File and message of each file that was not wholly readable.
+        The path and the message of each file that could not be read completely.
     unread : tuple of (str, int or None)
-        Each file or folder of which nothing was read, and its rows where they are known; `problems` say why.
+        Each file or folder from which nothing was read, and its number of rows if it is known. `problems` gives the
+        reason.
     left_out : tuple of (str, str), optional
-        What was skipped when the input was last listed, since it is no input, each with the reason.
+        What was skipped when the input was last listed, because it is no input, each with the reason.
     not_copied : dict of str to int
-        Where all columns are copied, rows by a key that was not among these.
+        If all columns are copied, rows by a key that was not among them.
     unknown_labels : dict of str to int, optional
-        Where there is a truth column, rows by a label that names no class.
+        If there is a truth column, rows by a label that names no class.
     mapped_labels : dict of str to int, optional
-        Where there is a truth column, rows by a label that the label map names.
+        If there is a truth column, rows by a label that the label map names.
     others : tuple of Judged, optional
-        Of several models, the figures of the second and further ones; all others are the first one's.
+        With several models, the figures of the second and further ones. All other figures are those of the first model.
     scores : dict of str to tuple of int, optional
-        Written rows by label and bin of `counts.SCORES`; they are counted since 2026-11.
+        Written rows by label and bin of `counts.SCORES`. They are counted since 2026-11.
     right : dict of str to tuple of int, optional
-        Where there is a truth, written rows that have one and a label: "right" and "wrong" ones, by bin.
+        If there is a truth, written rows that have a truth and a label: "right" and "wrong" ones, by bin.
     learned : LearnedFrom, optional
-        Where there is a truth, and the model's file says which rows it has learned from: how many of these are among
-        the rows that have a truth and a label; filtered rows too.
+        If there is a truth, and the model's file says which rows it has learned from: how many of these rows have a
+        truth and a label; filtered rows too.
 
     """
 
@@ -398,15 +465,18 @@ class Totals(Accounted, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Update(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an update has added to a finished job. plan: SHA-256 of its saved plan. totals: over its own chunks."""
+    """What an update added to a finished job. plan: SHA-256 of its saved plan. totals: the sums over its own chunks."""
 
     plan: Digest
     totals: Totals
 
 
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the job is, and its totals. schema: of the written rows, an Arrow schema's IPC message in hexadecimal. plan:
-    SHA-256 of the saved plan. totals: None until it is finished; with those of its updates, which come one by one.
+    """The description of a job, and its totals.
+
+    schema: the columns of the written rows, as the IPC message of an Arrow schema in hexadecimal. plan: SHA-256 of the
+    saved plan. totals: the sums over the job and its updates, which are added one by one; None until the job is
+    finished.
     """
 
     format: Literal["broadsheet-output"] = "broadsheet-output"
@@ -419,8 +489,10 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SavedSelection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`source.chunk.Selection`; kept_types: an Arrow schema of the kept columns, its IPC message in hexadecimal.
-    label_numbers_from: the number of the first class in a truth column of class numbers, as the job found or got it.
+    """A saved `source.chunk.Selection`.
+
+    kept_types: the Arrow schema of the kept columns, as its IPC message in hexadecimal. label_numbers_from: the number
+    of the first class in a truth column of class numbers, as the user gave it or the job found it.
     """
 
     text: tuple[str, ...]
@@ -441,31 +513,31 @@ class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     files : tuple of ListedFile
         The files.
     groups : tuple of int
-        How many of them, one after the other, are read together.
+        The number of consecutive files in each group, which are read together.
     parts : tuple of int, optional
-        Into how many ranges each of these is cut: 1 but for large files; where all are 1, this is left out.
+        The number of ranges that each group is cut into: 1, except for large files. It is left out if all are 1.
     first_group : int
         The number of the first range.
     first : (str, tuple of str or None) or None
-        Path and columns of the job's first readable file, by which the selection was resolved.
+        The path and columns of the job's first readable file, which decided the selection.
     selection : SavedSelection
         The columns that the job uses.
     chunk_rows : int
-        Rows in a chunk at most.
+        The largest number of rows in a chunk.
     problems : tuple of (str, str)
-        Of what could not be listed.
+        The path and the message of each file that could not be listed.
     unread : tuple of (str, int or None)
-        The same, without the messages.
+        The same files, without the messages.
     left_out : tuple of (str, str), optional
-        What was skipped, since it is no input, each with the reason. Recorded since 2026-11.
+        What was skipped, because it is no input, each with the reason. It is recorded since 2026-11.
     whole : str, optional
-        SHA-256 of the listing of which these files are a share.
+        If these files are a share of a job, SHA-256 of the listing of all files.
     withdrawn : tuple of int, optional
-        The numbers of earlier ranges that count no longer once this update has ended: files of theirs have changed or
-        are gone. It is then of version 5.
+        The numbers of earlier ranges that no longer count once this update has ended, because their files have changed
+        or are gone. The plan then has version 5.
     compacted : int, optional
-        Of a compaction, which labels nothing: the rows that a part is to have. Its ranges hold the rows of those that
-        it withdraws, in larger parts. It is then of version 6.
+        For a compaction, which labels nothing, the target number of rows of a part. Its ranges hold the rows of the
+        ranges that it withdraws, in larger parts. The plan then has version 6.
 
     """
 
@@ -486,12 +558,12 @@ class SavedPlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def ranges(self) -> int:
-        """How many there are."""
+        """The number of ranges."""
         return len(self.groups) if self.parts is UNSET else sum(self.parts)
 
 
 class Claim(Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose folder it is."""
+    """The job that owns the folder."""
 
     job: JobId
     version: Version = VERSION
@@ -501,24 +573,24 @@ class _Versioned(Struct):
     version: Count | None = None
 
 
-# msgspec prepares a type when it is first decoded, and crashes where two threads do that at once: so it is done here.
+# msgspec prepares a type when it first decodes it, and crashes if two threads do that at once. So it is done here.
 for _kind in (Entry, ClosingEntry, Manifest, SavedPlan, Claim, _Versioned):
     msgspec.json.Decoder(_kind)
 
 
 def to_json(value: object) -> bytes:
-    """JSON with sorted keys: the same value is always the same bytes."""
+    """Return a value as JSON with sorted keys. The same value always gives the same bytes."""
     plain = msgspec.to_builtins(value, enc_hook=_scalar)
     text = json.dumps(plain, sort_keys=True, ensure_ascii=False)
     try:
         return msgspec.json.format(text.encode(), indent=1) + b"\n"  # several times as fast as `json`'s own indent
-    except UnicodeEncodeError:  # a path that is not UTF-8, as JSON escapes it; msgspec accepts no lone surrogates
+    except UnicodeEncodeError:  # msgspec accepts no lone surrogates, which stand for a path that is not UTF-8
         text = json.dumps(plain, sort_keys=True, ensure_ascii=False, indent=1)
         return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _scalar(value: object) -> object:
-    """A NumPy scalar as a number. Raises TypeError for what JSON has no form for."""
+    """Return a NumPy scalar as a number. Raises TypeError for a value that JSON has no form for."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"JSON has no form for a {type(value).__name__}")
@@ -533,7 +605,10 @@ class OtherVersion(OutputError):
 
 
 def from_json(data: bytes, kind: type[_Record], name: object) -> _Record:
-    """A value of type `kind`. Raises OutputError, naming file and place, where it is damaged or of another version."""
+    """Decode a value of type `kind`. Raises OutputError if the file is damaged or of another version.
+
+    The message names the file, `name`, and the place in it.
+    """
     try:
         own = msgspec.json.decode(data, type=_Versioned).version
         known = (VERSION, WITHDRAWING, COMPACTING) if kind is SavedPlan else (VERSION,)

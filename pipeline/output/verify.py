@@ -28,7 +28,7 @@ from .store import check_claim, is_claimed
 from .where import Where
 
 _LARGE_ROWS, _LARGE_AT_ONCE = 1 << 19, 2
-"""A chunk with more rows takes much memory: so many of these are checked side by side."""
+"""A chunk with more rows takes much memory. At most two such chunks are checked at the same time."""
 
 
 def verify(
@@ -45,12 +45,12 @@ def verify(
     path : str or path
         The output folder of a finished job, or its URL.
     input : bool
-        Also compare with the input files: that they are those that were labelled, and how many rows they have, which is
-        found out anew.
+        Also compare with the input files: whether they are those that were labelled, and whether they have as many
+        rows. The rows are counted again.
     root : str or path, optional
-        The folder to which the paths of the input files are relative, where the job had one. Default: the current one.
+        The folder to which the paths of the input files are relative, if the job had one. Default: the current folder.
     endpoint : str, optional
-        As `classify` takes it.
+        See `classify`.
 
     Returns
     -------
@@ -61,9 +61,9 @@ def verify(
     Raises
     ------
     OutputError
-        At the first damage: a file missing, changed or without an entry, a row lost or duplicated, a planned chunk
-        without an entry, totals that do not add up; the message says whether ``resume=True`` repairs it. Also for a job
-        that is not finished, for a folder of an earlier version, and for any other folder or file.
+        At the first damage: a file that is missing, changed or has no entry; a row that is lost or duplicated; a
+        planned chunk without an entry; totals that do not add up. The message says whether ``resume=True`` repairs it.
+        Also for a job that is not finished, for a folder of an earlier version, and for any other folder or file.
     SourceError
         For an input file that has changed or cannot be read.
     UsageError
@@ -117,7 +117,7 @@ def verify(
 
 
 def finished(folder: OutputFolder) -> tuple[Manifest, Totals]:
-    """The manifest of a finished job, and its totals. Raises OutputError for anything else."""
+    """Return the manifest of a finished job, and its totals. Raises OutputError for anything else."""
     if not folder.exists:
         raise OutputError(f"{folder.path} does not exist or is empty")
     if not {MANIFEST, OLD_MANIFEST} & folder.store.names():
@@ -138,7 +138,10 @@ def finished(folder: OutputFolder) -> tuple[Manifest, Totals]:
 
 
 def _check_totals(folder: OutputFolder, totals: Totals, counted: Totals, update: int = 0) -> None:
-    """Raise OutputError unless the totals in the manifest are those that were counted. update: whose, or 0 for all."""
+    """Raise OutputError unless the totals in the manifest are those that were counted.
+
+    update: the number of the update that the totals belong to, or 0 for the totals of the whole job.
+    """
     whose = f" of update {update}" if update else ""
     for name in Totals.__struct_fields__:
         said, summed = getattr(totals, name), getattr(counted, name)
@@ -158,22 +161,22 @@ def _recount(
     root: str | os.PathLike[str] | None,
     endpoint: str | None,
 ) -> None:
-    """List the input of a job again, count its rows, and compare.
+    """List the input of a job again, count its rows, and compare them with the rows that were labelled.
 
-    A file of encoded articles is only compared by what the listing says: its size determines its rows. Raises
-    SourceError for a file that has changed, or has other rows than were labelled, UsageError where the input were rows
-    in memory.
+    For a file of encoded articles the listing is enough, since its size determines its rows. Raises SourceError for a
+    file that has changed, or has other rows than those that were labelled. Raises UsageError if the input was rows in
+    memory.
 
     Parameters
     ----------
     manifest : Manifest
-        Of the job.
+        The manifest of the job.
     plan : SavedPlan or None
-        Its plan; None for rows in memory.
+        The plan of the job; None for rows in memory.
     closed : iterable of ClosingEntry
-        Its closing entries.
+        The closing entries of the job.
     root, endpoint
-        As of `verify`.
+        See `verify`.
 
     """
     if plan is None:
