@@ -1,30 +1,34 @@
-"""The sizes that reading and planning keep to."""
+"""The limits on sizes in reading and planning."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 CHUNK_ROWS = {"cpu": 128, "cuda": 131_072}
-"""Rows in a chunk by default, of a network in the dense frame: a second of a CPU, 0.04 s of a GPU."""
+"""The default number of rows in a chunk, for a network in the dense frame. They take a second on a CPU and 0.04 s on a
+GPU.
+"""
 
 MOST_CHUNK_ROWS = {"cpu": 32_768, "cuda": 262_144}
-"""Where a model is faster."""
+"""The default number of rows in a chunk for faster models."""
 
 _ROWS_AT_COST_1 = 525
-"""A CPU labels some 470 such rows a second and thread, if they are ordinary texts. A kill costs a chunk, and that
-should be 30 s at most: long texts cost 3.5 times as much, and a network that is asked about some may be asked about
-all.
+"""A thread of a CPU labels some 470 rows of cost 1 per second, if they are ordinary texts. When a process is killed, a
+chunk is lost, and this should take 30 s at most. Long texts cost 3.5 times as much, and a network that is asked about
+some texts may be asked about all.
 """
 
 _FEWEST = 8
-"""Rows in a chunk on a CPU, of the slowest encoders."""
+"""The smallest number of rows in a chunk on a CPU, for the slowest encoders."""
 
 _QUICK = 0.5
-"""Of a model that costs less a GPU labels 131,072 rows in some 13 ms: too few beside the way from chunk to chunk."""
+"""With a model that costs less, a GPU labels 131,072 rows in some 13 ms, which is too short beside the work between two
+chunks.
+"""
 
 
 def chunk_rows(device: str, cost: float) -> int:
-    """Rows in a chunk of a job by default: a power of two. cost: of a row, as of `Models`."""
+    """Return the default number of rows in a chunk of a job, a power of two. cost: the cost of a row (see `Models`)."""
     least, most = CHUNK_ROWS[device], MOST_CHUNK_ROWS[device]
     if device != "cpu":
         return most if is_quick(cost) else least
@@ -32,28 +36,30 @@ def chunk_rows(device: str, cost: float) -> int:
 
 
 def is_quick(cost: float) -> bool:
-    """Whether models are so fast that a GPU waits for Python between chunks. cost: of a row, as of `Models`."""
+    """Whether models are so fast that a GPU waits for Python between chunks. cost: the cost of a row (see `Models`)."""
     return cost < _QUICK
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes in bytes.
+    """Limits on sizes, in bytes.
 
     Attributes
     ----------
     field_bytes : int
-        The longest field or line that is read; an unclosed quote would make a longer one.
+        The longest field or line that is read. An unclosed quote would make a longer one.
     block_bytes : int
-        Read at once from a stream, and parsed by one thread: of a block that large, what holds the GIL is a small part.
+        The block that is read in one go from a stream, and parsed by one thread. In a block that large, little of the
+        work holds the GIL.
     chunk_bytes : int
-        The most that is held of a chunk's records (`Selection.most_held`), so that long articles do not make it large.
+        The largest part of a chunk's records that is in memory (`Selection.most_held`), so that long articles do not
+        make the chunk large.
     guess_bytes : int
-        Searched for the first record of a part of a file.
+        The bytes that are searched for the first record of a part of a file.
     part_bytes : int
-        Of a table, what one thread parses, while others parse what comes after it.
+        The part of a table that one thread parses, while other threads parse the parts after it.
     parsed_bytes : int
-        Of CSV, what is parsed at once in the caches of a core.
+        The part of a CSV file that is parsed in one go, so that it fits into the caches of a core.
 
     """
 
