@@ -1,4 +1,4 @@
-"""A range that is read by a reader process and a GPU: the process fills blocks, and the GPU finds the records."""
+"""Reads a range with a reader process and a GPU: the process fills blocks, and the GPU finds the records."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ from .blocks import BlockReader, BlockRows, OpenBlocks, can_read
 _Result = TypeVar("_Result")
 
 _LEAST_BYTES = 1 << 20
-"""Bytes that the files of a range must have on average. Smaller files are parsed together on the host."""
+"""How many bytes the files of a range must have on average. Smaller files are parsed together on the host."""
 
 
 def is_read_here(part: Range, selection: Selection) -> bool:
-    """Whether a GPU can find the records of a range, by the listing of its files and the columns that the job uses."""
+    """Whether a GPU can find the records of a range, judging by the listing of its files and the columns that the job
+    uses.
+    """
     if not part.files or part.rows is not None or part.bytes < _LEAST_BYTES * len(part.files):
         return False
     return all(can_read(file.format, selection) for file in part.files)
@@ -46,16 +48,17 @@ def read_range(
     skip: Callable[[str], bool],
     spans: list[Span],
 ) -> Generator[Chunk | Skipped | RangeEnd, None, None]:
-    """Read a range from its first row to its last. Waits for a process before it returns.
+    """Read a range from its first row to its last. This waits for a reader process before it returns. It yields and
+    raises what `broadsheet.pipeline.source.read.read.read_range` does.
 
     Parameters
     ----------
     readers : Readers
-        The processes of which one reads the files.
+        The reader processes. One of them reads the files.
     open_blocks : callable
-        What finds the records.
+        Returns the reader that finds the records of a file.
     part, selection, chunk_rows, skip, spans
-        As of `broadsheet.pipeline.source.read.read.read_range`, which this yields and raises the same as.
+        See `broadsheet.pipeline.source.read.read.read_range`.
 
     """
     return started(_items(readers, open_blocks, part, selection, chunk_rows, skip, spans))
@@ -70,12 +73,12 @@ def _items(
     skip: Callable[[str], bool],
     spans: list[Span],
 ) -> Generator[Any, None, None]:
-    """Yield None once it has a process, then what `read_range` yields.
+    """Yield None as soon as there is a reader process, then what `read_range` yields.
 
     Parameters
     ----------
     readers, open_blocks, part, selection, chunk_rows, skip, spans
-        As of `read_range`.
+        See `read_range`.
 
     """
     read_by: Counter[str] = Counter()
@@ -99,44 +102,44 @@ def _files(
     spans: list[Span],
     read_by: Counter[str],
 ) -> Generator[_File, None, None]:
-    """The files of a range, in order.
+    """Yield the files of a range, in order.
 
     Parameters
     ----------
     messages : generator
-        What `Readers.read_raw` returned for the range.
+        The messages that `Readers.read_raw` returned for the range.
     readers, open_blocks, part, spans
-        As of `read_range`.
+        See `read_range`.
     read_by : Counter
-        Records are counted in it, as of `RangeEnd`.
+        Counts the records, by the keys of `RangeEnd.read_by`.
 
     """
     for file in part.files:
         begun: FileBegun = next(messages)
         blocks = open_blocks(begun.form, file.path, begun.selection)
         yield _File(file, begun, messages, readers, blocks, spans, read_by)
-    next(messages, None)  # the end, after which the process is free for other ranges
+    next(messages, None)  # the end of the messages, after which the process is free for other ranges
 
 
 class _File:
-    """A file whose blocks arrive: as of `FileOfPieces`.
+    """A file whose blocks arrive from a reader process (see `FileOfPieces`).
 
     Parameters
     ----------
     file : InputFile
         The file, as it was listed.
     begun : FileBegun
-        What the process that reads it has found.
+        What the process that reads the file has found.
     messages : generator
-        What `Readers.read_raw` yields next.
+        The messages that `Readers.read_raw` yields next.
     readers : Readers
-        They have the blocks.
+        The reader processes, whose ring has the blocks.
     blocks : BlockReader
-        What finds the records.
+        The reader that finds the records of the file.
     spans : list of Span
         A span "ingest" is appended for each block.
     read_by : Counter
-        As of `_files`.
+        See `_files`.
 
     """
 

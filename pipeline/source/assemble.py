@@ -1,4 +1,4 @@
-"""From the parsed rows of a file to a chunk: texts, kept columns and classes, and the rows that are set aside."""
+"""Makes a chunk of the parsed rows of a file: texts, kept columns and classes, and the rows for the quarantine."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ NO_LABELS = TrueClasses(None, {}, {})
 
 
 def true_classes(labels: pa.Array, selection: Selection, numbers: NDArray[np.int64]) -> TrueClasses:
-    """The classes that labels name.
+    """Find the classes that labels name.
 
-    Labels for which the label map has no class are not among the unknown ones, since the user left them out.
+    Labels for which the label map has no class are not among the unknown ones, because the user left them out.
 
     Parameters
     ----------
     labels : pyarrow.Array
-        [N], strings; null where there is none.
+        [N], strings; null if a row has no label.
     selection : Selection
         The classes, and how labels name them.
     numbers : ndarray
@@ -99,7 +99,7 @@ def assemble(
     is_utf8: bool = False,
     not_copied: RowsByName | None = None,
 ) -> Chunk:
-    """A chunk from the parsed rows of one file.
+    """Make a chunk from the parsed rows of one file.
 
     Parameters
     ----------
@@ -108,20 +108,21 @@ def assemble(
     numbers : ndarray
         int64 [N], the record number of each row.
     table : pyarrow.Table
-        N rows with the selection's columns; text and string columns may be binary or string, and kept columns may be
-        missing: then they are null.
+        N rows with the selection's columns. Text and string columns may be binary or string. Kept columns may be
+        missing; then they are null.
     selection : Selection
         The columns that the job uses.
     raw : callable, optional
-        Returns byte offset and first bytes of row i, for the quarantine; by default those of its first text.
+        Returns the byte offset and first bytes of row i, for the quarantine. By default the quarantine has the first
+        bytes of its first text.
     bad : sequence of BadRow
-        Rows that could not be parsed; those whose text is null, too long or not UTF-8 are added to them.
+        Rows that could not be parsed. Rows whose text is null, too long or not UTF-8 are added to them.
     problems : tuple of str
         Messages about the file.
     is_utf8 : bool
-        Whether the strings have been checked already.
+        Whether the strings are known to be valid UTF-8.
     not_copied : mapping of str to ndarray, optional
-        As of `Chunk`, of any number of keys.
+        See `Chunk`. There may be any number of keys.
 
     """
     reasons: dict[int, str] = {}
@@ -174,7 +175,7 @@ def assemble(
         columns.append(copied(held[name] if as_it_is else decoded[name], kind))
     rows = pa.table(columns, selection.row_schema)
     n_chars = None
-    if selection.reads or selection.preparations:  # whose texts are counted as they came
+    if selection.reads or selection.preparations:  # the characters of the original texts are counted
         is_ascii = ascii_only.issuperset(selection.text) and not selection.join
         n_chars = sizes if is_ascii else characters(text, sizes)
         if selection.reads:
@@ -200,6 +201,6 @@ def assemble(
     if selection.only_prepared and n_chars is not None:
         short = beginnings(text, pc.binary_length(text).to_numpy(), n_chars, SHOWN_BYTES)
         blank = pc.utf8_is_space(short).to_numpy(zero_copy_only=False)
-        if not (blank & (n_chars > SHOWN_BYTES)).any():  # one may have words further on
+        if not (blank & (n_chars > SHOWN_BYTES)).any():  # a text may have words after its first characters
             text = short
     return replace(chunk, text=text.cast(pa.large_binary()), prepared=prepared)
