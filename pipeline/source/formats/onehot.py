@@ -1,4 +1,4 @@
-"""The parent program's input: fp32 [N, symbols, length], one-hot columns, no header."""
+"""The input of the parent program: fp32 [N, symbols, length], one-hot columns, no header."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..open.opening import open_at, read_answers
 
 @dataclass(frozen=True)
 class OneHot(Format):
-    """symbols, length: of the model."""
+    """Files of one-hot texts. symbols, length: the model's number of symbols and length of a text."""
 
     name = "one-hot"
     suffixes = (".bin",)
@@ -38,7 +38,7 @@ class OneHot(Format):
         return 4 * self.symbols * self.length
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
-        """Raises UsageError where the answer file is not one of its articles."""
+        """Return a schema without columns. Raises UsageError if the answer file does not fit this file."""
         if selection.answers:
             _answers_of(selection.answers, self.rows_of(file))
         return Schema(None)
@@ -58,7 +58,8 @@ class OneHot(Format):
         return (self._chunk(fragment, selection) for fragment in fragments)
 
     def _chunk(self, fragment: Fragment, selection: Selection) -> Chunk:
-        """A zero column is an unknown character, or padding where only zero columns follow.
+        """Return the chunk of a fragment. A zero column is an unknown character, or padding if only zero columns
+        follow.
 
         Rows with a column that is neither one-hot nor zero are quarantined.
         """
@@ -97,7 +98,9 @@ class OneHot(Format):
 
 
 def _answers_of(path: str, rows: int) -> NDArray[np.int32]:
-    """The parent's answer file, N fp32 class indices from 0, as int32 [N]. Raises UsageError for another size."""
+    """Return the parent program's answer file, N fp32 class indices from 0, as int32 [N]. Raises UsageError if its size
+    is wrong.
+    """
     data = read_answers(path)
     if len(data) != 4 * rows:
         raise UsageError(f"{path} holds {len(data):,} bytes, {rows:,} answers take {4 * rows:,}")
