@@ -115,9 +115,9 @@ def _files(
 
     """
     for file in part.files:
-        begun: FileBegun = next(messages)
-        blocks = open_blocks(begun.form, file.path, begun.selection)
-        yield _File(file, begun, messages, readers, blocks, spans, read_by)
+        begin_message: FileBegun = next(messages)
+        blocks = open_blocks(begin_message.form, file.path, begin_message.selection)
+        yield _File(file, begin_message, messages, readers, blocks, spans, read_by)
     next(messages, None)  # the end of the messages, after which the process is free for other ranges
 
 
@@ -146,19 +146,19 @@ class _File:
     def __init__(
         self,
         file: InputFile,
-        begun: FileBegun,
+        begin_message: FileBegun,
         messages: Generator[Any, Any, None],
         readers: Readers,
         blocks: BlockReader,
         spans: list[Span],
         read_by: Counter[str],
     ) -> None:
-        self.file = replace(file, format=begun.form)
+        self.file = replace(file, format=begin_message.form)
         self.problems: list[str] = []
         self.notes: list[str] = []
-        self.extent: Extent | None = begun.extent
+        self.extent: Extent | None = begin_message.extent
         self.stored = 0
-        self.pieces = self._pieces(messages, begun.row)
+        self.pieces = self._pieces(messages, begin_message.row)
         self._readers, self._blocks, self._spans, self._read_by = readers, blocks, spans, read_by
 
     def _pieces(self, messages: Generator[Any, Any, None], row: int) -> Iterator[Piece]:

@@ -164,8 +164,8 @@ class RecordBlocks:
         found = self._find(on_gpu, every.begins, every.sizes)  # this is right if no line is skipped
         skipped, odd, *ends = own.fetch(every.skipped, found.odd.count, *self._ends(found))
         if skipped[0]:
-            kept = cp.flatnonzero(every.is_record)
-            found = self._find(on_gpu, every.begins[kept], every.sizes[kept])
+            record_lines = cp.flatnonzero(every.is_record)
+            found = self._find(on_gpu, every.begins[record_lines], every.sizes[record_lines])
             odd, *ends = own.fetch(found.odd.count, *self._ends(found))
         if odd[0] > max(_MOST_ODD, _ODD_SHARE * len(found)):
             return MANY_ODD

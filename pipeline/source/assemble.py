@@ -167,8 +167,8 @@ def assemble(
         offset, head = raw(i) if raw else (None, first_text[i].cast(pa.large_binary()).as_py() or b"")
         set_aside.append((BadRow(int(numbers[i]), offset, reason, head), i))
     set_aside.sort(key=lambda item: item[0].row)
-    keep = np.ones(len(numbers), np.bool_)
-    keep[list(reasons)] = False
+    is_readable = np.ones(len(numbers), np.bool_)
+    is_readable[list(reasons)] = False
     columns = [pa.repeat(pa.scalar(file, pa.string()), len(numbers)), pa.array(numbers)]
     for name, kind in kept_types.items():
         as_it_is = is_copied_as_it_is(held[name].type, kind)
@@ -195,7 +195,7 @@ def assemble(
         unknown_labels=truth.unknown,
         mapped_labels=truth.mapped,
     )
-    chunk = chunk.take(keep) if reasons else chunk
+    chunk = chunk.take(is_readable) if reasons else chunk
     text, n_chars = chunk.text, chunk.n_chars
     prepared = {name: prepare(text) for name, prepare in selection.preparations}
     if selection.only_prepared and n_chars is not None:

@@ -187,8 +187,8 @@ class Selection:
 
     @property
     def row_schema(self) -> pa.Schema:
-        kept = zip(self.kept_names, self.kept_types or [pa.string()] * len(self.kept), strict=True)
-        return pa.schema([("file", pa.string()), ("row", pa.int64()), *kept])
+        kept_fields = zip(self.kept_names, self.kept_types or [pa.string()] * len(self.kept), strict=True)
+        return pa.schema([("file", pa.string()), ("row", pa.int64()), *kept_fields])
 
 
 RowsByName = Mapping[str, NDArray[np.int64]]
@@ -416,12 +416,12 @@ class Chunk:
 
     def take(self, which: NDArray[np.bool_]) -> Chunk:
         """Return the chunk with only those readable rows for which `which`, bool [N], is true. Its quarantine stays."""
-        kept = pa.array(which)
+        is_kept = pa.array(which)
         return replace(
             self,
-            text=self.text.filter(kept),
-            prepared={name: texts.filter(kept) for name, texts in self.prepared.items()},
-            rows=self.rows.filter(kept),
+            text=self.text.filter(is_kept),
+            prepared={name: texts.filter(is_kept) for name, texts in self.prepared.items()},
+            rows=self.rows.filter(is_kept),
             ids=None if self.ids is None else self.ids[which],
             truth=None if self.truth is None else self.truth[which],
             n_chars=None if self.n_chars is None else self.n_chars[which],
@@ -555,9 +555,9 @@ def first_chunks(chunks: Iterable[Chunk], rows: int | None) -> Iterator[Chunk]:
 
     Nothing after these rows is read.
     """
-    most = left = MOST if rows is None else rows
+    limit = left = MOST if rows is None else rows
     for chunk in chunks:
-        yield chunk if chunk.rows_read <= left else rows_between(chunk, 0, most)
+        yield chunk if chunk.rows_read <= left else rows_between(chunk, 0, limit)
         left -= chunk.rows_read
         if left <= 0:
             return

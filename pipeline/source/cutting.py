@@ -50,11 +50,11 @@ class Cutting:
             if at < len(sizes):
                 self._begin()  # the chunk has no room for the next row
 
-    def cut_unsized(self, rows: int, most: int, sizes: Sizes) -> Iterator[tuple[int, int, bool]]:
-        """Cut the next rows as `cut` does, but take them to have `most` bytes in all. Their sizes are looked up only if
-        the chunk may have no room for them.
+    def cut_unsized(self, rows: int, bound: int, sizes: Sizes) -> Iterator[tuple[int, int, bool]]:
+        """Cut the next rows as `cut` does, but take them to have `bound` bytes in all. Their sizes are looked up only
+        if the chunk may have no room for them.
         """
-        if self._bytes + most > self._most_bytes:
+        if self._bytes + bound > self._most_bytes:
             yield from self.cut(sizes())
             return
         at = 0
@@ -62,8 +62,8 @@ class Cutting:
             stop = min(rows, at + self._most_rows - self._rows)
             if stop > at:
                 yield at, stop, not self._rows
-                self._rows, self._bytes = self._rows + stop - at, self._bytes + most
-                self._unsized.append((sizes, at, stop, most))
+                self._rows, self._bytes = self._rows + stop - at, self._bytes + bound
+                self._unsized.append((sizes, at, stop, bound))
             at = stop
             if at < rows:
                 self._begin()

@@ -354,14 +354,14 @@ def planned_files(plan: Plan) -> JobInput:
     def ranges(before: Before, ended: Ended = _unnoted) -> Iterator[Range | Unread]:
         left: list[Range] = []
         start: Start | None = None
-        begun: tuple[InputFile, ...] | None = None  # the files of the last part that is to be read
+        reread_files: tuple[InputFile, ...] | None = None  # the files of the last part that is to be read
         for part in plan.ranges:
             # Later parts of the same file are read again, and their committed chunks only counted, because row
             # numbers pass through them.
-            is_done = range_name(part.number) in before.done and part.files is not begun
+            is_done = range_name(part.number) in before.done and part.files is not reread_files
             if not is_done and (part.files or not plan.files):
                 left.append(replace(part, start=start if part.part else None))
-                begun = part.files
+                reread_files = part.files
             start = before.start_after(part.number, start if part.part else Start(0, 0)) if not part.is_last else None
         yield from sorted(left, key=lambda part: sum(file.stored for file in part.files), reverse=True)
 

@@ -29,10 +29,10 @@ chunks.
 
 def chunk_rows(device: str, cost: float) -> int:
     """Return the default number of rows in a chunk of a job, a power of two. cost: the cost of a row (see `Models`)."""
-    least, most = CHUNK_ROWS[device], MOST_CHUNK_ROWS[device]
+    fewest_rows, most_rows = CHUNK_ROWS[device], MOST_CHUNK_ROWS[device]
     if device != "cpu":
-        return most if is_quick(cost) else least
-    return max(_FEWEST, min(most, 1 << int(_ROWS_AT_COST_1 / cost).bit_length() - 1))
+        return most_rows if is_quick(cost) else fewest_rows
+    return max(_FEWEST, min(most_rows, 1 << int(_ROWS_AT_COST_1 / cost).bit_length() - 1))
 
 
 def is_quick(cost: float) -> bool:

@@ -134,10 +134,10 @@ class _FilesSample:
         for number, files in enumerate(groups):
             left -= self.read(files, max(1, left // (len(groups) - number)), is_drawn=True)
 
-    def read(self, files: Sequence[InputFile], most: int | None, is_drawn: bool) -> int:
+    def read(self, files: Sequence[InputFile], limit: int | None, is_drawn: bool) -> int:
         """Count the first rows of files. With `is_drawn`, the rows are parsed and become part of the sample."""
         count = 0
-        part = Range(0, tuple(files), self._plan.first, most)
+        part = Range(0, tuple(files), self._plan.first, limit)
         for item in read_range(part, self._plan.selection, _CHUNK_ROWS, lambda _: not is_drawn):
             if isinstance(item, RangeEnd):
                 self.problems.extend(message for _, message in item.problems if message not in self.problems)

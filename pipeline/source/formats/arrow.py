@@ -277,14 +277,14 @@ class Arrow(Format):
 
         for batch in index.batches:
             size = held_together(batch.size, batch.rows, selection)
-            most = max(1, min(chunk_rows, self.limits.chunk_bytes * batch.rows // max(size, 1)))
+            max_rows = max(1, min(chunk_rows, self.limits.chunk_bytes * batch.rows // max(size, 1)))
             if rows + batch.rows > chunk_rows or held + size > self.limits.chunk_bytes:
                 close()
             begin = begin if rows else batch.offset
-            for at in range(0, batch.rows, most):
-                count = min(most, batch.rows - at)
+            for at in range(0, batch.rows, max_rows):
+                count = min(max_rows, batch.rows - at)
                 rows, held = rows + count, held + size * count // batch.rows
-                if batch.rows > most:
+                if batch.rows > max_rows:
                     close()
             row += batch.rows
         close()
@@ -315,16 +315,16 @@ def _index(file: InputFile) -> Index:
             index = read_index(stream, file.stored)
     except ValueError as error:
         raise SourceError(f"{file.path}: {error}") from error
-    most = _most_bytes(file.format.limits)
+    max_bytes = _most_bytes(file.format.limits)
     remedy = "write it with smaller record batches, or as Parquet"
-    if _most_in_dictionaries(index) > most:
-        raise SourceError(f"{file.path}: its dictionaries take more than {most >> 20:,} MiB; {remedy}")
+    if _most_in_dictionaries(index) > max_bytes:
+        raise SourceError(f"{file.path}: its dictionaries take more than {max_bytes >> 20:,} MiB; {remedy}")
     empty = sum(batch.rows for batch in index.batches if batch.rows > _most_bits(batch))
     if empty > _MOST_EMPTY_ROWS:
         raise SourceError(f"{file.path}: it claims to hold {empty:,} rows that take no byte: it is damaged, or empty")
     for number, batch in enumerate(index.batches):
-        if batch.size > most or batch.rows > _MOST_ROWS:
-            what = f"{batch.size >> 20:,} MiB for {batch.rows:,} rows, more than {most >> 20:,} MiB"
+        if batch.size > max_bytes or batch.rows > _MOST_ROWS:
+            what = f"{batch.size >> 20:,} MiB for {batch.rows:,} rows, more than {max_bytes >> 20:,} MiB"
             raise SourceError(f"{file.path}: record batch {number} takes {what}; {remedy}")
     return index
 
@@ -357,13 +357,13 @@ def _most_in_dictionaries(index: Index) -> int:
     """
     if not index.schema_bytes:
         return sum(message.size for message in index.dictionaries)
-    most = 0
+    max_bytes = 0
     sizes: dict[int, int] = {}
     for message in index.dictionaries:
         before = sizes.get(message.dictionary, 0) if message.is_delta else 0
         sizes[message.dictionary] = before + message.size
-        most = max(most, sum(sizes.values()))
-    return most
+        max_bytes = max(max_bytes, sum(sizes.values()))
+    return max_bytes
 
 
 def _tables(file: InputFile, first: int, columns: tuple[str, ...]) -> Iterator[pa.Table]:
@@ -480,9 +480,11 @@ def _checked(values: pa.Array, limits: Limits) -> pa.Array:
         return values.cast(pa.large_binary()) if few else _distinct(values, limits)
     if not has_views(kind):
         return values
-    most = _most_bytes(limits)
-    if decoded_sizes(values).sum() > most:
-        raise ValueError(f"values of {kind} take more than {most >> 20:,} MiB; write it with smaller record batches")
+    max_bytes = _most_bytes(limits)
+    if decoded_sizes(values).sum() > max_bytes:
+        raise ValueError(
+            f"values of {kind} take more than {max_bytes >> 20:,} MiB; write it with smaller record batches"
+        )
     return plain_values(values, decode=False)
 
 

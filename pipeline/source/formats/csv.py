@@ -115,10 +115,10 @@ class Csv(RecordFormat):
         delimiter = schema.delimiter or self.delimiter
         return replace(self, columns=schema.names or (), cr_ends=schema.cr_ends, delimiter=delimiter)
 
-    def counting(self, most: int | None) -> CsvCounting | None:
+    def counting(self, max_bytes: int | None) -> CsvCounting | None:
         if not self.quote:
             return None
-        return CsvCounting(self.quote, self.delimiter, self.escape, self.limits.block_bytes, most)
+        return CsvCounting(self.quote, self.delimiter, self.escape, self.limits.block_bytes, max_bytes)
 
     @property
     def is_read_on_gpu(self) -> bool:
@@ -294,12 +294,12 @@ class Csv(RecordFormat):
             exact |= wrong & spans
         stop = int(exact.argmax()) if exact.any() else len(starts)
         consumed = int(after[stop - 1]) if stop else 0
-        keep = np.flatnonzero(~blank[:stop])
+        filled_lines = np.flatnonzero(~blank[:stop])
         problems = {}
         if counts is not None and wrong is not None:
-            bad = np.flatnonzero(wrong[:stop][keep])
-            problems = {int(i): f"expected {len(self.columns)} fields, found {counts[keep[i]]}" for i in bad}
-        return Split(starts[keep], line_ends[keep], problems, consumed)
+            bad = np.flatnonzero(wrong[:stop][filled_lines])
+            problems = {int(i): f"expected {len(self.columns)} fields, found {counts[filled_lines[i]]}" for i in bad}
+        return Split(starts[filled_lines], line_ends[filled_lines], problems, consumed)
 
     def _fields(
         self, array: NDArray[np.uint8], quotes: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
@@ -468,16 +468,18 @@ class Csv(RecordFormat):
             return self._parsed(self._counted(records), path, first_row, selection)
 
     def _parsed(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
-        kept, data = _good(records)
+        good_records, data = _good(records)
         table = pa.table({name: pa.array([], pa.binary()) for name in selection.columns})
-        if len(kept):
+        if len(good_records):
             table = self._table(data, selection.columns)
-        if len(table) != len(kept):
+        if len(table) != len(good_records):
             raise SourceError(
-                f"{path}: {len(kept)} records by the scan, {len(table)} by the parser: please report this"
+                f"{path}: {len(good_records)} records by the scan, {len(table)} by the parser: please report this"
             )
         bad = records.bad_rows(first_row)
-        return assemble(path, first_row + kept, table, selection, lambda i: records.raw(int(kept[i])), bad)
+        return assemble(
+            path, first_row + good_records, table, selection, lambda i: records.raw(int(good_records[i])), bad
+        )
 
     def _counted(self, records: Records) -> Records:
         """Return the records, with a problem for each that has too few or too many fields."""
@@ -619,8 +621,8 @@ def _good(records: Records) -> tuple[NDArray[np.int64], bytes | memoryview]:
     """Return which records have no problem, and the bytes of these, one after the other."""
     good = np.ones(len(records), np.bool_)
     good[list(records.problems)] = False
-    kept, data = np.flatnonzero(good), memoryview(records.data)
-    if 0 < len(kept) == len(records):
-        return kept, data[int(records.starts[0]) : int(records.ends[-1])]
-    bounds = zip(records.starts[kept].tolist(), records.ends[kept].tolist(), strict=True)
-    return kept, b"\n".join([data[start:end] for start, end in bounds])
+    good_records, data = np.flatnonzero(good), memoryview(records.data)
+    if 0 < len(good_records) == len(records):
+        return good_records, data[int(records.starts[0]) : int(records.ends[-1])]
+    bounds = zip(records.starts[good_records].tolist(), records.ends[good_records].tolist(), strict=True)
+    return good_records, b"\n".join([data[start:end] for start, end in bounds])

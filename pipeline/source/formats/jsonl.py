@@ -75,23 +75,23 @@ class Jsonl(RecordFormat):
     def split(self, buffer: bytes, final: bool) -> Split:
         """Return the lines that are not blank."""
         lines = split_lines(buffer, final, self.limits)
-        keep = lines.ends > lines.starts
-        begin = np.frombuffer(buffer, np.uint8)[lines.starts[keep]]
-        for i in np.flatnonzero(keep)[_IS_BLANK[begin]]:
-            keep[i] = bool(buffer[lines.starts[i] : lines.ends[i]].strip(_BLANK))
-        if keep.all():
+        is_filled = lines.ends > lines.starts
+        begin = np.frombuffer(buffer, np.uint8)[lines.starts[is_filled]]
+        for i in np.flatnonzero(is_filled)[_IS_BLANK[begin]]:
+            is_filled[i] = bool(buffer[lines.starts[i] : lines.ends[i]].strip(_BLANK))
+        if is_filled.all():
             return lines
-        kept = np.flatnonzero(keep)
-        problems = {int(np.searchsorted(kept, i)): reason for i, reason in lines.problems.items()}
-        return Split(lines.starts[kept], lines.ends[kept], problems, lines.consumed, lines.overlong)
+        filled_lines = np.flatnonzero(is_filled)
+        problems = {int(np.searchsorted(filled_lines, i)): reason for i, reason in lines.problems.items()}
+        return Split(lines.starts[filled_lines], lines.ends[filled_lines], problems, lines.consumed, lines.overlong)
 
     def schema(self, file: InputFile, selection: Selection) -> Schema:
         """Return the keys of the first lines that are objects, up to the line at which all columns that the job uses
         are found. If no line is an object, return these columns: each row has its own keys.
         """
         asked = {*(selection.text or ("text",)), *selection.columns}
-        most = _LINES_WITH_KEYS - 1
-        least = most if selection.keep_all and not selection.kept_types else 0
+        last_line = _LINES_WITH_KEYS - 1
+        first_enough = last_line if selection.keep_all and not selection.kept_types else 0
         for head in self.heads(file):
             keys: dict[str, None] = {}
             within: dict[str, pa.DataType] = {}
@@ -111,11 +111,11 @@ class Jsonl(RecordFormat):
                 keys |= dict.fromkeys(filter(is_unicode, values))
                 within |= dict.fromkeys(filter(is_unicode, keys_within(values)), pa.string())
                 absent = asked - keys.keys() - within.keys()
-                if lines >= least and not absent:
+                if lines >= first_enough and not absent:
                     break
-                if lines == most and not any(_occurs(name, head) for name in absent):
+                if lines == last_line and not any(_occurs(name, head) for name in absent):
                     break  # the rest of the head does not have these columns
-            if lines >= least and not absent:
+            if lines >= first_enough and not absent:
                 break
         needed = {*(selection.text or ("text",)), *selection.needed}
         is_complete = bool(keys) and not all(_occurs(name, head) for name in needed & absent)

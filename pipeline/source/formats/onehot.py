@@ -49,8 +49,8 @@ class OneHot(Format):
     def plan(self, file: InputFile, schema: Schema, selection: Selection, chunk_rows: int) -> FilePlan:
         rows, left = divmod(file.stored, self._row_bytes)
         problems = [f"{file.path}: {left:,} bytes after article {rows:,} are not a whole article"] if left else []
-        most = max(1, min(chunk_rows, 8 * self.limits.chunk_bytes // self._row_bytes))
-        counts = ((at, min(most, rows - at)) for at in range(0, rows, most))
+        max_rows = max(1, min(chunk_rows, 8 * self.limits.chunk_bytes // self._row_bytes))
+        counts = ((at, min(max_rows, rows - at)) for at in range(0, rows, max_rows))
         size = self._row_bytes
         return FilePlan([Fragment(file, at, at, count, at * size, count * size) for at, count in counts], problems)
 

@@ -163,9 +163,9 @@ class Parquet(Format):
                 raise SourceError(f"{file.path}: row group {group} claims to hold {about.num_rows:,} rows")
             begin = min((start for start, _ in map(_bytes_of, _columns_of(about, selection.columns))), default=0)
             size = held_together(_stored_bytes(about, selection.columns), about.num_rows, selection)
-            most = max(1, min(chunk_rows, self.limits.chunk_bytes * about.num_rows // max(size, 1)))
-            for at in range(0, about.num_rows, most):
-                count = min(most, about.num_rows - at)
+            max_rows = max(1, min(chunk_rows, self.limits.chunk_bytes * about.num_rows // max(size, 1)))
+            for at in range(0, about.num_rows, max_rows):
+                count = min(max_rows, about.num_rows - at)
                 held = size * count // about.num_rows
                 fragments.append(Fragment(file, at, row + at, count, begin, held, group))
             row += about.num_rows
@@ -188,27 +188,27 @@ def _decoded(file: InputFile, group: int, columns: tuple[str, ...]) -> Iterator[
 
     Raises SourceError if the rows cannot be read.
     """
-    limits, most = file.format.limits, most_decoded(file.format.limits)
+    limits, max_bytes = file.format.limits, most_decoded(file.format.limits)
     try:
         with open_at(file) as stream:
             footer = _footer(file)
             about, names = footer.row_group(group), list(columns)
             compressed = sum(stop - start for start, stop in map(_bytes_of, _columns_of(about, names)))
-            how = {"buffer_size": 0 if compressed <= _ALL_AT_ONCE else _BUFFER, "pre_buffer": False}
-            how |= {"page_checksum_verification": True}  # if the pages have any
-            parquet = pq.ParquetFile(stream, metadata=footer, **how)
+            options = {"buffer_size": 0 if compressed <= _ALL_AT_ONCE else _BUFFER, "pre_buffer": False}
+            options |= {"page_checksum_verification": True}  # if the pages have any
+            parquet = pq.ParquetFile(stream, metadata=footer, **options)
             left = about.num_rows
             stored = _stored_bytes(about, columns)
-            row, average = _row_bytes(parquet, stream, group, names, most), stored // max(left, 1)
-            rows, longest, strings = most // row.longest, row.longest, row.in_lists
+            row, average = _row_bytes(parquet, stream, group, names, max_bytes), stored // max(left, 1)
+            rows, longest, strings = max_bytes // row.longest, row.longest, row.in_lists
             is_unknown = row.encoded > _UNKNOWN_BYTES
-            if stored > most:
+            if stored > max_bytes:
                 rows = min(rows, _ROWS_AT_ONCE)
             elif rows < min(left, _ROWS_AT_ONCE) and stored <= limits.chunk_bytes and not is_unknown:
                 strings = row.strings
-                rows, longest = most // row.encoded, average
+                rows, longest = max_bytes // row.encoded, average
             if strings:
-                parquet = pq.ParquetFile(stream, metadata=footer, read_dictionary=strings, **how)
+                parquet = pq.ParquetFile(stream, metadata=footer, read_dictionary=strings, **options)
             parts = _PARTS_AT_ONCE if average > _SHORT_BYTES else _OF_SHORT_TEXTS
             rows = min(rows, parts * limits.part_bytes // max(longest, average, 1))
             rows = max(1, min(rows, left))
@@ -311,7 +311,7 @@ class _RowBytes(NamedTuple):
     in_lists: list[str]
 
 
-def _row_bytes(parquet: pq.ParquetFile, stream: BinaryIO, group: int, names: list[str], most: int) -> _RowBytes:
+def _row_bytes(parquet: pq.ParquetFile, stream: BinaryIO, group: int, names: list[str], max_bytes: int) -> _RowBytes:
     """Return the largest number of bytes that a row takes.
 
     Parameters
@@ -322,7 +322,7 @@ def _row_bytes(parquet: pq.ParquetFile, stream: BinaryIO, group: int, names: lis
         The row group.
     names : list of str
         The columns that are read.
-    most : int
+    max_bytes : int
         The largest number of bytes that are decoded in one go.
 
     """
@@ -345,7 +345,7 @@ def _row_bytes(parquet: pq.ParquetFile, stream: BinaryIO, group: int, names: lis
             can_be = leaf.logical_type.type in ("STRING", "NONE") and not path.startswith(views)
             # Arrow cannot read that encoding as a dictionary.
             can_be = can_be and "DELTA_LENGTH_BYTE_ARRAY" not in column.encodings
-        if leaf.max_repetition_level and text * column.num_values > most:
+        if leaf.max_repetition_level and text * column.num_values > max_bytes:
             text, fixed = 0, fixed if can_be else fixed + _UNKNOWN_BYTES
             in_lists += [path] * can_be
         strings += [path] * can_be

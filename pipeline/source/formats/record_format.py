@@ -71,14 +71,14 @@ class Parsed(NamedTuple):
         The rows, with numbers from 0.
     sizes : callable
         Returns the bytes of each record, int64 [N]. It finds them when it is called.
-    most : int
+    total_bytes : int
         The bytes of all records together.
 
     """
 
     chunk: Chunk
     sizes: Sizes
-    most: int
+    total_bytes: int
 
 
 class Head(NamedTuple):
@@ -144,8 +144,8 @@ class RecordFormat(Format):
     seeks = Seek.RECORDS
     takes_encoding = True
 
-    def counting(self, most: int | None) -> Counting | None:
-        """Return an object that counts up to `most` bytes of a file, to make notes about it, or None if there is
+    def counting(self, max_bytes: int | None) -> Counting | None:
+        """Return an object that counts up to `max_bytes` bytes of a file, to make notes about it, or None if there is
         nothing to note.
         """
         return None
@@ -198,11 +198,13 @@ class RecordFormat(Format):
 
     def parse(self, records: Records, path: str, first_row: int, selection: Selection) -> Chunk:
         """Return a chunk of `records`. The first of them is record `first_row` of the file."""
-        kept = [i for i in range(len(records)) if i not in records.problems]
-        contents = [records.data[records.starts[i] : records.ends[i]] for i in kept]
+        readable = [i for i in range(len(records)) if i not in records.problems]
+        contents = [records.data[records.starts[i] : records.ends[i]] for i in readable]
         table = self.table(contents, selection.columns)
-        numbers = first_row + np.array(kept, np.int64)
-        return assemble(path, numbers, table, selection, lambda i: records.raw(kept[i]), records.bad_rows(first_row))
+        numbers = first_row + np.array(readable, np.int64)
+        return assemble(
+            path, numbers, table, selection, lambda i: records.raw(readable[i]), records.bad_rows(first_row)
+        )
 
     def table(self, records: list[bytes], columns: tuple[str, ...]) -> pa.Table:
         """Return these columns of records that have no problem."""
@@ -293,7 +295,7 @@ class RecordFormat(Format):
                     if block.chunk.rows_read:
                         extent.begin = begin if extent.begin is None else extent.begin
                         yield block
-                    at += block.most
+                    at += block.total_bytes
         scanned = read_records(source, self.quick_split, at, extent, self.limits)
         parse = partial(self.parsed_records, path=path, selection=selection, spans=spans)
         yield from PARSING.in_order(partial(parse, records) for records in scanned)

@@ -116,8 +116,10 @@ def _bounded(
     for name in encoded:
         sizes += decoded_sizes(table.column(name).combine_chunks())
     if sizes.max(initial=0) > most_decoded(limits):
-        most = most_decoded(limits) >> 20
-        raise SourceError(f"a row takes {sizes.max() >> 20:,} MiB, more than {most:,}: do not keep its longest column")
+        max_mib = most_decoded(limits) >> 20
+        raise SourceError(
+            f"a row takes {sizes.max() >> 20:,} MiB, more than {max_mib:,}: do not keep its longest column"
+        )
     is_nested = any(pa.types.is_nested(table.column(name).type) for name in encoded)
     for first, last, _ in Cutting(len(table), min(limits.part_bytes, limits.chunk_bytes)).cut(sizes):
         run = table.slice(first, last - first)

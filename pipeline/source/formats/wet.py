@@ -183,11 +183,11 @@ class Wet(RecordFormat):
             What is wrong with the piece.
 
         """
-        most = at + self.limits.field_bytes
-        following = _BEGIN.search(buffer, max(begin, at + 1), most + _BEGIN_BYTES)
-        if following is None and not final and len(buffer) < most + _BEGIN_BYTES:
+        limit = at + self.limits.field_bytes
+        following = _BEGIN.search(buffer, max(begin, at + 1), limit + _BEGIN_BYTES)
+        if following is None and not final and len(buffer) < limit + _BEGIN_BYTES:
             return None
-        end = min(most, len(buffer)) if following is None else following.start()
+        end = min(limit, len(buffer)) if following is None else following.start()
         return _Piece(end, end, problem=problem)
 
 

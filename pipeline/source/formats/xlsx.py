@@ -152,8 +152,9 @@ def _refuse_sheet(sheet: IO[bytes]) -> None:
         if len(block) == _MOST_ROW and not _ROW.search(block):
             raise ValueError(f"a row takes more than {_MOST_ROW >> 20} MiB; save it as .csv")
         block = tag + block
-        begun = block[block.rfind(b"<") :]
-        tag = begun if b">" not in begun and len(begun) < _MOST_TAG else b""  # the tag continues in the next block
+        open_tag = block[block.rfind(b"<") :]
+        is_cut_off = b">" not in open_tag and len(open_tag) < _MOST_TAG
+        tag = open_tag if is_cut_off else b""  # the tag continues in the next block
         whole = block[: len(block) - len(tag)]
         for number in map(int, _ROW_NUMBER.findall(whole)):
             if number <= last:

@@ -146,7 +146,7 @@ class Items:
         """Yield the rows in chunks of up to `chunk_rows` rows with about `limits.chunk_bytes` characters of text. An
         item is drawn when its chunk is made. Without rows, yield one empty chunk.
         """
-        items, row, most = itertools.chain(self._drawn, self._items), 0, selection.most_held
+        items, row, max_held = itertools.chain(self._drawn, self._items), 0, selection.most_held
         while True:
             parts: list[Chunk] = []
             drawn: list[Any] = []
@@ -154,7 +154,7 @@ class Items:
             for item in items:
                 drawn.append(item)
                 length = _length(item, selection.text)
-                rows, size, held = rows + 1, size + length, held + min(length, most)
+                rows, size, held = rows + 1, size + length, held + min(length, max_held)
                 if rows == chunk_rows or held >= limits.chunk_bytes:
                     break
                 if size >= limits.chunk_bytes:  # the parts of long texts that are not needed are released
@@ -277,11 +277,11 @@ def _not_copied(items: Sequence[Any], first: int, selection: Selection) -> RowsB
     """Return, by key, the numbers of items that have a key that should be copied and is not. first: the number of the
     first item.
     """
-    kept, rows = {*selection.kept}, defaultdict[str, list[int]](list)
+    kept_columns, rows = {*selection.kept}, defaultdict[str, list[int]](list)
     for number, item in enumerate(items, first):
         if selection.keep_all and isinstance(item, Mapping):
             for key, value in item.items():
-                if key not in kept and not _is_null(value):
+                if key not in kept_columns and not _is_null(value):
                     rows[printable_name(str(key))].append(number)
     return {key: np.array(numbers, np.int64) for key, numbers in rows.items()}
 

@@ -97,9 +97,9 @@ class Stdin:
         self._pending, self._start = head[schema.start :], schema.start
         return selection
 
-    def arriving(self, selection: Selection, most: int) -> Iterator[Chunk]:
-        """Yield what has arrived, in chunks of up to `most` rows. A record is yielded as soon as it is complete."""
-        return (chunk for chunk, _, _ in self._pieces(selection, most))
+    def arriving(self, selection: Selection, max_rows: int) -> Iterator[Chunk]:
+        """Yield what has arrived, in chunks of up to `max_rows` rows. A record is yielded as soon as it is complete."""
+        return (chunk for chunk, _, _ in self._pieces(selection, max_rows))
 
     def chunks(self, selection: Selection, chunk_rows: int) -> Iterator[Chunk]:
         """Yield chunks of `chunk_rows` rows, or fewer if the texts are long. They do not depend on how

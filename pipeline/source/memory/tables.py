@@ -84,12 +84,12 @@ class Tables:
             none = projected(self.schema.empty_table(), selection.columns)
             yield _chunk_of([plain(none)], row, selection, limits)
 
-    def _pieces(self, selection: Selection, most: int, limits: Limits) -> Iterator[tuple[pa.Table, int, bool]]:
+    def _pieces(self, selection: Selection, max_rows: int, limits: Limits) -> Iterator[tuple[pa.Table, int, bool]]:
         """Yield pieces with the selection's columns, the rows of each, and whether it begins a new chunk."""
-        cutting = Cutting(most, limits.chunk_bytes)
+        cutting = Cutting(max_rows, limits.chunk_bytes)
         for table in self.read(holding(self.schema, selection.columns)):
-            for at in range(0, len(table), most):
-                piece = plain(projected(table.slice(at, most), selection.columns))
+            for at in range(0, len(table), max_rows):
+                piece = plain(projected(table.slice(at, max_rows), selection.columns))
                 for first, last, new in cutting.cut(np.minimum(_text_bytes(piece, selection), selection.most_held)):
                     yield piece.slice(first, last - first), last - first, new
 

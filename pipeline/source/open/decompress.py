@@ -120,15 +120,17 @@ class _Units:
 def why(error: Exception) -> str:
     """Return the reason why a file cannot be read further, in words that a user understands."""
     if "requires too much memory" in str(error):
-        most = most_window()
+        window = most_window()
         return (
-            f"its zstd frame asks for a window of more than {1 << (most - 20):,} MiB: compress it with --long={most} "
-            "or less, or use fewer cores (taskset): all of them may take half of the memory"
+            f"its zstd frame asks for a window of more than {1 << (window - 20):,} MiB: compress it with "
+            f"--long={window} or less, or use fewer cores (taskset): all of them may take half of the memory"
         )
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def beginning(head: bytes, compression: Compression | None, most: int = 64 << 20) -> tuple[bytes, Exception | None]:
+def beginning(
+    head: bytes, compression: Compression | None, max_bytes: int = 64 << 20
+) -> tuple[bytes, Exception | None]:
     """Decompress the first bytes of a file. Return the content, and the error that ended it, for example that the bytes
     end there.
 
@@ -138,23 +140,23 @@ def beginning(head: bytes, compression: Compression | None, most: int = 64 << 20
         The first bytes.
     compression : Compression or None
         The compression of the file.
-    most : int
+    max_bytes : int
         The largest number of decompressed bytes.
 
     """
-    held, failure = _held(head, compression, most, PIECE_BYTES)
+    held, failure = _held(head, compression, max_bytes, PIECE_BYTES)
     if not held and failure is not None:  # a read that fails loses what it has decompressed, so read byte by byte
-        held, failure = _held(head, compression, most, 1)
+        held, failure = _held(head, compression, max_bytes, 1)
     return held, failure
 
 
-def _held(head: bytes, compression: Compression | None, most: int, size: int) -> tuple[bytes, Exception | None]:
+def _held(head: bytes, compression: Compression | None, left: int, size: int) -> tuple[bytes, Exception | None]:
     """Decompress the first bytes of a file in pieces of `size` bytes."""
     content, pieces = content_of(cast(BinaryIO, io.BytesIO(head)), compression, exact=True), []
     try:
-        while most > 0 and (piece := content.read1(min(most, size))):
+        while left > 0 and (piece := content.read1(min(left, size))):
             pieces.append(piece)
-            most -= len(piece)
+            left -= len(piece)
     except Exception as error:  # each library has errors of its own
         return b"".join(pieces), error
     return b"".join(pieces), None

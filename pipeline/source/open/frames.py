@@ -52,8 +52,8 @@ def most_window() -> int:
     """Return the longest window of a zstd frame that is allowed here, as a power of two. If every core reads such a
     file, the windows take half of the memory.
     """
-    least, most = _WINDOWS
-    return max(least, min(most, (available_memory() // (2 * available_cores())).bit_length() - 1))
+    smallest, largest = _WINDOWS
+    return max(smallest, min(largest, (available_memory() // (2 * available_cores())).bit_length() - 1))
 
 
 def is_skippable(head: bytes) -> bool:
@@ -153,8 +153,8 @@ class LegacyLz4:
         """The size of the next block in compressed bytes."""
         return int.from_bytes(self._stored[:_LENGTH], "little")
 
-    def decompress(self, data: bytes, most: int) -> bytes:
-        """Up to `most` bytes of what these bytes, after those before, hold."""
+    def decompress(self, data: bytes, max_bytes: int) -> bytes:
+        """Return up to `max_bytes` decompressed bytes. data: the next stored bytes, which may be empty."""
         self._stored += data
         if not self._has_begun:
             if len(self._stored) < len(LEGACY_MAGIC):
@@ -163,7 +163,7 @@ class LegacyLz4:
             self._has_begun = True
         if not self._ready and self._is_whole:
             self._next_block()
-        block, self._ready = bytes(self._ready[:most]), self._ready[most:]
+        block, self._ready = bytes(self._ready[:max_bytes]), self._ready[max_bytes:]
         return block
 
     def _next_block(self) -> None:

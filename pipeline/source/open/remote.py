@@ -222,13 +222,13 @@ class RemoteFile(io.RawIOBase):
         """Return the bounds of the next bytes to request. Requests in order grow, up to some MiB."""
         if self._expected:
             return self._expected[0]
-        most = self._stop if self._stop is not None and self._end < self._stop else self._size
+        last_byte = self._stop if self._stop is not None and self._end < self._stop else self._size
         # Beyond the stop, only the end of the last record is read.
         if self._stop is not None and self._end >= self._stop:
-            return self._end, min(self._end + max(_FIRST, wanted), most)
+            return self._end, min(self._end + max(_FIRST, wanted), last_byte)
         in_order = self._stop is not None or self._end == 0 or self._size <= _BLOCK
         size = _BLOCK if in_order else min(max(_FIRST << self._steps, wanted), _BLOCK)
-        return self._end, min(self._end + size, most)
+        return self._end, min(self._end + size, last_byte)
 
     @property
     def _at_once(self) -> int:

@@ -181,12 +181,12 @@ def range_bytes(chunk_rows: int) -> int:
 def files_in_ranges(files: Sequence[InputFile], chunk_rows: int) -> list[int]:
     """Return how many consecutive files each range has, before large files are cut."""
     share = sum(file.stored for file in files) // _LEAST_RANGES
-    most = min(range_bytes(chunk_rows), max(_LEAST_BYTES, share))
+    max_bytes = min(range_bytes(chunk_rows), max(_LEAST_BYTES, share))
     sizes: list[int] = []
     count = held = 0
     for file in files:
         stored = file.stored
-        if count and (held + stored > most or count == _MOST_FILES):
+        if count and (held + stored > max_bytes or count == _MOST_FILES):
             sizes.append(count)
             count = held = 0
         count, held = count + 1, held + stored
@@ -198,12 +198,12 @@ def parts_of(files: Sequence[InputFile], sizes: Sequence[int], chunk_rows: int) 
     of one large file that can be read from the middle.
     """
     least = range_bytes(chunk_rows)
-    most = max(least, min(_MOST_CHUNKS * least, sum(file.stored for file in files) // _PARTS))
+    part_bytes = max(least, min(_MOST_CHUNKS * least, sum(file.stored for file in files) // _PARTS))
     parts, at = [], 0
     for count in sizes:
         file = files[at]
         is_cut = count == 1 and file.stored > least and file.can_be_cut
-        parts.append(-(-file.stored // most) if is_cut else 1)
+        parts.append(-(-file.stored // part_bytes) if is_cut else 1)
         at += count
     return parts
 

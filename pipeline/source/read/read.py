@@ -258,20 +258,20 @@ class OpenedFile:
 
 def _begin(form: RecordFormat, block: RawBlock, slots: Slots) -> int | None:
     """Return where the records of a part of a file begin, from its first block, or None if the block has no record."""
-    for most in (FEW_BYTES, block.size):
-        if len(starts := form.quick_split(slots.content(block, most), False).starts):
+    for max_bytes in (FEW_BYTES, block.size):
+        if len(starts := form.quick_split(slots.content(block, max_bytes), False).starts):
             return block.at if form.guesses else block.at + int(starts[0])  # as in `RecordFormat.parsed`
     return None
 
 
 def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
     """Return the pieces. The first of them are read now."""
-    begun: list[Piece] = []
+    first_pieces: list[Piece] = []
     failure: SourceError | UsageError | None = None
     room = _HELD_AHEAD
     try:
         for piece in pieces:
-            begun.append(piece)
+            first_pieces.append(piece)
             room -= piece.size
             if room <= 0:
                 break
@@ -279,8 +279,8 @@ def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
         failure = error
 
     def rest() -> Iterator[Piece]:
-        yield from begun
-        begun.clear()
+        yield from first_pieces
+        first_pieces.clear()
         if failure is not None:
             raise failure
         yield from pieces
@@ -288,7 +288,7 @@ def _begun(pieces: Iterator[Piece]) -> Iterator[Piece]:
     return rest()
 
 
-def _begin_chunks(fragments: Sequence[Fragment], chunk_rows: int, most: int) -> list[bool]:
+def _begin_chunks(fragments: Sequence[Fragment], chunk_rows: int, max_bytes: int) -> list[bool]:
     """Return, for each fragment of a large file, whether it begins a chunk. Each fragment of a row group that has
     several begins one, so that nothing is copied. Several small row groups share a chunk.
     """
@@ -297,7 +297,7 @@ def _begin_chunks(fragments: Sequence[Fragment], chunk_rows: int, most: int) -> 
     rows = size = 0
     for number, fragment in enumerate(fragments):
         is_alone = fragment.group in several or (number > 0 and fragments[number - 1].group in several)
-        is_full = rows + fragment.rows > chunk_rows or size + fragment.held > most
+        is_full = rows + fragment.rows > chunk_rows or size + fragment.held > max_bytes
         begins.append(number == 0 or is_alone or is_full)
         rows, size = (0, 0) if begins[-1] else (rows, size)
         rows, size = rows + fragment.rows, size + fragment.held
@@ -465,8 +465,8 @@ class _Reading:
         """Yield the calls that parse the input. Each call parses pieces that fit together, and returns a part of a
         chunk with the chunk's name.
         """
-        most = min((file.format.limits.chunk_bytes for file in self.part.files), default=0)
-        cutting = Cutting(self.chunk_rows, most)
+        max_bytes = min((file.format.limits.chunk_bytes for file in self.part.files), default=0)
+        cutting = Cutting(self.chunk_rows, max_bytes)
         waiting: list[Piece] = []
         size = 0  # the bytes of the pieces in `waiting`
         skipped = False
@@ -493,10 +493,10 @@ class _Reading:
             return iter([(0, len(piece), is_new)])
         if piece.block is None:
             return cutting.cut(piece.sizes)
-        most, sizes = piece.block.most, piece.block.sizes
+        bound, sizes = piece.block.total_bytes, piece.block.sizes
         most_held = self.selection.most_held
-        most = min(most, len(piece) * min(most, most_held))
-        return cutting.cut_unsized(len(piece), most, lambda: np.minimum(sizes(), most_held))
+        bound = min(bound, len(piece) * min(bound, most_held))
+        return cutting.cut_unsized(len(piece), bound, lambda: np.minimum(sizes(), most_held))
 
     def _call(self, pieces: list[Piece], skipped: bool) -> Callable[[], Chunk | Skipped]:
         name, stored = part_name(self.part.number, self.chunks - 1), self.stored

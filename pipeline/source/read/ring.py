@@ -193,10 +193,10 @@ class Slots:
         self._given.append(filled)
         return filled
 
-    def content(self, block: RawBlock, most: int = SLOT_BYTES) -> bytes:
-        """Return a copy of the records of a block, or of its first `most` bytes."""
+    def content(self, block: RawBlock, max_bytes: int = SLOT_BYTES) -> bytes:
+        """Return a copy of the records of a block, or of its first `max_bytes` bytes."""
         begin = (block.slot - self._first) * self.slot_bytes
-        return self.memory[begin : begin + min(block.size, most)]
+        return self.memory[begin : begin + min(block.size, max_bytes)]
 
     def settle(self) -> None:
         """Wait until the worker has freed all blocks that it was sent, or has refused one."""
