@@ -165,6 +165,7 @@ class _File:
         refusal: str | None = None
         first = row
         for message in messages:
+            # The end of the file brings what the reader process has noted about it.
             if isinstance(message, FileDone):
                 self.problems += message.problems
                 self.notes += message.notes
@@ -174,6 +175,7 @@ class _File:
                     raise message.error
                 self.notes += message.counting.notes(row - first) if message.counting else []
                 return
+            # Get rows from the reader process, or find them in a raw block on the GPU.
             rows: BlockRows | HostRows | None = None
             if isinstance(message, HostRows):
                 rows = message
@@ -187,6 +189,7 @@ class _File:
                     rows = found
                     self._read_by.update({BY_GPU: rows.chunk.rows_read - rows.odd, ODD: rows.odd})
                 messages.send(Freed() if refusal is None else Refused())
+            # Number the rows and yield them.
             if rows is not None and rows.chunk.rows_read:
                 self.stored = message.stored
                 block = Parsed(rows.chunk, partial(np.asarray, rows.sizes), int(rows.sizes.sum()))

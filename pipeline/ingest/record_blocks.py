@@ -273,17 +273,21 @@ class RecordBlocks:
 
         """
         count, operations, quote = len(found), self._operations, self._finder.rules.quote
+        # Write the texts, and the values of the columns on the host, one after the other.
         text, others = lasting(int(ends[0][0])), cp.empty(int(ends[1][0]), np.uint8)
         operations.write(found.text_block, found.texts, quote, found.text_offsets, text)
         blank = cp.empty(count, np.uint8)
         operations.blank(text, found.text_offsets, blank)
         if self._on_host:
             operations.write(found.block, self._values_on_host(found.values, count), quote, found.offsets, others)
+        # Prepare the texts for models that need this.
         prepared = [self._prepared(text, found.text_offsets, table, strips) for _, table, strips in self._byte_steps]
+        # Copy what the host needs. Each copy waits for the GPU, so there is only one.
         sizes, text_offsets, characters, is_blank, offsets, kinds, data, *prepared_offsets = own.fetch(
             found.sizes, found.text_offsets, found.characters, blank,
             found.offsets, self._values_on_host(found.values, count).kinds, others, *(ends for _, ends in prepared),
         )  # fmt: skip
+        # Make the table of rows and the chunk.
         columns = {}
         for number, name in enumerate(self._on_host):
             part = slice(number * count, (number + 1) * count)

@@ -97,11 +97,13 @@ def plain_values(values: pa.Array, decode: bool = True) -> pa.Array:
     target = _type_of(kind, decode)
     if target == kind:
         return values
+    # Types whose values are stored in another array: JSON and dictionaries.
     if is_json(kind):
         return plain_values(values.storage, decode)
     if types.is_dictionary(kind):
         coded = pa.DictionaryArray.from_arrays(values.indices, plain_values(values.dictionary, decode))
         return coded.dictionary_decode() if decode else coded
+    # Lists of any layout.
     if is_one_of(kind, LIST_VIEWS):
         return _lists_of_views(values, decode)
     if is_one_of(kind, LISTS):
@@ -110,6 +112,7 @@ def plain_values(values: pa.Array, decode: bool = True) -> pa.Array:
     if types.is_fixed_size_list(kind):
         inner = values.values.slice(values.offset * kind.list_size, len(values) * kind.list_size)
         return pa.FixedSizeListArray.from_arrays(plain_values(inner, decode), kind.list_size, mask=values.is_null())
+    # Structs and maps.
     if types.is_struct(kind):
         children = [plain_values(child, decode) for child in values.flatten()]
         return pa.StructArray.from_arrays(children, fields=[*target], mask=values.is_null())

@@ -130,12 +130,14 @@ def _of_stream(stream: BinaryIO, size: int) -> Index:
     batches: list[Message] = []
     problem = ""
     while at < size:
+        # Read the length of the next message. A length of 0 ends the stream.
         stream.seek(at)
         prefix = stream.read(8).ljust(8, b"\xff")
         continued = _unpack("<I", prefix, 0) == _CONTINUED
         length = _unpack("<i", prefix, 4 if continued else 0)
         if length == 0:
             break
+        # Read the metadata of the message, unless the file is cut off before its end.
         begin = at + (8 if continued else 4)
         problem = f"cut off or damaged at byte {at:,}; all before is read"
         if not 0 < length <= _MOST_METADATA or begin + length > size:
@@ -145,6 +147,7 @@ def _of_stream(stream: BinaryIO, size: int) -> Index:
         kind, body = table.integer(1, "<B"), table.integer(3, "<q")
         if body < 0 or begin + length + body > size:
             break
+        # Note the message by its kind.
         if kind == _SCHEMA and not at:
             schema_bytes = begin + length + body
         elif kind in (_DICTIONARY, _BATCH) and schema_bytes:

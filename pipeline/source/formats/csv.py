@@ -197,6 +197,7 @@ class Csv(RecordFormat):
         quoted_field, unquoted, line_end = self._patterns
         after: int | None
         while True:
+            # Match one field: its quoted part, if it has one, and the rest.
             begin = position
             if self.quote and plain[position : position + 1] == self.quote.encode():
                 quoted = quoted_field.match(plain, position)
@@ -212,6 +213,7 @@ class Csv(RecordFormat):
             fields += 1
             if position - begin > limit:
                 return self._first_line(buffer, at, final, f"a field is longer than {limit >> 20} MiB")
+            # Find what ends the field: the buffer, a delimiter, or a line.
             if position == total:
                 if not final:
                     return None
@@ -223,6 +225,7 @@ class Csv(RecordFormat):
                 after = self._after_line_end(plain, position, final)
                 if after is None:
                     return None
+            # The record is complete. Check its length, its end and its number of fields.
             if position - at > limit and not line_end.search(buffer, at, at + limit):
                 return self._first_line(buffer, at, final, self.limits.long_line)
             if self.escape and position == total and plain.endswith(self.escape.encode()):
@@ -254,6 +257,7 @@ class Csv(RecordFormat):
         The count is right as long as every quote is where a quoted field may open or close. plain: the buffer, which
         begins at a record, without escaped characters.
         """
+        # Find line ends and quotes. A line end after an even number of quotes ends a record.
         array = np.frombuffer(plain, np.uint8)
         has_cr = b"\r" in plain
         is_break = array == _LF
@@ -263,14 +267,17 @@ class Csv(RecordFormat):
         is_quote = ~is_break[marks]
         quotes, breaks = marks[is_quote], marks[~is_quote]
         ends = np.flatnonzero((np.cumsum(is_quote) & 1 == 0)[~is_quote])  # the line ends that are outside of quotes
+        # Count a CRLF as one line end.
         if has_cr and self.cr_ends:
             second = (array[breaks] == _LF) & (breaks > 0) & (array[breaks - 1] == _CR)  # the LF of a CRLF
             if breaks[-1] == len(array) - 1 and array[-1] == _CR and not final:
                 second[-1] = True  # or the first half of a CRLF
             ends = (np.cumsum(~second) - 1)[ends[~second[ends]]]
             breaks = breaks[~second]
+        # Stop before the first quote that is not where it should be.
         if len(quotes):
             ends = ends[: np.searchsorted(breaks[ends], self._first_misplaced(array, quotes))]
+        # Find where each record starts and ends, without its line end.
         line_ends = breaks[ends]
         after = line_ends + 1
         if has_cr and self.cr_ends:
@@ -282,6 +289,7 @@ class Csv(RecordFormat):
             for _ in range(2):  # if line ends were made CRLF twice, a line has two CRs
                 line_ends = line_ends - ((array[line_ends - 1] == _CR) & (line_ends > starts))
             exact |= (array[line_ends - 1] == _CR) & (line_ends > starts)
+        # Find records that need the exact scan: long ones, and those of several lines with a wrong number of fields.
         blank, spans = line_ends == starts, np.diff(ends, prepend=-1) > 1
         counts = wrong = None
         exact |= line_ends - starts > self.limits.field_bytes
@@ -292,6 +300,7 @@ class Csv(RecordFormat):
             counts = self._fields(array, quotes, starts, line_ends)
             wrong = (counts != len(self.columns)) & ~blank
             exact |= wrong & spans
+        # Return the records before the first of these, without blank lines.
         stop = int(exact.argmax()) if exact.any() else len(starts)
         consumed = int(after[stop - 1]) if stop else 0
         filled_lines = np.flatnonzero(~blank[:stop])
@@ -354,6 +363,7 @@ class Csv(RecordFormat):
         """
         header = selection.header
         for whole in self.heads(file):
+            # Find the dialect: the delimiter that the file names, and whether a CR ends a record.
             form, head = self._by_separator_line(whole, selection)
             form = replace(form, columns=header or (), cr_ends=True)
             records, cr_ends = form.split(head.data, head.final), False
@@ -363,6 +373,7 @@ class Csv(RecordFormat):
                 records = records if cr_ends else replace(form, cr_ends=False).split(head.data, head.final)
             if len(records.starts) > max(1, len(records.problems)):
                 break
+        # If the user named the columns, check that rows have as many fields.
         told = form.delimiter if form.delimiter != self.delimiter else ""
         if header is not None:
             if len(records.starts) and len(records.problems) == len(records.starts):
@@ -371,6 +382,7 @@ class Csv(RecordFormat):
                 hint = f"; {separated_by(other)}" if other and len(header) > 1 and not selection.delimiter else ""
                 raise UsageError(f"{file.path}: {len(header)} columns are named; {records.problems[0]}{hint}")
             return Schema(header, start=head.start, cr_ends=cr_ends, delimiter=told)
+        # Otherwise the first record must be readable.
         if not len(records.starts):
             if head.failure:
                 raise head.failure
@@ -379,6 +391,7 @@ class Csv(RecordFormat):
         if 0 in records.problems:
             why = f"{records.problems[0]}{self._quote_hint(head)}"
             raise SourceError(f"{file.path}: its first line cannot be read: {why}")
+        # Its fields are the names of the columns.
         form = replace(form, columns=(), cr_ends=cr_ends)
         names = form._header(head.data[records.starts[0] : records.ends[0]], file.path)
         after = int(records.starts[1]) if len(records.starts) > 1 else records.consumed

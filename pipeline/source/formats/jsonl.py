@@ -89,6 +89,7 @@ class Jsonl(RecordFormat):
         """Return the keys of the first lines that are objects, up to the line at which all columns that the job uses
         are found. If no line is an object, return these columns: each row has its own keys.
         """
+        # Read first lines until all columns that the job uses are found.
         asked = {*(selection.text or ("text",)), *selection.columns}
         last_line = _LINES_WITH_KEYS - 1
         first_enough = last_line if selection.keep_all and not selection.kept_types else 0
@@ -117,6 +118,7 @@ class Jsonl(RecordFormat):
                     break  # the rest of the head does not have these columns
             if lines >= first_enough and not absent:
                 break
+        # A column that is missing in these lines may still occur further on.
         needed = {*(selection.text or ("text",)), *selection.needed}
         is_complete = bool(keys) and not all(_occurs(name, head) for name in needed & absent)
         names = tuple(keys) or selection.columns or ("text",)
@@ -262,6 +264,7 @@ def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, select
     bad = records.bad_rows(first_row)
     rows: list[dict[str, str | None]] = []
     alone = []
+    # Parse the odd lines one by one. Those that cannot be parsed go to the quarantine.
     for i in np.flatnonzero(odd).tolist():
         if i in records.problems:
             continue
@@ -274,12 +277,14 @@ def _merged(records: Records, parsed: _Parsed, path: str, first_row: int, select
         except ValueError as error:
             offset, head = records.raw(i)
             bad.append(BadRow(first_row + i, offset, str(error), head))
+    # Put their rows among the others, in the order of the file.
     if rows:
         numbers = np.concatenate([numbers, alone])
         order = np.argsort(numbers)
         numbers = numbers[order]
         others = pa.Table.from_pylist(rows, pa.schema([(name, pa.large_string()) for name in selection.columns]))
         table = pa.concat_tables([table, others]).take(pa.array(order))
+    # Join the keys that are not copied, and make the chunk.
     raw = records.raw if len(numbers) == len(records) else lambda i: records.raw(int(numbers[i]))
     by_key = commonest_rows([not_copied, {key: np.array(lines, np.int64) for key, lines in keys_alone.items()}])
     rows_by_key = {key: first_row + np.sort(lines) for key, lines in by_key.items()}
@@ -293,16 +298,19 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
     usual = _without(records, odd)
     if not len(usual):
         return None
+    # Take the longest texts out, so that the parser does not copy them byte by byte.
     lines = _lines_of(usual)
     try:
         if not _may_be_json(lines):
             return None
         if (taken := taken_out(lines, types.key, types.is_last)) is not None:
             lines = taken.left
+        # If only these texts are needed, it is enough to parse lines that differ.
         is_all = taken is not None and len(taken.which) == len(usual) and types.schema.names == [types.key]
         is_all = is_all and not selection.keep_all
         if is_all and not _DIGIT.search(types.key):
             lines = distinct(lines)
+        # Parse the rest, unless Arrow and `json` might read it differently.
         if types.has_integers and _MINUS_ZERO.search(lines.block):
             return None
         if not are_plain(lines):
@@ -317,16 +325,19 @@ def _parse_at_once(records: Records, odd: NDArray[np.bool_], types: _Types, sele
         return None
     if taken is not None and is_all:
         return _Parsed(pa.table({types.key: taken.texts}), odd, {})
+    # Select the columns, and put the texts back.
     others = table.drop_columns(types.schema.names)
     table = pa.table({name: _strings(table, name) for name in selection.columns})
     if taken is not None:
         table = _with_taken(table, types.key, taken)
+    # Lines with a null in a column that each row needs must be parsed alone: the key may be missing.
     needed = [table.column(name) for name in selection.needed if table.column(name).null_count]
     if needed:
         null = np.logical_or.reduce([column.is_null().to_numpy() for column in needed])
         odd = odd.copy()
         odd[np.flatnonzero(~odd)[null]] = True
         table, others = (rows.filter(pa.array(~null)) for rows in (table, others))
+    # Note the rows of keys that are not copied.
     numbers, columns = np.flatnonzero(~odd), zip(others.column_names, others.columns, strict=True)
     rows = {name: numbers[column.is_valid().to_numpy()] for name, column in columns}
     return _Parsed(table, odd, commonest_rows([{name: own for name, own in rows.items() if len(own)}]))
@@ -458,6 +469,7 @@ def _are_objects(lines: Lines) -> NDArray[np.bool_]:
 
 def _parse_line(line: bytes, selection: Selection) -> tuple[dict[str, str | None], list[str]]:
     """Return the selected values on a line, and the keys that should be copied and are not. Raises ValueError."""
+    # Parse the line.
     if why := why_not_decoded(line, selection.encoding):
         raise ValueError(f"the line {why}")
     try:
@@ -466,6 +478,7 @@ def _parse_line(line: bytes, selection: Selection) -> tuple[dict[str, str | None
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"not a JSON object but {_kind(value)}")
+    # Get the value of each column as text.
     row: dict[str, str | None] = {}
     for name in selection.columns:
         try:
@@ -483,6 +496,7 @@ def _parse_line(line: bytes, selection: Selection) -> tuple[dict[str, str | None
             raise ValueError(f"{name!r} holds half of a surrogate pair") from error
         except RecursionError as error:
             raise ValueError(f"{name!r} is nested too deeply") from error
+    # If all columns are copied, return the keys that the first lines did not have.
     if not selection.keep_all:
         return row, []
     return row, [printable_name(key) for key, item in value.items() if item is not None and key not in row]

@@ -64,6 +64,7 @@ class OneHot(Format):
         Rows with a column that is neither one-hot nor zero are quarantined.
         """
         file, start, count = fragment.file, fragment.start, fragment.rows
+        # Turn each one-hot row into ids. Rows that are not one-hot go to the quarantine.
         ids = np.full((count, self.length), self.symbols + 1, np.uint8)
         bad: list[BadRow] = []
         good = np.ones(count, np.bool_)
@@ -82,6 +83,7 @@ class OneHot(Format):
             if len(used):
                 ids[i, : used[-1] + 1] = self.symbols
                 ids[i, used] = set_here.argmax(axis=0)[used]
+        # Add the answers of the rows, and make the chunk.
         numbers = np.arange(start, start + count)[good]
         truth = _answers_of(selection.answers, file.stored // self._row_bytes)[numbers] if selection.answers else None
         if truth is not None:

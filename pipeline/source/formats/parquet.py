@@ -46,6 +46,7 @@ def longest_value(stream: BinaryIO, column: pq.ColumnChunkMetaData) -> int:
     """Return an upper bound of the bytes of the longest string in a column's dictionary, or 0 if it has
     no dictionary.
     """
+    # Read the header of the page and, if it is a dictionary, the page.
     start = column.dictionary_page_offset or column.data_page_offset
     stream.seek(start)
     header: dict[int, Any] = {}
@@ -62,12 +63,14 @@ def longest_value(stream: BinaryIO, column: pq.ColumnChunkMetaData) -> int:
         if header.get(1, _DICTIONARY_PAGE) != _DICTIONARY_PAGE:
             return 0  # headers of other pages may be longer, with the smallest and largest value
         return int(column.total_uncompressed_size)
+    # Decompress the page.
     if column.compression != "UNCOMPRESSED":
         try:
             codec = {"LZ4": "lz4_raw"}.get(column.compression, column.compression.lower())
             data = pa.Codec(codec).decompress(data, size, asbytes=True)
         except (OSError, ValueError, pa.ArrowException):
             return int(size)
+    # Step from string to string by their lengths.
     longest = at = 0
     last = len(data) - _LENGTH.size
     while at <= last:
@@ -191,12 +194,14 @@ def _decoded(file: InputFile, group: int, columns: tuple[str, ...]) -> Iterator[
     limits, max_bytes = file.format.limits, most_decoded(file.format.limits)
     try:
         with open_at(file) as stream:
+            # Open the row group. Large ones are read through a buffer, small ones in one go.
             footer = _footer(file)
             about, names = footer.row_group(group), list(columns)
             compressed = sum(stop - start for start, stop in map(_bytes_of, _columns_of(about, names)))
             options = {"buffer_size": 0 if compressed <= _ALL_AT_ONCE else _BUFFER, "pre_buffer": False}
             options |= {"page_checksum_verification": True}  # if the pages have any
             parquet = pq.ParquetFile(stream, metadata=footer, **options)
+            # Choose how many rows a batch has, and whether strings stay in dictionaries.
             left = about.num_rows
             stored = _stored_bytes(about, columns)
             row, average = _row_bytes(parquet, stream, group, names, max_bytes), stored // max(left, 1)
@@ -212,6 +217,7 @@ def _decoded(file: InputFile, group: int, columns: tuple[str, ...]) -> Iterator[
             parts = _PARTS_AT_ONCE if average > _SHORT_BYTES else _OF_SHORT_TEXTS
             rows = min(rows, parts * limits.part_bytes // max(longest, average, 1))
             rows = max(1, min(rows, left))
+            # Decode batch after batch, and yield them.
             expect(stream, map(_bytes_of, _columns_of(about, columns)))
             held, size = list[pa.RecordBatch](), 0
             for batch in parquet.iter_batches(rows, row_groups=[group], columns=names, use_threads=False):

@@ -269,6 +269,7 @@ def read_records(
     failure: Exception | None = None
     final = False
     while not final:
+        # Read the next bytes: a block, or a little at a time after the stop.
         held, wanted = len(buffer), limits.block_bytes
         if extent.stop is not None:
             left = extent.stop - offset - held
@@ -276,6 +277,7 @@ def read_records(
             tail = tail if left > 0 else 2 * tail
         buffer, failure = read_onto(buffer, stream, wanted, as_they_arrive)
         final = failure is not None or len(buffer) == held
+        # Skip the rest of a line over the limit.
         if skipping:
             end = _line_end(buffer, skipping)
             if end < 0 and not final:
@@ -286,6 +288,7 @@ def read_records(
             skipping = b""
         if not buffer:
             continue
+        # Find the records, and keep those that begin before the stop.
         parts = split(buffer, final and failure is None)
         records = Records(buffer, parts.starts, parts.ends, parts.starts + offset, parts.problems)
         inside = len(records) if extent.stop is None else int(records.offsets.searchsorted(extent.stop))
@@ -299,6 +302,7 @@ def read_records(
         if is_beyond:
             return
         offset, buffer = offset + parts.consumed, buffer[parts.consumed :]
+        # Report a line over the limit as one bad record, and skip it.
         if parts.overlong:
             if extent.stop is not None and offset >= extent.stop:
                 extent.after = offset
@@ -306,6 +310,7 @@ def read_records(
             skipping = parts.overlong
             extent.begin = offset if extent.begin is None else extent.begin
             yield _single(buffer[:HEAD_BYTES], offset, limits.long_line)
+    # Report the bytes before an error of the stream as one bad record, then raise the error.
     if failure is not None:
         if buffer:
             yield _single(buffer[:HEAD_BYTES], offset, "cut off where the file could not be read on")

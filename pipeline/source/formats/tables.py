@@ -102,6 +102,7 @@ def _bounded(
     if not encoded:
         yield table, None
         return
+    # Cut the texts in their dictionary, so that they take less memory when they are decoded.
     table = table.combine_chunks()
     n_chars = None
     others = {*selection.kept, selection.truth}
@@ -112,6 +113,7 @@ def _bounded(
         place = table.column_names.index(selection.text[0])
         short = pa.DictionaryArray.from_arrays(text.indices, values)
         table, n_chars = table.set_column(place, selection.text[0], short), _gathered(counts, text.indices)
+    # Find how much memory each row takes without dictionaries.
     sizes = np.zeros(len(table), np.int64)
     for name in encoded:
         sizes += decoded_sizes(table.column(name).combine_chunks())
@@ -120,6 +122,7 @@ def _bounded(
         raise SourceError(
             f"a row takes {sizes.max() >> 20:,} MiB, more than {max_mib:,}: do not keep its longest column"
         )
+    # Cut the rows into runs of bounded size.
     is_nested = any(pa.types.is_nested(table.column(name).type) for name in encoded)
     for first, last, _ in Cutting(len(table), min(limits.part_bytes, limits.chunk_bytes)).cut(sizes):
         run = table.slice(first, last - first)

@@ -135,6 +135,7 @@ class Wet(RecordFormat):
 
     def _piece(self, buffer: bytes, at: int, final: bool) -> _Piece | None:
         """Return the piece that begins at `at`, or None if it, or what must follow it, continues after the buffer."""
+        # Find the header of the record.
         left = len(buffer) - at
         if not final and left < _BEGIN_BYTES:
             return None
@@ -145,10 +146,12 @@ class Wet(RecordFormat):
             if not final and left < _MOST_HEADER:
                 return None
             return self._damaged(buffer, at, at, final, "its header is cut off or damaged")
+        # Read the type and the length of the record from the header.
         fields = _unfolded(buffer[at:header])
         length, kind = _LENGTH.search(fields), _TYPE.search(fields)
         if length is None or kind is None or kind[1].lower() not in _TYPES or _BEGIN.search(buffer, at + 1, header):
             return self._damaged(buffer, at, at, final, "its header is damaged, or has no known type or no length")
+        # Find the end of the content.
         begin, count = header + 2, int(length[1])
         end = begin + count
         if end - at > self.limits.field_bytes:
@@ -157,6 +160,7 @@ class Wet(RecordFormat):
         if end > len(buffer):
             problem = f"cut off: {len(buffer) - begin:,} of {count:,} bytes are there"
             return self._damaged(buffer, at, begin, final, problem) if final else None
+        # A blank line or another record must follow.
         if (after := _blank_end(buffer, end)) - end < len(_BLANK) or not buffer.startswith(_BLANK, end):
             if not final and len(buffer) - after < _BEGIN_BYTES:
                 return None

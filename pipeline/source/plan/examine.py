@@ -46,12 +46,14 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
         if selection.kept or selection.keep_all or selection.truth or selection.text:
             raise UsageError(f"{path}: a one-hot file has no columns to name")
         return selection
+    # Refuse options that do not fit the format.
     if selection.answers:
         raise UsageError(f"{path}: an answer file goes with a one-hot file only")
     if selection.header is not None and not file.format.takes_header:
         raise UsageError(f"{path}: its columns have names of their own; --columns is for a CSV or TSV without a header")
     if not selection.text:
         selection = replace(selection, text=("text",))
+    # Check that each column that the job uses exists, in the file or in the names of its folders.
     folders = in_folders(file)
     for name in sorted({*selection.kept} & folders.keys() & {*schema.every}):
         warnings.warn(f"{path}: {name!r} is copied from its column, not from its folder's name", stacklevel=2)
@@ -63,6 +65,7 @@ def resolve(file: InputFile, schema: Schema, selection: Selection) -> Selection:
                 meant = "; if its first line is no header, --columns names them"
             has = f"{_what_it_has(file, schema.every, name, selection)}{meant}"
             raise UsageError(f"{path}: no column {name!r}{remedy}; {has}")
+    # Check that the text columns hold text.
     if strange := _not_text(schema, selection):
         textual = [name for name in schema.every if is_textual(schema.types.get(name, pa.string()))]
         others = f"; columns with strings: {', '.join(textual)}" if textual else ""
@@ -101,6 +104,7 @@ def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selec
         raise SourceError(f"{path}: not of the same kind as {other}; classify it in a job of its own")
     if schema.names is None or expected.names is None:
         return None
+    # A text column or a truth column must exist, and hold text.
     known = {*schema.every, *dict(_of_path(file, schema, selection))}
     missing = [name for name in selection.columns if name not in known] if schema.complete else []
     for name in missing:
@@ -109,6 +113,7 @@ def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selec
             raise SourceError(f"{path}: no column {name!r} as in {other}; {has}. It was not read")
     if strange := _not_text(schema, selection):
         raise SourceError(f"{path}: {strange}, unlike {other}. It was not read")
+    # The values of kept columns must fit the types of the output.
     for name, kind in zip(selection.kept, selection.kept_types, strict=True):
         held = _copied_type(schema, name, selection)
         if name in schema.every and not is_held_by(kind, held):
@@ -116,6 +121,7 @@ def difference(file: InputFile, schema: Schema, first: tuple[str, Schema], selec
                 f"{path}: the column {name!r} holds {held}, which this job cannot copy as {kind}, its type in {other} "
                 "and others: name this file first, or do not keep the column. It was not read"
             )
+    # Describe any other difference.
     more = [name for name in schema.names if name not in expected.names] if selection.keep_all else []
     if not (schema.named and schema.complete) or not (missing or more):
         return None

@@ -171,13 +171,16 @@ def find_files(
         for a file that is called .json, or part-00000 as Spark calls its files.
 
     """
+    # List the files.
     top = root_of(root)
     listed = search(inputs, bool if input_format else may_be_input, endpoint)
     find = _Find(top, symbols, length, endpoint)
+    # Read the first bytes of files whose names do not tell their formats.
     said = next((form.suffixes[0] for form in FORMATS.values() if form.name == input_format), None)
     unsure = [] if said else [file for file in listed.files if _is_unsure(file.location)]
     with threads(REQUESTS) as pool:
         told = dict(zip((file.location for file in unsure), pool.map(find.told_of, unsure), strict=True))
+    # Sort the files into those to read, problems, and files that are left out.
     named_here = {*inputs, *map(os.path.abspath, inputs)}
     for file in listed.files:
         if file.location not in told:
@@ -188,14 +191,17 @@ def find_files(
             find.add_told(file, told[file.location])
     if find.unknown and not find.found and len(find.unknown) == len(find.problems):
         raise UsageError(find.unknown[0])
+    # Give each file a name of its own, and hash the files if the user asked for it.
     files, problems = _told_apart(find.found), find.problems
     if whole_hash:
         files, unreadable = _hashed(files)
         problems += unreadable
+    # Add folders that cannot be listed, and what was left out.
     unreadable = [(printable(named(path, top)), why) for path, why in listed.unreadable]
     problems += [(name, f"{name}: {why}; nothing in this folder was read") for name, why in unreadable]
     left_out = sorted((printable(named(path, top)), _with_remedy(path, why)) for path, why in listed.left_out)
     left_out += find.left_out
+    # Refuse input without any file to read.
     if not (files or problems):
         if in_archive(inputs[0]) and not in_archive(left_out[0][0]):
             raise UsageError(f"no input at {inputs[0]!r}: the archive has no such file")
@@ -492,11 +498,13 @@ class _Find:
         """Add the members of an archive that have the name in the URL or match its pattern. Without one, add all
         members.
         """
+        # Choose the members by the name or pattern in the URL.
         shown, wanted = named(listed.location, self._root), member_path(inside.member) if inside else "*"
         members = _members(listed.location, shown, self._endpoint)
         matching = (member for member in members if not is_hidden(member) and fnmatchcase(member.name, wanted))
         seen: set[str] = set()
         for member in [member for member in members if member.name == wanted] or matching:
+            # Find the format of a member, if need be by its first bytes.
             name = printable(member_name(member.name, shown))
             suffix, compression = _suffixes(member.name)
             told = self._told_of_member(listed, member) if _is_unsure(member.name) else None
@@ -507,6 +515,7 @@ class _Find:
                 self._refuse(name, told)
                 continue
             suffix = told.suffix if told else suffix
+            # Refuse members that cannot be read, and add the others.
             try:
                 if suffix == ZIP_SUFFIX:
                     raise SourceError(f"{name}: an archive in an archive is not read: unpack the outer one")

@@ -370,6 +370,7 @@ def _matching_objects(bucket: str, pattern: list[str], endpoint: str | None) -> 
     From `**` on, everything below is listed.
     """
     listing, folders = Found(), [""]
+    # Follow the pattern folder by folder, up to `**` or its last part.
     while folders and pattern[0] != "**":
         first, *pattern = pattern
         if pattern and not glob.has_magic(first):
@@ -383,6 +384,7 @@ def _matching_objects(bucket: str, pattern: list[str], endpoint: str | None) -> 
             objects = _without_folders(chain.from_iterable(inside for inside, _ in listed), marks)
             files = [Listed(f"{bucket}/{key}", *a) for key, a in objects if _matches(key.rpartition("/")[2], first)]
             return Found(files, [(f"{bucket}/{key}", _A_FOLDER) for key in folders], listing.unreadable)
+    # The pattern goes on with `**`: list everything below the folders found so far.
     for folder in folders:
         left_out = set()
         objects = list(objects_below(bucket, folder, endpoint, listing.unreadable))

@@ -111,12 +111,14 @@ def parsed(pieces: Sequence[Piece], selection: Selection, spans: list[Span] | No
     lines = [piece for piece in pieces if isinstance(piece, Lines)]
     if not lines:
         return concat([piece.chunk for piece in pieces if isinstance(piece, ParsedRows)])
+    # Parse the lines of all pieces in one go.
     selection = replace(selection, of_path=lines[0].of_path)
     if len(lines) == 1:
         (one,) = lines
         return one.form.chunk_of(one.records, one.file.path, one.row, selection, spans)
     ends = list(accumulate(map(len, lines)))
     chunk = lines[0].form.chunk_of(_joined([piece.records for piece in lines]), "", 0, selection, spans)
+    # Then give each row its own file and its number there.
     paths = pa.array([piece.file.path for piece in lines], pa.string())
     firsts = np.array([piece.row - end + len(piece) for piece, end in zip(lines, ends, strict=True)])
 

@@ -512,6 +512,7 @@ class _Reading:
         left = self.part.rows
         with closing(self.files) as files:
             for number, opened in enumerate(files):
+                # Yield the pieces of the file, up to the limit of rows.
                 path, before = opened.file.path, sum(file.stored for file in self.part.files[:number])
                 self.extent = opened.extent
                 try:
@@ -529,6 +530,7 @@ class _Reading:
                     if opened.extent is not None:  # without these rows, the rows after them have no numbers
                         raise
                     opened.problems.append(error.message)
+                # Note what is known of the file at its end.
                 self.problems += [(path, problem) for problem in opened.problems]
                 self.notes += [(path, note) for note in opened.notes]
                 if opened.problems and not self.rows[number] and not self.part.part:
