@@ -215,7 +215,7 @@ def test_blocks_that_are_parsed_unscanned_are_those_of_a_scan(
         assert chunk.quarantine.select(aside) == expected.quarantine.select(aside)
         own = np.concatenate([sizes[0], *(part.sizes() for part in parsed)])
         assert [*own[good]] == [*np.concatenate(sizes)[good]]
-        assert all(part.sizes().sum() <= part.most for part in parsed)
+        assert all(part.sizes().sum() <= part.total_bytes for part in parsed)
 
 
 values = st.lists(st.sampled_from(["a", "bc", " ", "é", '"', ",", ";", "\t", "|", "\n", "\r\n", "\r"]), max_size=5)
