@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dask.config
 import numpy as np
 import pytest
 from commands import start
@@ -25,7 +26,7 @@ from broadsheet.pipeline.cli import main
 from broadsheet.pipeline.model.alphabet import PUBLISHED, Alphabet
 from broadsheet.pipeline.model.charcnn import Model
 from broadsheet.pipeline.model.layers import layer_table
-from broadsheet.pipeline.processes.child import METHOD
+from broadsheet.pipeline.processes.child import FORKS, METHOD, OF_WORKERS
 
 ROOT = Path(__file__).resolve().parent.parent
 AG_NEWS = ["--columns", "class,title,description", "--text-column", "title", "--text-column", "description"]
@@ -41,8 +42,19 @@ for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", 
     del os.environ[name]
 os.environ |= {**KEYS, "AWS_REGION": "us-east-1"}
 
+BEGAN_WITH = dict(os.environ)
+"""The environment of the session's processes."""
+
 ALL = bool(os.environ.get("BROADSHEET_TEST_ALL"))
 """As `.ci/tests --all` sets it."""
+
+NOT_OF_TESTS = {
+    *("KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR", "_RJEM_MALLOC_CONF"),  # scikit-learn, PyTorch, Polars
+    *("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONHASHSEED", "__DASK_PARENT_PID"),  # Dask
+    *OF_WORKERS,
+    "PYTEST_CURRENT_TEST",
+}
+"""Variables that libraries set in this process."""
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 CommandHere = Callable[..., tuple[int, str]]
@@ -52,14 +64,20 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # the modules of all tests are not looked through for garbage, again and again
 
 
-# No test is decided by a clock. Of all tests, the same examples in each run: what fails in CI fails at home, too.
-settings.register_profile("broadsheet", deadline=None, derandomize=ALL, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("broadsheet")
-
-
 def examples(count: int) -> int:
-    """The examples of a property. By default a third of them, others in each run."""
-    return count if ALL else count // 3
+    """The examples of a property. By default a tenth of them, others in each run."""
+    return count if ALL else max(count // 10, 5)
+
+
+# No test is decided by a clock. Of all tests, the same examples in each run: what fails in CI fails at home, too.
+settings.register_profile(
+    "broadsheet",
+    deadline=None,
+    derandomize=ALL,
+    max_examples=examples(100),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("broadsheet")
 
 
 def random_model(seed: int = 0, symbols: str = PUBLISHED, length: int = 1014, classes: int = 4) -> Model:
@@ -156,11 +174,13 @@ def broadsheet_in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     def run(*arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None):
         command = ["broadsheet", *map(str, arguments)]
         capsys.readouterr()
-        with monkeypatch.context() as changed:
+        with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}), monkeypatch.context() as changed:
             changed.setattr(sys, "argv", command)
-            changed.setenv(METHOD, "spawn")  # forks would have the environment of the first test
+            changed.setattr(FORKS, "variables", {})  # afterwards no worker is a fork, until a command begins them again
             for name, value in (env or {}).items():
                 changed.setenv(name, value)
+            if any(os.environ.get(name) != BEGAN_WITH.get(name) for name in {*os.environ, *BEGAN_WITH} - NOT_OF_TESTS):
+                changed.setenv(METHOD, "spawn")  # forks begin in a tenth of the time, with the session's environment
             if cwd is not None:
                 changed.chdir(cwd)
             with pytest.raises(SystemExit) as ended:

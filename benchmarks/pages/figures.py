@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from math import floor, log10
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["mean", "median"]
 
@@ -52,13 +52,6 @@ def with_500_rows(peers: Result, way: str) -> str:
 def fine_tuned_on(fine_tuning: Result, rows: int) -> list[Result]:
     """The runs on AG News in which `train --fine-tune` learned from so many rows."""
     return [run for run in fine_tuning.runs if (run["set"], run.rows, run.way) == ("ag_news", rows, "tuned")]
-
-
-def fine_tuned_right(fine_tuning: Result, fine_tuned: Result) -> str:
-    """Percent that a fine-tuned encoder labels right, with all rows of the shipped model where that was measured."""
-    if runs := fine_tuned_on(fine_tuning, 48_800):
-        return f"{mean_of(runs, 'accuracy')} %"
-    return f"{100 * mean(fine_tuned.teacher.test):.1f} % (36,600 rows, a PyTorch loop of our own)"
 
 
 def asking(network: Result, about: str) -> str:
@@ -246,14 +239,43 @@ def leads(runs: list[Result], peer: str) -> float:
     return mean(run["ours, vectors"] - run[peer] for run in runs)
 
 
-def tuned_beside(fine_tuning: Result) -> list[tuple[str, Result, Result]]:
-    """Each set and draw of 500 rows with a run of ours, fine-tuned, and one of SetFit; the set's name, and both."""
-    by_draw: dict[tuple[str, int], dict[str, Result]] = defaultdict(dict)
+class Tuned(NamedTuple):
+    """Two ways of fine-tuning on 500 rows of one set, in the draws of rows that both have learned.
+
+    Attributes
+    ----------
+    ours, setfit : float
+        The mean accuracy in percent.
+    our_seconds, setfit_seconds : float
+        The mean time to a model.
+    draws : int
+        The number of draws.
+
+    """
+
+    ours: float
+    setfit: float
+    our_seconds: float
+    setfit_seconds: float
+    draws: int
+
+
+def tuned_beside(fine_tuning: Result) -> dict[str, Tuned]:
+    """What fine-tuning here and SetFit reach, by the name of the set."""
+    by_draw: dict[str, dict[int, dict[str, Result]]] = defaultdict(lambda: defaultdict(dict))
     for run in fine_tuning.runs:
         if run.rows == 500:
-            by_draw[run.set, run.seed][run.way] = run
-    both = {draw: ways for draw, ways in by_draw.items() if {"tuned", "SetFit"} <= ways.keys()}
-    return [(name, ways["tuned"], ways["SetFit"]) for (name, _), ways in both.items()]
+            by_draw[run.set][run.seed][run.way] = run
+    found = {}
+    for name, draws in by_draw.items():
+        both = [ways for ways in draws.values() if {"tuned", "SetFit"} <= ways.keys()]
+        if both:
+            means = [mean(ways[way][what] for ways in both) for what in ("accuracy", "seconds") for way in _TUNED]
+            found[name] = Tuned(*means, len(both))
+    return found
+
+
+_TUNED = ("tuned", "SetFit")
 
 
 # reliability.md

@@ -182,17 +182,26 @@ def _of_encoder(encoder: Encoder | TorchEncoder) -> dict[str, str]:
         [*(f"product, {step}" if step not in NO_PRODUCT else step.replace("_", " ") for step in steps), "product"]
     )
     of = "the first token" if encoder.settings.pooling == "cls" else "the mean of all tokens"
-    windows = [one.window for one in encoder.settings.rotary if one.window is not None]
-    places = "rotary"
-    if windows:
-        places += f"; {len(windows)} of {layers} attend to {windows[0]:,} tokens on either side"
     return {
         "encoder": f"{layers} of {width} values and {encoder.settings.heads} heads, {encoder.settings.activation}",
         "runs in": f"{encoder.runs_in} on a GPU, NumPy on a CPU",
         "reads": most,
-        **({"places": places} if encoder.settings.rotary else {}),
+        **({} if encoder.settings.has_places else {"places": _places(encoder)}),
         "head": f"of {of}: {head}",
     }
+
+
+def _places(encoder: Encoder) -> str:
+    """How its attention knows the places of tokens, where they have no vectors."""
+    distances, rotary = encoder.settings.distances, encoder.settings.rotary
+    if distances is not None:
+        near = distances.span // 2
+        return f"by the distance of two tokens: each up to {near:,}, groups from there to {distances.farthest:,}"
+    windows = [one.window for one in rotary if one.window is not None]
+    if not windows:
+        return "rotary"
+    layers = counted(encoder.settings.layers, "layer")
+    return f"rotary; {len(windows)} of {layers} attend to {windows[0]:,} tokens on either side"
 
 
 def _worded(ngrams: NGrams) -> str:

@@ -34,7 +34,7 @@ from .again import refuse_difference, save_asked
 from .beginning import Engines, Outcome, Planned, Prepared, Resumed, Update
 from .graph import classify_chunks
 from .progress import DashboardProgress
-from .tasks import Computed, Done, Event, Job, Noted, SetAside, Stopped, profile_engine
+from .tasks import CommitReport, CommittedChunk, Event, Job, RowsComputed, SetAside, Stopped, profile_engine
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _compute(
             sources = _until(request.stop, timeline.watch(ranges), report.run)
             for event in classify_chunks(client, sources, job, watchdog, request.stop):
                 for one in () if event is None else _whole(event, request.folder, job):
-                    if isinstance(one, Done):
+                    if isinstance(one, CommittedChunk):
                         if one.name in counted:
                             continue  # a range is read again, of which it was committed before
                         counted[one.name] = one.entry.digest
@@ -248,10 +248,10 @@ def _close_range(report: JobReport, end: RangeEnd) -> None:
 def _count(report: JobReport, event: Event) -> None:
     """Count what this run did."""
     run = report.run
-    if isinstance(event, Noted):
+    if isinstance(event, CommitReport):
         run.reach.note(event.name, event.rows, event.stored)
         run.timeline.add(event.name, event.rows, event.spans, event.place)
-    elif isinstance(event, Computed):
+    elif isinstance(event, RowsComputed):
         run.reach.compute(event.name, event.rows)
     elif isinstance(event, RangeEnd):
         run.read_again += event.read_again
@@ -289,7 +289,7 @@ def _whole(event: Event, folder: OutputFolder | None, job: Job) -> Iterator[Even
         yield event
         return
     entries = folder.entries_of(event.name if event.number is None else event.number, job.fingerprint, job.names)
-    yield from (Done(name, entry, [], None, Shown()) for name, entry in entries.items())
+    yield from (CommittedChunk(name, entry, [], None, Shown()) for name, entry in entries.items())
     if event.number is not None:
         names = (part_name(event.number, chunk) for chunk in itertools.count())
         yield replace(event, name=next(name for name in names if name not in entries))

@@ -31,9 +31,9 @@ from ..source.inputs import Unread
 from ..source.plan.plan import Range, RangeEnd, Start, part_name
 from ..source.read.readers import ReaderLost
 from . import tasks
-from .range_tasks import TOPIC, ChunksDone, begin_no_more, count_rows, label_range
+from .range_tasks import TOPIC, RangeResult, begin_no_more, count_rows, label_range
 from .starts import Starts
-from .tasks import Computed, Event, Job, Noted, SetAside, Stopped
+from .tasks import CommitReport, Event, Job, RowsComputed, SetAside, Stopped
 from .watchdog import Watchdog, run_of, task_key
 from .worker import forget_starts, set_starts
 
@@ -127,7 +127,7 @@ def _next_of(waiting: Iterator[Source], most: int) -> tuple[list[Source], bool]:
     return sources, True
 
 
-def _events(result: ChunksDone | SetAside) -> Iterator[Event]:
+def _events(result: RangeResult | SetAside) -> Iterator[Event]:
     if isinstance(result, SetAside):
         yield result
         return
@@ -135,7 +135,7 @@ def _events(result: ChunksDone | SetAside) -> Iterator[Event]:
         yield replace(done, shown=Shown() if number else result.shown)
     if result.end is not None:
         yield result.end
-    elif not result.whole:
+    elif not result.is_whole:
         yield Stopped()
 
 
@@ -190,7 +190,7 @@ class _Flight:
     is_count: bool
 
 
-_Heard = ChunksDone | Noted | Computed | RangeEnd | BaseException | None
+_Heard = RangeResult | CommitReport | RowsComputed | RangeEnd | BaseException | None
 """What comes of a task: a report of it while it runs, and in the end its result or its error."""
 
 
@@ -202,7 +202,7 @@ class _Ended:
     ----------
     source : Range
         The range.
-    result : ChunksDone, SetAside, KilledWorker or ReaderLost
+    result : RangeResult, SetAside, KilledWorker or ReaderLost
         What it returned, or why it did not.
     losses : int
         Workers, or reader processes, lost with it since it last committed a chunk.
@@ -210,7 +210,7 @@ class _Ended:
     """
 
     source: Range
-    result: ChunksDone | SetAside | KilledWorker | ReaderLost
+    result: RangeResult | SetAside | KilledWorker | ReaderLost
     losses: int
 
 
@@ -350,7 +350,7 @@ class _Run:
         with suppress(OSError):  # the scheduler has just gone; the job itself reports that
             await self._client.run(set_starts, self._name, starts, on_error="ignore")
 
-    def next_event(self, wait: bool) -> _Ended | Noted | Computed | None:
+    def next_event(self, wait: bool) -> _Ended | CommitReport | RowsComputed | None:
         """The next result or report of a task; None where there is none, after a moment's wait if `wait`. Raises what
         stops the job.
         """
@@ -361,9 +361,9 @@ class _Run:
             except Empty:
                 self._check_scheduler()
                 return None
-            if isinstance(result, Computed):
+            if isinstance(result, RowsComputed):
                 return result
-            if isinstance(result, Noted):
+            if isinstance(result, CommitReport):
                 self._progressed.add(key)
                 return result
             if isinstance(result, RangeEnd):
@@ -378,7 +378,7 @@ class _Run:
             if ended is not None:
                 return ended
 
-    def _ended(self, key: Any, result: ChunksDone | BaseException | None) -> _Ended | None:
+    def _ended(self, key: Any, result: RangeResult | BaseException | None) -> _Ended | None:
         """What became of a range; None where it runs again, or was counted. Raises what stops the job."""
         flight = self.live.pop(key)
         self._spent.append(flight)
@@ -395,7 +395,7 @@ class _Run:
         if isinstance(result, ReaderLost):
             self.watchdog.warn(f"{result.message}; it is read again, unless this has happened several times")
             return _Ended(source, result, 1 if progressed else flight.losses + 1)
-        if isinstance(result, ChunksDone):
+        if isinstance(result, RangeResult):
             self.watchdog.progress()
             return _Ended(source, result, flight.losses)
         if isinstance(result, CommClosedError) and not scheduler_answers(self._client):

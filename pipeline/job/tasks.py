@@ -1,4 +1,4 @@
-"""What a worker does with a chunk that was read: infer and write. Plain functions of plain values."""
+"""What a worker does with a chunk that was read: it labels the rows, then writes and commits them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ..source.chunk import Chunk, RowRange, Selection, commonest, numbered
 from ..source.plan.plan import RangeEnd, part_name
 from ..telemetry.activity import ACTIVITY, COUNTS
 from ..telemetry.profile import Profile
-from ..telemetry.spans import STORE_WAITS, Place, Span, clock, here, span, take
+from ..telemetry.spans import STORE_WAITS, Place, Span, clock, drain, here, span
 from .turn import Turn
 from .worker import STATE
 
@@ -86,19 +86,18 @@ class Job:
 
 @dataclass(frozen=True)
 class SetAside:
-    """A chunk that could not be classified; a resumed job tries it again.
+    """A chunk that could not be labelled. A resumed job tries it again.
 
     Attributes
     ----------
     name : str
-        Of the chunk.
+        The name of the chunk.
     reason : str
-        Why it could not.
+        Why the chunk could not be labelled.
     sources : tuple of RowRange
-        Its rows; empty where they are not known.
+        The rows of the chunk; empty if they are unknown.
     number : int or None
-        The range of which it is, and every chunk after it that is not committed either; None where it is one chunk
-        alone.
+        If all later chunks of the range are set aside as well, the number of the range; None for one chunk alone.
 
     """
 
@@ -109,27 +108,27 @@ class SetAside:
 
 
 @dataclass(frozen=True)
-class Work:
-    """A chunk between reading and commit.
+class LabelledChunk:
+    """A chunk that is labelled and not written yet.
 
     Attributes
     ----------
     chunk : Chunk
-        As it was read; without its text once that is classified.
+        The chunk that was read, without its text.
     predictions : tuple of Predictions
-        Of each model.
+        The predictions of each model.
     doubtful : tuple of dict
-        For each model, the rows that it could hardly judge, by reason.
+        For each model, the number of rows that it could hardly judge, by reason.
     place : Place
-        The worker on which it was classified.
+        The worker that labelled the chunk.
     spans : list of Span
-        What was done when.
+        The steps so far, with their times.
     shown : Shown
-        Rows that a report shows.
+        The rows that a report shows.
     texts : bytes
-        The digest of the texts, where the rows stay in memory and may be joined.
+        The digest of the texts if the rows stay in memory, where they may be joined to others; else empty.
     learned : tuple of LookedUp or None
-        For each model, which rows it has learned from, where there is a truth and that is known.
+        For each model, the rows that it has learned from; None if that is unknown. Empty if the rows have no truth.
 
     """
 
@@ -142,29 +141,29 @@ class Work:
     texts: bytes = b""
     learned: tuple[LookedUp | None, ...] = ()
 
-    def numbered(self, first: int) -> Work:
-        """The same, where its rows have numbers from `first` on, and not from 0."""
+    def numbered(self, first: int) -> LabelledChunk:
+        """Return the chunk with row numbers that begin at `first` in place of 0."""
         return replace(self, chunk=numbered(self.chunk, first), shown=self.shown.numbered(first))
 
 
 @dataclass(frozen=True)
-class Done:
+class CommittedChunk:
     """A committed chunk.
 
     Attributes
     ----------
     name : str
-        Of the chunk.
+        The name of the chunk.
     entry : Entry
-        By which it is committed.
+        The entry that commits the chunk.
     spans : list of Span
-        What was done when.
+        The steps of the chunk, with their times.
     place : Place or None
-        The worker that classified it; None where it was committed before.
+        The worker that labelled the chunk; None if an earlier run committed it.
     shown : Shown
-        Rows that a report shows.
+        The rows that a report shows.
     rows : ChunkRows or None
-        Its rows, where there is no output folder.
+        The rows of the chunk if there is no output folder.
 
     """
 
@@ -177,19 +176,19 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Noted:
-    """A chunk that a task has committed, which goes on.
+class CommitReport:
+    """What a task reports about a chunk that it has committed, before the task itself ends.
 
     Attributes
     ----------
     name : str
-        Of the chunk.
+        The name of the chunk.
     rows : int
-        That were read.
+        The number of rows that were read.
     stored : int
-        As of `Chunk`.
+        See `Chunk`.
     spans, place
-        As of `Done`; they are lost if the worker is.
+        See `CommittedChunk`. They are lost if the worker is lost.
 
     """
 
@@ -201,15 +200,15 @@ class Noted:
 
 
 @dataclass(frozen=True)
-class Computed:
-    """Rows of a chunk that a task has computed, which is not committed yet.
+class RowsComputed:
+    """What a task reports about a chunk that is not committed yet.
 
     Attributes
     ----------
     name : str
-        Of the chunk.
+        The name of the chunk.
     rows : int
-        So far.
+        The number of rows that are labelled so far.
 
     """
 
@@ -219,18 +218,18 @@ class Computed:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Chunks of a range are left, since the job was stopped."""
+    """The task ended before the end of its range, because the job was stopped."""
 
 
-Event = Done | RangeEnd | Noted | Computed | SetAside | Stopped
-"""What the client of a job receives about its chunks."""
+Event = CommittedChunk | RangeEnd | CommitReport | RowsComputed | SetAside | Stopped
+"""The messages that the client of a job receives about its chunks."""
 
 
 def reported(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a task so that its error reaches the client.
+    """Run a task in such a way that its error reaches the client.
 
-    An exception that cannot be pickled leaves the client waiting for ever, so errors other than BroadsheetError are
-    reported as text.
+    If an exception cannot be pickled, the client waits for ever. So every error that is no BroadsheetError is reported
+    as text, in a BroadsheetError.
     """
     try:
         return function(*arguments)
@@ -248,13 +247,13 @@ def output_of(job: Job) -> Store | None:
 
 
 def profile_engine(key: str) -> Profile:
-    """Measure the kernels of this process's engine one by one."""
+    """Measure the kernels of the engine of this process, one by one."""
     with ENGINES.use([key]) as [(engine, _)], ENGINES.computing:
         return measure(engine)
 
 
 def refuse_bad_rows(chunk: Chunk, job: Job) -> None:
-    """With `job.strict`, raise SourceError for the first bad row, or file with a problem."""
+    """With `job.strict`, raise SourceError for the first bad row, or for a file with a problem."""
     if not job.strict:
         return
     if chunk.problems:
@@ -264,35 +263,39 @@ def refuse_bad_rows(chunk: Chunk, job: Job) -> None:
         raise SourceError(f"{bad['file']}: row {bad['row']}: {bad['reason']} (--strict stops here)")
 
 
-def infer(chunk: Chunk, spans: list[Span], job: Job, tell: Callable[[Computed], None] = lambda _: None) -> Work:
-    """Classify the chunk by each model of the job, on this worker's engines.
+def infer(
+    chunk: Chunk, spans: list[Span], job: Job, tell: Callable[[RowsComputed], None] = lambda _: None
+) -> LabelledChunk:
+    """Label a chunk with each model of the job, on the engines of this worker.
 
     Parameters
     ----------
     chunk : Chunk
         The chunk.
     spans : list of Span
-        Of its reading.
+        The spans of its reading. The spans of labelling are appended.
     job : Job
         The job.
     tell : callable, optional
-        Called now and then with how many rows are computed, where a CPU takes seconds for the chunk.
+        Called now and then with the number of rows that are labelled, if a CPU takes seconds for the chunk.
 
     Raises
     ------
     BroadsheetError
-        Where the worker does not have the engines.
+        If the worker does not have the engines.
     UsageError
-        Where the model overflows on every row.
+        If the model overflows on every row.
     SourceError
-        With `job.strict`, where it does on one.
+        With `job.strict`, if the model overflows on one row.
 
     """
     models, scoring = job.columns.models, job.columns.scoring
-    if spans and spans[-1].where == here():  # it was read by this process
+    # The time since the chunk was read is a span, if this process read it: clocks of two processes may differ.
+    if spans and spans[-1].where == here():
         spans.append(Span("queue", spans[-1].end, max(0.0, time.time() - spans[-1].end), here(), "wait"))
     if job.shows_rows:
         scoring = (replace(scoring[0], top_k=max(2, scoring[0].top_k)), *scoring[1:])
+    # Compute the predictions while this chunk has its turn on the engines.
     with ENGINES.use(job.engines) as held:
         engines, place = [engine for engine, _ in held], held[0][1]
 
@@ -306,24 +309,26 @@ def infer(chunk: Chunk, spans: list[Span], job: Job, tell: Callable[[Computed], 
                 if place.device != "cpu":
                     predictions = label(texts)
                 else:
-                    predictions = in_pieces(texts, label, lambda rows: tell(Computed(chunk.name, rows)))
+                    predictions = in_pieces(texts, label, lambda rows: tell(RowsComputed(chunk.name, rows)))
             place = replace(place, clock=clock())
             return predictions
 
         chunk = with_folders(chunk, job.names)
         scored = score_chunk(chunk, engines, scoring, is_first=chunk.name == part_name(0, 0), compute=computed)
+    # Count the rows, and refuse bad ones before anything is written.
     ACTIVITY.count(len(chunk))
     COUNTS.add(text_bytes=chunk.text_bytes)
     chunk, of_first = scored.chunk, scored.predictions[0]
     refuse_bad_rows(chunk, job)
-    # Of a model that gives several labels, two that are close are both given.
+    # A report shows rows whose two best labels are close. With several labels a text, both would be given.
     shown = Shown()
     if job.shows_rows and models[0].thresholds is None:
         shown = shown_of(chunk, of_first.labels, of_first.scores, models[0].classes)
+    # Keep what writing needs: the labels that were asked for, and no text.
     cut = tuple(own.cut(columns.top_k) for own, columns in zip(scored.predictions, models, strict=True))
     texts = chunk.digest if job.out is None else b""
     learned = () if chunk.truth is None else tuple(looked_up_by_each([engine.model for engine in engines], chunk))
-    return Work(chunk.without_text(), cut, scored.doubtful, place, spans, shown, texts, learned)
+    return LabelledChunk(chunk.without_text(), cut, scored.doubtful, place, spans, shown, texts, learned)
 
 
 def _refuse_other_backend(engines: Sequence[Engine], job: Job) -> None:
@@ -335,25 +340,25 @@ def _refuse_other_backend(engines: Sequence[Engine], job: Job) -> None:
             )
 
 
-def write(work: Work, job: Job) -> Done:
-    """Commit the chunk to the output folder, or return its rows. Raises OutputError."""
-    chunk, spans = work.chunk, work.spans
+def write(labelled: LabelledChunk, job: Job) -> CommittedChunk:
+    """Write a chunk to the output folder and commit it; without a folder, return its rows. Raises OutputError."""
+    chunk, spans = labelled.chunk, labelled.spans
     with span("write", spans, "write", number=number_of(chunk.name)):
-        table = job.columns.table(chunk, work.predictions)
+        table = job.columns.table(chunk, labelled.predictions)
         chosen = job.columns.chosen(table)
-        entry = _entry(work, chosen, job)
+        entry = _entry(labelled, chosen, job)
         table = job.columns.of_written(table, chosen)
         store = output_of(job)
-        done = Done(chunk.name, entry, spans, work.place, work.shown)
+        committed = CommittedChunk(chunk.name, entry, spans, labelled.place, labelled.shown)
         if store is None:
             rows = every_row(table, chunk)
             _count(entry)
-            return replace(done, rows=ChunkRows(rows, chunk.quarantine, chunk.index, work.texts))
+            return replace(committed, rows=ChunkRows(rows, chunk.quarantine, chunk.index, labelled.texts))
         bad = chunk.quarantine if job.names.folder == PARTS else with_ids(chunk)
         entry = STATE.commit(store, table, bad, entry, job.names)
-    spans += take(STORE_WAITS)
+    spans += drain(STORE_WAITS)
     _count(entry)
-    return replace(done, entry=entry)
+    return replace(committed, entry=entry)
 
 
 def _count(entry: Entry) -> None:
@@ -362,16 +367,16 @@ def _count(entry: Entry) -> None:
 
 
 def number_of(name: str) -> int:
-    """A chunk's number in its file, by which NVTX ranges can be distinguished."""
+    """Return the number of a chunk in its file, which tells NVTX ranges apart."""
     return int(name.rpartition("-")[2])
 
 
-def _entry(work: Work, chosen: NDArray[np.bool_], job: Job) -> Entry:
-    """The entry without its files: the chunk's share of the job's totals. chosen: the rows that are written."""
-    chunk = work.chunk
-    n_chars = work.predictions[0].n_chars[chosen]
+def _entry(labelled: LabelledChunk, chosen: NDArray[np.bool_], job: Job) -> Entry:
+    """Return the entry of a chunk without its files: its share of the job's totals. chosen: the rows to write."""
+    chunk = labelled.chunk
+    n_chars = labelled.predictions[0].n_chars[chosen]
     return Entry.of(
-        [_judged(work, number, columns, chosen) for number, columns in enumerate(job.columns.models)],
+        [_judged(labelled, number, columns, chosen) for number, columns in enumerate(job.columns.models)],
         n_chars,
         chunk=chunk.name,
         job=job.fingerprint,
@@ -386,12 +391,25 @@ def _entry(work: Work, chosen: NDArray[np.bool_], job: Job) -> Entry:
     )
 
 
-def _judged(work: Work, number: int, columns: ModelColumns, chosen: NDArray[np.bool_]) -> Judged:
-    """One model's share of the totals. number: of the model. columns: its own. chosen: the rows that are written."""
-    chunk, predictions = work.chunk, work.predictions[number]
+def _judged(labelled: LabelledChunk, number: int, columns: ModelColumns, chosen: NDArray[np.bool_]) -> Judged:
+    """Return the share of one model in the totals.
+
+    Parameters
+    ----------
+    labelled : LabelledChunk
+        The chunk.
+    number : int
+        The number of the model in the job.
+    columns : ModelColumns
+        The columns of the model.
+    chosen : bool [rows]
+        Which rows are written.
+
+    """
+    chunk, predictions = labelled.chunk, labelled.predictions[number]
     written = predictions if chosen.all() else predictions.take(chosen)
     learned: LearnedFrom | UnsetType = UNSET
-    if chunk.truth is not None and (found := work.learned[number]) is not None:
+    if chunk.truth is not None and (found := labelled.learned[number]) is not None:
         learned = LearnedFrom(*columns.learned(predictions, chunk.truth, found))
     scores = columns.counts(written)
     return Judged(
@@ -403,7 +421,7 @@ def _judged(work: Work, number: int, columns: ModelColumns, chosen: NDArray[np.b
         unknown_chars=int(written.unknown_chars.sum()),
         saturated=predictions.saturated,
         asked=predictions.asked,
-        doubtful=work.doubtful[number],
+        doubtful=labelled.doubtful[number],
         confusion=None if chunk.truth is None else tuple(columns.pairs(predictions, chunk.truth)),
         right=UNSET if chunk.truth is None else columns.right(written, chunk.truth[chosen]),
         learned=learned,

@@ -1,4 +1,4 @@
-"""The state of a worker process between tasks, apart from its engines: the functions by which it reads and commits."""
+"""The state of a worker process between tasks, apart from its engines: how it reads and commits, and its limits."""
 
 from __future__ import annotations
 
@@ -24,61 +24,61 @@ if TYPE_CHECKING:
     from ..source.read.ring_messages import PlaceTexts
 
 _MOST_AT_ONCE = 16
-"""Chunks that are scored, or written, at a time."""
+"""The most chunks that a process labels or writes at once."""
 
 _WAITING = 8
-"""Chunks that wait for the engine, beside those that are being read, at most."""
+"""The most chunks that wait for the engine, beside those that are being read."""
 
 SMALL_BYTES = 1 << 20
-"""Stored bytes that a worker reads by itself: to start a process that reads takes half a second."""
+"""A worker reads a range of at most so many stored bytes itself: to start a reader process takes half a second."""
 
 Reading = Generator[Chunk | Skipped | RangeEnd, None, None]
 
 
 class Starts:
-    """Where ranges of files begin, as far as the client has said so: of each run of the graph by the range's number."""
+    """The starts of ranges of files that the client has sent, by run of the graph and number of the range."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], Start | str] = {}
         self._changed = threading.Condition()
 
     def set(self, run: str, starts: Mapping[int, Start | str]) -> None:
-        """Note starts; in place of one, why there is none."""
+        """Note the starts of some ranges, or for a range without a start the reason."""
         with self._changed:
             self._known |= {(run, number): start for number, start in starts.items()}
             self._changed.notify_all()
 
     def get(self, run: str, number: int, seconds: float = 0.0) -> Start | str | None:
-        """The start of a range, for which this waits up to so many seconds; None where it is not known."""
+        """Return the start of a range, or None if it is still unknown after `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: (run, number) in self._known, seconds)
             return self._known.get((run, number))
 
     def forget(self, run: str) -> None:
-        """Forget those of a run, which has ended."""
+        """Forget the starts of a run that has ended."""
         with self._changed:
             self._known = {key: start for key, start in self._known.items() if key[0] != run}
 
 
 class WorkerState:
-    """The state of one process, in which several workers may run.
+    """The state of one process. Several workers may run in it.
 
     Attributes
     ----------
     read_range, commit : callable
-        What the tasks call; assign another to replace one on a worker.
+        The functions that tasks call to read a range and to commit a chunk.
     readers : Readers or None
-        The processes that read, where there are some; else this one does.
+        The reader processes; None if this process reads.
     small_bytes : int
-        Stored bytes of a range that this process reads by itself even so, at most.
+        This process reads a range of at most so many stored bytes even if there are reader processes.
     room : Room
-        For chunks that are read and not labelled yet.
+        The room for chunks that are read and not labelled yet.
     threads : ThreadPoolExecutor
-        Those that score and write chunks.
+        The threads that label and write chunks.
     starts : Starts
-        Where ranges of files begin.
+        The starts of ranges of files.
     stopped : set of str
-        The runs of the graph that begin no further chunk here.
+        The runs of the graph that start no further chunk here.
 
     """
 
@@ -95,7 +95,7 @@ class WorkerState:
         self._page_locks: PageLocks | None = None
 
     def read_in_processes(self, count: int, at_once: int) -> None:
-        """Read in so many processes until the last engine is withdrawn. at_once: as of `Readers`."""
+        """Read in `count` processes until the last engine is withdrawn. at_once: see `Readers`."""
         if self.readers is None:
             self.readers = Readers(count, at_once)
             ENGINES.when_empty = self._end_readers
@@ -105,13 +105,13 @@ class WorkerState:
         return self.readers.count_range(part, selection) if self.readers else count_range(part, selection)
 
     def _blocks_on_gpu(self, readers: Readers) -> OpenBlocks:
-        """What finds the records of blocks that the readers fill."""
+        """Return the function that finds, on the GPU, the records of blocks that the readers fill."""
         from ..ingest.record_blocks import RecordBlocks  # it needs CuPy
 
         return partial(RecordBlocks, self._locks(readers).lock)
 
     def _texts_on_gpu(self, readers: Readers) -> PlaceTexts:
-        """What places the texts that the readers have read."""
+        """Return the function that places the texts that the readers have read on the GPU."""
         from ..ingest.arriving import place_on_gpu  # it needs CuPy
 
         return partial(place_on_gpu, self._locks(readers).lock_for_pieces)
@@ -119,7 +119,7 @@ class WorkerState:
     def _locks(self, readers: Readers) -> PageLocks:
         from ..ingest.page_lock import PageLocks  # it needs CuPy
 
-        self.room.grow((readers.count + _WAITING) * MOST_OF_ONE)  # it is the GPU's memory that texts take
+        self.room.grow((readers.count + _WAITING) * MOST_OF_ONE)  # texts then lie in the memory of the GPU
         with self._locking:
             self._page_locks = self._page_locks or PageLocks(readers.ring)
             return self._page_locks
@@ -142,37 +142,37 @@ class WorkerState:
         chunk_rows: int,
         skip: Callable[[str], bool],
         spans: list[Span],
-        take: Callable[[int], bool],
+        reserve: Callable[[int], bool],
         is_on_gpu: bool = False,
     ) -> Reading:
-        """Read a range in a reader process; in this one where there are none, or the range is small.
+        """Read a range in a reader process; in this process if there are none, or if the range is small.
 
         Parameters
         ----------
-        part, selection, chunk_rows, skip, spans, take
-            As of `Readers.read_range`.
+        part, selection, chunk_rows, skip, spans, reserve
+            See `Readers.read_range`.
         is_on_gpu : bool
             Whether the texts may stay on a GPU.
 
         """
-        if self.readers and not 0 < part.bytes <= self.small_bytes:  # 0 where that is not known
+        if self.readers and not 0 < part.bytes <= self.small_bytes:  # 0 if the size is unknown
             if is_on_gpu and ingest.is_read_here(part, selection):
                 open_blocks = self._blocks_on_gpu(self.readers)
                 items = ingest.read_range(self.readers, open_blocks, part, selection, chunk_rows, skip, spans)
-                return _as_room_allows(items, take)
+                return _as_room_allows(items, reserve)
             place_texts = self._texts_on_gpu(self.readers) if is_on_gpu else None
-            return self.readers.read_range(part, selection, chunk_rows, skip, spans, take, place_texts)
-        return _as_room_allows(read_range(part, selection, chunk_rows, skip, spans), take)
+            return self.readers.read_range(part, selection, chunk_rows, skip, spans, reserve, place_texts)
+        return _as_room_allows(read_range(part, selection, chunk_rows, skip, spans), reserve)
 
 
-def _as_room_allows(items: Reading, take: Callable[[int], bool]) -> Reading:
-    """Read one item at a time, and only after `take` has reserved room for it; stop where `take` returns False.
+def _as_room_allows(items: Reading, reserve: Callable[[int], bool]) -> Reading:
+    """Read one item at a time, after `reserve` has reserved room for it; stop if `reserve` returns False.
 
-    A chunk's size is known once it is read. So room for the largest chunk, `MOST_OF_ONE`, is reserved before, and the
-    task gives back what the chunk does not take.
+    The size of a chunk is known only when it is read. So room for the largest chunk, `MOST_OF_ONE`, is reserved before,
+    and the task gives back what the chunk does not need.
     """
     with closing(items):
-        while take(MOST_OF_ONE):
+        while reserve(MOST_OF_ONE):
             if (item := next(items, None)) is None:
                 return
             yield item
@@ -183,15 +183,15 @@ STATE = WorkerState()
 
 
 def read_in_processes(count: int, at_once: int) -> None:
-    """Have this process's workers read in so many processes. at_once: as of `Readers`."""
+    """Have the workers of this process read in `count` processes. at_once: see `Readers`."""
     STATE.read_in_processes(count, at_once)
 
 
 def set_starts(run: str, starts: Mapping[int, Start | str]) -> None:
-    """Note on this worker where ranges of a run begin."""
+    """Note on this worker where the ranges of a run begin."""
     STATE.starts.set(run, starts)
 
 
 def forget_starts(run: str) -> None:
-    """Forget on this worker where ranges of a run begin."""
+    """Forget on this worker where the ranges of a run begin."""
     STATE.starts.forget(run)

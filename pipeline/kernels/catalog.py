@@ -53,6 +53,9 @@ HEAD_TEXTS = 1, 4
 ATTENTION_ROWS = 64
 """Queries of a block for short texts, and keys of a piece."""
 
+DISTANCE_HEAD = 64
+"""Values of a head of attention that counts distances."""
+
 EMBEDDED_ROWS = 64
 """Of the longest text, by each of the blocks that share a text, where places are no vectors."""
 
@@ -398,6 +401,22 @@ def attention_kernel(generation: str, element: Element, head: int, is_long: bool
 
 
 @cache
+def distance_attention_kernel(element: Element, queries: int) -> Kernel:
+    """Attention that counts distances, for every generation. queries: of a block, as `distance_queries` says."""
+    warps, ring = queries // 16, queries // ATTENTION_ROWS + 2
+    tiles = queries // ATTENTION_ROWS + 2 * 2 + 2 * ring  # queries, keys and values, keys and queries of distances
+    launch = Launch(warps * WARP, tiles * ATTENTION_ROWS * 2 * DISTANCE_HEAD)
+    instance = f"attention_by_distance<{element.name}, {warps}, {launch}>"
+    return Kernel("attention", "sm80/distances.cu", instance, *launch)
+
+
+def distance_queries(architecture: str) -> tuple[int, int]:
+    """Queries of a block, for texts of up to ATTENTION_ROWS tokens and for longer ones: twice as many, if they fit."""
+    fits = shared_limit(architecture) >= 7 * 2 * ATTENTION_ROWS * 2 * DISTANCE_HEAD
+    return ATTENTION_ROWS, ATTENTION_ROWS * (2 if fits else 1)
+
+
+@cache
 def encoder_head_kernel(element: Element, most: int, texts: int) -> Kernel:
     """most: values of the longest vector. texts: of a block, which reads the head's weights once for all."""
     instance = f"head<{element.name}, {2 * WARPS}, {texts}>"
@@ -411,7 +430,7 @@ def _pieces(pitch: int) -> int:
 
 def encoder_kernels(
     generation: str, precision: str, architecture: str, pitch: int, head: int, longest: int | None,
-    activations: Sequence[Activation] = ACTIVATIONS,
+    activations: Sequence[Activation] = ACTIVATIONS, counts_distances: bool = False,
 ) -> list[Kernel]:  # fmt: skip
     """Every kernel that an encoder may launch; its products differ in the activation alone.
 
@@ -427,6 +446,8 @@ def encoder_kernels(
         Code points of a word that is cut; None where the host makes the tokens.
     activations : sequence of str
         What may follow a product.
+    counts_distances : bool
+        Whether attention does so.
 
     """
     of = generation, precision, architecture
@@ -436,6 +457,9 @@ def encoder_kernels(
     if "ROTARY" in activations:
         kernels += [embed_tokens_kernel(element, pitch), add_then_norm_kernel(element, pitch)]
         kernels += [attention_kernel(generation, element, head, is_long, True) for is_long in (False, True)]
+    if counts_distances:
+        kernels += [embed_tokens_kernel(element, pitch)]
+        kernels += [distance_attention_kernel(element, queries) for queries in distance_queries(architecture)]
     kernels += [] if longest is None else [wordpiece_kernel(longest)]
     kernels += [attention_kernel(generation, element, head, is_long) for is_long in (False, True)]
     for number, layer in enumerate(layers):

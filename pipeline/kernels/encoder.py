@@ -28,6 +28,7 @@ from .catalog import ATTENTION_ROWS, Activation
 from .ops import Operations, or_null
 from .storage import FLOAT
 from .tables import (
+    distance_table,
     encoder_shape,
     head_tables,
     most_tokens,
@@ -89,7 +90,11 @@ class DeviceEncoder:
         self._of_queries: Activation = "ROTARY" if settings.rotary else "NONE"
         longest = None if settings.rules is None else settings.rules.longest
         activations = sorted({"NONE", self._follows, self._of_queries})
-        ops.prepare(catalog.encoder_kernels(*of, shape.pitch, shape.head, longest, activations))
+        counts_distances = settings.distances is not None
+        ops.prepare(catalog.encoder_kernels(*of, shape.pitch, shape.head, longest, activations, counts_distances))
+        self._queries = ATTENTION_ROWS, 2 * ATTENTION_ROWS
+        if counts_distances:
+            self._queries = catalog.distance_queries(ops.architecture)
         self._layers = {layer.name: layer for layer in shape.layers}
         pitches = {"x": shape.pitch, "mixed": self._layers["mix"].inputs, "inner": self._layers["outer"].inputs}
         pitches |= {name: self._layers[name].outputs for name in ("queries", "outer")}
@@ -102,7 +107,15 @@ class DeviceEncoder:
         with self._stream:
             if isinstance(encoder.tokens, WordPiece):
                 self._upload_vocabulary(encoder.tokens)
-            self._weights = {name: self._uploaded(name) for name in weights if not name.startswith(("head.", "last"))}
+            self._weights = {
+                name: self._uploaded(name)
+                for name in weights
+                if not name.startswith(("head.", "last")) and not name.endswith("_at")
+            }
+            self._apart = [
+                to_device(distance_table(encoder, shape, layer), self._element)
+                for layer in range(settings.layers if counts_distances else 0)
+            ]
             self._heads = {is_logits: head_tables(encoder, is_logits) for is_logits in (False, True)}
             self._head_arrays = {
                 is_logits: (cp.asarray(head.steps), cp.asarray(head.weights)) for is_logits, head in self._heads.items()
@@ -120,15 +133,13 @@ class DeviceEncoder:
         self._vocabulary = vocabulary_record(tokens, tables, [table.data.ptr for table in self._tables])
 
     def _upload_turns(self) -> None:
-        """The angles of rotary embeddings, by their base, and room for the place of each row."""
+        """The angles of each kind of rotary embeddings, and room for the place of each row."""
         rotary, queries = self.encoder.settings.rotary, self._layers["queries"].outputs
-        self._row_places = cp.zeros(self._rows if rotary else 1, np.int32)
-        self._turns = {base: cp.asarray(turn_table(self.encoder, base)) for base in {one.base for one in rotary}}
+        self._row_places = cp.zeros(1 if self.encoder.settings.has_places else self._rows, np.int32)
+        self._turns = {one: cp.asarray(turn_table(self.encoder, one)) for one in {*rotary}}
         turned = 2 * self.encoder.settings.heads * self._shape.head
         assert turned <= queries
-        self._rotary = [
-            rotary_record(self._row_places.data.ptr, self._turns[one.base].data.ptr, turned) for one in rotary
-        ]
+        self._rotary = [rotary_record(self._row_places.data.ptr, self._turns[one].data.ptr, turned) for one in rotary]
 
     def _uploaded(self, name: str) -> cp.ndarray:
         weight = weight_table(self.encoder, self._shape, name)
@@ -185,15 +196,15 @@ class DeviceEncoder:
 
     def _tokens_by_gpu(self, data: Any, offsets: Integers, timed: Timed) -> Iterator[DeviceTokens]:
         """The tokens of groups of texts. Those of the next group are begun before one is computed."""
-        begun: DeviceTokens | None = None
+        waiting: DeviceTokens | None = None
         for first, last in _groups(offsets, _BYTES, _TEXTS):
             with timed("tokens"):
                 following = self.tokens(data[int(offsets[first]) : int(offsets[last])], offsets[first : last + 1])
-            if begun is not None:
-                yield begun
-            begun = following
-        if begun is not None:
-            yield begun
+            if waiting is not None:
+                yield waiting
+            waiting = following
+        if waiting is not None:
+            yield waiting
 
     def _tokens_by_host(self, data: Any, offsets: Integers, make_tokens: MakeTokens) -> Iterator[DeviceTokens]:
         """The same, by a thread of the host: it makes those of the next group while the GPU computes."""
@@ -275,7 +286,8 @@ class DeviceEncoder:
         """Leave the vectors of texts from `first` on, which end at `ends`, in a buffer, "normed" where norms
         come first and else "x"; returns `ends` there.
         """
-        arrays = [ends, *_shares(np.diff(ends), False), *_shares(np.diff(ends), True)]
+        short, long = self._queries
+        arrays = [ends, *_shares(np.diff(ends), False, short), *_shares(np.diff(ends), True, long)]
         plan = cp.asarray(np.concatenate(arrays))
         of_ends, *shares = cp.split(plan, np.cumsum([len(array) for array in arrays])[:-1].tolist())
         batch = _Batch(int(ends[-1]), of_ends, shares, timed)
@@ -292,7 +304,7 @@ class DeviceEncoder:
         weights, element, pitch = self._weights, self._element, self._shape.pitch
         norm, x = (*self._norm("norm"), *self._sizes()), self._buffers["x"]
         ids, rooms, embedding = tokens.ids, tokens.rooms[first:], weights["embedding"]
-        if self.encoder.settings.rotary:
+        if not self.encoder.settings.has_places:
             kernel, of_text = catalog.embed_tokens_kernel(element, pitch), -(-longest // catalog.EMBEDDED_ROWS)
             arguments: tuple[Any, ...] = (ids, rooms, ends, embedding, *norm, x, self._row_places)
         else:
@@ -339,6 +351,9 @@ class DeviceEncoder:
 
     def _attention(self, batch: _Batch, layer: int) -> None:
         settings, ops = self.encoder.settings, self._ops
+        if settings.distances is not None:
+            self._attention_by_distance(batch, layer)
+            return
         window = settings.rotary[layer].window if settings.rotary else None
         scale = np.float32(math.log2(math.e) / math.sqrt(self.encoder.width // settings.heads))
         pitches = np.int32(self._layers["queries"].outputs), scale, np.int32(self._layers["mix"].inputs)
@@ -353,6 +368,20 @@ class DeviceEncoder:
                         (len(both[0]), min(settings.heads, at_once)),
                         (self._buffers["queries"], batch.ends, *both, np.int32(settings.heads), *pitches,
                          self._buffers["mixed"], np.int32(window or 0)),
+                    )  # fmt: skip
+
+    def _attention_by_distance(self, batch: _Batch, layer: int) -> None:
+        heads, apart = self.encoder.settings.heads, self._apart[layer]
+        scale = np.float32(math.log2(math.e) / math.sqrt(3 * self.encoder.width // heads))
+        pitches = np.int32(self._layers["queries"].outputs), scale, np.int32(self._layers["mix"].inputs)
+        with batch.timed("attention"):
+            for queries, *both in zip(self._queries, batch.shares[::2], batch.shares[1::2], strict=True):
+                if len(both[0]):
+                    self._ops.launch(
+                        catalog.distance_attention_kernel(self._element, queries),
+                        (len(both[0]), heads),
+                        (self._buffers["queries"], batch.ends, *both, np.int32(heads), *pitches,
+                         self._buffers["mixed"], apart, np.int32(len(apart) // 2)),
                     )  # fmt: skip
 
     def _add_norm(self, batch: _Batch, name: str) -> None:
@@ -429,9 +458,19 @@ class DeviceTokens(NamedTuple):
     done: cp.cuda.Event | None
 
 
-def _shares(sizes: NDArray[np.int32], is_long: bool) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Of texts that are long, or of the others: which text each block of attention computes, and its first query."""
-    rows = ATTENTION_ROWS * (1 + is_long)
+def _shares(sizes: NDArray[np.int32], is_long: bool, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Of texts that are long, or of the others: which text each block of attention computes, and its first query.
+
+    Parameters
+    ----------
+    sizes : int32 [texts]
+        Their tokens.
+    is_long : bool
+        Of which texts: those of more than ATTENTION_ROWS tokens, or the others.
+    rows : int
+        Queries of a block.
+
+    """
     blocks = np.where((sizes > ATTENTION_ROWS) == is_long, -(-sizes // rows), 0)
     texts = np.repeat(np.arange(len(sizes), dtype=np.int32), blocks)
     firsts = (np.arange(len(texts)) - np.repeat(np.cumsum(blocks) - blocks, blocks)) * rows

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model.encoder import LAYER_NORM, NORMALISE, Encoder, turns
+from ..model.encoder import LAYER_NORM, NORMALISE, Encoder, Rotary, turns
 from ..model.fasttext import END, FIRST_HASH, FastText, Paths, hashed
 from ..model.layers import NORM_EPSILON, Layer
 from ..model.ngrams import NGrams, Script, script
@@ -401,7 +401,7 @@ def encoder_shape(encoder: Encoder, tile_outputs: Sequence[int] = (128,)) -> Enc
     """
     width, heads, inner = encoder.width, encoder.settings.heads, encoder.weights["0.outer"].shape[0]
     slab = SLAB_BYTES // 2
-    pitch, head = _up(width, slab), 32 if width // heads <= 32 and not encoder.settings.rotary else ROTARY_HEAD
+    pitch, head = _up(width, slab), 32 if width // heads <= 32 and encoder.settings.has_places else ROTARY_HEAD
     longest = max(head_tables(encoder, is_logits).longest for is_logits in (False, True))
     rules = encoder.settings.rules
     if width // heads > head or pitch > 2048 or longest > 8192 or (rules is not None and rules.longest > 256):
@@ -486,13 +486,40 @@ def _gated_order(outputs: int) -> NDArray[np.intp]:
 
 
 ROTARY_HEAD = 64
-"""Values of a head with rotary embeddings, and the most of any head, as in common/rotary.cuh."""
+"""Values of a head where there are no vectors of places, and the most of any, as in common/rotary.cuh."""
 
 
-def turn_table(encoder: Encoder, base: float) -> Floats:
-    """What common/rotary.cuh reads: cosines and sines, float32 [most, ROTARY_HEAD / 2, 2]. base: as in `Rotary`."""
+def turn_table(encoder: Encoder, rotary: Rotary) -> Floats:
+    """What common/rotary.cuh reads: cosines and sines, float32 [most, ROTARY_HEAD / 2, 2]. rotary: of a layer."""
     size = encoder.width // encoder.settings.heads
-    return np.ascontiguousarray(_filled(turns(base, size, encoder.settings.most), 1, ROTARY_HEAD // 2))
+    return np.ascontiguousarray(_filled(turns(rotary, size, encoder.settings.most), 1, ROTARY_HEAD // 2))
+
+
+def distance_table(encoder: Encoder, shape: EncoderShape, layer: int) -> Floats:
+    """What sm80/distances.cu reads of a layer, float32 [rows, 2 heads ROTARY_HEAD]. In row i are the keys of all heads
+    for a distance of ``len / 2 - i``, and then the queries.
+
+    Parameters
+    ----------
+    encoder : Encoder
+        An encoder whose attention counts distances.
+    shape : EncoderShape
+        How its rows lie.
+    layer : int
+        Which layer.
+
+    """
+    settings = encoder.settings
+    assert settings.distances is not None
+    both = np.stack([encoder.weights[f"{layer}.{name}"] for name in ("keys_at", "queries_at")], axis=1)
+    of_heads = both.astype(np.float32).reshape(len(both), 2, settings.heads, -1)
+    half = _up(settings.most, _MOST_QUERIES)
+    rows = settings.distances.rows(half - np.arange(2 * half))
+    return _filled(of_heads, 3, shape.head).reshape(len(both), -1)[rows]
+
+
+_MOST_QUERIES = 128
+"""Of a block of attention that counts distances."""
 
 
 def rotary_record(places: int, table: int, outputs: int) -> NDArray[np.void]:

@@ -493,8 +493,21 @@ def taken(data: bytes) -> Model:
 
 
 def shipped_file(name: str) -> Traversable:
-    """The weights of a shipped model."""
-    return resources.files("broadsheet.pipeline").joinpath("weights", SHIPPED[name].file)
+    """The weights of a shipped model.
+
+    Raises
+    ------
+    ModelError
+        If the package broadsheet-weights, which holds them, is not installed.
+
+    """
+    try:
+        return resources.files("broadsheet_weights").joinpath(SHIPPED[name].file)
+    except ModuleNotFoundError as error:
+        raise ModelError(
+            f"the weights of {name!r} are in the package broadsheet-weights, which is not installed: install it "
+            "(from a clone: pip install ./broadsheet_weights), or give --model PATH"
+        ) from error
 
 
 def load_model(source: str | Path | Model = "ag-news") -> Model:
@@ -531,10 +544,12 @@ def load_model(source: str | Path | Model = "ag-news") -> Model:
     if str(source) in SHIPPED:
         shipped = shipped_file(str(source))
         if not shipped.is_file():
-            raise ModelError(f"this installation has no weights for {source!r}: give --model PATH")
+            raise ModelError(
+                f"the installed broadsheet-weights has no weights for {source!r}: upgrade it, or give --model PATH"
+            )
         model = Model.from_bytes(shipped.read_bytes(), str(source))
         if model.digest != SHIPPED[str(source)].digest:
-            raise ModelError(f"{shipped}: the file is damaged: install broadsheet again")
+            raise ModelError(f"{shipped}: the file is damaged: install broadsheet-weights again")
         return model
     path, name = Path(source), str(source)
     if name.startswith(model_file.HUB):

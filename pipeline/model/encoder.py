@@ -58,11 +58,52 @@ class Rotary(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         p / base ** (2 i / d).
     window : int, optional
         How far a token may be from another to attend to it; None for all of the text.
+    stretch : float
+        What all angles are divided by.
 
     """
 
     base: Annotated[float, Meta(gt=1)]
     window: Annotated[int, Meta(ge=0)] | None = None
+    stretch: Annotated[float, Meta(ge=1)] = 1.0
+
+
+class Distances(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How attention counts the distance of two tokens: DeBERTa's disentangled attention.
+
+    Beside that of a query and a key, a score has the product of the query with the key of their distance, and that of
+    the key with the query of their distance. Near distances have a vector each, farther ones share vectors by the
+    logarithm (He et al., "DeBERTa", 2021; DeBERTa-v2).
+
+    Attributes
+    ----------
+    span : int
+        Kinds of distances in either direction. Half of them are distances up to ``span // 2``.
+    farthest : int
+        The distance that has the last kind.
+
+    """
+
+    span: Annotated[int, Meta(ge=2)]
+    farthest: Annotated[int, Meta(ge=3)]
+
+    def rows(self, distances: Integers) -> Integers:
+        """The kind of each distance, counted from 0 up to below ``2 * span``.
+
+        Computed in float32, as transformers computes it, since a kind begins where a logarithm reaches a whole number.
+
+        Parameters
+        ----------
+        distances : int64
+            Places of queries minus places of keys.
+
+        """
+        near = self.span // 2
+        far = np.maximum(np.abs(distances), near).astype(np.float32) / np.float32(near)
+        of_all = np.log(np.float32((self.farthest - 1) / near))
+        by_log = np.ceil(np.log(far) / of_all * np.float32(near - 1)) + np.float32(near)
+        kinds = np.where(np.abs(distances) <= near, distances, np.sign(distances) * by_log).astype(np.int64)
+        return np.clip(kinds + self.span, 0, 2 * self.span - 1)
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -96,6 +137,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     is_gated : bool
         Whether the first of the two products has twice as many outputs, and the second half of them is multiplied with
         the activation of the first half.
+    distances : Distances, optional
+        How attention counts distances, in place of vectors of places; None where it does not.
 
     """
 
@@ -111,6 +154,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     rotary: tuple[Rotary, ...] = ()
     is_pre_norm: bool = False
     is_gated: bool = False
+    distances: Distances | None = None
+
+    @property
+    def has_places(self) -> bool:
+        """Whether there are vectors of places."""
+        return not self.rotary and self.distances is None
 
 
 @dataclass(frozen=True)
@@ -130,7 +179,9 @@ class Encoder:
         ".bias", and two norms, "norm1" and "norm2"; of the head "head.0" and so on, [inputs, outputs] with ".bias",
         "head.norm", and "last" [inputs, classes], whose bias is the model's. Without "last" it gives vectors and no
         scores. With rotary embeddings there are no "places"; where norms come first, there is "final" and no "0.norm1",
-        since the first layer reads what "norm" leaves; where there are gates, "inner" is [width, 2 inner].
+        since the first layer reads what "norm" leaves; where there are gates, "inner" is [width, 2 inner]. Where
+        attention counts distances there are no "places" either, and each layer has "keys_at" and "queries_at"
+        [2 span, width], without a bias.
 
     """
 
@@ -159,7 +210,8 @@ class Encoder:
     @property
     def computed_weights(self) -> int:
         """The number of weights that each token is multiplied with."""
-        return sum(t.size for name, t in self.weights.items() if name not in ("embedding", "places"))
+        tables = ("embedding", "places", "keys_at", "queries_at")
+        return sum(t.size for name, t in self.weights.items() if name.rpartition(".")[2] not in tables)
 
     @property
     def width(self) -> int:
@@ -205,7 +257,7 @@ class Encoder:
             what = f"{len(settings.rotary)} rotary embeddings of {width // settings.heads} values"
             raise ModelError(f"{model}: {what} for {settings.layers} layers")
         expected: dict[str, tuple[int, ...]] = {"embedding": (entries, width), **_norm("norm", width)}
-        if not settings.rotary:
+        if settings.has_places:
             expected["places"] = (settings.most + (settings.padding is not None), width)
         for layer in range(settings.layers):
             for name, shape in {
@@ -216,6 +268,10 @@ class Encoder:
             if layer > 0 or not settings.is_pre_norm:
                 expected |= _norm(f"{layer}.norm1", width)
             expected |= _norm(f"{layer}.norm2", width)
+            if settings.distances is not None:
+                expected |= dict.fromkeys(
+                    (f"{layer}.keys_at", f"{layer}.queries_at"), (2 * settings.distances.span, width)
+                )
         if settings.is_pre_norm:
             expected |= _norm("final", width)
         products = 0
@@ -281,7 +337,7 @@ class Encoder:
         texts = [slice(first, last) for first, last in pairwise(ends.tolist())]
         x: Floats = self._floats["embedding"][ids]
         places = self.places_of(ids, ends)
-        if not self.settings.rotary:
+        if self.settings.has_places:
             x += self._floats["places"][places]
         x = self._normed(x, "norm")
         for layer in range(self.settings.layers):
@@ -345,13 +401,15 @@ class Encoder:
         if self.settings.rotary:
             rotary = self.settings.rotary[layer]
             window = rotary.window
-            _turn(queries[:, :2], turns(rotary.base, size, int(places.max(initial=0)) + 1)[places])
+            _turn(queries[:, :2], turns(rotary, size, int(places.max(initial=0)) + 1)[places])
         queries[:, 0] *= np.float32(1 / math.sqrt(size))
+        if self.settings.distances is not None:
+            queries[:, 0] *= np.float32(math.sqrt(1 / 3))  # a score is a sum of three
         mixed = np.empty((len(x), heads, size), np.float32)
         for text in texts:
             of_heads, out = queries[text].transpose(1, 2, 0, 3), mixed[text].transpose(1, 0, 2)
             if window is None:
-                _attend(of_heads[0], of_heads[1], of_heads[2], out)
+                _attend(of_heads[0], of_heads[1], of_heads[2], out, apart=self._apart(text.stop - text.start, layer))
                 continue
             step = window + 1
             for first in range(0, text.stop - text.start, step):  # what lies outside the window is not computed
@@ -359,22 +417,36 @@ class Encoder:
                 _attend(of_heads[0, :, own], of_heads[1, :, near], of_heads[2, :, near], out[:, own], own, near, window)
         return self._products(mixed.reshape(x.shape), texts, f"{layer}.mix")
 
+    def _apart(self, tokens: int, layer: int) -> tuple[Floats, Floats] | None:
+        """The keys of the distances 1 - tokens to tokens - 1, and the queries in reverse, which are scaled as those of
+        tokens are: each [heads, 2 tokens - 1, size]. None where attention does not count distances.
+        """
+        if self.settings.distances is None:
+            return None
+        rows = self.settings.distances.rows(np.arange(1 - tokens, tokens))
+        heads = self.settings.heads
+        keys, queries = (
+            self._floats[f"{layer}.{name}"][rows].reshape(len(rows), heads, -1).transpose(1, 0, 2)
+            for name in ("keys_at", "queries_at")
+        )
+        return keys, queries[:, ::-1] * np.float32(1 / math.sqrt(3 * keys.shape[2]))
 
-def turns(base: float, size: int, places: int) -> Floats:
+
+def turns(rotary: Rotary, size: int, places: int) -> Floats:
     """By how much rotary embeddings turn queries and keys: the cosine and the sine of the angle of each pair of values
     at each place, [places, size / 2, 2].
 
     Parameters
     ----------
-    base : float
-        As in `Rotary`.
+    rotary : Rotary
+        Of a layer.
     size : int
         Values of a head.
     places : int
         How many places.
 
     """
-    speeds = (1 / base ** (np.arange(0, size, 2) / size)).astype(np.float32)
+    speeds = (1 / rotary.base ** (np.arange(0, size, 2) / size) / rotary.stretch).astype(np.float32)
     angles = np.arange(places, dtype=np.float32)[:, None] * speeds
     return np.stack([np.cos(angles), np.sin(angles)], axis=2)
 
@@ -390,7 +462,7 @@ def _turn(queries: Floats, by: Floats) -> None:
 
 def _attend(
     query: Floats, key: Floats, value: Floats, out: Floats, own: slice | None = None, near: slice | None = None,
-    window: int = 0,
+    window: int = 0, apart: tuple[Floats, Floats] | None = None,
 ) -> None:  # fmt: skip
     """Attention of some tokens of a text to some.
 
@@ -404,18 +476,36 @@ def _attend(
         Which tokens of the text have the queries, and which the keys, where a window counts.
     window : int
         How far a key may be from a query.
+    apart : tuple of float32 [heads, 2 tokens - 1, size], optional
+        The keys of distances from 1 - tokens on, and the queries of distances down to it, where scores count them.
 
     """
     heads, count = len(query), key.shape[1]
     step = max(1, _IN_CACHE // (query.shape[1] * count))
     for some in (slice(first, first + step) for first in range(0, heads, step)):
         scores = query[some] @ key[some].transpose(0, 2, 1)
+        if apart is not None:
+            keys_at, queries_at = (one[some].transpose(0, 2, 1) for one in apart)
+            scores += _of_distances(query[some] @ keys_at)
+            scores += _of_distances(key[some] @ queries_at).transpose(0, 2, 1)
         if own is not None and near is not None:
             far = np.arange(near.start, near.start + count) - np.arange(own.start, own.start + query.shape[1])[:, None]
             scores[:, np.abs(far) > window] = -np.inf
         scores -= scores.max(axis=2, keepdims=True)
         np.exp(scores, out=scores)
         np.divide(scores @ value[some], scores.sum(axis=2, keepdims=True), out=out[some])
+
+
+def _of_distances(products: Floats) -> Floats:
+    """Of products with all distances, [heads, tokens, 2 tokens - 1], those of token i with i - j, [heads, i, j].
+
+    This is a view, in which each row begins one distance further on.
+    """
+    count = products.shape[1]
+    of_head, of_row, of_distance = products.strides
+    return np.lib.stride_tricks.as_strided(
+        products[:, :, count - 1 :], (len(products), count, count), (of_head, of_row + of_distance, -of_distance)
+    )
 
 
 def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:

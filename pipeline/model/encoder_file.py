@@ -14,7 +14,7 @@ import safetensors
 from numpy.typing import NDArray
 
 from ..errors import ModelError
-from . import modernbert_folder
+from . import deberta_folder, gte_folder, modernbert_folder
 from .encoder import LAYER_NORM, MOST_LAYERS, MOST_TOKENS, NORMALISE, Activation, Encoder, Pooling, Settings
 from .encoder_keys import (
     CONFIG,
@@ -93,6 +93,8 @@ class _Body(NamedTuple):
         The product before the last one of a classifier, what follows it, and the last one.
     counts_padding : bool
         Whether places are counted from the padding token's number on, and it has a place of its own.
+    usual_epsilon : float
+        `epsilon`, where config.json does not say.
 
     """
 
@@ -112,6 +114,7 @@ class _Body(NamedTuple):
     step: str
     last: str = "classifier"
     counts_padding: bool = False
+    usual_epsilon: float = 1e-12
 
 
 _BODIES = {
@@ -138,11 +141,23 @@ _BODIES |= dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _ROBERTA)
 _MODERNBERT = _Body(
     "model.", "num_hidden_layers", "num_attention_heads", "hidden_activation", "hidden_size", "intermediate_size",
     (22, 12), "norm_eps", "layers", ("attn.Wqkv",), ("attn.Wo", "mlp.Wi", "mlp.Wo"), ("attn_norm", "mlp_norm"),
-    "head.dense", "gelu",
+    "head.dense", "gelu", usual_epsilon=1e-5,
 )  # fmt: skip
 _BODIES["modernbert"] = _MODERNBERT
-_EPSILONS = {"layer_norm_eps": 1e-12, "norm_eps": 1e-5}
-"""Where config.json does not say, by its key."""
+_GTE = _Body(
+    "gte.", "num_hidden_layers", "num_attention_heads", "hidden_act", "hidden_size", "intermediate_size", (12, 12),
+    "layer_norm_eps", "encoder.layer", ("attention.qkv_proj",),
+    ("attention.o_proj", "mlp.up_gate_proj", "mlp.down_proj"), ("attn_ln", "mlp_ln"), "pooler.dense", "tanh",
+)  # fmt: skip
+_DEBERTA = _BODIES["bert"]._replace(
+    prefix="deberta.", usual=(24, 24), usual_epsilon=1e-7,
+    queries=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
+)  # fmt: skip
+_BODIES["deberta-v2"] = _DEBERTA
+_BODIES |= {"gte": _GTE, "new": _GTE._replace(prefix="new.")}
+
+
+_KNOWN = "BERT, DistilBERT, RoBERTa, XLM-R, CamemBERT, ModernBERT, gte and DeBERTa-v2"
 
 
 class _Trunk(NamedTuple):
@@ -246,10 +261,8 @@ def _read(folder: Path, name: str) -> Read:
     if config is None:
         raise ModelError(f"{name} has no {CONFIG_FILE}: name the folder of an encoder")
     kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind not in _BODIES:
-        raise NotInKernels(
-            name, f"it is of the kind {kind!r:.40}", "BERT, DistilBERT, RoBERTa, XLM-R, CamemBERT and ModernBERT are"
-        )
+    if kind not in _BODIES or (kind == "new" and not gte_folder.is_of_authors(config)):
+        raise NotInKernels(name, f"it is of the kind {kind!r:.40}", f"{_KNOWN} are")
     check_keys(config, CONFIG[kind], CONFIG_FILE, name)
     for file, what in (
         (_CHAT, "a template of chats"),
@@ -274,7 +287,8 @@ def _read(folder: Path, name: str) -> Read:
         if body is _MODERNBERT:
             pooling = _add_head_of_modernbert(head, tensors, config, name)
         else:
-            head.add(body.step, tensors[f"{body.before}.weight"], tensors[f"{body.before}.bias"])
+            step = deberta_folder.head_of(config, name) if body is _DEBERTA else body.step
+            head.add(step, tensors[f"{body.before}.weight"], tensors[f"{body.before}.bias"])
         weights["last"], bias = _turned(tensors[f"{body.last}.weight"]), tensors[f"{body.last}.bias"].astype(np.float32)
         outputs = 1 if of_head == "number" else len(classes)
         if len(bias) != outputs:
@@ -334,27 +348,34 @@ def _trunk(config: Json, tensors: _Tensors, body: _Body, name: str) -> _Trunk:
     settings: dict[str, Any] = {
         "layers": layers,
         "heads": config.get(body.heads, body.usual[1]),
-        "epsilon": (
-            body.epsilon if isinstance(body.epsilon, float) else config.get(body.epsilon, _EPSILONS[body.epsilon])
-        ),
+        "epsilon": body.epsilon if isinstance(body.epsilon, float) else config.get(body.epsilon, body.usual_epsilon),
         "activation": _ACTIVATIONS[activation],
     }
     if body is _MODERNBERT:
         rotary = modernbert_folder.rotary_of(config, layers, name)
         settings |= {"rotary": rotary, "is_pre_norm": True, "is_gated": True}
         weights = modernbert_folder.weights_of(tensors, config, layers)
-        most = config.get("max_position_embeddings", MOST_TOKENS)
+        places = config.get("max_position_embeddings", MOST_TOKENS)
+    elif config["model_type"] in _OF_GTE:
+        settings |= {"rotary": (gte_folder.rotary_of(config, name),) * layers, "is_gated": True}
+        weights = gte_folder.weights_of(tensors, config, layers)
+        places = gte_folder.places_of(config)
+    elif body is _DEBERTA:
+        distances = settings["distances"] = deberta_folder.distances_of(config, name)
+        weights = {"embedding": deberta_folder.embedding_of(tensors, config), **_layers(tensors, layers, body)}
+        weights |= deberta_folder.projected(tensors, config, distances, layers, name)
+        places = config.get("max_position_embeddings", 512)
     else:
         padding = int(config.get("pad_token_id", 1)) if body.counts_padding else None
         settings["padding"] = padding
-        weights = _layers(tensors, layers, body)
-        most = len(weights["places"]) - (0 if padding is None else padding + 1)
+        weights = {**_embeddings(tensors, body), **_layers(tensors, layers, body)}
+        places = len(weights["places"]) - (0 if padding is None else padding + 1)
     for key, size in _sizes(weights, tensors, body).items():  # transformers would draw other weights at random
         if config.get(key, size) != size:
             raise ModelError(
                 f"{name}: its {key} in {CONFIG_FILE} is {config[key]!r:.40}, and its weights have {size:,}"
             )
-    return _Trunk(weights, most, settings)
+    return _Trunk(weights, places, settings)
 
 
 _LEAST_TOKENS = 3
@@ -379,7 +400,8 @@ def _tokens(
         What the folder is called in messages.
 
     """
-    if config["model_type"] in _OF_BERT:
+    kind, about = config["model_type"], read_json(folder / TOKENIZER_CONFIG_FILE, name) or {}
+    if kind in _OF_BERT or (kind in _OF_GTE and about.get("tokenizer_class") in _TOKENS_OF_BERT):
         try:
             built = build(folder, config.get("tokenizer_class"), name)
             return word_piece(built.tokenizer, lower, entries, name), built.most
@@ -399,7 +421,8 @@ def _tokens(
     return tokens, most
 
 
-_OF_BERT = ("bert", "distilbert")
+_OF_BERT, _OF_GTE = ("bert", "distilbert"), ("gte", "new")
+_TOKENS_OF_BERT = ("BertTokenizer", "BertTokenizerFast")
 
 
 def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:
@@ -421,7 +444,10 @@ def _modules(folder: Path, name: str) -> list[tuple[str, Path]] | None:
     for one in listed:
         check_keys(one, MODULE, MODULES_FILE, name)
         package, _, kind = one["type"].rpartition(".")
-        if package.split(".")[0] != "sentence_transformers" or kind not in ("Transformer", *MODULES):
+        is_of_library = package.split(".")[0] == "sentence_transformers"
+        if is_of_library and kind == "LayerNorm":
+            raise NotInKernels(name, "it has a module LayerNorm", f"{', '.join(MODULES)} are")
+        if not is_of_library or kind not in ("Transformer", *MODULES):
             raise refused(
                 name, f"it has a module {one['type']!r:.80}", f"{', '.join(MODULES)} of sentence-transformers are"
             )
@@ -525,14 +551,19 @@ def _sizes(weights: Mapping[str, Tensor], tensors: _Tensors, body: _Body) -> dic
 _KINDS_OF_TOKENS = "embeddings.token_type_embeddings.weight"
 
 
-def _layers(stored: _Tensors, count: int, body: _Body) -> dict[str, Tensor]:
-    """The weights by our names, and in the shapes that vectors are multiplied with."""
+def _embeddings(stored: _Tensors, body: _Body) -> dict[str, Tensor]:
+    """The vectors of tokens and of places, by our names."""
     weights: dict[str, Tensor] = {"embedding": stored["embeddings.word_embeddings.weight"]}
     weights["places"] = stored["embeddings.position_embeddings.weight"]
     if isinstance(body.epsilon, str):  # DistilBERT has no kinds of tokens
         # One text is of the first kind, wherever the token is.
         weights["places"] = weights["places"].astype(np.float32) + stored[_KINDS_OF_TOKENS][0]
-    weights |= {f"norm.{part}": stored[f"embeddings.LayerNorm.{part}"] for part in ("weight", "bias")}
+    return weights
+
+
+def _layers(stored: _Tensors, count: int, body: _Body) -> dict[str, Tensor]:
+    """The weights of the first norm and of layers by our names, and in the shapes that vectors are multiplied with."""
+    weights: dict[str, Tensor] = {f"norm.{part}": stored[f"embeddings.LayerNorm.{part}"] for part in ("weight", "bias")}
     for layer in range(count):
         of = f"{body.layer}.{layer}"
         turned = [_turned(stored[f"{of}.{one}.weight"]) for one in body.queries]

@@ -130,6 +130,59 @@ CONFIG["modernbert"] = Keys(
         "transformers does not read them for ModernBERT": "layer_norm_eps position_embedding_type cls_token_id",
     },
 )
+CONFIG["gte"] = Keys(
+    f"{_READ_OF_ALL_KINDS} hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act"
+    " layer_norm_eps type_vocab_size rope_parameters rope_theta",
+    _ONLY_OF_ALL_KINDS
+    | {"rope_scaling": (None,), "is_decoder": (False,), "add_cross_attention": (False,), "head_dim": (None,)},
+    _OF_ALL_KINDS
+    | {
+        _IN_TRAINING: (
+            "hidden_dropout_prob attention_probs_dropout_prob classifier_dropout initializer_range"
+            " gradient_checkpointing"
+        ),
+        "it says to how many values vectors may be cut": "matryoshka_dimensions",
+        "transformers does not read them for gte": (
+            "auto_map position_embedding_type layer_norm_type logn_attention_scale logn_attention_clip1 pack_qkv"
+            " unpad_inputs use_memory_efficient_attention"
+        ),
+    },
+)
+CONFIG["new"] = Keys(
+    f"{CONFIG['gte'].read.replace(' rope_parameters', '')} rope_scaling",
+    {key: values for key, values in CONFIG["gte"].only.items() if key != "rope_scaling"}
+    | {
+        "position_embedding_type": ("rope",),
+        "layer_norm_type": ("layer_norm",),
+        "logn_attention_scale": (False,),
+        "pack_qkv": (True,),
+    },
+    _OF_ALL_KINDS
+    | {
+        _IN_TRAINING: CONFIG["gte"].unused[_IN_TRAINING],
+        "they choose among programs of the same function": "unpad_inputs use_memory_efficient_attention",
+        "it says to how many values vectors may be cut": "matryoshka_dimensions",
+        "it counts only with logn_attention_scale": "logn_attention_clip1",
+        "it names code of the authors, which is not run": "auto_map",
+    },
+)
+CONFIG["deberta-v2"] = Keys(
+    f"{_READ_OF_ALL_KINDS} hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act"
+    " layer_norm_eps type_vocab_size relative_attention position_buckets max_relative_positions pos_att_type"
+    " share_att_key norm_rel_ebd position_biased_input conv_kernel_size embedding_size attention_head_size"
+    " pooler_hidden_size pooler_hidden_act",
+    _ONLY_OF_ALL_KINDS | {"is_decoder": (False,), "add_cross_attention": (False,)},
+    _OF_ALL_KINDS
+    | {
+        _IN_TRAINING: (
+            "hidden_dropout_prob attention_probs_dropout_prob pooler_dropout cls_dropout classifier_dropout"
+            " initializer_range gradient_checkpointing"
+        ),
+        "they are of models that fill masks": "legacy",
+        "they count only with conv_kernel_size": "conv_act conv_groups",
+        "transformers does not read them for DeBERTa-v2": "padding_idx",
+    },
+)
 """config.json, by the kind of the model."""
 
 ROPE = Keys("rope_theta", {"rope_type": ("default",)}, {})

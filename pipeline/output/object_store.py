@@ -19,12 +19,11 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from obstore.exceptions import AlreadyExistsError, PreconditionError
-
 from ..errors import OutputError, OutputUnavailable, UsageError, cause
 from ..processes.threads import threads
 from ..storage.buckets import BucketPath, bucket_client, is_bucket, patiently, split_bucket
 from ..storage.disk import Content
+from ..storage.driver import AlreadyExistsError, PreconditionError
 from ..storage.names import as_url, without_secrets
 from ..storage.requests import FIRST_PATIENCE, PATIENCE
 from .layout import MANIFEST, PLAN

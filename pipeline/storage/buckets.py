@@ -17,17 +17,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
-
-import obstore.store
-from obstore.exceptions import AlreadyExistsError, BaseError, InvalidPathError, PreconditionError
-from obstore.store import ObjectStore
 
 from ..errors import UsageError
 from ..processes.threads import threads
+from .driver import AlreadyExistsError, BaseError, InvalidPathError, PreconditionError, check_driver, obstore
 from .names import as_url, without_secrets
 from .requests import FIRST_PATIENCE, PATIENCE, Fault, repeated
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
 
 _STATUS = re.compile(r"status code: (\d{3})|status client error \((\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"?(\w+)|\(code: (\w+)\)")
@@ -215,8 +215,9 @@ def bucket_client(bucket: str, endpoint: str | None = None) -> ObjectStore:
 
     Clients are kept, with their connections, for as long as the environment is the same. endpoint: the URL of a server
     other than the provider's own; by default that of the environment, if it has one. Raises UsageError where the client
-    cannot be made.
+    cannot be made, or obstore is not installed.
     """
+    check_driver(bucket)
     if endpoint is not None:
         check_endpoint(endpoint)
     for name in _ENDPOINT_VARIABLES:

@@ -109,8 +109,8 @@ STORE_WAITS: list[Span] = []
 """Those in the lane "store" of this process, until the next chunk takes them."""
 
 
-def take(spans: list[Span]) -> list[Span]:
-    """The spans of a list, to which others may be added meanwhile, and which has them no longer."""
+def drain(spans: list[Span]) -> list[Span]:
+    """Remove all spans from a list and return them. Other threads may append to the list at the same time."""
     taken = spans[:]
     del spans[: len(taken)]
     return taken

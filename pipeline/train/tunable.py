@@ -57,7 +57,7 @@ class OwnEncoder(nn.Module):
             mask[row, : len(own)] = True
         seen = torch.from_numpy(mask).to(device)
         x = self._of("embedding")[torch.from_numpy(ids).to(device)]
-        if not settings.rotary:
+        if settings.has_places:
             x = x + self._of("places")[torch.from_numpy(places).to(device)]
         x = self._dropped(self._normed(x, "norm"))
         for layer in range(settings.layers):
@@ -118,19 +118,37 @@ class OwnEncoder(nn.Module):
         heads, size = self.encoder.settings.heads, x.shape[2] // self.encoder.settings.heads
         parts = self._product(x, f"{layer}.queries").reshape(*x.shape[:2], 3, heads, size)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        mask = seen[:, None, None, :]
+        mask, terms = seen[:, None, None, :], 1
         if self.encoder.settings.rotary:
             rotary, places = self.encoder.settings.rotary[layer], torch.arange(x.shape[1], device=x.device)
-            by = torch.from_numpy(turns(rotary.base, size, x.shape[1])).to(x.device)
+            by = torch.from_numpy(turns(rotary, size, x.shape[1])).to(x.device)
             query, key = _turned(query, by), _turned(key, by)
             if rotary.window is not None:  # padding sees itself, where it would see nothing
                 far = (places - places[:, None]).abs()
                 mask = mask & (far <= rotary.window) | (far == 0)
+        if self.encoder.settings.distances is not None:
+            terms = 3
+            of_distances = self._of_distances(query, key, layer) / math.sqrt(terms * size)
+            mask = of_distances.masked_fill(~mask, torch.finfo(of_distances.dtype).min)
         dropout = _DROPOUT if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout, scale=1 / math.sqrt(size)
+            query, key, value, attn_mask=mask, dropout_p=dropout, scale=1 / math.sqrt(terms * size)
         )
         return self._product(mixed.transpose(1, 2).reshape(x.shape), f"{layer}.mix")
+
+    def _of_distances(self, query: Tensor, key: Tensor, layer: int) -> Tensor:
+        """What scores have of the distances of tokens, unscaled. query, key: [texts, heads, tokens, size]."""
+        distances, places = self.encoder.settings.distances, np.arange(query.shape[2])
+        assert distances is not None
+        rows = torch.from_numpy(distances.rows(places[:, None] - places)).to(query.device).expand(*query.shape[:3], -1)
+        keys_at, queries_at = (
+            self._of(f"{layer}.{name}").to(query.dtype).reshape(-1, *query.shape[1::2]).permute(1, 2, 0)
+            for name in ("keys_at", "queries_at")
+        )
+        of_keys: Tensor = (query @ keys_at).gather(3, rows)
+        of_queries: Tensor = (key @ queries_at).gather(3, rows.transpose(2, 3)).transpose(2, 3)
+        of_both: Tensor = of_keys + of_queries
+        return of_both
 
 
 def _turned(x: Tensor, by: Tensor) -> Tensor:

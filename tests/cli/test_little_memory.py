@@ -16,7 +16,7 @@ from conftest import ROOT
 
 GIB = 1 << 30
 COMMAND = Path(sys.executable).with_name("broadsheet")
-MODEL = ROOT / "pipeline" / "weights" / "ag_news.safetensors"
+MODEL = ROOT / "broadsheet_weights" / "ag_news.safetensors"
 ROWS = ROOT / "examples" / "articles.csv"
 TEXTS = ("--text-column", "title")
 LABELLED = (*TEXTS, "--label-column", "category")

@@ -126,6 +126,7 @@ def test_the_shell_completes_options_without_heavy_packages() -> None:
     assert run.stdout.splitlines() == ["--text-column", "loaded: []"], run.stdout + run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["duckdb", "sklearn"])
 def test_what_is_for_a_tool_is_imported_by_name_and_by_attribute(tool: str) -> None:
     pytest.importorskip("torch" if tool == "sklearn" else tool)
@@ -207,6 +208,7 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Others
 """Code of a process that finds none of their packages."""
 
 
+@pytest.mark.slow
 def test_a_damaged_module_of_the_readers_keeps_no_job_from_starting(
     broadsheet: Command, small_model_file: Path, tmp_path: Path
 ) -> None:
@@ -224,6 +226,7 @@ def test_a_damaged_module_of_the_readers_keeps_no_job_from_starting(
     assert (run.returncode, "forkserver" in run.stderr) == (0, False), run.stderr
 
 
+@pytest.mark.slow
 def test_a_job_does_without_the_packages_of_extras(broadsheet: Command, small_model_file: Path, tmp_path: Path) -> None:
     """Nothing that is not asked for needs Bokeh, DuckDB or pandas; what is names its extra."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_EXTRAS)
@@ -313,7 +316,7 @@ def test_names_of_earlier_versions_work_and_are_told_once(
         (("select", "out", "-o", "a.csv", "--column", "label"), "--column is called --keep now"),
         (("select", "out", "-o", "b.csv", "--input"), "--input is called --keep-all now"),
         (("quantise", small_model_file, "in.csv", "-o", "m.safetensors"), "quantise is called calibrate --int8 now"),
-        (("export", ROOT / "pipeline/weights/ag_news.safetensors", "m.bin"), "export is called convert now"),
+        (("export", ROOT / "broadsheet_weights/ag_news.safetensors", "m.bin"), "export is called convert now"),
     ):
         code, told = broadsheet_here(*arguments)
         assert (code, told.count(f"broadsheet: {told_of}\n")) == (0, 1), told

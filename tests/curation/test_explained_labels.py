@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Command
+from conftest import Command, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ngram_models import HOSTILE, KINDS, PIECES, branch, scored
@@ -22,7 +22,7 @@ from broadsheet.pipeline.model.spelled import weighed
 texts = st.lists(st.sampled_from(PIECES), max_size=40).map(b"".join) | st.sampled_from(HOSTILE)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(texts.map(lambda text: text.decode(errors="ignore")), st.sampled_from(KINDS))
 def test_n_grams_add_up_to_the_score(text: str, kinds: Kinds) -> None:
     ngrams = branch(kinds)

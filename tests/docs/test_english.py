@@ -19,7 +19,7 @@ import pytest
 from conftest import ROOT
 
 ALLOWED = Path(__file__).with_name("english_allowed.txt")
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "findings/README.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "RELEASING.md", "docs/*.md", "findings/README.md")
 CODE = ("pipeline/**/*.py", "cluster/**/*.py", "benchmarks/**/*.py")
 
 NAMES = frozenset({"begun", "done", "how", "keep", "kept", "most", "take", "together"})
@@ -100,6 +100,7 @@ def allowed() -> Counter[tuple[str, str]]:
     return Counter({(file, kind): int(count) for file, kind, count in lines})
 
 
+@pytest.mark.slow
 def test_no_sentence_or_name_is_added_to_those_that_are_allowed() -> None:
     found = [one for file in files() for one in found_in(file, (ROOT / file).read_text())]
     counts, known = Counter((one.file, one.kind) for one in found), allowed()

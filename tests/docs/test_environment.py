@@ -12,6 +12,8 @@ from conftest import ALL, ROOT
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from broadsheet.pipeline.model.charcnn import load_model
+
 CONDA_NAMES = {
     "isal": "python-isal",
     "duckdb": "python-duckdb",
@@ -23,7 +25,10 @@ CONDA_NAMES = {
 """PyPI's name of a package, and conda's."""
 
 PINNED_BY_DASK_CUDA = {"dask", "distributed", "bokeh"}
-IN_CONDA = ("cuda13", "cluster", "ucx13", "slurm", "notebook")
+IN_CLONE = {"broadsheet-weights": "broadsheet_weights"}
+"""A package that this repository holds, too, and its folder."""
+
+IN_CONDA = ("object-stores", "lz4", "cuda13", "cluster", "ucx13", "slurm", "notebook")
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +47,8 @@ def conda() -> dict[str, str]:
 def test_conda_has_what_pip_has_at_a_version_that_pip_allows(project: dict, conda: dict[str, str]) -> None:
     lines = project["dependencies"] + [r for extra in IN_CONDA for r in project["optional-dependencies"][extra]]
     for requirement in map(Requirement, lines):
+        if requirement.name in IN_CLONE:
+            continue
         name = CONDA_NAMES.get(requirement.name, requirement.name)
         assert name in conda, f"environment.yml lacks {name}"
         if name in PINNED_BY_DASK_CUDA:
@@ -90,3 +97,42 @@ def test_every_package_of_the_tests_is_installed(project: dict) -> None:
             wanted += [line for extra in requirement.extras for line in extras[extra]]
         else:
             assert version(requirement.name), requirement
+
+
+def test_the_weights_of_the_clone_are_those_that_the_package_needs(project: dict) -> None:
+    """In the clone, in conda's recipe, and among what environment.yml installs from the clone."""
+    (needed,) = (r for r in map(Requirement, project["dependencies"]) if r.name in IN_CLONE)
+    folder = ROOT / IN_CLONE[needed.name]
+    weights = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    assert weights["name"] == needed.name
+    assert needed.specifier.contains(weights["version"])
+    recipe = yaml.safe_load((ROOT / "conda" / "weights.yaml").read_text())
+    assert (recipe["context"]["version"], recipe["package"]["name"]) == (weights["version"], needed.name)
+    (by_pip,) = (
+        line["pip"]
+        for line in yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+        if isinstance(line, dict)
+    )
+    assert by_pip == [f"-e ./{folder.name}", "-e ."]
+    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_the_card_of_the_weights_is_of_these_weights() -> None:
+    model, card = load_model("ag-news"), (ROOT / "broadsheet_weights" / "README.md").read_text()
+    test, data = model.card["test"], model.card["data"]
+    assert f"`{model.digest}`" in card
+    assert f"{model.parameters:,}, {model.dtype}" in card
+    assert f"the first {model.length:,} characters" in card
+    assert ", ".join(model.classes[:3]) + f" or {model.classes[3]}" in card
+    assert f"{test['accuracy']:.2%}".replace("%", " %") + f" of AG News's {test['rows']:,} test rows" in card
+    assert f"{data['rows']:,} of AG News's" in card
+    assert f"{model.card['temperature fitted on']['calibration error after']:.3f} on {data['held_out_rows']}" in card
+
+
+def test_every_place_has_the_version_of_the_package(project: dict) -> None:
+    version_here = project["version"]
+    assert f"image: broadsheet:{version_here}\n" in (ROOT / "examples" / "kubernetes" / "broadsheet.yaml").read_text()
+    assert re.findall(r'"version":"([\d.]+)"', (ROOT / "docs" / "http.md").read_text()) == [version_here]
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest is not None
+    assert newest[1] in (version_here, "Unreleased")

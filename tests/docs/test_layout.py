@@ -70,9 +70,16 @@ def place_of(file: str) -> str | None:
     return closest(file, row_of_place())
 
 
+@cache
 def file_of(module: str) -> str | None:
     path = module.removeprefix("broadsheet.").replace(".", "/")
     return next((f for f in (f"{path}.py", f"{path}/__init__.py") if (ROOT / f).is_file()), None)
+
+
+@cache
+def tree_of(file: str) -> ast.Module:
+    """A file, parsed once for all tests: none changes it."""
+    return ast.parse((ROOT / file).read_text())
 
 
 @cache
@@ -82,10 +89,10 @@ def imports(file: str, for_types: bool = True) -> tuple[set[str], set[str]]:
     for_types: also what only a type checker imports.
     """
     ours, others = set(), set()
-    tree = ast.parse((ROOT / file).read_text())
+    top_level = tree_of(file).body
     if not for_types:
-        tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")]
-    for node in ast.walk(tree):
+        top_level = [n for n in top_level if not (isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")]
+    for node in ast.walk(ast.Module(top_level, [])):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -194,6 +201,7 @@ def test_no_circle_is_among_the_files() -> None:
         visit(file, ())
 
 
+@pytest.mark.slow
 def test_the_house_has_few_floors_and_short_files() -> None:
     """A place stands on the floor above all that it imports."""
     below: dict[str, set[str]] = {place: set() for place in row_of_place()}
@@ -218,7 +226,7 @@ def test_records_and_long_signatures_have_sections() -> None:
     for file in files():
         if file.startswith(("pipeline/cli/", "pipeline/options/")):
             continue
-        tree = ast.parse((ROOT / file).read_text())
+        tree = tree_of(file)
         classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
         for node in classes:
             marks = [*map(ast.unparse, node.decorator_list), *map(ast.unparse, node.bases)]
@@ -239,7 +247,7 @@ def test_modules_that_are_named_in_strings_are_there() -> None:
     absent.
     """
     for file in files():
-        for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        for node in ast.walk(tree_of(file)):
             name = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
             if re.fullmatch(r"(broadsheet\.)?(pipeline|cluster)(\.[a-z_]+)+", name) and not name.endswith(".log"):
                 assert file_of(name), f"{file} names {name}, which is no module"
@@ -250,7 +258,7 @@ def test_torch_stays_out_of_the_package_but_for_training_and_one_engine() -> Non
     assert {file for file in others if not file.startswith((*TORCH_IN, "pipeline/cli/train.py"))} == set()
 
 
-SET = {"STATE", "ENGINES", "FOOTERS", "Limits"}
+SET = {"STATE", "ENGINES", "FOOTERS", "FORKS", "Limits"}
 """What has fields that tests may set."""
 
 
@@ -296,7 +304,7 @@ def patches(code: str, above: int = 0) -> Iterator[tuple[int, str]]:
 
 
 def test_no_test_patches_a_name_of_ours() -> None:
-    """But fields of `STATE`, `ENGINES` and `FOOTERS`, which are there for that."""
+    """But fields of `STATE`, `ENGINES`, `FOOTERS` and `FORKS`, which are there for that."""
     none_of(
         f"{file.relative_to(ROOT)}:{line} patches {name}: pass an argument, or set a field of one of {sorted(SET)}"
         for file in sorted({*(ROOT / "tests").rglob("*.py")} - {Path(__file__)})
@@ -334,7 +342,7 @@ def test_the_way_of_a_row_names_each_room_once() -> None:
     named = re.findall(r"\*\*`([^`]+)`\*\*", way)
     assert len(named) == len(set(named))
     rooms = {p.name + "/" * p.is_dir() for p in (ROOT / "pipeline").iterdir() if p.suffix == ".py" or p.is_dir()}
-    rooms -= {"__init__.py", "__pycache__/", "weights/", "errors.py"}
+    rooms -= {"__init__.py", "__pycache__/", "errors.py"}
     assert rooms - set(named) == set()
     assert [name for name in named if not (ROOT / "pipeline" / name).exists() and not (ROOT / name).exists()] == []
 

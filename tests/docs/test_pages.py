@@ -19,7 +19,13 @@ from conftest import ROOT
 from benchmarks.pages.__main__ import MARKED, read_results, refreshed, with_table
 from benchmarks.record import RESULTS, about, parser, text_of, write
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "RELEASING.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 OURS = ("pipeline", "cluster", "broadsheet", "benchmarks", "tests", "docs", "examples", "notebooks", "conda", ".ci")
 OF_A_USER = {
     "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json", "modules.json", "params.bin.json",

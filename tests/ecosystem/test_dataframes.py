@@ -19,6 +19,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from conftest import examples
 from distributed import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -74,7 +75,7 @@ def frames(draw: st.DrawFn) -> pd.DataFrame:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
 @given(frame=frames(), chunk_size=st.sampled_from([1, 3, 512]))
 def test_each_row_has_the_label_of_its_text(
     client: Client, small_model: Model, alone: Callable[[Any], list[Pair]], frame: pd.DataFrame, chunk_size: int

@@ -221,7 +221,7 @@ def test_an_encoder_of_pytorch_is_fetched_in_all_its_files(hub: tuple[type[Hub],
     import transformers
 
     server, url = hub
-    folder = classifier(tmp_path / "folder", "gte")
+    folder = classifier(tmp_path / "folder", "electra")
     whole = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
     whole.save_pretrained(folder, max_shard_size="20KB")

@@ -252,6 +252,7 @@ def gpu_engines(request: pytest.FixtureRequest, small_model: Model) -> Iterator[
 
 
 @needs_gpu
+# One text, a few texts, a warp's number, and several batches.
 @pytest.mark.parametrize("count", [1, 7, 32, 500])
 def test_rows_that_are_asked_have_the_bits_of_all_and_others_those_of_none(gpu_engines: list, count: int) -> None:
     """As one graph and launched one by one; and in int8 saturated values are of those that are asked."""

@@ -45,6 +45,7 @@ def engine(request: pytest.FixtureRequest, model: Model) -> Iterator[Engine]:
     opened.close()
 
 
+# The fewest texts, those around the 128 rows of a tile, and one more than whole tiles hold.
 @pytest.mark.parametrize("count", [1, 2, 127, 128, 129, 4097])
 def test_logits_against_float64(engine: Engine, count: int) -> None:
     model, texts = engine.model, Texts.of((random_texts(count, count) + hostile_texts())[-count:])
@@ -104,6 +105,7 @@ def test_encoded_input_scores_like_its_text(engine: Engine, model: Model) -> Non
     assert np.array_equal(want.labels, found.labels)
 
 
+# The shortest network, the largest alphabet with many classes, an odd number of classes, and long texts.
 @pytest.mark.parametrize(
     ("symbols", "length", "classes"),
     [

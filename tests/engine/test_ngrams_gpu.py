@@ -42,6 +42,7 @@ def by_kernel(articles: list[bytes], at: NGrams) -> NDArray[np.float32]:
     return out.get()
 
 
+# Even and odd numbers, powers of two, and numbers around 256.
 @pytest.mark.parametrize("classes", [2, 4, 7, 8, 60, 255, 256, 1000])
 def test_the_kernel_is_the_twin_of_numpy(classes: int) -> None:
     articles = articles_of_every_kind(classes)

@@ -25,7 +25,7 @@ from broadsheet.pipeline.telemetry.spans import Span
 
 pytest.importorskip("transformers")
 TEXTS = [f"The {i} team won at {'home, ' * (i % 9)}and the market fell é {i * i}." for i in range(40)] + ["", "x"]
-BY = {"roberta": "own kernels", "modernbert": "own kernels", "deberta-v2": "PyTorch", "electra": "PyTorch"}
+BY = {"roberta": "own kernels", "modernbert": "own kernels", "deberta-v2": "own kernels", "electra": "PyTorch"}
 
 
 def heads(folder: Path, family: str, counts: tuple[int, ...] = (3, 2, 1)) -> list[Path]:

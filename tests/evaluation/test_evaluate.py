@@ -68,6 +68,7 @@ def test_the_command(
     assert [c["name"] for c in found["classes"]] == [f"class {i}" for i in range(4)]
 
 
+# Few enough classes for a matrix, and more than a table lists.
 @pytest.mark.parametrize("classes", [6, 100])
 def test_what_is_printed_keeps_to_eighty_columns(
     broadsheet_here: CommandHere, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, classes: int

@@ -83,6 +83,7 @@ STATE.read_range, STATE.commit, ENGINES.open_engine = read_range, commit, Engine
 """
 
 
+@pytest.mark.slow
 def test_reading_computing_and_writing_overlap(
     broadsheet_in_process: Command, small_model_file: Path, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ class Heard(Progress):
             (self.folder / chunk).touch()
 
 
+@pytest.mark.slow
 def test_a_worker_lost_in_the_middle_of_a_group(
     troubled: Client, client: Client, small_model: Model, folder: Path, tmp_path: Path
 ) -> None:
@@ -261,6 +262,7 @@ def write(path: Path, kind: str, texts: list[str]) -> None:
         path.write_text('{"id": "1", "body": "x"}\n' if kind != "csv" else "id,body\n1,x\n")
 
 
+@pytest.mark.slow
 def test_few_bytes_in_many_files_are_work_for_many_readers(tmp_path: Path) -> None:
     for number in range(160):
         with open(tmp_path / f"{number:03}.jsonl.gz", "wb") as file:

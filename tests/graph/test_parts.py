@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as pa_dataset
 import pytest
+from conftest import examples
 from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -109,6 +110,7 @@ def test_parts_have_the_rows_of_the_whole(client: Client, small_model: Model, tm
     assert report.run.read_again > 0  # of the CSV, whose parts begin within a text
 
 
+@pytest.mark.slow
 def test_a_part_that_loses_its_worker_delays_those_after_it(
     troubled: Client, client: Client, small_model: Model, folder: Path, tmp_path: Path
 ) -> None:
@@ -198,7 +200,7 @@ lines = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(lines, min_size=1, max_size=30), st.integers(1, 200), st.integers(1, 9), st.booleans())
 def test_lines_in_parts_of_any_size_are_those_of_the_file(
     tmp_path_factory: pytest.TempPathFactory, given_lines: list[str], size: int, chunk_rows: int, ends: bool
@@ -219,6 +221,7 @@ def end(number: int, rows: int, begin: int, after: int) -> RangeEnd:
     return RangeEnd(number, (("f", rows),), 1, begin=begin, after=after)
 
 
+# The part begins at 100: a guess before that, and one after it.
 @pytest.mark.parametrize("guess", [90, 110])
 def test_a_start_is_known_once_all_parts_before_have_been_read_from_where_they_begin(guess: int) -> None:
     starts = Starts()
@@ -231,6 +234,7 @@ def test_a_start_is_known_once_all_parts_before_have_been_read_from_where_they_b
     assert starts.read(end(8, 1, 300, 400)) == {8: Start(61, 300)}
 
 
+# The part begins at 100: a guess before that, and one after it.
 @pytest.mark.parametrize("guess", [90, 110])
 def test_a_count_from_elsewhere_than_a_part_begins_is_known_for_wrong(guess: int) -> None:
     """So that it is made again: the parts after it would wait for it."""

@@ -98,7 +98,7 @@ def vectors(folder: Path, kind: str = "bert", stored: bool = False, more: Sequen
     return folder
 
 
-_CLASSES = {"bert": "Bert", "distilbert": "DistilBert"}
+_CLASSES = {"bert": "Bert", "distilbert": "DistilBert", "gte": "Gte"}
 
 
 def _saved(folder: Path, model_class: str, kind: str, stored: bool, **config: Any) -> Path:
@@ -106,7 +106,7 @@ def _saved(folder: Path, model_class: str, kind: str, stored: bool, **config: An
     import transformers
 
     sizes = {"vocab_size": len(VOCABULARY) + SPARE, "max_position_embeddings": PLACES}
-    if kind == "bert":
+    if kind != "distilbert":
         sizes |= {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     else:
         sizes |= {"dim": WIDTH, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}

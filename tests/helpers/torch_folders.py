@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import open_engine
-from broadsheet.pipeline.model.charcnn import Model
+from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.encoder import Encoder
 
 WIDTH, PLACES = 32, 64
 CORPUS = [
@@ -193,6 +194,45 @@ def classified(model: Model, texts: Sequence[str]) -> Any:
         return engine.classify(Texts.of([text.encode() for text in texts]), all_scores=True)
     finally:
         engine.close()
+
+
+def with_drawn_biases(folder: Path) -> Path:
+    """The folder with biases, and weights of norms, that are neither all zero nor all one."""
+    from safetensors.numpy import load_file, save_file
+
+    rng, tensors = np.random.default_rng(3), load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if tensor.ndim == 1:
+            tensors[name] = tensor + rng.normal(0, 0.3, tensor.shape).astype(np.float32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def compare(folder: Path, texts: list[str], original: Path | None = None) -> Model:
+    """Assert that our kernels' specification gives what transformers gives, whatever stands beside a text.
+
+    Parameters
+    ----------
+    folder : Path
+        A classifier.
+    texts : list of str
+        What is classified.
+    original : Path, optional
+        The folder that transformers reads, where it does not read the other.
+
+    """
+    model = load_model(folder)
+    assert isinstance(model.encoder, Encoder)
+    expected, found = by_transformers(original or folder, texts), classified(model, texts)
+    if model.levels is None:
+        wanted, have = np.array([[one[name] for name in model.classes] for one in expected]), found.all_scores
+    else:
+        wanted, have = np.array([one["class 0"] for one in expected]), found.scores[:, 0]
+    np.testing.assert_allclose(have, wanted, atol=1e-5, rtol=1e-5)
+    assert np.ptp(wanted, axis=0).max() > 0.05  # texts differ
+    again = classified(Model.from_bytes(model.to_bytes()), texts[::-1])
+    np.testing.assert_array_equal(again.scores[::-1], found.scores)
+    return model
 
 
 def change(path: Path, **values: Any) -> None:

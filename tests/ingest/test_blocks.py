@@ -55,6 +55,7 @@ def pids() -> set[int]:
     return {child.pid for child in children_of(os.getpid(), "broadsheet.pipeline.source.read.reader_process")}
 
 
+# No block is refused (0), or about one of three is, which the host then reads.
 @pytest.mark.parametrize("every", [0, 3])
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_blocks_hold_what_one_process_reads(readers: Readers, suffix: str, every: int, tmp_path: Path) -> None:
@@ -265,6 +266,7 @@ def test_a_damaged_file_is_read_up_to_the_damage(readers: Readers, tmp_path: Pat
     assert "cut off or damaged" in str(items[-1])
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_killed_in_the_middle_is_said_to_be_lost(readers: Readers, tmp_path: Path) -> None:
     """The task of the range is then tried again, as for other readers."""
     chance = random.Random(9)
@@ -279,6 +281,7 @@ def test_a_reader_that_is_killed_in_the_middle_is_said_to_be_lost(readers: Reade
     assert told([*read_in_blocks(readers, partial(OnHost, 0, chance), *given, [])]) == told([*read_range(*given)])
 
 
+# A line end in quotes with a blank line after the record, an escaped quote, and one at the end of a field.
 @pytest.mark.parametrize("row", ['1,"two\nlines",a\n\n', '1,a \\"quote\\"\nand,a\n', '1,"ends with \\" a quote",a\n'])
 @pytest.mark.parametrize("every", [0, 2])
 def test_what_is_said_of_lines_and_quotes_is_the_same(readers: Readers, every: int, row: str, tmp_path: Path) -> None:

@@ -83,8 +83,10 @@ SUFFIXES = [".jsonl", ".csv", ".tsv", ".txt"]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
+# No record is left to the host, few are, or so many that it reads whole blocks.
 @pytest.mark.parametrize("others", [0.0, 0.002, 0.6])
 @pytest.mark.parametrize("keep_all", [False, True])
+# Whole texts, the beginnings of long ones, and texts that are joined from two columns.
 @pytest.mark.parametrize(("reads", "text"), [(0, ("text",)), (90, ("text",)), (90, ("label", "text"))])
 def test_a_gpu_reads_what_the_host_reads(
     readers: Readers,

@@ -53,6 +53,7 @@ assert counts(one) == counts(other) == {f"label {i:02}": 2 for i in range(16)} |
 """
 
 
+@pytest.mark.slow
 def test_unknown_labels_are_counted_the_same_where_there_are_more_than_are_listed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MANY_LABELS, str(tmp_path / "a.jsonl")]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

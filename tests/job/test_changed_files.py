@@ -89,6 +89,7 @@ INPUTS = st.dictionaries(
 LAYOUTS = ({}, {}, {"partition_by": "label", "format": "jsonl"}, {"layout": "attributes", "scores": True})
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(12), phases=[Phase.generate])  # to shrink one takes minutes
 @given(inputs=st.lists(INPUTS, min_size=3, max_size=3), layout=st.sampled_from(LAYOUTS))
 def test_the_folder_is_that_of_a_new_job_but_for_the_order_of_its_parts(
@@ -308,7 +309,7 @@ OF_UNFINISHED = {
 }
 
 
-@pytest.mark.parametrize("moment", [None, *OF_UNFINISHED])
+@pytest.mark.parametrize("moment", [None, *(pytest.param(moment, marks=pytest.mark.slow) for moment in OF_UNFINISHED)])
 def test_a_job_whose_files_change_before_it_is_finished(
     job: Run, days: Path, small_model_file: Path, tmp_path: Path, moment: str | None
 ) -> None:

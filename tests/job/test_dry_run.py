@@ -68,6 +68,7 @@ def test_rows_of_a_large_input_are_estimated_from_little_of_it(ag_news: Path, tm
     assert sample.problems == [f"{tmp_path}/other.csv: 3 columns are named; expected 3 fields, found 1"]
 
 
+@pytest.mark.slow
 def test_time_is_a_range_and_has_a_price(broadsheet_here: CommandHere, small_model_file: Path, tmp_path: Path) -> None:
     """The slowest part of the sample is one of long texts."""
     for name, length in (("a", 1), ("b", 400)):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
-from conftest import Command
+from conftest import Command, examples
 from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -137,7 +137,7 @@ def test_text_columns_beside_a_template_have_to_be_those_of_the_template(small_m
 words = st.text(max_size=5)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.lists(st.tuples(words, st.sampled_from(["a", "b c", "d.e"])), min_size=1, max_size=4),
     words,

@@ -68,9 +68,9 @@ def write(path: Path, rows: int, words: int) -> Path:
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux tells how processes share memory")
 @pytest.mark.parametrize(
     ("rows", "words", "flags"),
-    [
+    [  # few rows in the command's own process; many short rows, long rows, two workers; and the network's memory
         (100, 5, ()),
-        (400_000, 5, NGRAMS),
+        pytest.param(400_000, 5, NGRAMS, marks=pytest.mark.slow),
         pytest.param(30_000, 800, NGRAMS, marks=pytest.mark.slow),
         pytest.param(400_000, 5, (*NGRAMS, "--workers", "2"), marks=pytest.mark.slow),
         pytest.param(4_000, 40, ("--network", "all", "--workers", "2"), marks=pytest.mark.slow),
@@ -87,7 +87,7 @@ def test_a_job_takes_about_what_a_dry_run_says(rows: int, words: int, flags: tup
 
 
 def test_each_part_grows_with_what_it_is_for() -> None:
-    model = load_model(ROOT / "pipeline" / "weights" / "ag_news.safetensors")
+    model = load_model(ROOT / "broadsheet_weights" / "ag_news.safetensors")
     small = memory_of([model], 1000, 0, 100.0, 512, 1, on_gpu=False)
     assert small.readers == 0
     two = memory_of([model, model], 1000, 0, 100.0, 512, 2, on_gpu=False)

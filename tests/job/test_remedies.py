@@ -191,6 +191,7 @@ def test_what_a_message_says_helps(fault: Callable, folder: Folder) -> None:
     assert (len(kept) >= 2) == keeps
 
 
+@pytest.mark.slow
 def test_max_unread_says_how_many_files_without_labels_are_an_error(folder: Folder) -> None:
     """The job is finished in any case, and names the files."""
     for name in ("c", "d"):

@@ -279,6 +279,7 @@ def test_every_option_that_is_forgotten_is_named_and_the_folder_alone_has_them_a
     assert (code, "does not hold what a job was asked for" in told) == (2, True)
 
 
+@pytest.mark.slow
 def test_resume_refuses_another_job_and_says_what_changed(
     broadsheet_in_process: Command, job, client: Client, model: Model, small_model: Model, tmp_path: Path
 ) -> None:

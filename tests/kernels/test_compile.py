@@ -88,7 +88,8 @@ def kernels_for(architecture: str) -> list[tuple[Kernel, str]]:
         if generation in ("sm80", "sm90"):
             for width, heads in WIDTHS:
                 for precision in ("fp16", "bf16"):
-                    for kernel in encoder_kernels(generation, precision, architecture, width, width // heads, 100):
+                    shape = architecture, width, width // heads, 100
+                    for kernel in encoder_kernels(generation, precision, *shape, counts_distances=True):
                         compiled_for = target(generation, architecture)
                         found[kernel.file, kernel.expression, compiled_for] = kernel, compiled_for
     if architecture in FIRST_OF_A_GENERATION[1:]:
@@ -202,6 +203,7 @@ def test_a_damaged_file_of_the_cache_is_compiled_anew(compiled: Callable[[], Cub
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
+# A folder that its group may write to, and one that everybody may.
 @pytest.mark.parametrize("mode", [0o770, 0o707])
 def test_a_cache_that_others_may_write_to_is_not_used(mode: int, compiled: Callable[[], Cubin], tmp_path: Path) -> None:
     code = compiled().code
@@ -229,6 +231,7 @@ def test_the_compiler_is_named_with_its_patch() -> None:
     assert re.fullmatch(rf"NVRTC {major}\.{minor}\.\d+", compiler_name())
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_compile_once(tmp_path: Path) -> None:
     script = (
         "from broadsheet.pipeline.kernels.catalog import closing_units_kernel, count_kernel, gather_kernel\n"

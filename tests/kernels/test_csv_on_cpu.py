@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from conftest import ALL, examples
 from numpy.typing import NDArray
 from records_on_cpu import COMPILER, Finding, Read, at, compiled
 
@@ -205,6 +206,7 @@ def drawn_block(chance: random.Random, form: Csv, is_good: bool = False) -> byte
     return bytes(data) + (b"" if data.endswith(b"\n") else b"\n")
 
 
+# Whole texts; first characters, fewer and more than a warp has threads; a text of several columns.
 @pytest.mark.parametrize(
     ("reads", "text"), [(0, ("text",)), (5, ("text",)), (33, ("text", "id")), (0, ("label", "id", "text"))]
 )
@@ -214,10 +216,10 @@ def test_what_the_kernels_read_the_host_reads_too(
 ) -> None:
     chance, form = random.Random(f"{dialect} {reads} {text}"), csv(*dialect)
     selection = Selection(text, kept=tuple(name for name in SELECTION.kept if name not in text), reads=reads)
-    blocks = [check(library, form, drawn_block(chance, form), selection) for _ in range(300)]
+    blocks = [check(library, form, drawn_block(chance, form), selection) for _ in range(examples(300))]
     read = [block for block in blocks if block is not None]
-    assert len(read) > 100
-    assert sum(accepted for accepted, _ in read) > 400
+    assert len(read) > len(blocks) / 3
+    assert sum(accepted for accepted, _ in read) > len(blocks)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=repr)
@@ -273,7 +275,8 @@ def test_lines_of_plain_text_are_texts_blank_ones_too(library: ctypes.CDLL, read
 
 
 def test_joined_texts_have_no_white_space_at_either_end(library: ctypes.CDLL) -> None:
-    points = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
+    every = range(0x110000) if ALL else range(0x3100)  # all white space is below U+3100
+    points = [chr(point) for point in every if not 0xD800 <= point < 0xE000]
     one, other = (pa.array([form.format(point) for point in points], pa.large_string()) for form in ("{0}a", "b{0}"))
     texts = pa.concat_arrays([one, other])
     _, offsets, data = texts.buffers()

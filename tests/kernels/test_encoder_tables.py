@@ -1,23 +1,26 @@
 """The order in which kernels read an encoder's weights: what products and their epilogues make of it, in NumPy.
 
-The kernels themselves need a GPU (tests/engine/test_modernbert_gpu.py); here their arithmetic is written out.
+The kernels themselves need a GPU (tests/engine/test_families_gpu.py); here their arithmetic is written out.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from broadsheet.pipeline.kernels.tables import (
     ROTARY_HEAD,
+    distance_table,
     encoder_shape,
     head_tables,
     turn_table,
     weight_table,
 )
-from broadsheet.pipeline.model.encoder import Encoder, Rotary, Settings, turns
+from broadsheet.pipeline.model.encoder import Distances, Encoder, Rotary, Settings, turns
 from broadsheet.pipeline.model.stored_tokenizer import StoredTokenizer
 
 TOKENS = 20
@@ -72,7 +75,7 @@ def test_attention_of_filled_heads_is_that_of_the_specification(
     assert shape.head == ROTARY_HEAD
     queries = product(encoder, shape, rows * 0.05, "queries")
     if rotary:  # common/rotary.cuh
-        table, turned = turn_table(encoder, 10_000.0)[:TOKENS, None], 2 * 3 * shape.head
+        table, turned = turn_table(encoder, rotary[0])[:TOKENS, None], 2 * 3 * shape.head
         low, high = queries[:, :turned].reshape(TOKENS, -1, shape.head // 2, 2).transpose(3, 0, 1, 2)
         cosine, sine = table[..., 0], table[..., 1]
         both = np.stack([low * cosine - high * sine, high * cosine + low * sine], axis=-1)
@@ -81,6 +84,52 @@ def test_attention_of_filled_heads_is_that_of_the_specification(
     wanted = encoder._attention(rows * 0.05, [slice(0, TOKENS)], np.arange(TOKENS), 0)
     np.testing.assert_allclose(found[:, :120], wanted, atol=1e-4)
     assert not found[:, 120:].any()
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 64, 150])
+def test_a_row_of_distances_is_that_of_its_query_and_key(tokens: int) -> None:
+    """sm80/distances.cu: query i and key j have row `most` + j - i."""
+    distances = Distances(8, 64)
+    encoder = drawn(120, 3, 200, distances=distances)
+    rng = np.random.default_rng(2)
+    for name in ("0.keys_at", "0.queries_at"):
+        encoder.weights[name] = rng.normal(0, 1, (16, 120)).astype(np.float32)  # type: ignore[index]
+    encoder = replace(encoder, settings=structs.replace(encoder.settings, most=150))
+    shape = encoder_shape(encoder)
+    assert shape is not None
+    table = distance_table(encoder, shape, 0)
+    most = len(table) // 2
+    assert most == 256  # whole blocks of queries
+    i, j = np.indices((tokens, tokens))
+    of_heads = table[most + j - i].reshape(tokens, tokens, 2, 3, ROTARY_HEAD)
+    for kind, name in enumerate(("0.keys_at", "0.queries_at")):
+        wanted = encoder.weights[name][distances.rows(i - j)].reshape(tokens, tokens, 3, 40)
+        np.testing.assert_array_equal(of_heads[:, :, kind, :, :40], wanted)
+        assert not of_heads[..., 40:].any()
+
+
+def test_lanes_bring_each_score_its_terms() -> None:
+    """sm80/distances.cu: a warp has the products of 16 queries, and of 64 keys, with 80 distances, in blocks of eight.
+
+    A lane has two neighbouring columns of a row of each block. What lies at (i, 16 + j - i) of the first, and at
+    (16 + j - i, j) of the second, comes to the lane that has score (i, j).
+    """
+    rng = np.random.default_rng(0)
+    by_key, by_query = rng.normal(size=(16, 80)), rng.normal(size=(80, 64))
+    lane = np.arange(32)
+    row, column = lane // 4, lane % 4 * 2
+    scores = np.zeros((16, 64))
+    for n, low, i in np.ndindex(8, 2, 2):
+        of_row = [[by_key[row + 8 * low, (n + late - low) * 8 + column + k] for k in (0, 1)] for late in (1, 2)]
+        even, odd = (np.where(column + k + row < 8, of_row[1][k], of_row[0][k]) for k in (0, 1))
+        given = np.where(row % 2 == i, even, odd)
+        along_row = given[(lane & ~3) | (column + i - row & 7) >> 1]
+        of_column = [by_query[(n + late - low) * 8 + row, n * 8 + column + i] for late in (1, 2)]
+        given = np.where(row <= column + i, of_column[1], of_column[0])
+        along_column = given[(column + i - row & 7) << 2 | lane % 4]
+        scores[row + 8 * low, n * 8 + column + i] = along_row + along_column
+    i, j = np.indices((16, 64))
+    np.testing.assert_array_equal(scores, by_key[i, 16 + j - i] + by_query[16 + j - i, j])
 
 
 @pytest.mark.parametrize("tiles", SHAPES.values(), ids=SHAPES)
@@ -106,7 +155,7 @@ def test_a_width_gets_the_tile_with_the_least_to_fill_up() -> None:
 
 def test_angles_are_those_of_their_formula() -> None:
     """Su et al., "RoFormer" (2021): at place p pair i of d / 2 turns by p / base ** (2 i / d)."""
-    found = turns(10_000.0, 8, 50)
+    found = turns(Rotary(10_000.0), 8, 50)
     place, pair = np.indices((50, 4))
     angle = place / 10_000.0 ** (2 * pair / 8)
     np.testing.assert_allclose(found, np.stack([np.cos(angle), np.sin(angle)], axis=2), atol=1e-5)

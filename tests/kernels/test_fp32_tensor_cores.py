@@ -46,6 +46,7 @@ def test_two_parts_hold_22_bits() -> None:
     assert np.array_equal(split.split(np.full((1, 32), 65_530, np.float32)), [[np.inf] * 32 + [-np.inf] * 32])
 
 
+# Random weights of one scale, and trained ones, whose scales differ.
 @pytest.mark.parametrize(("weights", "frame"), [("random", "dense"), ("trained", "text")])
 def test_the_twin_is_as_accurate_as_fp32(weights: str, frame: Frame) -> None:
     model = replace(load_model() if weights == "trained" else random_model(), frame=frame)

@@ -173,6 +173,7 @@ def test_page_locked_memory_is_planned_too() -> None:
     assert planned_bytes(buffers) == sum(buffer.total for buffer in buffers) < 1 << 30
 
 
+# The shortest and the longest network, the published length, and a round one.
 @pytest.mark.parametrize("length", [123, 1000, 1014, 4096])
 def test_the_largest_batch_is_what_32_bits_and_a_grid_can_count(length: int) -> None:
     layers = layer_table(70, length, 4)

@@ -154,7 +154,7 @@ def test_a_long_text_that_is_not_utf8_is_set_aside_alone() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(st.lists(st.one_of(texts, st.just(b"x" * 2000 + b"\xff")), min_size=1, max_size=20), st.integers(1, 7))
 def test_all_formats_cut_texts_alike(tmp_path_factory: pytest.TempPathFactory, given: list[str | bytes], rows) -> None:
     folder = tmp_path_factory.mktemp("reads")
@@ -286,6 +286,7 @@ def parts_of(text: str, part: str, size: int) -> list[str]:
 
 
 @pytest.mark.parametrize("score", ["mean", "best", "worst"])
+# Each part of a text by its name, and parts shorter than what the model reads.
 @pytest.mark.parametrize("windows", ["first", "last", "first+last", "spread", "last:50", "spread:70", "first:20"])
 def test_scores_are_those_of_the_parts_that_are_named(
     windowed_texts: list[str], small_model: Model, small_model_file: Path, windows: str, score: str

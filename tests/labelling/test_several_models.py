@@ -170,6 +170,7 @@ def test_a_model_by_its_name_stays_loaded_while_its_file_stays(models: dict[str,
     assert load_models("ag-news").loaded[0] is not shipped
 
 
+@pytest.mark.slow
 def test_two_jobs_at_once_with_two_models_share_a_cluster(models: dict[str, Path], client: Client) -> None:
     """Both engines stay on the workers, and the results are those of each job alone."""
     alone = {name: classify(TEXTS, model=models[name]).to_arrow() for name in "ab"}

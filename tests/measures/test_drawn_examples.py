@@ -18,6 +18,7 @@ def chunk(first: int, last: int) -> Chunk:
     return Chunk(text, rows, QUARANTINE_SCHEMA.empty_table())
 
 
+# Chunks of one row, of a size that does not divide 400, of one that does, and all rows in one chunk.
 @pytest.mark.parametrize("size", [1, 7, 100, 400])
 def test_what_is_shown_does_not_depend_on_chunks_and_their_order(size: int) -> None:
     rng = np.random.default_rng(0)

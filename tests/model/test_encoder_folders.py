@@ -207,6 +207,7 @@ def with_old_vocabulary(folder: Path, of_text: random.Random) -> None:
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + of_text.choice(["", "\n"]), encoding="utf-8")
 
 
+# Each seed draws other keys of the configuration.
 @pytest.mark.parametrize("seed", range(60))
 def test_several_keys_together(made: Made, tmp_path: Path, seed: int) -> None:
     chosen = random.Random(seed)

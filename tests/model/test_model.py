@@ -192,6 +192,7 @@ def test_what_is_no_model_file_is_refused_unread(tmp_path: Path) -> None:
             load_model(path)
 
 
+# The fewest classes, those of AG News, and more than a byte counts.
 @pytest.mark.parametrize("classes", [2, 4, 1000])
 def test_params_bin_goes_there_and_back(classes: int) -> None:
     data = to_params(random_model(seed=3, classes=classes))
@@ -203,7 +204,7 @@ def test_params_bin_goes_there_and_back(classes: int) -> None:
 
 
 def test_a_flipped_byte_is_noticed(small_model: Model) -> None:
-    shipped = (resources.files("pipeline") / "weights" / "ag_news.safetensors").read_bytes()
+    shipped = (resources.files("broadsheet_weights") / "ag_news.safetensors").read_bytes()
     for whole, places in ((replace(small_model, card={"by": "me"}).to_bytes("float16"), 40), (shipped, 4)):
         Model.from_bytes(whole, "it")
         size = int.from_bytes(whole[:8], "little")
@@ -292,7 +293,7 @@ def test_frame_and_card() -> None:
     assert (model.frame, model.length, len(model.alphabet), model.dtype) == ("text", 1014, 70, "float16")
     assert model.alphabet.symbols == WITH_SPACE
     assert model.classes == ("World", "Sports", "Business", "Sci/Tech")
-    assert (ROOT / "pipeline" / "weights" / "ag_news.safetensors").stat().st_size <= 40_000_000
+    assert (ROOT / "broadsheet_weights" / "ag_news.safetensors").stat().st_size <= 40_000_000
     card = model.card
     assert model.scales is not None
     assert card["calibrated on"] == {"rows": 2048, "files": ["train.csv"]}

@@ -20,14 +20,16 @@ from torch_folders import (
     change,
     classified,
     classifier,
+    compare,
     sentences,
+    with_drawn_biases,
 )
 
 from broadsheet.pipeline.engine.base import Texts
 from broadsheet.pipeline.engine.open import vectors
 from broadsheet.pipeline.errors import ModelError
 from broadsheet.pipeline.model import encoder_file, encoder_folder, encoder_keys
-from broadsheet.pipeline.model.charcnn import Model, load_model
+from broadsheet.pipeline.model.charcnn import load_model
 from broadsheet.pipeline.model.encoder import Encoder, Rotary
 from broadsheet.pipeline.model.torch_encoder import TorchEncoder
 
@@ -41,34 +43,6 @@ LONG = ["the ferry is late " * 40, "harbour " * 57]
 """Of more tokens than any window has here."""
 
 BIASES = {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True}
-
-
-def with_drawn_biases(folder: Path) -> Path:
-    """The folder with biases, and weights of norms, that are neither all zero nor all one."""
-    from safetensors.numpy import load_file, save_file
-
-    rng, tensors = np.random.default_rng(3), load_file(folder / "model.safetensors")
-    for name, tensor in tensors.items():
-        if tensor.ndim == 1:
-            tensors[name] = tensor + rng.normal(0, 0.3, tensor.shape).astype(np.float32)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-def compare(folder: Path, texts: list[str]) -> Model:
-    """Assert that our kernels' specification gives what transformers gives, whatever stands beside a text."""
-    model = load_model(folder)
-    assert isinstance(model.encoder, Encoder)
-    expected, found = by_transformers(folder, texts), classified(model, texts)
-    if model.levels is None:
-        wanted, have = np.array([[one[name] for name in model.classes] for one in expected]), found.all_scores
-    else:
-        wanted, have = np.array([one["class 0"] for one in expected]), found.scores[:, 0]
-    np.testing.assert_allclose(have, wanted, atol=TOLERANCE, rtol=TOLERANCE)
-    assert np.ptp(wanted, axis=0).max() > 0.05  # texts differ
-    again = classified(Model.from_bytes(model.to_bytes()), texts[::-1])
-    np.testing.assert_array_equal(again.scores[::-1], found.scores)
-    return model
 
 
 @pytest.mark.parametrize(

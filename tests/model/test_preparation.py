@@ -193,6 +193,7 @@ def test_steps_that_go_byte_by_byte_do_what_the_steps_do(steps: list, texts: lis
     assert [text.strip() if plain.strips else text for text in mapped] == of(preparation, texts)
 
 
+# Steps that change lengths or need more than one byte.
 @pytest.mark.parametrize("step", [Lower(), Lines(), Replace("a", "bc"), Replace("\n", "é"), Replace(".", "a")])
 def test_other_steps_do_not_go_byte_by_byte(step: Any) -> None:
     assert Preparation((step,)).byte_steps is None
@@ -211,7 +212,7 @@ def test_each_recipe_has_the_code_of_its_authors_here() -> None:
 
 
 @pytest.mark.parametrize("name", AUTHORS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(
         st.text(st.characters(exclude_categories=("Cs", "Cn", "Co"))) | st.lists(st.sampled_from(ODD)).map("".join)

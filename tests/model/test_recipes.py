@@ -68,5 +68,5 @@ def test_a_head_that_is_a_class_of_its_authors_is_refused_with_the_remedy(tmp_pa
 
 def test_recipes_are_printed_with_what_is_known_of_them(broadsheet_in_process: Command) -> None:
     told = " ".join(broadsheet_in_process("recipes").stdout.split())
-    for text in (r"join {url}\n\n{text}", "licence NVIDIA Open Model License", "refused it brings code of its own"):
+    for text in (r"join {url}\n\n{text}", "licence NVIDIA Open Model License", "refused its heads are .ckpt files"):
         assert text in told

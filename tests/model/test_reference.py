@@ -138,7 +138,7 @@ def test_articles_of_different_lengths_stand_in_one_batch() -> None:
         assert np.array_equal(reference.conv1d(alone, weight, bias, pool=3).values, part)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(data=st.data(), frame=st.sampled_from(["dense", "text"]))
 def test_an_article_scores_the_same_bits_in_any_company(small_model: Model, data: st.DataObject, frame: Frame) -> None:
     """Batch size, position, neighbours, repetition and threads decide nothing."""
@@ -267,7 +267,9 @@ def test_encode_agrees_with_a_plain_decoder(articles: list[bytes], alphabet: Alp
     check(articles, alphabet, length)
 
 
+# Characters of one to four bytes in UTF-8.
 @pytest.mark.parametrize("filler", ["a", "é", "€", "😀", "一"])
+# No character, one, those around the 1,014 that are read, and a long text.
 @pytest.mark.parametrize("count", [0, 1, 1013, 1014, 1015, 70_000])
 def test_the_cut_falls_inside_and_beside_multi_byte_characters(filler: str, count: int) -> None:
     article = (filler * count).encode()
@@ -275,6 +277,7 @@ def test_the_cut_falls_inside_and_beside_multi_byte_characters(filler: str, coun
     check([article, b"", shifted, article[:-1]], ALPHABETS[1], 1014)
 
 
+# A character, a byte that never occurs in UTF-8, and the first byte of a character that is cut off.
 @pytest.mark.parametrize("end", [b"x", b"\xff", b"\xe4"])
 def test_a_very_long_article_is_counted_whole_in_bounded_memory(end: bytes) -> None:
     article = "é😀".encode() * (3 << 19) + end
@@ -284,6 +287,7 @@ def test_a_very_long_article_is_counted_whole_in_bounded_memory(end: bytes) -> N
     assert found.unknown_chars[0] == 1014
 
 
+# No symbol, an upper-case letter, a surrogate, and one symbol too many.
 @pytest.mark.parametrize("symbols", ["", "aB", "a\ud800", "x" * 255])
 def test_an_impossible_alphabet_is_refused(symbols: str) -> None:
     with pytest.raises(ValueError, match=r"symbols|lower-cased|surrogates"):

@@ -97,6 +97,7 @@ LAYOUTS = (
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(15), phases=[Phase.generate])
 @given(
     inputs=st.lists(INPUTS, min_size=2, max_size=3),
@@ -189,6 +190,8 @@ MOMENTS = {
     "some of the old parts are removed": ("unlink", "parts/", 2),
     "before _SUCCESS": ("replace", "_SUCCESS", 1),
 }
+QUICK_MOMENT = "before the manifest"
+"""The one that `make test` takes."""
 KILLED = """
 import os, signal, sys
 from broadsheet.pipeline import compact
@@ -205,7 +208,9 @@ compact(sys.argv[4], 60)
 """
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [QUICK_MOMENT, *(pytest.param(one, marks=pytest.mark.slow) for one in MOMENTS if one != QUICK_MOMENT)]
+)
 def test_a_compaction_that_is_killed_loses_nothing(label: Run, small_model: Model, top: Path, moment: str) -> None:
     """Whatever is done next: the same again, a resume, an update, or a dry run, which changes nothing."""
     out, whole = top / "out", in_order(pq.read_table(top / "out" / "parts"))

@@ -90,6 +90,7 @@ def test_the_labels_of_a_job_are_one_file_once_all_are_there(
     assert report.quarantine()["row"].to_pylist() == [30]
 
 
+@pytest.mark.slow
 def test_a_job_for_one_file_that_is_killed_leaves_no_file_and_is_resumed_by_its_name(
     broadsheet_here: CommandHere, small_model_file: Path, tmp_path: Path
 ) -> None:

@@ -255,6 +255,7 @@ def test_what_is_outside_the_root_is_refused(corpus: Path, broadsheet_here: Comm
     assert (code, "no folder" in said, out.exists()) == (2, True, False)
 
 
+# URLs of other servers, with one slash as paths have them, too.
 @pytest.mark.parametrize("output", ["https://host/labels", "hdfs:/labels", Path("ftp://host/x"), "file:///tmp/x"])
 def test_a_url_of_anything_but_an_object_store_is_no_output(
     corpus: Path, output: str | Path, broadsheet_here: CommandHere, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import examples
 from distributed import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -292,7 +293,8 @@ def test_columns_and_classes_that_cannot_be_written_are_told(
         classify(source, tmp_path / "out", model=model, client=client, partition_by="label")
 
 
-@settings(max_examples=15, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=examples(15), deadline=None)
 @given(st.lists(st.sampled_from([None, "de", "", ".", "a/b", "x" * 200, *UNUSABLE]), min_size=1, max_size=30))
 def test_rows_whose_value_can_name_no_folder_are_quarantined(
     client: Client, small_model: Model, tmp_path_factory: pytest.TempPathFactory, values: list[str | None]
@@ -344,7 +346,7 @@ def values_of(kind: pa.DataType) -> st.SearchStrategy[object]:
     return st.none() | plain[kind]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(rows=st.lists(st.tuples(*map(values_of, _JSON_TYPES.values())), max_size=12), skipped=st.integers(0, 3))
 def test_json_lines_are_those_that_an_encoder_writes_row_by_row(rows: list[tuple[object, ...]], skipped: int) -> None:
     columns = zip(*rows, strict=True) if rows else [()] * len(_JSON_TYPES)

@@ -92,7 +92,8 @@ def frame_of(folder: Path) -> pd.DataFrame:
     return pd.read_parquet(folder / "parts", partitioning=None)
 
 
-@pytest.mark.parametrize("source", ["labels", "by_label"])
+@pytest.mark.parametrize("source", ["labels", pytest.param("by_label", marks=pytest.mark.slow)])
+# A share of all rows, and a number or a share of each value of a column of every type.
 @pytest.mark.parametrize(
     ("options", "per"),
     [
@@ -130,6 +131,7 @@ def test_the_best_rows_are_those_that_sorting_finds(
     assert again.rows == report.chosen
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_into_memory_is_ranked_on_disk_and_a_full_disk_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,6 +365,7 @@ def test_it_chooses_the_rows_for_which_it_is_true(text: str, rows: list[int]) ->
     assert np.flatnonzero(Where(text).mask(WHERE_ROWS)).tolist() == rows
 
 
+# The ends of 64 bits, which no float holds exactly.
 @pytest.mark.parametrize(
     ("kind", "low", "high"),
     [(pa.int64(), -(1 << 63), (1 << 63) - 1), (pa.uint64(), 0, (1 << 64) - 1)],

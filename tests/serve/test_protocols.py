@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import random_model
+from conftest import examples, random_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jobs import wait_until
@@ -249,7 +249,7 @@ def test_bodies_of_the_open_inference_protocol_are_checked(server: Server) -> No
     head = {"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 6}}]}
     sent = json.dumps(head).encode()
 
-    @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(40), deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(tensor=st.binary(min_size=6, max_size=6), length=st.integers(0, 300) | st.just(len(sent)))
     def ask(tensor: bytes, length: int) -> None:
         answer = post(server, path, sent + tensor, {"inference-header-content-length": str(length)})
@@ -292,6 +292,7 @@ def test_sagemakers_container(server: Server) -> None:
         assert post(server, "/invocations", body, {"content-type": kind}).status_code == status
 
 
+# No text at all, a number, a lone surrogate, bytes that are no UTF-8, and a list.
 @pytest.mark.parametrize("bad", [b"null", b"3", b'"\\ud800"', b'"caf\xe9"', b'["a", "b"]'])
 @pytest.mark.parametrize(
     ("path", "body"),

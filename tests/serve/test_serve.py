@@ -28,7 +28,7 @@ import httpx
 import psutil
 import pyarrow as pa
 import pytest
-from conftest import CommandHere, random_model
+from conftest import CommandHere, examples, random_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jobs import children_of
@@ -266,7 +266,9 @@ def head_of(size: int) -> bytes:
     return IS_ALIVE + b"".join(lines) + b"connection: close\r\n\r\n"
 
 
+# Just below and just above the limit of 64 KiB.
 @pytest.mark.parametrize(("size", "status"), [((64 << 10) - 200, 200), ((64 << 10) + 1, 431)])
+# The head in one packet, in two, and in many.
 @pytest.mark.parametrize("piece", [1 << 20, 40_000, 4_000])
 def test_the_limit_of_a_head_does_not_depend_on_how_it_is_delivered(
     server: Server, size: int, status: int, piece: int
@@ -303,6 +305,7 @@ PREFLIGHT = {"origin": "https://app.example.com", "access-control-request-method
 PREFLIGHT |= {"access-control-request-headers": "authorization,content-type"}
 
 
+@pytest.mark.slow
 def test_pages_of_other_origins_may_call_only_where_that_is_allowed(server: Server, small_model_file: Path) -> None:
     with httpx.Client(base_url=server.url) as http:
         assert http.options("/v1/classify", headers=PREFLIGHT).status_code == 405
@@ -319,7 +322,7 @@ def test_pages_of_other_origins_may_call_only_where_that_is_allowed(server: Serv
         assert allowing.stop() == 0
 
 
-@settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from([*"/*?#:@[]%.x", "http:", "//", "é", "healthz"]), min_size=1), st.booleans())
 def test_whatever_the_url_it_is_answered_in_its_turn_and_the_log_is_json(
     server: Server, parts: list[str], is_long: bool
@@ -526,6 +529,7 @@ def test_http_processes_answer_as_one_and_one_that_is_killed_costs_its_own_conne
     assert len(http_processes(server)) == 2
 
 
+@pytest.mark.slow
 def test_sigterm_answers_what_is_in_flight_and_ends_with_0(server: Server) -> None:
     """Also what nobody has read yet, and what a process has that took the place of a lost one. The last test of this
     server.
@@ -555,6 +559,7 @@ def test_sigterm_answers_what_is_in_flight_and_ends_with_0(server: Server) -> No
     assert server.said[-1]["message"] == "stopped"
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_refuses_connections_while_it_answers(folder: Path) -> None:
     body = json.dumps({"texts": [f"text number {i} " * 20 for i in range(5_000)]}).encode()
     of_model = ("--model", f"small={folder / 'small.safetensors'}")

@@ -453,6 +453,7 @@ def read_statuses(connection: socket.socket) -> list[int]:
     return [int(status) for status in re.findall(rb"HTTP/1.1 (\d+) ", found)]
 
 
+@pytest.mark.slow
 def test_what_takes_longer_than_the_time_to_drain_is_told(server: Server, certificate: Path) -> None:
     """The last test of this server."""
     body = json.dumps({"texts": [f"text number {i} " * 20 for i in range(10_000)]}).encode()

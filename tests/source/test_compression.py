@@ -225,6 +225,7 @@ with open_at(file) as stream:
 """
 
 
+# The memory of this machine (0), and a process that has 2 GiB.
 @pytest.mark.parametrize("gibibytes", [0, 2])
 def test_a_longer_window_is_refused_in_words(tmp_path: Path, gibibytes: int) -> None:
     """And as a process with little memory sees it."""

@@ -513,6 +513,7 @@ def test_a_null_of_mysql_is_null(tmp_path: Path) -> None:
     assert plain.text.to_pylist() == [b"a", b"\\N", b"N", b"\\\\N", b"x\\N"]
 
 
+# Every spelling that Excel takes: with quotes, a byte order mark, and each line end.
 @pytest.mark.parametrize("line", ["sep=;\r\n", "SEP=;\n", '"sep=;"\r\n', "\ufeffsep=;\n", "sep=;\r"])
 def test_a_line_for_excel_names_the_delimiter(tmp_path: Path, line: str) -> None:
     end = line[line.index(";") :].strip(';"')

@@ -221,6 +221,7 @@ def test_one_character_is_not_two_things(client: Client, small_model: Model, tmp
         classify(tmp_path / "a.csv", model=small_model, client=client, **dialect)
 
 
+@pytest.mark.slow
 def test_a_file_whose_quotes_are_something_else_is_noted(client: Client, small_model: Model, tmp_path: Path) -> None:
     """With the option that reads it right, whatever the files are read with; and an honest file is not noted."""
     job = {"model": small_model, "client": client, "chunk_size": 50}
@@ -252,6 +253,7 @@ def test_a_file_whose_quotes_are_something_else_is_noted(client: Client, small_m
     assert not classify(tmp_path / "b.csv", **job).hints
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\r\r\n"])
 def test_a_cr_within_a_line_ends_no_text(client: Client, small_model: Model, tmp_path: Path, end: str) -> None:
     """Of several large files, each by its own line ends; in one whose lines end with CRs it does, as ever."""

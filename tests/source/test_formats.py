@@ -76,6 +76,7 @@ KINDS = ["csv", "tsv", "jsonl", "txt", "parquet", "csv.gz", "csv.zst", "jsonl.gz
 @pytest.mark.parametrize(
     ("kind", "large"), [(kind, large) for kind in KINDS for large in (False, True) if not (large and "." in kind)]
 )
+# Many chunks, and one chunk for all rows.
 @pytest.mark.parametrize("chunk_rows", [64, 1000])
 def test_every_format_gives_the_same_rows(tmp_path: Path, kind: str, chunk_rows: int, large: bool) -> None:
     path = write(tmp_path, kind, TEXTS)

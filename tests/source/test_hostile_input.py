@@ -297,7 +297,7 @@ ENCODINGS = ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"]
 
 @pytest.mark.parametrize("columns", [0, 1, 100])  # the first so many are not in dictionaries
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("chunk_bytes", [3000, 20_000, 64 << 20])
+@pytest.mark.parametrize("chunk_bytes", [pytest.param(3000, marks=pytest.mark.slow), 20_000, 64 << 20])
 def test_kept_values_of_every_kind_and_encoding_are_those_of_the_file(
     tmp_path: Path, encoding: str, columns: int, chunk_bytes: int
 ) -> None:
@@ -363,6 +363,7 @@ def test_repeated_long_texts_get_the_labels_of_the_same_texts_in_memory(
             assert {**row, "file": "", "row": row["row"] % 6} == rows[row["row"] % 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_bytes", [1000, 30_000])
 def test_batches_of_a_row_group_are_read_in_any_order(tmp_path: Path, chunk_bytes: int) -> None:
     """The smaller limit is below what the column takes in the file, the larger one above."""
@@ -387,6 +388,7 @@ def test_batches_of_a_row_group_are_read_in_any_order(tmp_path: Path, chunk_byte
         assert chunk.rows.column("n").to_pylist() == list(rows)
 
 
+# The file has no others beside it, comes before them, or between them.
 @pytest.mark.parametrize("place", ["alone", "first", "in the middle"])
 def test_a_footer_that_ends_the_process_that_reads_it_costs_one_file(
     small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str

@@ -39,6 +39,7 @@ def spoilt(rows: int, words: int, odd: list[bytes]) -> Records:
     return block_of(lines)
 
 
+# Texts shorter and longer than the 100 characters that may be read.
 @pytest.mark.parametrize("words", [3, 400], ids=["short", "long"])
 @pytest.mark.parametrize("reads", [0, 100])
 def test_an_odd_line_changes_no_other(words: int, reads: int) -> None:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from blocks import SLOT_BYTES, told
+from conftest import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import children_of, wait_until
@@ -139,7 +140,7 @@ class Talk:
             send_message(self._there, self._slots, left)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(
         st.tuples(chunks(), st.booleans()) | st.tuples(st.integers(1, 5), st.none() | st.integers(0, 4)), max_size=6
@@ -283,6 +284,7 @@ class Fails(OnHost):
             raise BroadsheetError("the GPU failed")
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_killed_in_the_middle_of_a_chunk_is_said_to_be_lost(readers: Readers, tmp_path: Path) -> None:
     """Nothing of the chunk is taken, and whoever reads the range again has all of it."""
     plan = plan_of(written(tmp_path, "csv", 20_000), 20_000)

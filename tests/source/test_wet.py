@@ -14,6 +14,7 @@ from pathlib import Path
 
 import fastwarc
 import pytest
+from conftest import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from reading import Read, found, read_files, read_split
@@ -92,7 +93,7 @@ def written(folder: Path, records: list[bytes], kind: str, cut: int | None = Non
     return path
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     texts=st.lists(st.one_of(st.sampled_from(TEXTS), st.text(max_size=400)), max_size=12),
     others=st.integers(0, 4),
@@ -137,7 +138,7 @@ def test_cut_off_at_any_byte_what_is_whole_is_a_row_and_what_is_not_is_told() ->
         assert (texts, told) == (whole[:count], [place] * (cut > place))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(by_record=st.booleans(), cut=st.floats(0, 1))
 def test_a_compressed_file_that_is_cut_off_is_read_up_to_there_and_told(
     tmp_path_factory: pytest.TempPathFactory, by_record: bool, cut: float
@@ -152,7 +153,7 @@ def test_a_compressed_file_that_is_cut_off_is_read_up_to_there_and_told(
     assert not by_record or len(rows(read)) >= sum(end <= at for end in ends[1:])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     which=st.integers(0, 8),
     damage=st.sampled_from(["flip", "cut", "drop", "garbage", "zeros", "length"]),

@@ -216,6 +216,7 @@ def test_a_loss_that_does_not_move_is_told_once_with_what_helps() -> None:
 
 
 @pytest.mark.slow
+# Few held-out rows, and many.
 @pytest.mark.parametrize("rows", [25, 400])
 def test_a_network_that_is_worse_never_makes_the_model_worse(rows: int) -> None:
     """Than n-grams alone, about rows by which it was not decided; hardly ever."""

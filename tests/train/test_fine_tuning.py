@@ -88,7 +88,9 @@ def as_texts(texts: list[str]) -> Texts:
     return Texts.of([text.encode() for text in texts])
 
 
-@pytest.mark.parametrize("family", ["drawn", "xlm-roberta", "roberta", "modernbert", "gte", "fnet"])
+@pytest.mark.parametrize(
+    "family", ["drawn", "xlm-roberta", "roberta", "modernbert", "gte", "deberta-v2", "electra", "fnet"]
+)
 def test_what_learns_is_what_our_engine_computes(tmp_path: Path, folder: Path, family: str) -> None:
     from broadsheet.pipeline.train.tunable import tunable
 
@@ -96,7 +98,7 @@ def test_what_learns_is_what_our_engine_computes(tmp_path: Path, folder: Path, f
         encoder = load_encoder(folder)
     elif family == "modernbert":
         encoder = load_encoder(classifier(tmp_path / "it", family, num_hidden_layers=3))
-    elif family == "gte":
+    elif family == "electra":
         encoder = load_encoder(sentences(tmp_path / "it", family, "mean", ("Dense", "Normalize")))
     else:
         encoder = load_encoder(classifier(tmp_path / "it", family, hidden_act="gelu"))

@@ -103,6 +103,7 @@ def same(found: pa.Table, expected: pa.Table) -> None:
 
 
 @pytest.mark.slow
+# One window, overlapping windows whose scores are averaged, and the best of several.
 @pytest.mark.parametrize("windows", [{}, {"windows": 3, "overlap": 20}, {"windows": 4, "window_score": "best"}])
 def test_a_job_is_that_of_its_heads_as_models(both: Model, client: Client, windows: dict[str, object]) -> None:
     options = {"client": client, "chunk_size": 32, "top_k": 3, "scores": True, **windows}

@@ -180,6 +180,7 @@ def test_class_numbers_count_from_where_they_begin(
     assert f"labels are class numbers: {first} is Business, {first + 3} is World" in str(report)
 
 
+# Four classes: numbers that fit both ways, and numbers that fit neither way.
 @pytest.mark.parametrize("numbers", [[1, 2, 3], [0, 1, 2, 3, 4]])
 def test_class_numbers_that_may_count_from_zero_or_one_are_refused(named: Model, numbers: list[int]) -> None:
     rows = pa.table({"text": ["a"] * len(numbers) * 50, "label": numbers * 50})
@@ -322,12 +323,14 @@ def test_the_estimator_of_scikit_learn_reads_labels_alike(models: dict[str, Mode
         TextClassifier(device="cpu").fit(TEXTS[:2], ["a", ""])
 
 
+# Too many numbers, one beyond the classes, and numbers that begin at neither zero nor one.
 @pytest.mark.parametrize("numbers", [range(1, 11), [0, 7], [2, 3]])
 def test_numbers_that_are_no_class_numbers_are_not_guessed(numbers: Any) -> None:
     with pytest.raises(UsageError, match=r"give (--label-numbers-from |label_numbers_from=)0"):
         first_class_number(map(str, numbers), CLASSES, "label")
 
 
+# Names of classes that read as numbers themselves.
 @pytest.mark.parametrize("classes", [("01", "03", "05"), ("1e5", "2e5", "3e5"), ("0.5", "1.5", "2.5")])
 def test_numbers_are_never_class_numbers_where_classes_are_codes(classes: tuple[str, ...]) -> None:
     """A tool that reads codes as numbers writes 1 for 01, and that is not the first class."""

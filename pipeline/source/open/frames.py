@@ -14,9 +14,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-import lz4.block
-import lz4.frame
-
+from ...errors import install
 from ...processes.threads import available_cores, available_memory
 
 if sys.version_info >= (3, 14):
@@ -107,7 +105,14 @@ class Dictionaries:
 
 
 def lz4_decoder(head: bytes) -> Any:
-    """Return a decoder for the lz4 frame that begins with these bytes. Raises NotSupported if it needs a dictionary."""
+    """Return a decoder for the lz4 frame that begins with these bytes.
+
+    Raises NotSupported if it needs a dictionary, or lz4 is not installed.
+    """
+    try:
+        import lz4.frame
+    except ModuleNotFoundError as error:
+        raise NotSupported(f"lz4 is not installed: {install('lz4')}, or decompress the file first (lz4 -d)") from error
     if head.startswith(LEGACY_MAGIC):
         return LegacyLz4()
     if head.startswith(LZ4_MAGIC) and head[4:5] and head[4] & _HAS_DICTIONARY:
@@ -173,4 +178,6 @@ class LegacyLz4:
             return
         block = self._stored[_LENGTH : _LENGTH + size]
         del self._stored[: _LENGTH + size]
+        import lz4.block
+
         self._ready = memoryview(lz4.block.decompress(block, uncompressed_size=_LEGACY_BLOCK))

@@ -24,7 +24,7 @@ import pyarrow as pa  # noqa: E402
 
 from ...errors import BroadsheetError, InputChanged, SourceError, UsageError  # noqa: E402
 from ...processes.messages import Closed, receive, unpacked  # noqa: E402
-from ...telemetry.spans import STORE_WAITS, Span, take  # noqa: E402
+from ...telemetry.spans import STORE_WAITS, Span, drain  # noqa: E402
 from ..chunk import Chunk  # noqa: E402
 from ..open.ahead import PARSING, ahead  # noqa: E402
 from ..plan.plan import RangeEnd  # noqa: E402
@@ -60,16 +60,16 @@ class _Reading:
         try:
             if request.is_raw:
                 for one in self._raw(request, spans):
-                    self._send(Item(one, [*take(spans), *take(STORE_WAITS)]))
+                    self._send(Item(one, [*drain(spans), *drain(STORE_WAITS)]))
                 self._send(RawEnd())
                 return
             # One item is sent while the next one is read.
             for item in ahead([partial(self._items, request, spans)], 1, 1):
-                own, apart = take(spans), None
+                own, apart = drain(spans), None
                 if isinstance(item, Chunk):
                     self._send(Size(bytes_of(item)))
                     apart = item.text if request.are_texts_apart and item.text_bytes else None
-                self._send(Item(item, [*own, *take(STORE_WAITS)]), apart)
+                self._send(Item(item, [*own, *drain(STORE_WAITS)]), apart)
                 del item, apart  # freed before the next item is read
         except Closed:
             raise

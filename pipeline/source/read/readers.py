@@ -33,7 +33,7 @@ from .ring import SLOT_BYTES, SLOTS_EACH, Reply, Ring
 from .ring_messages import OnHost, PlaceTexts, receive_message
 
 MOST_OF_ONE = LIMITS.chunk_bytes
-"""About the most bytes of a chunk. A process that reads a chunk itself reserves this much first."""
+"""Roughly the most bytes of a chunk. This process reserves them before it reads a chunk."""
 
 MOST_BYTES = 8 * MOST_OF_ONE
 MOST_CHUNKS = 32
@@ -41,33 +41,33 @@ MOST_CHUNKS = 32
 
 
 class Room:
-    """The room for chunks in a process, in bytes and in chunks. The threads of the process share it."""
+    """Room for a number of bytes and chunks, which the threads of a process share."""
 
     def __init__(self, most_bytes: int = MOST_BYTES, most_chunks: int = MOST_CHUNKS) -> None:
         self._most_bytes, self._most_chunks = most_bytes, most_chunks
         self._bytes = self._chunks = 0
         self._changed = threading.Condition()
 
-    def take(self, count: int) -> None:
+    def reserve(self, count: int) -> None:
         """Wait until there is room for a chunk of `count` bytes, and reserve it."""
         with self._changed:
             self._changed.wait_for(lambda: self._fits(count))
             self._bytes, self._chunks = self._bytes + count, self._chunks + 1
 
     def grow(self, most_bytes: int) -> None:
-        """Raise the limit to `most_bytes` bytes, if it is lower."""
+        """Raise the limit to `most_bytes`, if that is more."""
         with self._changed:
             self._most_bytes = max(self._most_bytes, most_bytes)
             self._changed.notify_all()
 
-    def shrink(self, count: int) -> None:
-        """Give back bytes that a chunk does not need after all."""
+    def give_back(self, count: int) -> None:
+        """Give back `count` reserved bytes that a chunk does not need."""
         with self._changed:
             self._bytes -= count
             self._changed.notify_all()
 
-    def leave(self, count: int) -> None:
-        """Give back the room of a chunk of `count` bytes."""
+    def release(self, count: int) -> None:
+        """Release the room of a chunk of `count` bytes."""
         with self._changed:
             self._bytes, self._chunks = self._bytes - count, self._chunks - 1
             self._changed.notify_all()
@@ -254,7 +254,7 @@ class Readers:
         chunk_rows: int,
         skip: Callable[[str], bool],
         spans: list[Span],
-        take: Callable[[int], bool],
+        reserve: Callable[[int], bool],
         place_texts: PlaceTexts | None = None,
     ) -> Generator[Chunk | Skipped | RangeEnd, None, None]:
         """Read a range in a process. This waits for a process before it returns.
@@ -263,7 +263,7 @@ class Readers:
         ----------
         part, selection, chunk_rows, skip, spans
             See `broadsheet.pipeline.source.read.read.read_range`.
-        take : callable
+        reserve : callable
             Called with the number of bytes before a chunk is received. It returns True as soon as there is room for the
             chunk, and False if the rest is not wanted.
         place_texts : callable, optional
@@ -277,7 +277,7 @@ class Readers:
 
         """
         request = Request(part, selection, chunk_rows, are_texts_apart=place_texts is not None)
-        return started(self._answers(request, skip, take, spans, place_texts or OnHost))
+        return started(self._answers(request, skip, reserve, spans, place_texts or OnHost))
 
     def read_raw(self, part: Range, selection: Selection, spans: list[Span]) -> Generator[Any, Reply | None, None]:
         """Have a process fill the slots of the ring with the records of a range. This waits for a process before it
@@ -340,7 +340,7 @@ class Readers:
         self,
         request: Request,
         skip: Callable[[str], bool],
-        take: Callable[[int], bool],
+        reserve: Callable[[int], bool],
         spans: list[Span],
         place_texts: PlaceTexts = OnHost,
     ) -> Generator[Any, None, None]:
@@ -350,7 +350,7 @@ class Readers:
         ----------
         request : Request
             The request.
-        skip, take, spans, place_texts
+        skip, reserve, spans, place_texts
             See `read_range`.
 
         """
@@ -360,7 +360,7 @@ class Readers:
             while True:
                 message = reader.next(place_texts)
                 if isinstance(message, Size):
-                    if not take(message.bytes):
+                    if not reserve(message.bytes):
                         return
                     continue
                 if isinstance(message, Question):

@@ -1,4 +1,4 @@
-"""ModernBERT and its kin on a GPU: kernels against the specification in NumPy."""
+"""ModernBERT and its kin, gte and DeBERTa on a GPU: kernels against the specification in NumPy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import encoder_folders
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -47,6 +48,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_activation": "gelu_new",
     },
     "each token by itself": {"hidden_size": 64, "num_attention_heads": 1, "local_attention": 1},
+    "gte": {"family": "gte", "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 384},
+    "gte, nothing of it is a tile": {
+        "family": "gte", "hidden_size": 120, "num_attention_heads": 3, "intermediate_size": 200, "hidden_act": "relu",
+    },
+    "DeBERTa-v3": {
+        "family": "deberta-v2", "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 384,
+        "num_hidden_layers": 3, "position_buckets": 256, "pooler_hidden_size": 256,
+    },
+    "DeBERTa, nothing of it is a tile": {
+        "family": "deberta-v2", "hidden_size": 120, "num_attention_heads": 3, "intermediate_size": 200,
+        "position_buckets": 32, "max_relative_positions": 200, "share_att_key": False, "pooler_hidden_size": 120,
+    },
     "with biases": {
         "hidden_size": 128, "num_attention_heads": 2, "attention_bias": True, "mlp_bias": True, "norm_bias": True,
         "classifier_bias": True, "local_attention": 64,
@@ -56,7 +69,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def made(folder: Path, **shape: Any) -> Model:
     """Of up to 1,024 tokens. Weights are so large that scores differ, and so small that 16 bits hold what is summed."""
-    classifier(folder, "modernbert", max_position_embeddings=1024, **shape)
+    import transformers
+
+    family = shape.pop("family", "modernbert")
+    if family not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {family}")
+    classifier(folder, family, max_position_embeddings=1024, **shape)
     change(folder / "tokenizer_config.json", model_max_length=1024)
     rng, tensors = np.random.default_rng(1), load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
@@ -68,12 +86,18 @@ def made(folder: Path, **shape: Any) -> Model:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
     folder = tmp_path_factory.mktemp("made")
-    models = {name: made(folder / str(number), **shape) for number, (name, shape) in enumerate(SHAPES.items())}
-    return models.__getitem__
+    models: dict[str, Model] = {}
+
+    def of(name: str) -> Model:
+        if name not in models:
+            models[name] = made(folder / str(len(models)), **SHAPES[name])
+        return models[name]
+
+    return of
 
 
 @pytest.fixture(scope="module")
-def texts(model: Callable[[str], Model]) -> list[str]:
+def texts() -> list[str]:
     """Of every number of tokens near the edges of tiles and windows, of a few tokens, and of more than are read."""
     words = [" ferry", " late", " harbour", " oil", " cup", " é", " 漢字", " the"]
     rng = np.random.default_rng(5)
@@ -133,8 +157,11 @@ def test_scores_are_within_the_promise_and_labels_equal(
 
 
 @pytest.mark.parametrize("generation", ["sm90", "sm80"])
-def test_no_bit_depends_on_other_texts(generation: str, model: Callable[[str], Model], texts: list[str]) -> None:
-    of = model("heads of 64")
+@pytest.mark.parametrize("name", ["heads of 64", "gte", "DeBERTa-v3"])
+def test_no_bit_depends_on_other_texts(
+    name: str, generation: str, model: Callable[[str], Model], texts: list[str]
+) -> None:
+    of = model(name)
     device, many = on_gpu(of, generation, "fp16"), texts * 40  # of several groups that become tokens together
     whole, _ = device.compute(*buffers(many), True)
     order = np.random.default_rng(0).permutation(len(many))[: len(many) // 3]
@@ -145,6 +172,19 @@ def test_no_bit_depends_on_other_texts(generation: str, model: Callable[[str], M
     for row in (0, len(texts) - 1, len(texts) - 2, len(texts) - 9):
         alone, _ = device.compute(*buffers([many[row]]), True)
         assert np.array_equal(alone[0].view(np.uint32), whole[row].view(np.uint32))
+
+
+def test_gte_with_tokens_of_bert_reads_bytes_on_the_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("transformers.models.gte", reason="needs transformers 5.24")
+    of = load_model(encoder_folders.classifier(tmp_path / "folder", "gte"))
+    given = given_texts(encoder_folders.TEXTS * 30)
+    with closing(open_engine(of, "cuda")) as gpu, closing(open_engine(of, "cpu")) as cpu:
+        assert gpu.reads_gpu_texts
+        found, want = gpu.classify(given, all_scores=True), cpu.classify(given, all_scores=True)
+    assert found.all_scores is not None
+    assert want.all_scores is not None
+    np.testing.assert_allclose(found.all_scores, want.all_scores, atol=HALF)
+    np.testing.assert_array_equal(found.truncated, want.truncated)
 
 
 def test_encoders_of_one_vocabulary_share_the_tokens(tmp_path: Path, texts: list[str]) -> None:

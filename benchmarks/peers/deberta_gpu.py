@@ -1,0 +1,165 @@
+"""DeBERTa-v3-base and gte-base on one GPU beside PyTorch, in one run: bytes in host memory to scores there.
+
+    python -m benchmarks.peers.deberta_gpu --articles-csv train.csv --output FILE
+
+Weights are random, of the shapes of microsoft/deberta-v3-base and gte-base-en-v1.5, which cost the same. A Unigram of
+30,000 tokens is learned from the articles first. All else is as in `modernbert_gpu`: PyTorch's forward in fp16, of
+transformers, as it is and by torch.compile. DeBERTa has no fused attention there; `gte` needs transformers 5.24.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+from benchmarks.peers.modernbert_gpu import measured, texts_of
+from benchmarks.record import about, parser, write
+from broadsheet.pipeline.model.encoder import Distances, Encoder, Rotary, Settings
+from broadsheet.pipeline.model.stored_tokenizer import StoredTokenizer
+
+LAYERS, WIDTH, HEADS, INNER, CLASSES = 12, 768, 12, 3072, 4
+ENTRIES, LEARNED_FROM = 30_000, 20_000
+DISTANCES, ROTARY = Distances(256, 512), Rotary(160_000.0)
+
+
+def learned(articles: list[str]) -> Tokenizer:
+    """A Unigram, as DeBERTa-v3's and those of multilingual models."""
+    made = Tokenizer(models.Unigram())
+    made.normalizer, made.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
+    special = ["[CLS]", "[SEP]", "[UNK]"]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=ENTRIES, special_tokens=special, unk_token="[UNK]", show_progress=False
+    )
+    made.train_from_iterator(articles[:LEARNED_FROM], trainer)
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+    )
+    return made
+
+
+def drawn(tokenizer: Tokenizer, limit: int, is_gte: bool) -> Encoder:
+    """A classifier of ours with random weights.
+
+    Parameters
+    ----------
+    tokenizer : Tokenizer
+        Its tokens.
+    limit : int
+        Tokens of a text that it reads.
+    is_gte : bool
+        Whether it is `gte`, or DeBERTa.
+
+    """
+    rng = np.random.default_rng(0)
+
+    def random(*shape: int) -> Any:
+        return rng.standard_normal(shape, np.float32) * np.float32(0.03)
+
+    norms = ["norm", *(f"{layer}.norm{i}" for layer in range(LAYERS) for i in (1, 2))]
+    weights = {f"{name}.weight": 1 + random(WIDTH) for name in norms}
+    weights |= {f"{name}.bias": random(WIDTH) for name in norms}
+    weights |= {"embedding": random(ENTRIES, WIDTH), "last": random(WIDTH, CLASSES)}
+    weights |= {"head.0": random(WIDTH, WIDTH), "head.0.bias": random(WIDTH)}
+    for layer in range(LAYERS):
+        for name, size in {
+            "queries": (WIDTH, 3 * WIDTH), "mix": (WIDTH, WIDTH), "inner": (WIDTH, INNER * (1 + is_gte)),
+            "outer": (INNER, WIDTH),
+        }.items():  # fmt: skip
+            weights |= {f"{layer}.{name}": random(*size), f"{layer}.{name}.bias": random(size[1])}
+        if not is_gte:
+            tables = (f"{layer}.keys_at", f"{layer}.queries_at")
+            weights |= {name: random(2 * DISTANCES.span, WIDTH) for name in tables}
+    settings = Settings(
+        layers=LAYERS, heads=HEADS, epsilon=1e-7, activation="gelu", pooling="cls", most=limit, rules=None,
+        head=("tanh" if is_gte else "gelu",), rotary=(ROTARY,) * LAYERS if is_gte else (), is_gated=is_gte,
+        distances=None if is_gte else DISTANCES,
+    )  # fmt: skip
+    encoder = Encoder(settings, StoredTokenizer(np.frombuffer(tokenizer.to_str().encode(), np.uint8)), weights)
+    encoder.check(CLASSES, "it")
+    return encoder
+
+
+def deberta() -> Any:
+    """The classifier of transformers, with random weights."""
+    config = transformers.DebertaV2Config(
+        vocab_size=ENTRIES, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        intermediate_size=INNER, num_labels=CLASSES, relative_attention=True, position_buckets=DISTANCES.span,
+        norm_rel_ebd="layer_norm", share_att_key=True, pos_att_type=["p2c", "c2p"], position_biased_input=False,
+        type_vocab_size=0, pooler_hidden_size=WIDTH,
+    )  # fmt: skip
+    return transformers.DebertaV2ForSequenceClassification(config).half().cuda().eval()
+
+
+def gte() -> Any:
+    """The same of `gte`."""
+    config = transformers.GteConfig(
+        vocab_size=ENTRIES, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        intermediate_size=INNER, num_labels=CLASSES, type_vocab_size=0, attn_implementation="sdpa",
+    )  # fmt: skip
+    return transformers.GteForSequenceClassification(config).half().cuda().eval()
+
+
+class Family(NamedTuple):
+    """What is measured of a family.
+
+    Attributes
+    ----------
+    forward : callable
+        Makes PyTorch's module.
+    lengths : tuple of int
+        Tokens of a text.
+    weights : int
+        Those of a layer that each token is multiplied with.
+    products : int
+        Products of attention with each other token's vectors.
+
+    """
+
+    forward: Callable[[], Any]
+    lengths: tuple[int, ...]
+    weights: int
+    products: int
+
+
+FAMILIES = {
+    "DeBERTa-v3-base": Family(deberta, (64, 512), 4 * WIDTH**2 + 2 * WIDTH * INNER, 4),
+    "gte-base": Family(gte, (64, 512, 2048), 4 * WIDTH**2 + 3 * WIDTH * INNER, 2),
+}
+
+
+def main() -> None:
+    command = parser(__doc__, articles=True)
+    command.add_argument("--family", choices=FAMILIES, action="append", help="measure this one alone; may be repeated")
+    options = command.parse_args()
+    articles = [" ".join(row[1:]) for row in csv.reader(options.articles_csv.open())]
+    tokenizer = learned(articles)
+    versions = {"transformers": transformers.__version__, "tokenizers": tokenizers.__version__}
+    place = about(options, gpu=torch.cuda.get_device_name(), **versions)
+    rows: list[dict[str, Any]] = []
+    for name in options.family or FAMILIES:
+        forward, lengths, weights, products = FAMILIES[name]
+        encoder, module = drawn(tokenizer, max(lengths), name == "gte-base"), forward()
+        for length in lengths:
+            texts = texts_of(articles, tokenizer, length)
+            with torch.inference_mode():
+                seconds = measured(encoder, tokenizer, module, texts, length)
+            tokens = len(texts) * length
+            rows.append({"shape": name, "tokens": length, "texts": len(texts)})
+            a_token = 2 * LAYERS * (weights + products * WIDTH * length)
+            rows[-1] |= {"tflop_a_second": tokens * a_token / 1e12 / seconds["ours"]}
+            rows[-1] |= {way: tokens / one for way, one in seconds.items()}
+            print({way: f"{one:,.0f}" if isinstance(one, float) else one for way, one in rows[-1].items()}, flush=True)
+            write({"about": place, "rows": rows}, options.output)
+        del encoder, module
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The files of the models that Broadsheet ships: `broadsheet.load_model("ag-news")` reads them."""
