@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.json_keys import MOST_COLUMNS, JsonKeys, json_keys
-from ..source.chunk import Chunk, Selection
-from ..source.format import Format
 from ..source.formats.csv import Csv, Tsv
 from ..source.formats.jsonl import Jsonl
 from ..source.formats.record_format import TEXT_COLUMN, RecordFormat, Text
 from ..source.read.ring import RawBlock
+from ..source.rows.chunk import Chunk, Selection
+from ..source.rows.format import Format
 
 
 class BlockRows(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..kernels.record_ops import NOT_THERE, DeviceFields, LineRules, RecordOperations, Skipped, Unread
-from ..source.chunk import Selection
 from ..source.formats.csv import Csv
+from ..source.rows.chunk import Selection
 
 _ALL = int(np.iinfo(np.uint32).max)
 

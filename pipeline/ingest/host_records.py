@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..source.chunk import Chunk, Selection
 from ..source.formats.record_format import RecordFormat
 from ..source.formats.records import Records
+from ..source.rows.chunk import Chunk, Selection
 
 _LINE_END = b"\r\n"
 """The line end that is added to each record. It has a CR, so that a CR at the end of the record stays part of the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..kernels.record_ops import DeviceKeys, LineRules, RecordOperations, Skipped, Unread
-from ..source.chunk import Selection
+from ..source.rows.chunk import Selection
 from .blocks import keys_of
 
 

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..source.chunk import Chunk, Selection, numbered
-from ..source.format import InputFile
 from ..source.formats.record_format import Parsed
 from ..source.formats.records import Extent
 from ..source.plan.plan import Range, RangeEnd
@@ -20,6 +18,8 @@ from ..source.read.pieces import ParsedRows, Piece
 from ..source.read.read import Skipped, chunks_of
 from ..source.read.readers import FileBegun, FileDone, HostRows, Readers, started
 from ..source.read.ring import Freed, RawBlock, Refused
+from ..source.rows.chunk import Chunk, Selection, numbered
+from ..source.rows.format import InputFile
 from ..telemetry.read_by import BY_GPU, ODD, OUTSIDE_BLOCKS
 from ..telemetry.spans import Span, span
 from .blocks import BlockReader, BlockRows, OpenBlocks, can_read

@@ -31,8 +31,12 @@ from ..kernels.record_ops import (
     device_table,
     zeros,
 )
-from ..source.assemble import true_classes
-from ..source.chunk import (
+from ..source.formats.csv import Csv
+from ..source.formats.jsonl import Jsonl
+from ..source.formats.record_format import RecordFormat, Text
+from ..source.read.ring import RawBlock
+from ..source.rows.assemble import true_classes
+from ..source.rows.chunk import (
     QUARANTINE_SCHEMA,
     Chunk,
     OffHost,
@@ -41,13 +45,9 @@ from ..source.chunk import (
     joined_rows,
     noted_rows,
 )
-from ..source.columns import copied
-from ..source.format import Format
-from ..source.formats.csv import Csv
-from ..source.formats.jsonl import Jsonl
-from ..source.formats.record_format import RecordFormat, Text
-from ..source.labels import labels_of, one_label_each
-from ..source.read.ring import RawBlock
+from ..source.rows.columns import copied
+from ..source.rows.format import Format
+from ..source.rows.labels import labels_of, one_label_each
 from ..telemetry.read_by import MANY_ODD, NO_MEMORY, UNCLEAR
 from .blocks import BlockRows
 from .csv_records import CsvRecords

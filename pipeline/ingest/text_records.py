@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..kernels.record_ops import NOT_THERE, DeviceFields, LineRules, RecordOperations, Skipped, Unread
-from ..source.chunk import Selection
 from ..source.formats.record_format import TEXT_COLUMN
+from ..source.rows.chunk import Selection
 
 
 class TextRecords:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..kernels.driver_calls import copy
-from ..source.chunk import OffHost, are_blank, buffers_of
+from ..source.rows.chunk import OffHost, are_blank, buffers_of
 from .workspace import lasting, workspace
 
 

@@ -15,10 +15,6 @@ from typing import Any, Protocol
 
 from ..errors import SourceError, UsageError, counted
 from ..storage.names import as_url, in_archive
-from .chunk import Chunk, RowRange, Selection, first_chunks
-from .columns import may_hold
-from .compression import UTF8, not_decoded
-from .format import InputFile
 from .memory.items import Items, as_items
 from .memory.stdin import STDIN, Stdin
 from .memory.tables import MEMORY, Tables, as_tables, dask_selection, partition_chunk
@@ -27,6 +23,10 @@ from .plan.files import Files, Identity, find_files, may_be_input
 from .plan.plan import Plan, Range, RangeEnd, Start, part_name, plan_files, range_name, refuse_useless
 from .plan.search import Problem, search
 from .read.read import Skipped, read_range
+from .rows.chunk import Chunk, RowRange, Selection, first_chunks
+from .rows.columns import may_hold
+from .rows.compression import UTF8, not_decoded
+from .rows.format import InputFile
 
 _RANGES_AT_ONCE = 2
 """The number of ranges that are read here at once: while the last blocks of one are parsed, the first of the next are

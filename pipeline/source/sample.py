@@ -18,20 +18,20 @@ import pyarrow as pa
 
 from ..errors import SourceError, UsageError
 from ..processes.threads import available_cores
-from .chunk import Chunk, Selection, concat, empty_chunk, first_chunks
-from .compression import HEAD_BYTES, UTF8, Transcoded, compression_of
-from .format import InputFile
 from .formats.record_format import RecordFormat
 from .formats.records import read_records
 from .inputs import Given, RowsInMemory, refuse_unfit
-from .label_columns import label_lists
-from .labels import first_class_number, has_numbers
 from .open.decompress import beginning
 from .open.opening import open_at, open_location
 from .plan.examine import Examined, examine
 from .plan.files import Files
 from .plan.plan import Plan, Range, RangeEnd, plan_files
 from .read.read import read_range
+from .rows.chunk import Chunk, Selection, concat, empty_chunk, first_chunks
+from .rows.compression import HEAD_BYTES, UTF8, Transcoded, compression_of
+from .rows.format import InputFile
+from .rows.label_columns import label_lists
+from .rows.labels import first_class_number, has_numbers
 
 _PLACES = 8
 """How many files, or places of a table, at even distances, a sample comes from."""

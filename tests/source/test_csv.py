@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from reading import found, read_files, read_split
 
 from broadsheet.pipeline.errors import UsageError
-from broadsheet.pipeline.source.chunk import Chunk, Selection, concat, empty_chunk, numbered
-from broadsheet.pipeline.source.cutting import Cutting
 from broadsheet.pipeline.source.formats.csv import Csv
 from broadsheet.pipeline.source.formats.jsonl import Jsonl, parse_one_by_one
 from broadsheet.pipeline.source.formats.record_format import NO_QUOTES
 from broadsheet.pipeline.source.formats.records import Extent, read_records, split_lines
-from broadsheet.pipeline.source.limits import LIMITS, Limits
+from broadsheet.pipeline.source.rows.chunk import Chunk, Selection, concat, empty_chunk, numbered
+from broadsheet.pipeline.source.rows.cutting import Cutting
+from broadsheet.pipeline.source.rows.limits import LIMITS, Limits
 
 TWO = Selection(text=("text",), kept=("id",))
 

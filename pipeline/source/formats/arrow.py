@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 
 from ...errors import SourceError
 from ...telemetry.spans import Span, span
-from ..chunk import Chunk, Selection, held_together
-from ..columns import holding, projected
-from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
-from ..labels import class_names_in
-from ..layouts import LIST_VIEWS, has_views, holds, is_json, is_one_of, is_textual, plain_values
-from ..limits import Limits
 from ..open.opening import open_at
+from ..rows.chunk import Chunk, Selection, held_together
+from ..rows.columns import holding, projected
+from ..rows.format import FilePlan, Format, Fragment, InputFile, Schema, Seek
+from ..rows.labels import class_names_in
+from ..rows.layouts import LIST_VIEWS, has_views, holds, is_json, is_one_of, is_textual, plain_values
+from ..rows.limits import Limits
 from .tables import Rows, bounded_chunks, decoded_sizes, most_decoded, types_of, view_lengths, why_no_schema
 
 FILE_MAGIC, FEATHER_MAGIC = b"ARROW1", b"FEA1"

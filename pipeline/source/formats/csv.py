@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from pyarrow import csv as pa_csv
 
 from ...errors import SourceError, UsageError, counted
-from ..assemble import assemble
-from ..chunk import Chunk, Selection
-from ..compression import UTF8, why_not_decoded
-from ..format import InputFile, Schema
+from ..rows.assemble import assemble
+from ..rows.chunk import Chunk, Selection
+from ..rows.compression import UTF8, why_not_decoded
+from ..rows.format import InputFile, Schema
 from .csv_counting import CsvCounting
 from .record_format import DELIMITERS, NO_QUOTES, Head, RecordFormat, ScanWanted, no_place, separated_by
 from .records import BOM, Guess, Records, Split, count_of, places, up_to_last_line_end

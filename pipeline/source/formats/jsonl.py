@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from pyarrow import json as pa_json
 
 from ...errors import SourceError
-from ..assemble import assemble
-from ..chunk import BadRow, Chunk, RowsByName, Selection, commonest_rows, concat
-from ..columns import finite, is_unicode, keys_within, not_utf8, printable_name, value_at, value_or_none
-from ..compression import UTF8, why_not_decoded
-from ..format import InputFile, Schema
-from ..layouts import holds
+from ..rows.assemble import assemble
+from ..rows.chunk import BadRow, Chunk, RowsByName, Selection, commonest_rows, concat
+from ..rows.columns import finite, is_unicode, keys_within, not_utf8, printable_name, value_at, value_or_none
+from ..rows.compression import UTF8, why_not_decoded
+from ..rows.format import InputFile, Schema
+from ..rows.layouts import holds
 from .json_strings import Lines, Taken, are_plain, distinct, lines_refused, pieces, taken_out
 from .record_format import Head, RecordFormat
 from .records import Records, Split, split_lines

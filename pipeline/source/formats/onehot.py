@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...telemetry.spans import Span
-from ..chunk import HEAD_BYTES, BadRow, Chunk, Selection, bad_rows_table
-from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
-from ..labels import NO_TRUTH
 from ..open.opening import open_at, read_answers
+from ..rows.chunk import HEAD_BYTES, BadRow, Chunk, Selection, bad_rows_table
+from ..rows.format import FilePlan, Format, Fragment, InputFile, Schema, Seek
+from ..rows.labels import NO_TRUTH
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ import pyarrow.parquet as pq
 
 from ...errors import SourceError
 from ...telemetry.spans import Span
-from ..chunk import Chunk, Selection, held_together
-from ..columns import projected
-from ..format import FilePlan, Format, Fragment, InputFile, Schema, Seek
-from ..labels import class_names_in
-from ..layouts import as_bytes, holds
 from ..open.opening import expect, open_at
+from ..rows.chunk import Chunk, Selection, held_together
+from ..rows.columns import projected
+from ..rows.format import FilePlan, Format, Fragment, InputFile, Schema, Seek
+from ..rows.labels import class_names_in
+from ..rows.layouts import as_bytes, holds
 from .parquet_check import FOOTERS, as_file
 from .tables import Rows, bounded_chunks, most_decoded, types_of, why_no_schema
 

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from ...errors import InputChanged, SourceError, UsageError
 from ...telemetry.spans import Span, span
-from ..assemble import assemble
-from ..chunk import Chunk, Selection
-from ..compression import UTF8, looks_like, unescaped
-from ..cutting import Sizes
-from ..format import Format, InputFile, Schema, Seek
 from ..open.ahead import PARSING
 from ..open.opening import open_at
+from ..rows.assemble import assemble
+from ..rows.chunk import Chunk, Selection
+from ..rows.compression import UTF8, looks_like, unescaped
+from ..rows.cutting import Sizes
+from ..rows.format import Format, InputFile, Schema, Seek
 from .records import (
     BOM,
     Blocks,

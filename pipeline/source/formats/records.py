@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..chunk import HEAD_BYTES, BadRow
-from ..limits import LIMITS, Limits
+from ..rows.chunk import HEAD_BYTES, BadRow
+from ..rows.limits import LIMITS, Limits
 
 BOM = b"\xef\xbb\xbf"
 

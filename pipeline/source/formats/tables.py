@@ -17,14 +17,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ...errors import SourceError
-from ..assemble import assemble
-from ..chunk import Chunk, Selection, concat
-from ..columns import fields_of, projected
-from ..cutting import Cutting
-from ..format import Fragment
-from ..layouts import LIST_VIEWS, as_bytes, holds, is_one_of, is_textual, plain_type, plain_values
-from ..limits import LIMITS, Limits
 from ..open.ahead import PARSING
+from ..rows.assemble import assemble
+from ..rows.chunk import Chunk, Selection, concat
+from ..rows.columns import fields_of, projected
+from ..rows.cutting import Cutting
+from ..rows.format import Fragment
+from ..rows.layouts import LIST_VIEWS, as_bytes, holds, is_one_of, is_textual, plain_type, plain_values
+from ..rows.limits import LIMITS, Limits
 
 
 def types_of(schema: pa.Schema) -> dict[str, pa.DataType]:

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import SourceError, first_of
-from ..chunk import Selection
-from ..format import InputFile, Schema
+from ..rows.chunk import Selection
+from ..rows.format import InputFile, Schema
 from .record_format import RecordFormat
 from .records import Split
 

@@ -24,10 +24,10 @@ from typing import IO, Any, BinaryIO
 import pyarrow as pa
 
 from ...errors import InputChanged, SourceError, UsageError, install
-from ..chunk import Chunk, Selection, empty_chunk
-from ..format import FilePlan, Format, InputFile, Schema, Seek
 from ..open.front_to_back import ZIP_MAGIC
 from ..open.opening import open_at
+from ..rows.chunk import Chunk, Selection, empty_chunk
+from ..rows.format import FilePlan, Format, InputFile, Schema, Seek
 from .tables import table_chunk
 
 _MOST_TEXTS = 256 << 20  # bytes of XML without the sheets

@@ -24,12 +24,12 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import UsageError
-from ..assemble import assemble
-from ..chunk import HEAD_BYTES, BadRow, Chunk, RowsByName, Selection, concat
-from ..columns import finite, is_unicode, keys_within, printable_name, value_at, value_or_none
-from ..layouts import is_textual
-from ..limits import LIMITS, Limits
 from ..plan.files import format_of, is_known
+from ..rows.assemble import assemble
+from ..rows.chunk import HEAD_BYTES, BadRow, Chunk, RowsByName, Selection, concat
+from ..rows.columns import finite, is_unicode, keys_within, printable_name, value_at, value_or_none
+from ..rows.layouts import is_textual
+from ..rows.limits import LIMITS, Limits
 from .tables import MEMORY, Tables, is_pandas, of_table, resolve
 
 _CANNOT = (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError, AttributeError)

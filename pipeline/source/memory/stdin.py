@@ -17,9 +17,6 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from ...errors import UsageError
-from ..chunk import Chunk, Selection, concat
-from ..compression import HEAD_BYTES, UTF8, Transcoded, compression_of
-from ..cutting import Cutting, gathered
 from ..formats.csv import Csv, Tsv
 from ..formats.jsonl import Jsonl
 from ..formats.record_format import DELIMITERS, Head, Piped, RecordFormat, Text
@@ -27,6 +24,9 @@ from ..formats.records import BOM, read_records
 from ..formats.wet import Wet
 from ..plan.examine import refuse_twice, resolve
 from ..plan.files import Identity
+from ..rows.chunk import Chunk, Selection, concat
+from ..rows.compression import HEAD_BYTES, UTF8, Transcoded, compression_of
+from ..rows.cutting import Cutting, gathered
 
 STDIN = "stdin"
 """The value of the column `file` for rows from standard input."""

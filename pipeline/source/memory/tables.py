@@ -16,14 +16,14 @@ import pyarrow.dataset as pa_dataset
 from numpy.typing import NDArray
 
 from ...errors import BroadsheetError, UsageError, did_you_mean
-from ..chunk import Chunk, RowRange, Selection, concat
-from ..columns import fields_of, holding, projected
-from ..cutting import Cutting, gathered
 from ..formats.tables import plain, table_chunk
-from ..join import why_not_text
-from ..labels import class_names_in, label_type
-from ..layouts import is_textual, plain_type
-from ..limits import LIMITS, Limits
+from ..rows.chunk import Chunk, RowRange, Selection, concat
+from ..rows.columns import fields_of, holding, projected
+from ..rows.cutting import Cutting, gathered
+from ..rows.join import why_not_text
+from ..rows.labels import class_names_in, label_type
+from ..rows.layouts import is_textual, plain_type
+from ..rows.limits import LIMITS, Limits
 
 MEMORY = "memory"
 """The value of the column `file` for rows that do not come from a file."""

@@ -12,7 +12,7 @@ import lzma
 from importlib.util import find_spec
 from typing import BinaryIO, Protocol, TypeAlias, cast
 
-from ..compression import Compression
+from ..rows.compression import Compression
 from .frames import HEADER_BYTES, Dictionaries, lz4_decoder, most_window
 
 _HAS_ISAL = find_spec("isal") is not None  # isal has no wheel for some machines

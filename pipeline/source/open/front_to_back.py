@@ -16,8 +16,8 @@ from itertools import chain, repeat
 from typing import Any, BinaryIO, cast
 
 from ...errors import InputChanged, InputUnavailable, SourceError
-from ..compression import HEAD_BYTES, compression_of
-from ..format import InputFile, Member
+from ..rows.compression import HEAD_BYTES, compression_of
+from ..rows.format import InputFile, Member
 from .ahead import InThread
 from .decompress import PIECE_BYTES, content_of, why
 from .frames import NotSupported

@@ -25,8 +25,8 @@ from ...errors import InputChanged, InputUnavailable, SourceError, UsageError, c
 from ...processes.threads import available_cores, threads
 from ...storage.buckets import State, is_bucket, objects_below, split_bucket
 from ...storage.names import is_url, without_secrets
-from ..compression import UTF8, Transcoded
-from ..format import InputFile
+from ..rows.compression import UTF8, Transcoded
+from ..rows.format import InputFile
 from .front_to_back import FrontToBack
 from .remote import RemoteFile, open_remote, state_now
 

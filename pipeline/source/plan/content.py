@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from typing import NamedTuple
 
-from ..compression import HEAD_BYTES, compression_of, looks_like
-from ..format import Format
 from ..formats.jsonl import Jsonl
 from ..formats.record_format import FEW_BYTES
 from ..formats.records import BOM
 from ..open.containers import container_of
 from ..open.decompress import beginning, why
 from ..open.frames import NotSupported
+from ..rows.compression import HEAD_BYTES, compression_of, looks_like
+from ..rows.format import Format
 
 _JSON_LINE = re.compile(rb'\s*\{[ \t]*"')
 _EMPTY_OBJECT_LINE = re.compile(rb"\s*\{[ \t]*\}[ \t]*\r?\n\s*\S")

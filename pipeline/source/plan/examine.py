@@ -15,19 +15,19 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from ...errors import SourceError, UsageError, did_you_mean
-from ..chunk import Selection
-from ..columns import is_held_by, type_of_both
-from ..compression import HEAD_BYTES, compression_of
-from ..format import Format, InputFile, Schema
 from ..formats.csv import Csv
 from ..formats.record_format import FEW_BYTES, other_delimiter, separated_by
 from ..formats.records import read_onto
-from ..join import why_not_text
-from ..labels import label_type
-from ..layouts import is_textual
 from ..open.containers import TAR_BYTES, container_of
 from ..open.front_to_back import ZIP_MAGIC, ZIP_SUFFIX
 from ..open.opening import Held, open_at, open_stored
+from ..rows.chunk import Selection
+from ..rows.columns import is_held_by, type_of_both
+from ..rows.compression import HEAD_BYTES, compression_of
+from ..rows.format import Format, InputFile, Schema
+from ..rows.join import why_not_text
+from ..rows.labels import label_type
+from ..rows.layouts import is_textual
 from .files import FORMATS
 
 

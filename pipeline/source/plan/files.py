@@ -33,8 +33,6 @@ from ...storage.names import (
     root_of,
     without_secrets,
 )
-from ..compression import SUFFIXES
-from ..format import Format, InputFile, Member
 from ..formats.arrow import Arrow
 from ..formats.csv import Csv, Tsv
 from ..formats.jsonl import Jsonl
@@ -46,6 +44,8 @@ from ..formats.xlsx import Xlsx
 from ..open.front_to_back import DAMAGE, ZIP_SUFFIX, is_hidden, list_members, member_path, open_member
 from ..open.opening import open_at, open_location, reason
 from ..open.remote import REQUESTS
+from ..rows.compression import SUFFIXES
+from ..rows.format import Format, InputFile, Member
 from .content import HEADS, Kind, Told, told_by
 from .search import NO_FORMAT, Listed, Problem, search
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from ...errors import SourceError, UsageError
 from ...processes.threads import threads
-from ..chunk import Selection
-from ..compression import UTF8
-from ..format import Format, InputFile, Schema, Seek
 from ..open.opening import changed_files
+from ..rows.chunk import Selection
+from ..rows.compression import UTF8
+from ..rows.format import Format, InputFile, Schema, Seek
 from .examine import examine, kept_types, resolve
 from .search import Problem
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...telemetry.spans import Span
-from ..chunk import Chunk, RowsByName, Selection, concat, rows_between
-from ..format import InputFile
 from ..formats.record_format import Parsed, RecordFormat
 from ..formats.records import Records
+from ..rows.chunk import Chunk, RowsByName, Selection, concat, rows_between
+from ..rows.format import InputFile
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,6 @@ import numpy as np
 from ...errors import InputChanged, SourceError, UsageError
 from ...processes.threads import threads
 from ...telemetry.spans import Span
-from ..chunk import Chunk, RowRange, Selection, concat, empty_chunk, numbered
-from ..cutting import Cutting
-from ..format import Fragment, InputFile, Schema, Seek
 from ..formats.record_format import FEW_BYTES, Counted, Counting, Parsed, RecordFormat
 from ..formats.records import Extent, Readable, read_records
 from ..formats.tables import most_decoded
@@ -36,6 +33,9 @@ from ..open.opening import Held, open_at
 from ..plan.examine import EmptyFile, examine_like, held, identified
 from ..plan.plan import Range, RangeEnd, Start, UnreadFile, part_name, range_bytes, rows_of
 from ..plan.search import Problem
+from ..rows.chunk import Chunk, RowRange, Selection, concat, empty_chunk, numbered
+from ..rows.cutting import Cutting
+from ..rows.format import Fragment, InputFile, Schema, Seek
 from .pieces import Lines, ParsedRows, Piece, joinable, parsed
 from .raw import RawBlocks
 from .ring import RawBlock, Slots

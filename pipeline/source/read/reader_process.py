@@ -25,9 +25,9 @@ import pyarrow as pa  # noqa: E402
 from ...errors import BroadsheetError, InputChanged, SourceError, UsageError  # noqa: E402
 from ...processes.messages import Closed, receive, unpacked  # noqa: E402
 from ...telemetry.spans import STORE_WAITS, Span, drain  # noqa: E402
-from ..chunk import Chunk  # noqa: E402
 from ..open.ahead import PARSING, ahead  # noqa: E402
 from ..plan.plan import RangeEnd  # noqa: E402
+from ..rows.chunk import Chunk  # noqa: E402
 from .read import OpenedFile, Skipped, count_range, read_range  # noqa: E402
 from .readers import (  # noqa: E402
     Failure,

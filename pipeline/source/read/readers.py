@@ -22,12 +22,12 @@ from ...errors import BroadsheetError, SourceError, UsageError, first_of
 from ...processes.child import Child
 from ...processes.messages import Closed, packed, send
 from ...telemetry.spans import Span, here
-from ..chunk import Chunk, Selection
-from ..format import Format
 from ..formats.record_format import Counting
 from ..formats.records import Extent
-from ..limits import LIMITS
 from ..plan.plan import Range, RangeEnd
+from ..rows.chunk import Chunk, Selection
+from ..rows.format import Format
+from ..rows.limits import LIMITS
 from .read import Skipped
 from .ring import SLOT_BYTES, SLOTS_EACH, Reply, Ring
 from .ring_messages import OnHost, PlaceTexts, receive_message

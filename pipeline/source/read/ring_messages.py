@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...processes.messages import LARGE, Frame, Pickler, packed, receive, send, unpacked
-from ..chunk import OffHost, are_blank, buffers_of
+from ..rows.chunk import OffHost, are_blank, buffers_of
 from .ring import Filled, Freed, Ring, Slots
 
 PIECE_BYTES = 4 << 20

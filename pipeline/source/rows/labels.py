@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ...errors import UsageError
 from .layouts import LIST_VIEWS, LISTS, is_one_of, plain_values
 
 NO_TRUTH = -1

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ...errors import UsageError
 from .labels import NAMES_ONLY, NO_TRUTH, LabelRules, class_indices, labels_of
 from .layouts import is_textual
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import UsageError
+from ...errors import UsageError
 from .columns import copied
 from .layouts import is_textual
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from ...errors import UsageError
 from .compression import why_not_decoded
 from .layouts import is_textual, plain_values
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 import pyarrow as pa
 
-from ..telemetry.spans import Span
+from ...telemetry.spans import Span
 from .chunk import Chunk, Selection
 from .compression import UTF8
 from .limits import LIMITS, Limits

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from ..errors import UsageError
+from ...errors import UsageError
 
 UTF8 = "utf-8"
 _ESCAPE = "broadsheet-escape"

@@ -9,7 +9,7 @@ import os
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
-from ..errors import UsageError, counted, first_of
+from ...errors import UsageError, counted, first_of
 
 _COLUMNS = ("label", "class")
 
